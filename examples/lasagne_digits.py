@@ -1,0 +1,119 @@
+"""A Lasagne network learns scikit-learn's handwritten digits.
+
+    platoon launch -n 2 examples/lasagne_digits.py      two workers, asynchronous EASGD
+    python examples/lasagne_digits.py                   the same script alone
+"""
+
+import argparse
+import json
+import time
+
+import numpy as np
+from platoon_plugins.lasagne import EASGD, StopOnPatience, evaluate, iterate_minibatches, sync_updates  # isort: skip
+
+import lasagne
+import theano
+import theano.tensor as T
+from lasagne.layers import DenseLayer, DropoutLayer, InputLayer, get_all_params, get_output
+from sklearn.datasets import load_digits
+
+from platoon_base import connect
+
+BATCH_SIZE = 32
+LEARNING_RATE = 1e-3
+PATIENCE = 15
+SYNC_EVERY = 10
+
+
+def load_data():
+    """Return (images, labels) to train on, to validate on and to test on: 1,077, 360 and 360 of the 1,797 digits."""
+    digits = load_digits()
+    images = (digits.data / 16).astype(theano.config.floatX)
+    labels = digits.target.astype("int32")
+    order = np.random.RandomState(0).permutation(len(images))
+    return [(images[rows], labels[rows]) for rows in np.split(order, [1077, 1437])]
+
+
+def build(worker):
+    """Compile the training function, which synchronizes by itself, and the validation function."""
+    x, y = T.matrix("x"), T.ivector("y")
+    lasagne.random.set_rng(np.random.RandomState(worker.shard_seed))
+    network = InputLayer((None, 64), x)
+    network = DropoutLayer(DenseLayer(network, 128), 0.2)
+    network = DropoutLayer(DenseLayer(network, 128), 0.2)
+    network = DenseLayer(network, 10, nonlinearity=lasagne.nonlinearities.softmax)
+    params = get_all_params(network, trainable=True)
+
+    loss = lasagne.objectives.categorical_crossentropy(get_output(network), y).mean()
+    updates = lasagne.updates.adam(loss, params, LEARNING_RATE)
+    updates = sync_updates(updates, params, EASGD(), every_n_updates=SYNC_EVERY)
+    train = theano.function([x, y], loss, updates=updates)
+
+    prediction = get_output(network, deterministic=True)
+    error = T.neq(prediction.argmax(axis=1), y).mean(dtype=theano.config.floatX)
+    return train, theano.function([x, y], error)
+
+
+def main(num_epochs=500, plot="lasagne_digits.png", summary=None):
+    """Train until the validation error has stopped falling; returns the summary."""
+    worker = connect()
+    train_set, valid_set, test_set = load_data()
+    train, error = build(worker)
+    worker.barrier("compiled")
+    began = time.monotonic()
+
+    stop = StopOnPatience(PATIENCE)
+    history = []  # rows of (seconds, error of the center, error of each worker's own parameters)
+    for epoch in range(1, num_epochs + 1):
+        losses = []
+        for batch in iterate_minibatches(*train_set, BATCH_SIZE, shuffle=True, epoch=epoch):
+            losses.append(train(*batch))
+            worker.progress(epoch=epoch, loss=losses[-1])
+        own = worker.reduce_metrics({f"worker {worker.global_rank}": (float(error(*valid_set)), 1.0)})
+        center = evaluate(error, *valid_set, batch_size=180)
+        history.append((time.monotonic() - began, center, own))
+        worker.report({"valid_error": center})
+        if stop(center):
+            break
+
+    result = {
+        "test_accuracy": 1.0 - evaluate(error, *test_set, batch_size=180),
+        "valid_error": stop.best,
+        "epochs": epoch,
+        "workers": worker.global_size,
+        "seconds": round(time.monotonic() - began, 3),
+        "stopped_by": worker.stop_reason or f"epochs >= {num_epochs}",
+    }
+    worker.report(result)
+    if worker.global_rank == 0:
+        if plot:
+            draw(history, plot)
+        if summary:
+            with open(summary, "w") as file:
+                json.dump(result, file, indent=2)
+    return result
+
+
+def draw(history, path):
+    """Plot the validation error over time, of the center and of each worker."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    seconds = [row[0] for row in history]
+    figure, axes = plt.subplots(figsize=(7, 4))
+    for name in sorted(history[0][2]):
+        axes.plot(seconds, [row[2].get(name, np.nan) for row in history], linewidth=0.8, label=name)
+    axes.plot(seconds, [row[1] for row in history], color="black", linewidth=1.6, label="center")
+    axes.set(xlabel="seconds of training", ylabel="validation error", yscale="log", title="Digits, EASGD")
+    axes.legend()
+    figure.savefig(path, dpi=120, bbox_inches="tight")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--num-epochs", type=int, default=500)
+    parser.add_argument("--plot", default="lasagne_digits.png", help="file for the plot; empty for none")
+    parser.add_argument("--summary", help="file for the summary, as JSON")
+    print(json.dumps(main(**vars(parser.parse_args())), indent=2))

@@ -1,0 +1,83 @@
+"""What every center offers, and the center of a job of one: none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from platoon_base.layout import Layout
+from platoon_base.rules import Rule
+
+__all__ = ["Center", "CenterFactory", "Refused"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Refused(NamedTuple):
+    """The first element whose new center value would not have been finite.
+
+    Attributes
+    ----------
+    parameter : int
+        Index of the parameter in the layout.
+    element : int
+        Index into the flattened parameter.
+    """
+
+    parameter: int
+    element: int
+
+
+class Center(Protocol):
+    """The shared parameters that all workers synchronize with.
+
+    Arrays go in and out as one C-contiguous ndarray for each parameter of the layout, in its order.
+    """
+
+    def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
+        """Apply the rule once between ``arrays``, changed in place, and the center.
+
+        A block of the center that would not stay finite is left as it was, and so are the local values
+        behind it.
+
+        Returns
+        -------
+        Refused or None
+            The first element left out.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If another worker held a part of the center for longer than ``timeout_s``.
+        """
+        ...
+
+    def read(self, out: Sequence[Array], locked: bool, timeout_s: float) -> None:
+        """Copy the center into ``out``."""
+        ...
+
+    def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
+        """Copy ``values`` into the center."""
+        ...
+
+    def start_from(self, values: Sequence[Array]) -> None:
+        """Set the rule's state on this worker to ``values``: what the worker takes for the center as seen last."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory; a second call does nothing."""
+        ...
+
+
+class CenterFactory(Protocol):
+    """Opens the center of a job."""
+
+    def create(self, layout: Layout, rule: Rule, rank: int) -> Center:
+        """Make the center, full of zeros."""
+        ...
+
+    def attach(self, layout: Layout, rule: Rule, rank: int) -> Center:
+        """Open the center that another worker made."""
+        ...

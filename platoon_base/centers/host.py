@@ -1,0 +1,230 @@
+"""A center in posix shared memory, cut into stripes that are locked one by one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.base import Refused
+from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
+from platoon_base.kernels import Plan
+from platoon_base.layout import Layout, Piece
+from platoon_base.rules import Rule
+from platoon_base.segments import Segment
+
+__all__ = ["STRIPE_BYTES", "HostCenter", "HostCenters"]
+
+Array = np.ndarray[Any, Any]
+
+MAGIC = b"PLTNCNTR"
+VERSION = 1
+STRIPE_BYTES = 1 << 20
+FREE = -1
+_GOLDEN = 0.618034
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
+
+_HEADER = np.dtype(
+    [("magic", "S8"), ("version", "u4"), ("stripes", "u4"), ("stripe_bytes", "u8"), ("fingerprint", "V32")]
+)
+_FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
+
+
+class _Stripe:
+    """One stripe: its pieces of the center and the plan that updates them."""
+
+    def __init__(self, index: int, pieces: tuple[Piece, ...], center: list[Array], states: list[list[Array]],
+                 local_states: list[list[Array]]) -> None:
+        self.index = index
+        self.pieces = pieces
+        self.center = _cut(center, pieces)
+        self.plan = Plan(
+            self.center,
+            [_cut(state, pieces) for state in local_states],
+            [_cut(state, pieces) for state in states],
+        )
+
+
+def _cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
+    return [arrays[p.index].reshape(-1)[p.start : p.stop] for p in pieces]
+
+
+class HostCenter:
+    """The center on one host.
+
+    The segment holds a header (magic, version, fingerprint of the layout), a holder word for each stripe, the
+    center's values and the rule's center state. A stripe's lock is the kernel's lock on its holder word, so it is
+    freed when its holder dies; the word tells who holds it. Workers begin at different stripes and pass over those
+    that are taken, so N workers move N stripes at once.
+
+    Parameters
+    ----------
+    segment : Segment
+    layout : Layout
+    rule : Rule
+        Tells which state buffers there are.
+    rank : int
+        Of this worker, for the holder words and for the stripe to begin with.
+    """
+
+    def __init__(self, segment: Segment, layout: Layout, rule: Rule, rank: int) -> None:
+        self._segment = segment
+        self._rank = rank
+        pieces = layout.stripes(STRIPE_BYTES)
+        self._holders = np.ndarray((len(pieces),), dtype="i4", buffer=segment.buffer, offset=_FIRST_HOLDER)
+        first, step = _buffers_start(len(pieces)), layout.nbytes
+        center = layout.views(segment.buffer, first)
+        states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(len(rule.center_state))]
+        self._local_states = [
+            layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in rule.local_state
+        ]
+        self._stripes = [
+            _Stripe(i, p, center, states, self._local_states) for i, p in enumerate(pieces)
+        ]
+
+    @staticmethod
+    def size_bytes(layout: Layout, rule: Rule) -> int:
+        """Bytes of shared memory that the center takes."""
+        stripes = len(layout.stripes(STRIPE_BYTES))
+        return _buffers_start(stripes) + layout.nbytes * (1 + len(rule.center_state))
+
+    def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
+        """See `Center.sync`."""
+        refusals: list[Refused] = []
+        flat = [array.reshape(-1) for array in arrays]
+
+        def update(stripe: _Stripe) -> None:
+            refused = stripe.plan.run(rule, [flat[p.index][p.start : p.stop] for p in stripe.pieces])
+            if refused is not None:
+                piece = stripe.pieces[refused[0]]
+                refusals.append(Refused(piece.index, piece.start + refused[1]))
+
+        self._visit(update, locked, timeout_s)
+        return min(refusals, default=None)
+
+    def read(self, out: Sequence[Array], locked: bool, timeout_s: float) -> None:
+        """See `Center.read`."""
+
+        def copy(stripe: _Stripe) -> None:
+            for target, source in zip(_cut(out, stripe.pieces), stripe.center):
+                np.copyto(target, source)
+
+        self._visit(copy, locked, timeout_s)
+
+    def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
+        """See `Center.write`."""
+
+        def copy(stripe: _Stripe) -> None:
+            for target, source in zip(stripe.center, _cut(values, stripe.pieces)):
+                np.copyto(target, source)
+
+        self._visit(copy, locked, timeout_s)
+
+    def start_from(self, values: Sequence[Array]) -> None:
+        """See `Center.start_from`."""
+        for state in self._local_states:
+            for target, source in zip(state, values):
+                np.copyto(target, source)
+
+    def holder(self, stripe: int) -> int | None:
+        """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
+        rank = int(self._holders[stripe])
+        return None if rank == FREE else rank
+
+    def close(self) -> None:
+        """See `Center.close`."""
+        self._stripes, self._local_states = [], []
+        self._holders = np.empty(0, dtype="i4")
+        self._segment.close()
+
+    def _visit(self, work: Callable[[_Stripe], None], locked: bool, timeout_s: float) -> None:
+        """Do ``work`` once on each stripe, under its lock; a stripe that is taken is come back to."""
+        count = len(self._stripes)
+        start = int(self._rank * _GOLDEN * count) % count  # elsewhere than the other ranks, however many they are
+        todo = self._stripes[start:] + self._stripes[:start]
+        if not locked:
+            for stripe in todo:
+                work(stripe)
+            return
+        pause, deadline = _FIRST_PAUSE_S, time.monotonic() + timeout_s
+        while todo:
+            taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
+            if len(taken) < len(todo):
+                pause = _FIRST_PAUSE_S
+            elif time.monotonic() > deadline:
+                raise CollectiveTimeoutError(self._timeout_text(taken, timeout_s))
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+            todo = taken
+
+    def _work_locked(self, work: Callable[[_Stripe], None], stripe: _Stripe) -> bool:
+        byte = _FIRST_HOLDER + 4 * stripe.index
+        if not self._segment.try_lock(byte):
+            return False
+        self._holders[stripe.index] = self._rank
+        try:
+            work(stripe)
+        finally:
+            self._holders[stripe.index] = FREE
+            self._segment.unlock(byte)
+        return True
+
+    def _timeout_text(self, taken: list[_Stripe], timeout_s: float) -> str:
+        ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
+        who = ", ".join(f"rank {rank}" for rank in ranks) or "another worker"
+        return (
+            f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
+            "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
+        )
+
+
+def _buffers_start(stripes: int) -> int:
+    return -(-(_FIRST_HOLDER + 4 * stripes) // 4096) * 4096
+
+
+class HostCenters:
+    """Opens the center of one job under its name.
+
+    Parameters
+    ----------
+    name : str
+        Posix name of the segment.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
+        """Make the segment, replacing what a creator that died may have left."""
+        segment = Segment.create(self.name, HostCenter.size_bytes(layout, rule))
+        header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
+        stripes = len(layout.stripes(STRIPE_BYTES))
+        np.ndarray((stripes,), dtype="i4", buffer=segment.buffer, offset=_FIRST_HOLDER)[...] = FREE
+        header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, STRIPE_BYTES
+        header["fingerprint"] = np.void(layout.fingerprint)
+        header["magic"] = MAGIC
+        return HostCenter(segment, layout, rule, rank)
+
+    def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
+        """Open the segment.
+
+        Raises
+        ------
+        LayoutMismatchError
+            If the segment was made for another model or by another version of this package.
+        """
+        segment = Segment.attach(self.name)
+        size = HostCenter.size_bytes(layout, rule)
+        if len(segment.buffer) == size:
+            header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
+            found = (bytes(header["magic"]), int(header["version"]), int(header["stripe_bytes"]))
+            if found == (MAGIC, VERSION, STRIPE_BYTES) and header["fingerprint"].tobytes() == layout.fingerprint:
+                return HostCenter(segment, layout, rule, rank)
+        segment.close()
+        raise LayoutMismatchError(
+            f"the center in {self.name} was made for another model or by another version of this package; "
+            "run the same script and the same installation on every worker"
+        )

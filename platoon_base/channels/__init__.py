@@ -1,0 +1,1 @@
+"""How control messages travel."""

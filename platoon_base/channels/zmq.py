@@ -1,0 +1,117 @@
+"""Control messages over ZeroMQ: ROUTER at the controller, DEALER at each worker."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from platoon_base.channels.base import Received
+from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
+from platoon_base.messages import MAX_BYTES
+
+__all__ = ["ZmqClient", "ZmqServer"]
+
+_LOOK_S = 0.25  # how often a waiting client looks whether the controller still lives
+_BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
+_ID_BYTES = 8
+
+
+class ZmqClient:
+    """The worker's end.
+
+    Parameters
+    ----------
+    address : str
+        Such as ``ipc:///path``.
+    controller_alive : callable
+        Tells whether waiting still makes sense.
+    """
+
+    def __init__(self, address: str, controller_alive: Callable[[], bool]) -> None:
+        self._alive = controller_alive
+        self._lock = threading.Lock()
+        self._ids = itertools.count(1)
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.linger = 0
+        self._socket.connect(address)
+
+    def request(self, data: bytes, timeout_s: float) -> bytes:
+        """See `ClientChannel.request`."""
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            if self._context.closed:
+                raise WorkerLostError("this connection is closed; a worker cannot be used after close()")
+            request_id = next(self._ids).to_bytes(_ID_BYTES, "little")
+            self._socket.send_multipart([request_id, data])
+            while True:
+                remaining = deadline - time.monotonic()
+                if self._socket.poll(max(0.0, min(remaining, _LOOK_S)) * 1e3):
+                    answer_id, answer = self._socket.recv_multipart()
+                    if answer_id == request_id:  # others answer requests that timed out
+                        return answer
+                elif remaining <= 0:
+                    raise CollectiveTimeoutError(
+                        f"no answer from the controller within {timeout_s:g} s: is it stopped or overloaded? "
+                        "Look into its log, or give a longer timeout_s"
+                    )
+                elif not self._alive():
+                    raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
+
+    def close(self) -> None:
+        """See `ClientChannel.close`."""
+        self._context.destroy(linger=0)
+
+
+class ZmqServer:
+    """The controller's end.
+
+    Parameters
+    ----------
+    address : str
+        To bind to.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.ROUTER)
+        self._socket.linger = 200  # ms, for answers to workers that are just leaving
+        # A backstop against memory exhaustion; the decoder refuses what is over MAX_BYTES politely.
+        self._socket.maxmsgsize = 16 * MAX_BYTES
+        self._socket.bind(address)
+
+    def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
+        """See `ServerChannel.wait`."""
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        for fd in fds:
+            poller.register(fd, zmq.POLLIN)
+        events = dict(poller.poll(max(0.0, timeout_s) * 1e3))
+        received = self._receive() if events.pop(self._socket, None) else []
+        return received, set(events)
+
+    def _receive(self) -> list[Received]:
+        received = []
+        for _ in range(_BATCH):
+            try:
+                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                break
+            if len(frames) == 2 and len(frames[0]) <= _ID_BYTES:
+                received.append(Received(peer, *frames))
+            else:
+                received.append(Received(peer, b"", b""))
+        return received
+
+    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
+        """See `ServerChannel.reply`."""
+        self._socket.send_multipart([peer, request_id, data])
+
+    def close(self) -> None:
+        """See `ServerChannel.close`."""
+        self._socket.close()
+        self._context.term()

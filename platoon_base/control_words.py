@@ -1,0 +1,120 @@
+"""The few words of shared memory through which a running job is steered and watched.
+
+A worker reads the stop flag and writes its progress here at the cost of a memory access; nobody sends a message.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.errors import ProtocolError
+
+__all__ = ["CONTROLLER_LOCK", "USER_LOCK", "ControlWords", "Progress"]
+
+MAGIC = b"PLATOON\0"
+VERSION = 1
+
+# Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
+CONTROLLER_LOCK = 0  # held while the controller lives
+USER_LOCK = 1  # Worker.lock() and unlock()
+
+_HEADER = np.dtype(
+    [("magic", "S8"), ("version", "u4"), ("rows", "u4"), ("stop", "u4"), ("unused", "u4"), ("reason", "S256")],
+    align=True,
+)
+_ROW = np.dtype(
+    [
+        ("epoch", "i8"),
+        ("steps", "i8"),
+        ("syncs", "i8"),
+        ("loss", "f8"),
+        ("sync_seconds", "f8"),
+        ("started", "f8"),
+        ("updated", "f8"),
+    ],
+    align=True,
+)
+
+
+class Progress(NamedTuple):
+    """What one worker has written of itself.
+
+    Attributes
+    ----------
+    epoch, steps, syncs : int
+    loss : float
+        NaN until the worker has told one.
+    sync_seconds : float
+        Time spent in synchronization since ``started``.
+    started, updated : float
+        Seconds of the machine's monotonic clock: first and latest step.
+    """
+
+    epoch: int
+    steps: int
+    syncs: int
+    loss: float
+    sync_seconds: float
+    started: float
+    updated: float
+
+
+class ControlWords:
+    """The control words on any buffer: shared memory in a job of many, plain memory in a job of one."""
+
+    def __init__(self, buffer: Any, rows: int, create: bool) -> None:
+        self._header: Any = np.ndarray((), dtype=_HEADER, buffer=buffer)
+        if create:
+            self._header["magic"], self._header["version"], self._header["rows"] = MAGIC, VERSION, rows
+        # NumPy strips trailing zeros of byte strings.
+        elif (self._header["magic"], self._header["version"]) != (MAGIC.rstrip(b"\0"), VERSION):
+            raise ProtocolError(
+                "the job's control words are of another version of this package; install one version everywhere"
+            )
+        self._rows: Any = np.ndarray(
+            (int(self._header["rows"]),), dtype=_ROW, buffer=buffer, offset=self._first_row()
+        )
+        self._stop = self._header["stop"][...]
+        if create:
+            self._rows["loss"] = np.nan
+
+    @staticmethod
+    def _first_row() -> int:
+        return -(-_HEADER.itemsize // 64) * 64
+
+    @classmethod
+    def size_bytes(cls, rows: int) -> int:
+        """Bytes that control words for so many workers take."""
+        return cls._first_row() + rows * _ROW.itemsize
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job is to stop."""
+        return bool(self._stop)
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the job stops; empty while it does not."""
+        return bytes(self._header["reason"].item()).decode(errors="replace")
+
+    def stop(self, reason: str) -> None:
+        """Raise the stop flag. The first reason stays."""
+        if not self.stopping:
+            self._header["reason"] = reason.encode()[:256]
+            self._header["stop"] = 1
+
+    def row(self, rank: int) -> Any:
+        """Return the row of a rank, to write to by field name."""
+        return self._rows[rank]
+
+    def start_row(self, rank: int) -> None:
+        """Reset the row of a worker that joins."""
+        self._rows[rank] = np.zeros((), dtype=_ROW)
+        self._rows[rank]["loss"] = np.nan
+
+    def progress(self, rank: int) -> Progress:
+        """Read the row of a rank."""
+        row = self._rows[rank]
+        return Progress(*(row[name].item() for name in Progress._fields))

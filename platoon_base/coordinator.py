@@ -1,0 +1,345 @@
+"""All decisions of a job, without I/O: a typed request goes in, replies and actions come out.
+
+The coordinator knows no socket, clock or process. Its caller (the controller, or the in-process channel) tells it
+what arrived, who ended and what time it is, and carries out the actions that it returns.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+from functools import singledispatchmethod
+from typing import NamedTuple, Union
+
+from platoon_base import messages as msg
+from platoon_base.errors import LayoutMismatchError
+from platoon_base.layout import Layout, ParameterSpec
+from platoon_base.metrics import Pairs, add_pairs
+from platoon_base.schedule import STOP_POLICIES, votes_suffice
+
+__all__ = ["MAX_WORKERS", "Action", "AnswerUser", "Coordinator", "Member", "Phase", "SendReply", "StopJob"]
+
+MAX_WORKERS = 256
+
+
+class Phase(enum.IntEnum):
+    """Where a worker stands in its life; the control words hold the same numbers."""
+
+    EXPECTED = 0
+    JOINED = 1
+    TRAINING = 2
+    LEFT = 3
+    LOST = 4
+
+    @property
+    def gone(self) -> bool:
+        """Whether the worker takes part no more."""
+        return self in (Phase.LEFT, Phase.LOST)
+
+
+@dataclass
+class Member:
+    """What is known of one rank."""
+
+    rank: int
+    launched: bool
+    phase: Phase = Phase.EXPECTED
+    peer: bytes = b""
+    pid: int = 0
+    host: str = ""
+    device: str = ""
+    local_rank: int = 0
+
+    @property
+    def participates(self) -> bool:
+        """Whether collective calls wait for it: late joiners count from their first collective or their model on."""
+        return not self.phase.gone and (self.launched or self.phase is Phase.TRAINING)
+
+
+class Asker(NamedTuple):
+    """Where an answer goes."""
+
+    peer: bytes
+    request_id: bytes
+
+
+class SendReply(NamedTuple):
+    """Send this to a worker."""
+
+    to: Asker
+    reply: msg.Reply
+
+
+class StopJob(NamedTuple):
+    """Raise the stop flag for every worker."""
+
+    reason: str
+
+
+class AnswerUser(NamedTuple):
+    """Let the user's controller answer, and reply to the asker."""
+
+    to: Asker
+    rank: int
+    req: str
+    info: object
+
+
+Action = Union[SendReply, StopJob, AnswerUser]
+
+
+@dataclass
+class _Waiting:
+    asker: Asker
+    pairs: Pairs
+    deadline: float
+
+
+@dataclass
+class _Center:
+    layout: Layout
+    rule: str
+    creator: int
+    ready: bool = False
+    waiting: dict[int, Asker] = field(default_factory=dict)
+
+
+class Coordinator:
+    """Membership, the creation of the center, sums over workers, votes to stop, reported values.
+
+    Parameters
+    ----------
+    size : int
+        Number of workers that the launcher starts: ranks 0 .. size - 1.
+    seed : int
+        Common to all workers.
+    """
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size = size
+        self.seed = seed
+        self.members = {rank: Member(rank, launched=True) for rank in range(size)}
+        self.stop_reason: str | None = None
+        self.reported: dict[str, float | str] = {}
+        self._ranks: dict[bytes, int] = {}
+        self._center: _Center | None = None
+        self._reductions: dict[str, dict[int, _Waiting]] = {}
+        self._voters: set[int] = set()
+        self._vote: msg.Vote | None = None
+
+    # What happens to a job.
+
+    def handle(self, peer: bytes, request_id: bytes, request: msg.Request, now: float) -> list[Action]:
+        """Answer one request that arrived from ``peer`` at time ``now`` (seconds, any steady clock)."""
+        asker = Asker(peer, request_id)
+        if isinstance(request, msg.Hello):
+            return self._hello(request, asker)
+        rank = self._ranks.get(peer)
+        if rank is None:
+            return [_refuse(asker, "ProtocolError", "this connection has not said hello; call connect() first")]
+        return self._answer(request, self.members[rank], asker, now)
+
+    def worker_ended(self, rank: int, lost: bool) -> list[Action]:
+        """Take note that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
+        member = self.members.get(rank)
+        if member is None or member.phase.gone:
+            return []
+        return self._depart(member, Phase.LOST if lost else Phase.LEFT)
+
+    def tick(self, now: float) -> list[Action]:
+        """Refuse the waits whose deadline has passed."""
+        actions: list[Action] = []
+        for name, waiting in list(self._reductions.items()):
+            for rank in [rank for rank, w in waiting.items() if w.deadline <= now]:
+                missing = self._missing(waiting)
+                asker = waiting.pop(rank).asker
+                actions.append(_refuse(asker, "CollectiveTimeoutError", self._timeout_text(name, missing)))
+            if not waiting:
+                del self._reductions[name]
+        return actions
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The time at which `tick` has something to do, or None."""
+        return min((w.deadline for waiting in self._reductions.values() for w in waiting.values()), default=None)
+
+    @property
+    def participants(self) -> set[int]:
+        """Ranks that collective calls wait for."""
+        return {rank for rank, member in self.members.items() if member.participates}
+
+    # One method a request.
+
+    @singledispatchmethod
+    def _answer(self, request: object, member: Member, asker: Asker, now: float) -> list[Action]:
+        return [_refuse(asker, "ProtocolError", f"{type(request).__name__} is not a request of a worker")]
+
+    @_answer.register
+    def _init_center(self, request: msg.InitCenter, member: Member, asker: Asker, now: float) -> list[Action]:
+        layout = Layout(tuple(ParameterSpec(*spec) for spec in request.specs))
+        if self._center is None:
+            self._center = _Center(layout, request.rule, creator=member.rank)
+            return [SendReply(asker, msg.CenterRole(create=True))]
+        try:
+            layout.require_same(self._center.layout)
+        except LayoutMismatchError as exc:
+            return [_refuse(asker, "LayoutMismatchError", str(exc))]
+        if request.rule != self._center.rule:
+            text = f"got rule {request.rule}, the job's is {self._center.rule}: a center can follow one rule only"
+            return [_refuse(asker, "ConfigurationError", f"{text}; give every worker the same rule")]
+        if not self._center.ready:
+            self._center.waiting[member.rank] = asker
+            return []
+        member.phase = Phase.TRAINING
+        return [SendReply(asker, msg.CenterRole(create=False))]
+
+    @_answer.register
+    def _center_ready(self, request: msg.CenterReady, member: Member, asker: Asker, now: float) -> list[Action]:
+        center = self._center
+        if center is None or center.ready or center.creator != member.rank:
+            return [_refuse(asker, "ProtocolError", f"rank {member.rank} was not asked to create the center")]
+        center.ready = True
+        member.phase = Phase.TRAINING
+        actions: list[Action] = [SendReply(asker, msg.Done())]
+        for rank, waiting in center.waiting.items():
+            self.members[rank].phase = Phase.TRAINING
+            actions.append(SendReply(waiting, msg.CenterRole(create=False)))
+        center.waiting.clear()
+        return actions
+
+    @_answer.register
+    def _reduce(self, request: msg.Reduce, member: Member, asker: Asker, now: float) -> list[Action]:
+        waiting = self._reductions.setdefault(request.name, {})
+        if member.rank in waiting:
+            text = f"rank {member.rank} already waits in {request.name!r}; one call at a time"
+            return [_refuse(asker, "ProtocolError", text)]
+        if member.phase is Phase.JOINED:
+            member.phase = Phase.TRAINING
+        waiting[member.rank] = _Waiting(asker, request.pairs, now + request.timeout_s)
+        return self._complete(request.name)
+
+    @_answer.register
+    def _report(self, request: msg.Report, member: Member, asker: Asker, now: float) -> list[Action]:
+        self.reported.update(request.metrics)
+        return [SendReply(asker, msg.Done())]
+
+    @_answer.register
+    def _vote_to_stop(self, request: msg.Vote, member: Member, asker: Asker, now: float) -> list[Action]:
+        if request.policy not in STOP_POLICIES:
+            text = f"got stop policy {request.policy!r}: it must be one of {', '.join(STOP_POLICIES)}"
+            return [_refuse(asker, "ConfigurationError", text)]
+        self._voters.add(member.rank)
+        self._vote = request
+        return [*self._count_votes(), SendReply(asker, msg.Done())]
+
+    @_answer.register
+    def _leave(self, request: msg.Leave, member: Member, asker: Asker, now: float) -> list[Action]:
+        return [SendReply(asker, msg.Done()), *self._depart(member, Phase.LEFT)]
+
+    @_answer.register
+    def _user(self, request: msg.UserRequest, member: Member, asker: Asker, now: float) -> list[Action]:
+        if request.req.startswith("platoon-"):
+            text = f"got request {request.req!r}: names that begin with 'platoon-' are reserved; choose another"
+            return [_refuse(asker, "ConfigurationError", text)]
+        return [AnswerUser(asker, member.rank, request.req, request.info)]
+
+    # What they share.
+
+    def _hello(self, hello: msg.Hello, asker: Asker) -> list[Action]:
+        if hello.protocol != msg.PROTOCOL:
+            text = f"got protocol {hello.protocol}, this job speaks {msg.PROTOCOL}; install one version everywhere"
+            return [_refuse(asker, "ProtocolError", text)]
+        if asker.peer in self._ranks:
+            return [_refuse(asker, "ProtocolError", "this connection has said hello already")]
+        rank = self._free_rank() if hello.rank is None else hello.rank
+        if rank is None:
+            return [_refuse(asker, "ConfigurationError", f"the job is full: {MAX_WORKERS} workers")]
+        member = self.members.get(rank)
+        if hello.rank is not None and member is None:
+            text = f"got rank {rank}: the job has ranks 0 to {self.size - 1}; leave the rank out to join late"
+            return [_refuse(asker, "ConfigurationError", text)]
+        if member is not None and member.phase in (Phase.JOINED, Phase.TRAINING):
+            text = f"rank {rank} is taken by process {member.pid} on {member.host}; a process joins once"
+            return [_refuse(asker, "ConfigurationError", text)]
+        if member is None:
+            member = self.members[rank] = Member(rank, launched=False)
+        self._ranks.pop(member.peer, None)
+        member.phase, member.peer, member.pid = Phase.JOINED, asker.peer, hello.pid
+        member.host, member.device = hello.host, hello.device
+        self._ranks[asker.peer] = rank
+        return [SendReply(asker, self._welcome(member))]
+
+    def _welcome(self, member: Member) -> msg.Welcome:
+        size = max(self.size, member.rank + 1)
+        # The launcher starts ranks on this host only, so those not yet here count as neighbours.
+        here = [m for m in self.members.values() if not m.phase.gone and m.host in ("", member.host)]
+        member.local_rank = sum(m.rank < member.rank for m in here)
+        return msg.Welcome(
+            rank=member.rank, size=size, local_rank=member.local_rank, local_size=len(here), seed=self.seed
+        )
+
+    def _free_rank(self) -> int | None:
+        for rank in range(self.size, MAX_WORKERS):
+            if rank not in self.members or self.members[rank].phase.gone:
+                return rank
+        return None
+
+    def _depart(self, member: Member, phase: Phase) -> list[Action]:
+        member.phase = phase
+        self._ranks.pop(member.peer, None)
+        actions: list[Action] = []
+        center = self._center
+        if center is not None and not center.ready:
+            center.waiting.pop(member.rank, None)
+            if center.creator == member.rank:
+                actions += self._replace_creator(center)
+        for name in list(self._reductions):
+            self._reductions[name].pop(member.rank, None)
+            actions += self._complete(name)
+        return actions + self._count_votes()
+
+    def _replace_creator(self, center: _Center) -> list[Action]:
+        if not center.waiting:
+            self._center = None
+            return []
+        center.creator, asker = min(center.waiting.items())
+        del center.waiting[center.creator]
+        return [SendReply(asker, msg.CenterRole(create=True))]
+
+    def _missing(self, waiting: dict[int, _Waiting]) -> set[int]:
+        return self.participants - set(waiting)
+
+    def _complete(self, name: str) -> list[Action]:
+        waiting = self._reductions[name]
+        if not waiting:
+            del self._reductions[name]
+            return []
+        if self._missing(waiting):
+            return []
+        del self._reductions[name]
+        ranks = sorted(waiting)
+        reply = msg.Reduced(
+            pairs=add_pairs(waiting[rank].pairs for rank in ranks),
+            ranks=ranks,
+            lost=[rank for rank, member in self.members.items() if member.phase is Phase.LOST],
+        )
+        return [SendReply(w.asker, reply) for w in waiting.values()]
+
+    def _count_votes(self) -> list[Action]:
+        if self._vote is None or self.stop_reason is not None:
+            return []
+        if not votes_suffice(self._vote.policy, self._voters, self.participants):
+            return []
+        self.stop_reason = self._vote.reason
+        return [StopJob(self.stop_reason)]
+
+    def _timeout_text(self, name: str, missing: set[int]) -> str:
+        who = ", ".join(f"rank {rank} ({self.members[rank].phase.name.lower()})" for rank in sorted(missing))
+        return (
+            f"waited in {name!r} for {who}: every worker must make this call; "
+            "look into the logs of those ranks, or give a longer timeout_s"
+        )
+
+
+def _refuse(asker: Asker, kind: str, message: str) -> SendReply:
+    return SendReply(asker, msg.Failure(kind=kind, message=message))

@@ -1,0 +1,135 @@
+"""What a person sees of a running job: live lines on a terminal, plain lines in a pipe, a summary at the end."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from platoon_base.control_words import Progress
+from platoon_base.controller import Result, Snapshot
+from platoon_base.coordinator import Member
+
+__all__ = ["Display", "summary"]
+
+_PLAIN_EVERY_S = 2.0
+
+
+class Display:
+    """Shows snapshots of a job on a console; a context manager.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+        A terminal gets one live line a worker and a total; anything else gets a plain line now and then.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        self._rates: dict[int, tuple[float, int]] = {}
+        self._next_plain = 0.0
+        self._last_plain = ""
+
+    def __enter__(self) -> Display:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Show the state of the job."""
+        if self._live is not None:
+            self._live.update(_table(snapshot), refresh=True)
+        elif time.monotonic() >= self._next_plain:
+            self._next_plain = time.monotonic() + _PLAIN_EVERY_S
+            line = _plain(snapshot)
+            if line != self._last_plain:
+                self._console.print(f"[{snapshot.seconds:6.1f} s] {line}", markup=False, highlight=False, soft_wrap=True)
+            self._last_plain = line
+
+
+def _rate(progress: Progress) -> float:
+    """Mini-batches per second since the first one."""
+    seconds = progress.updated - progress.started
+    return progress.steps / seconds if seconds > 0 else math.nan
+
+
+def _sync_share(progress: Progress) -> float:
+    seconds = progress.updated - progress.started
+    return progress.sync_seconds / seconds if seconds > 0 else math.nan
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def _table(snapshot: Snapshot) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("worker", "state", "epoch", "batches/s", "loss", "in sync"):
+        table.add_column(heading, justify="left" if heading in ("worker", "state") else "right")
+    for member in snapshot.members:
+        table.add_row(*_cells(member, snapshot.progress[member.rank]))
+    table.add_row("total", _state(snapshot), "", _number(_total_rate(snapshot), ".1f"), _values(snapshot.reported), "")
+    return table
+
+
+def _cells(member: Member, progress: Progress) -> list[str]:
+    return [
+        f"{member.rank} {member.device}".strip(),
+        member.phase.name.lower(),
+        str(progress.epoch),
+        _number(_rate(progress), ".1f"),
+        _number(progress.loss, ".4g"),
+        _number(_sync_share(progress), ".1%"),
+    ]
+
+
+def _total_rate(snapshot: Snapshot) -> float:
+    rates = [r for m in snapshot.members if not m.phase.gone and not math.isnan(r := _rate(snapshot.progress[m.rank]))]
+    return sum(rates) if rates else math.nan
+
+
+def _state(snapshot: Snapshot) -> str:
+    return f"stopping: {snapshot.stop_reason}" if snapshot.stop_reason else f"{snapshot.seconds:.0f} s"
+
+
+def _values(reported: Mapping[str, float | str]) -> str:
+    return "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in reported.items())
+
+
+def _plain(snapshot: Snapshot) -> str:
+    workers = []
+    for member in snapshot.members:
+        _, state, epoch, rate, loss, share = _cells(member, snapshot.progress[member.rank])
+        workers.append(f"worker {member.rank}: {state} epoch {epoch} {rate} batches/s loss {loss} sync {share}")
+    return " | ".join([*workers, f"total: {_values(snapshot.reported) or '-'}"])
+
+
+def summary(result: Result, workers: int) -> dict[str, Any]:
+    """Return what is worth knowing of a job that ended: the reported values, and how it ended."""
+    return {
+        **result.reported,
+        "workers": workers,
+        "seconds": round(result.seconds, 3),
+        "stopped_by": result.stopped_by,
+        "status": result.status,
+    }
+
+
+def write_summary(path: Path, values: Mapping[str, Any]) -> None:
+    """Write a summary as JSON."""
+    path.write_text(json.dumps(values, indent=2) + "\n")

@@ -1,0 +1,54 @@
+"""The errors and the warning that this package raises.
+
+Every message says what was got, why it is wrong and what to do about it.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendUnavailableError",
+    "CollectiveTimeoutError",
+    "ConfigurationError",
+    "LayoutMismatchError",
+    "NonFiniteError",
+    "PlatoonError",
+    "PlatoonWarning",
+    "ProtocolError",
+    "WorkerLostError",
+]
+
+
+class PlatoonError(Exception):
+    """Base of every error raised on purpose by this package."""
+
+
+class ConfigurationError(PlatoonError, ValueError):
+    """A value given by the user cannot work."""
+
+
+class LayoutMismatchError(PlatoonError, ValueError):
+    """The parameters differ in number, shape or dtype from those of the job."""
+
+
+class ProtocolError(PlatoonError):
+    """A control message that cannot be understood, or one that came out of turn."""
+
+
+class WorkerLostError(PlatoonError, ConnectionError):
+    """Another process of the job (a worker or the controller) is gone."""
+
+
+class CollectiveTimeoutError(PlatoonError, TimeoutError):
+    """A wait for other processes of the job passed its deadline."""
+
+
+class NonFiniteError(PlatoonError, ArithmeticError):
+    """A NaN or an infinity was about to enter the center."""
+
+
+class BackendUnavailableError(PlatoonError, ImportError):
+    """An optional library, device or system facility is missing."""
+
+
+class PlatoonWarning(UserWarning):
+    """Something works otherwise than the user probably expects."""

@@ -1,0 +1,191 @@
+"""Jobs as a whole: joining the one that the environment names, and hosting a new one.
+
+The only file that chooses back ends.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from platoon_base import messages as msg
+from platoon_base.centers.host import HostCenters
+from platoon_base.channels.base import ClientChannel
+from platoon_base.channels.inproc import InprocHub
+from platoon_base.channels.zmq import ZmqClient, ZmqServer
+from platoon_base.control_words import CONTROLLER_LOCK, USER_LOCK, ControlWords
+from platoon_base.controller import Controller, Result, Snapshot
+from platoon_base.coordinator import MAX_WORKERS, Coordinator
+from platoon_base.dispatch import UserHandler
+from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.processes import Children
+from platoon_base.registry import JobFiles
+from platoon_base.segments import Segment
+from platoon_base.worker import Lock, Place, Worker
+
+__all__ = ["DEVICE", "JOB", "RANK", "Job", "connect", "host_job", "join", "solo"]
+
+# The environment by which a launcher tells a process its job.
+JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
+
+_HELLO_TIMEOUT_S = 60.0
+_current: Worker | None = None
+_current_pid = 0
+
+
+def connect() -> Worker:
+    """Join the job that the environment names, once per process; called again it returns the same open handle.
+
+    Without ``PLATOON_JOB`` in the environment, that is under plain ``python``, the process is a job of one: nothing
+    is shared and nothing fails.
+
+    Returns
+    -------
+    Worker
+        Left at the end of the process, if not closed before.
+
+    Raises
+    ------
+    ConfigurationError
+        If the job is gone, or this rank has joined already.
+    """
+    global _current, _current_pid
+    if _current is not None and not _current.closed and _current_pid == os.getpid():
+        return _current
+    folder = os.environ.get(JOB)
+    rank = os.environ.get(RANK)
+    device = os.environ.get(DEVICE, "cpu")
+    if folder is None:
+        worker = solo(device=device)
+    else:
+        worker = join(folder, rank=None if rank is None else int(rank), device=device)
+    _current, _current_pid = worker, os.getpid()
+    atexit.register(worker.close)
+    return worker
+
+
+def solo(seed: int = 0, device: str = "cpu") -> Worker:
+    """Make the worker of a job of one."""
+    words = ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)
+    channel = InprocHub(Coordinator(1, seed), words).connect()
+    place = _say_hello(channel, 0, device)
+    return Worker(place, channel, words, None, Lock(lambda: True, lambda: None))  # nobody to keep out
+
+
+def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
+    """Join a job by its folder.
+
+    Parameters
+    ----------
+    folder : str
+    rank : int, optional
+        The rank that the launcher gave; None to join late, with a new rank.
+    device : str
+        What this worker computes on.
+    """
+    files = JobFiles.read(folder)
+    segment = Segment.attach(files.words)
+    words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
+    channel = ZmqClient(files.address, lambda: segment.locked(CONTROLLER_LOCK))
+
+    def leave() -> None:
+        # Without a controller the last one out tidies up.
+        orphaned = not segment.locked(CONTROLLER_LOCK) and segment.last_user()
+        segment.close()
+        if orphaned:
+            files.remove()
+
+    try:
+        place = _say_hello(channel, rank, device)
+    except BaseException:
+        channel.close()
+        segment.close()
+        raise
+    words.start_row(place.rank)
+    return Worker(
+        place,
+        channel,
+        words,
+        HostCenters(files.center),
+        Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
+        controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
+        on_close=leave,
+    )
+
+
+def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Place:
+    hello = msg.Hello(
+        protocol=msg.PROTOCOL, pid=os.getpid(), host=socket.gethostname(), device=device, rank=rank
+    )
+    reply = msg.decode_reply(channel.request(msg.encode(hello), _HELLO_TIMEOUT_S))
+    if isinstance(reply, msg.Failure):
+        raise reply.to_exception()
+    if not isinstance(reply, msg.Welcome):
+        raise ProtocolError(f"got {type(reply).__name__} in answer to hello; install one version everywhere")
+    return Place(reply.rank, reply.size, reply.local_rank, reply.local_size, reply.seed, device)
+
+
+@contextlib.contextmanager
+def host_job(
+    size: int,
+    *,
+    seed: int = 0,
+    handler: UserHandler | None = None,
+    observer: Callable[[Snapshot], None] | None = None,
+    observe_every_s: float = 0.5,
+) -> Iterator[Job]:
+    """Open a new job on this host; within the ``with`` block start its workers and serve it.
+
+    On leaving the block nothing of the job is left: no process, no shared memory, no folder.
+    """
+    if not 1 <= size <= MAX_WORKERS:
+        raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
+    with contextlib.ExitStack() as stack:
+        files = JobFiles.create(size)
+        stack.callback(files.remove)
+        segment = stack.enter_context(Segment.create(files.words, ControlWords.size_bytes(MAX_WORKERS)))
+        segment.try_lock(CONTROLLER_LOCK)
+        words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=True)
+        server = ZmqServer(files.address)
+        stack.callback(server.close)
+        children = Children()
+        stack.callback(children.kill)
+        controller = Controller(
+            server,
+            words,
+            Coordinator(size, seed),
+            children,
+            handler=handler,
+            observer=observer,
+            observe_every_s=observe_every_s,
+        )
+        yield Job(files, children, controller)
+
+
+class Job:
+    """An open job.
+
+    Attributes
+    ----------
+    files : JobFiles
+        ``files.folder`` is what ``PLATOON_JOB`` must name for a process to join.
+    """
+
+    def __init__(self, files: JobFiles, children: Children, controller: Controller) -> None:
+        self.files = files
+        self._children = children
+        self._controller = controller
+
+    def start(self, rank: int, command: list[str], environment: dict[str, str], log_file: Path | None) -> None:
+        """Start the worker of one rank; the variables by which it finds the job are added to its environment."""
+        place = {JOB: self.files.folder, RANK: str(rank)}
+        self._children.start(rank, command, {**environment, **place}, log_file)
+
+    def serve(self) -> Result:
+        """Serve until all workers have ended."""
+        return self._controller.serve()
+

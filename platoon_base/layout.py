@@ -1,0 +1,163 @@
+"""Names, shapes and dtypes of a model's parameters, and where each lies in one flat buffer."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError, LayoutMismatchError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["ALIGNMENT", "Layout", "ParameterSpec", "Piece"]
+
+ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
+
+
+class ParameterSpec(NamedTuple):
+    """What one parameter looks like.
+
+    Attributes
+    ----------
+    name : str
+        The name that error messages use; may be empty.
+    shape : tuple of int
+    dtype : str
+        A NumPy dtype name, such as ``"float32"``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Number of bytes."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+    def __str__(self) -> str:
+        return f"{self.name or 'unnamed'} {self.dtype}{list(self.shape)}"
+
+
+class Piece(NamedTuple):
+    """Elements ``start`` to ``stop`` of parameter ``index``, counted in the flattened array."""
+
+    index: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The order, names, shapes and dtypes of parameters, placed in one flat buffer.
+
+    Two workers may share a center only if their layouts have the same `fingerprint`.
+
+    Parameters
+    ----------
+    specs : tuple of ParameterSpec
+    """
+
+    specs: tuple[ParameterSpec, ...]
+
+    @classmethod
+    def of(cls, arrays: Iterable[Any], names: Sequence[str] | None = None) -> Layout:
+        """Describe arrays, or anything with ``shape`` and ``dtype``, in the order given.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no array at all.
+        """
+        arrays = list(arrays)
+        names = [""] * len(arrays) if names is None else names
+        specs = tuple(
+            ParameterSpec(name, tuple(int(n) for n in array.shape), np.dtype(array.dtype).name)
+            for name, array in zip(names, arrays)
+        )
+        if not specs:
+            raise ConfigurationError(
+                "got no parameters: there is nothing to synchronize; pass the list of the model's parameters"
+            )
+        return cls(specs)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Offset of each parameter in the flat buffer, in bytes, 64-byte aligned."""
+        offsets, position = [], 0
+        for spec in self.specs:
+            offsets.append(position)
+            position += -(-spec.nbytes // ALIGNMENT) * ALIGNMENT
+        return tuple(offsets)
+
+    @cached_property
+    def nbytes(self) -> int:
+        """Size of the flat buffer in bytes, a multiple of 64."""
+        return self.offsets[-1] + -(-self.specs[-1].nbytes // ALIGNMENT) * ALIGNMENT
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """32 bytes that differ whenever number, order, names, shapes or dtypes differ."""
+        text = "\n".join(f"{spec.name!r} {spec.shape} {spec.dtype}" for spec in self.specs)
+        return hashlib.sha256(text.encode()).digest()
+
+    def views(self, buffer: Any, offset: int = 0) -> list[np.ndarray[Any, Any]]:
+        """Arrays of the right shapes and dtypes that lie on ``buffer``, from byte ``offset`` on."""
+        return [
+            np.ndarray(spec.shape, dtype=spec.dtype, buffer=buffer, offset=offset + start)
+            for spec, start in zip(self.specs, self.offsets)
+        ]
+
+    def stripes(self, stripe_bytes: int) -> list[tuple[Piece, ...]]:
+        """Cut the parameters into stripes of about ``stripe_bytes`` each.
+
+        Every element is in exactly one stripe; a cut inside a parameter is at a multiple of 64 bytes.
+        """
+        stripes: list[tuple[Piece, ...]] = []
+        current: list[Piece] = []
+        room = stripe_bytes
+        for index, spec in enumerate(self.specs):
+            itemsize = np.dtype(spec.dtype).itemsize
+            start = 0
+            while start < spec.size:
+                fit = max(room // ALIGNMENT, 1) * ALIGNMENT // itemsize
+                stop = min(spec.size, start + fit)
+                current.append(Piece(index, start, stop))
+                room -= (stop - start) * itemsize
+                start = stop
+                if room < ALIGNMENT:
+                    stripes.append(tuple(current))
+                    current, room = [], stripe_bytes
+        if current:
+            stripes.append(tuple(current))
+        return stripes
+
+    def require_same(self, other: Layout, whose: str = "the job's") -> None:
+        """Raise `LayoutMismatchError`, naming the first difference, unless ``other`` is the same layout."""
+        if self.fingerprint == other.fingerprint:
+            return
+        if len(self.specs) != len(other.specs):
+            problem = f"got {len(self.specs)} parameters, {whose} model has {len(other.specs)}"
+        else:
+            index, mine, theirs = next(
+                (i, a, b) for i, (a, b) in enumerate(zip(self.specs, other.specs)) if a != b
+            )
+            problem = f"got {mine} as parameter {index}, {whose} is {theirs}"
+        raise LayoutMismatchError(
+            f"{problem}: averaging different models would mix unrelated numbers; "
+            "build the same model, with its parameters in the same order, on every worker"
+        )
+
+    def __len__(self) -> int:
+        return len(self.specs)

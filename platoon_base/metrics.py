@@ -1,0 +1,68 @@
+"""Exact global means: pairs of a weighted sum and its weight, which may be added over batches and over workers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["MeanAccumulator", "Pairs", "add_pairs", "means"]
+
+Pairs = dict[str, tuple[float, float]]
+
+
+def add_pairs(contributions: Iterable[Mapping[str, tuple[float, float]]]) -> Pairs:
+    """Add ``{name: (sum, weight)}`` mappings name by name, exactly rounded and independent of their order."""
+    columns: dict[str, list[tuple[float, float]]] = {}
+    for pairs in contributions:
+        for name, pair in pairs.items():
+            columns.setdefault(name, []).append(pair)
+    return {name: (_sum(s for s, _ in column), _sum(w for _, w in column)) for name, column in columns.items()}
+
+
+def _sum(values: Iterable[float]) -> float:
+    values = list(values)
+    try:
+        return math.fsum(values)
+    except (OverflowError, ValueError):  # inf - inf, or sums beyond the largest float: IEEE's answer will do
+        return sum(values)
+
+
+def means(pairs: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+    """Divide each sum by its weight; a weight of 0 gives NaN: nothing was measured."""
+    return {name: total / weight if weight else math.nan for name, (total, weight) in pairs.items()}
+
+
+class MeanAccumulator:
+    """Collect per-batch means with their sample counts, as exact sums.
+
+    Examples
+    --------
+    >>> acc = MeanAccumulator()
+    >>> acc.add({"loss": 2.0}, weight=3)
+    >>> acc.add({"loss": 4.0}, weight=1)
+    >>> means(acc.pairs)
+    {'loss': 2.5}
+    """
+
+    def __init__(self) -> None:
+        self._batches: list[Pairs] = []
+
+    def add(self, batch_means: Mapping[str, float], weight: float) -> None:
+        """Add one batch: its mean values and the number of samples behind them.
+
+        Raises
+        ------
+        ConfigurationError
+            If the weight is negative or not finite.
+        """
+        if not (weight >= 0 and math.isfinite(weight)):
+            raise ConfigurationError(f"got weight {weight!r}: it counts samples and must be finite and >= 0")
+        weight = float(weight)
+        self._batches.append({name: (float(value) * weight, weight) for name, value in batch_means.items()})
+
+    @property
+    def pairs(self) -> Pairs:
+        """The sums so far, as ``{name: (sum, weight)}``."""
+        return add_pairs(self._batches)

@@ -1,0 +1,122 @@
+"""A model's parameters behind one face: NumPy arrays and Theano shared variables.
+
+Where the memory of a parameter can be reached it is changed in place; where it cannot, it is copied out and back.
+What an object is, is found by what it can do, so no framework is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.layout import Layout
+
+__all__ = ["Array", "Parameters"]
+
+Array = np.ndarray[Any, Any]
+
+
+class _Parameter(Protocol):
+    name: str
+
+    def borrow(self) -> Array:
+        """Return the value: the memory itself where possible, a contiguous copy otherwise."""
+        ...
+
+    def give_back(self, array: Array) -> None:
+        """Make ``array``, which `borrow` returned, the value."""
+        ...
+
+
+class _NumPyParameter:
+    def __init__(self, array: Array, name: str) -> None:
+        self.name = name
+        self._array = array
+
+    def borrow(self) -> Array:
+        return np.ascontiguousarray(self._array)
+
+    def give_back(self, array: Array) -> None:
+        if array is not self._array:
+            self._array[...] = array
+
+
+class _SharedVariable:
+    """Anything with Theano's ``get_value`` and ``set_value``, on the host or on a device."""
+
+    def __init__(self, variable: Any, name: str) -> None:
+        self.name = name
+        self._variable = variable
+
+    def borrow(self) -> Array:
+        value = self._value()
+        if isinstance(value, np.ndarray) and value.flags.c_contiguous and value.flags.writeable:
+            return value
+        return np.array(self._variable.get_value(borrow=True), order="C")
+
+    def give_back(self, array: Array) -> None:
+        if array is not self._value():
+            self._variable.set_value(array, borrow=True)
+
+    def _value(self) -> Any:
+        return self._variable.get_value(borrow=True, return_internal_type=True)
+
+
+def _wrap(parameter: Any, index: int) -> _Parameter:
+    name = getattr(parameter, "name", None) or f"parameter {index}"
+    if isinstance(parameter, np.ndarray):
+        if not parameter.flags.writeable:
+            raise ConfigurationError(f"{name} is a read-only array: a synchronization changes it; pass a copy")
+        return _NumPyParameter(parameter, name)
+    if callable(getattr(parameter, "get_value", None)) and callable(getattr(parameter, "set_value", None)):
+        return _SharedVariable(parameter, name)
+    raise ConfigurationError(
+        f"got {type(parameter).__name__} as {name}: parameters must be Theano shared variables or NumPy arrays; "
+        "pass what holds the values, such as lasagne.layers.get_all_params(network, trainable=True)"
+    )
+
+
+class Parameters:
+    """The parameters of one model, in a fixed order.
+
+    Parameters
+    ----------
+    parameters : iterable of ndarray or Theano shared variable
+        Each of a float dtype.
+
+    Raises
+    ------
+    ConfigurationError
+        If there are none, one is something else, one is no float, or one is given twice.
+    """
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        if isinstance(parameters, np.ndarray) or hasattr(parameters, "get_value"):
+            raise ConfigurationError("got one parameter: pass a list, even of one")
+        originals = list(parameters)
+        if len({id(p) for p in originals}) != len(originals):
+            raise ConfigurationError("a parameter is in the list twice: it would be synchronized twice; remove one")
+        self._parameters = [_wrap(p, i) for i, p in enumerate(originals)]
+        arrays = self.borrow()
+        for parameter, array in zip(self._parameters, arrays):
+            if array.dtype.kind != "f":
+                raise ConfigurationError(
+                    f"{parameter.name} is of dtype {array.dtype}: only floating-point parameters can be averaged; "
+                    "leave counters and seeds out"
+                )
+        self.layout = Layout.of(arrays, [p.name for p in self._parameters])
+
+    def borrow(self) -> list[Array]:
+        """Return the values: C-contiguous, the memory of the parameters itself where that can be had."""
+        return [p.borrow() for p in self._parameters]
+
+    def give_back(self, arrays: Sequence[Array]) -> None:
+        """Make changed arrays, which `borrow` returned, the values."""
+        for parameter, array in zip(self._parameters, arrays):
+            parameter.give_back(array)
+
+    def __len__(self) -> int:
+        return len(self._parameters)

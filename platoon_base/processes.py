@@ -1,0 +1,166 @@
+"""Start, watch and stop the worker processes. Every exit or signal becomes a result."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["Children", "Exit", "exit_status"]
+
+log = logging.getLogger(__name__)
+
+# A worker is asked, told, and made to end; the whole sequence is under the 2 s that Ctrl-C may take.
+_ESCALATION = ((0.0, signal.SIGINT), (0.8, signal.SIGTERM), (1.3, signal.SIGKILL))
+
+
+class Exit(NamedTuple):
+    """How a worker process ended.
+
+    Attributes
+    ----------
+    rank : int
+    status : int
+        Exit status as a shell shows it: 128 + n for a process that died of signal n. 0 for an adopted process,
+        whose status only its own parent learns.
+    """
+
+    rank: int
+    status: int
+
+    def __str__(self) -> str:
+        if self.status > 128:
+            with contextlib.suppress(ValueError):
+                return f"killed by {signal.Signals(self.status - 128).name}"
+        return f"exit status {self.status}"
+
+
+def exit_status(returncode: int) -> int:
+    """Turn `subprocess`'s return code into what a shell shows."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+class _Child:
+    def __init__(self, pid: int, process: subprocess.Popen[bytes] | None) -> None:
+        self.pid = pid
+        self.process = process
+        self.pidfd = os.pidfd_open(pid)
+
+    def poll(self) -> int | None:
+        """Return the exit status once the process is gone."""
+        if self.process is not None:
+            code = self.process.poll()
+            return None if code is None else exit_status(code)
+        return 0 if _exited(self.pidfd) else None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal a worker that was started here together with all its descendants, an adopted one alone."""
+        with contextlib.suppress(ProcessLookupError):
+            if self.process is not None:
+                os.killpg(self.pid, number)
+            else:
+                signal.pidfd_send_signal(self.pidfd, number)
+
+
+def _exited(pidfd: int) -> bool:
+    try:
+        signal.pidfd_send_signal(pidfd, 0)
+    except ProcessLookupError:
+        return True
+    return False
+
+
+class Children:
+    """The worker processes of one job, by rank.
+
+    Each is the leader of a process group of its own, so that what it started ends with it.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[int, _Child] = {}
+        self._stop_began: float | None = None
+        self._stop_stage = 0
+
+    def start(
+        self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None
+    ) -> None:
+        """Start one worker; its output goes to ``log_file``, or to this process's own."""
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(open(log_file, "ab", buffering=0)) if log_file is not None else None
+            process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output is not None else None,
+                start_new_session=True,
+            )
+        self._children[rank] = _Child(process.pid, process)
+
+    def adopt(self, rank: int, pid: int) -> bool:
+        """Watch a process of this host that somebody else started; False if there is none."""
+        try:
+            self._children[rank] = _Child(pid, None)
+        except (ProcessLookupError, ValueError):
+            return False
+        return True
+
+    @property
+    def fds(self) -> list[int]:
+        """File descriptors that can be read as soon as a child has ended."""
+        return [child.pidfd for child in self._children.values()]
+
+    @property
+    def running(self) -> set[int]:
+        """Ranks whose process has not been seen to end."""
+        return set(self._children)
+
+    def reap(self) -> list[Exit]:
+        """Collect the processes that ended since the last call, and end what they left running."""
+        exits = []
+        for rank, child in list(self._children.items()):
+            status = child.poll()
+            if status is None:
+                continue
+            if child.process is not None:
+                child.signal(signal.SIGKILL)
+            os.close(child.pidfd)
+            del self._children[rank]
+            exits.append(Exit(rank, status))
+        return exits
+
+    def stop(self) -> None:
+        """Begin to end all processes; call `escalate` again and again until none is running."""
+        if self._stop_began is None:
+            self._stop_began = time.monotonic()
+        self.escalate()
+
+    def escalate(self) -> None:
+        """After `stop`: send the signal whose time has come."""
+        if self._stop_began is None:
+            return
+        waited = time.monotonic() - self._stop_began
+        while self._stop_stage < len(_ESCALATION) and waited >= _ESCALATION[self._stop_stage][0]:
+            for child in self._children.values():
+                child.signal(_ESCALATION[self._stop_stage][1])
+            self._stop_stage += 1
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stop_began is not None
+
+    def kill(self) -> None:
+        """End all processes at once and collect them."""
+        for child in self._children.values():
+            child.signal(signal.SIGKILL)
+        for child in self._children.values():
+            if child.process is not None:
+                child.process.wait(timeout=10)
+        self.reap()

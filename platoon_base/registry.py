@@ -1,0 +1,143 @@
+"""Where the jobs of this user live on this host: their folders, the names of their shared memory, their leftovers."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.segments import SHM_FOLDER, Segment, abandoned
+
+__all__ = ["JobFiles", "Leftover", "leftovers", "remove"]
+
+_DESCRIPTION = "job.json"
+_YOUNG_S = 5.0  # a job that is just starting has no lock on its first file yet
+
+
+class JobFiles(msgspec.Struct, frozen=True):
+    """What a process must know to join a job; kept as JSON in the job's folder, which only its user can enter.
+
+    Attributes
+    ----------
+    job : str
+        12 hexadecimal digits.
+    folder : str
+    size : int
+        Number of workers that the launcher starts.
+    """
+
+    job: str
+    folder: str
+    size: int
+
+    @property
+    def address(self) -> str:
+        """Where the controller listens."""
+        return f"ipc://{self.folder}/control"
+
+    @property
+    def words(self) -> str:
+        """Name of the segment with the control words."""
+        return f"{_prefix()}{self.job}-words"
+
+    @property
+    def center(self) -> str:
+        """Name of the segment with the center."""
+        return f"{_prefix()}{self.job}-center"
+
+    @classmethod
+    def create(cls, size: int) -> JobFiles:
+        """Make the folder of a new job."""
+        job = secrets.token_hex(6)
+        folder = _jobs_folder() / job
+        folder.mkdir(mode=0o700)
+        files = cls(job, str(folder), size)
+        (folder / _DESCRIPTION).write_bytes(msgspec.json.encode(files))
+        return files
+
+    @classmethod
+    def read(cls, folder: str) -> JobFiles:
+        """Read the description in a job's folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no job in that folder.
+        """
+        try:
+            return msgspec.json.decode((Path(folder) / _DESCRIPTION).read_bytes(), type=cls)
+        except (OSError, msgspec.MsgspecError) as exc:
+            raise ConfigurationError(
+                f"PLATOON_JOB={folder!r} is not the folder of a running job ({exc}): unset it to run alone, or start "
+                "the script with `platoon launch`"
+            ) from exc
+
+    def remove(self) -> None:
+        """Remove everything of this job that has a name."""
+        Segment.unlink(self.center)
+        Segment.unlink(self.words)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Leftover(NamedTuple):
+    """Something that a dead job left behind."""
+
+    path: Path
+    size_bytes: int
+
+
+def leftovers() -> list[Leftover]:
+    """Find the folders and the shared memory of this user's dead jobs.
+
+    A job lives as long as any process has its shared memory open. That is asked of the kernel, by a lock on the
+    segment, and so holds across process and network namespaces.
+    """
+    prefix = _prefix().lstrip("/")
+    segments = [p for p in SHM_FOLDER.glob(f"{prefix}*") if _old(p) and abandoned(p.name)]
+    found = [Leftover(path, path.stat().st_size) for path in segments]
+    for folder in sorted(_jobs_folder().iterdir()):
+        words = SHM_FOLDER / f"{prefix}{folder.name}-words"
+        if re.fullmatch(r"[0-9a-f]{12}", folder.name) and _old(folder) and (not words.exists() or words in segments):
+            found.append(Leftover(folder, sum(f.lstat().st_size for f in folder.iterdir())))
+    return found
+
+
+def remove(leftover: Leftover) -> None:
+    """Remove one leftover; no error if it is gone already."""
+    if leftover.path.parent == SHM_FOLDER:
+        Segment.unlink(f"/{leftover.path.name}")
+    else:
+        shutil.rmtree(leftover.path, ignore_errors=True)
+
+
+def _old(path: Path) -> bool:
+    try:
+        return time.time() - path.stat().st_mtime > _YOUNG_S
+    except FileNotFoundError:
+        return False
+
+
+def _prefix() -> str:
+    return f"/platoon-{os.getuid()}-"
+
+
+def _jobs_folder() -> Path:
+    """Return the folder, entered by this user alone, that holds the jobs' folders."""
+    folder = Path(tempfile.gettempdir()) / f"platoon-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
+        raise PlatoonError(
+            f"{folder} must be a folder that only you can enter, because it holds the control sockets; "
+            "remove it, or set TMPDIR to a folder of yours"
+        )
+    return folder

@@ -1,0 +1,158 @@
+"""When to synchronize and when to stop: small state machines over counters and reported values. No clock, no I/O."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["STOP_POLICIES", "EveryN", "EverySeconds", "Limits", "Patience", "votes_suffice"]
+
+STOP_POLICIES = ("any", "all", "leader")
+
+
+@dataclass
+class EveryN:
+    """True at every ``n``-th call of `due`.
+
+    Parameters
+    ----------
+    n : int, at least 1
+    """
+
+    n: int
+    count: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, bool) or int(self.n) != self.n or self.n < 1:
+            raise ConfigurationError(f"got a period of {self.n!r}: it counts updates and must be a whole number >= 1")
+
+    def due(self) -> bool:
+        """Count one step and tell whether it is the ``n``-th since the last that was due."""
+        self.count += 1
+        if self.count < self.n:
+            return False
+        self.count = 0
+        return True
+
+
+@dataclass
+class EverySeconds:
+    """True when ``seconds`` have passed since it was last true.
+
+    Parameters
+    ----------
+    seconds : float, greater than 0
+    """
+
+    seconds: float
+    last: float | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if not self.seconds > 0:
+            raise ConfigurationError(f"got a period of {self.seconds!r} s: it must be greater than 0")
+
+    def due(self, now: float) -> bool:
+        """Tell whether the period is over at time ``now`` (seconds of any steady clock); the first call starts it."""
+        if self.last is None:
+            self.last = now
+        if now - self.last < self.seconds:
+            return False
+        self.last = now
+        return True
+
+
+@dataclass
+class Patience:
+    """Stop when a metric has not improved for ``patience`` reports in a row.
+
+    Parameters
+    ----------
+    patience : int, at least 1
+        Number of reports without improvement that are tolerated.
+    min_delta : float, at least 0
+        An improvement is a change for the better by more than this.
+    mode : {"min", "max"}
+        Whether smaller or greater is better.
+    """
+
+    patience: int
+    min_delta: float = 0.0
+    mode: str = "min"
+    best: float = field(default=math.nan, init=False)
+    waited: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        if self.patience < 1:
+            raise ConfigurationError(f"got patience={self.patience!r}: it counts reports and must be at least 1")
+        if not self.min_delta >= 0:
+            raise ConfigurationError(f"got min_delta={self.min_delta!r}: it must be at least 0")
+        if self.mode not in ("min", "max"):
+            raise ConfigurationError(f"got mode={self.mode!r}: it must be 'min' or 'max'")
+
+    def improved(self, value: float) -> bool:
+        """Take one reported value in and tell whether it is the best so far; NaN never is."""
+        sign = 1.0 if self.mode == "min" else -1.0
+        better = not math.isnan(value) and (
+            math.isnan(self.best) or sign * value < sign * self.best - self.min_delta
+        )
+        if better:
+            self.best, self.waited = value, 0
+        else:
+            self.waited += 1
+        return better
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether it is time to stop."""
+        return self.waited >= self.patience
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Upper bounds of a run; None means no bound.
+
+    Parameters
+    ----------
+    epochs, batches : int, optional
+    seconds : float, optional
+    """
+
+    epochs: int | None = None
+    batches: int | None = None
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batches", "seconds"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigurationError(f"got {name}={value!r}: a limit must be greater than 0, or None for no limit")
+
+    def reached(self, epochs: int = 0, batches: int = 0, seconds: float = 0.0) -> str | None:
+        """Name the first bound that the counters have reached, such as ``"epochs >= 10"``, or None."""
+        for name, count in (("epochs", epochs), ("batches", batches), ("seconds", seconds)):
+            limit = getattr(self, name)
+            if limit is not None and count >= limit:
+                return f"{name} >= {limit}"
+        return None
+
+
+def votes_suffice(policy: str, voters: set[int], members: set[int]) -> bool:
+    """Tell whether the votes to stop decide for the whole job.
+
+    Parameters
+    ----------
+    policy : {"any", "all", "leader"}
+        One vote is enough; every member must vote; the vote of the lowest rank present decides.
+    voters, members : set of int
+        Ranks that voted to stop, and ranks that take part.
+    """
+    present = voters & members
+    if policy == "any":
+        return bool(present)
+    if policy == "all":
+        return bool(members) and present == members
+    if policy == "leader":
+        return bool(members) and min(members) in voters
+    raise ConfigurationError(f"got stop policy {policy!r}: it must be one of {', '.join(STOP_POLICIES)}")

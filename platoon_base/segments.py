@@ -1,0 +1,176 @@
+"""Named posix shared memory: mapped, locked by byte, and found again after a crash.
+
+Locks are the kernel's open-file-description locks on bytes of the segment. The kernel frees them when their holder
+dies, however it dies, so no lock can outlive its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import Any
+
+import posix_ipc
+
+from platoon_base.errors import BackendUnavailableError, ConfigurationError, PlatoonError
+
+__all__ = ["SHM_FOLDER", "Segment", "abandoned"]
+
+SHM_FOLDER = Path("/dev/shm")
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
+
+
+def _flock(kind: int, byte: int) -> bytes:
+    """Build the ``struct flock`` of 64-bit Linux for one byte."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
+
+
+class Segment:
+    """One shared-memory segment of mode 0600, mapped into this process.
+
+    Use `create` or `attach`. Every open segment also carries a shared ``flock``, by which `abandoned` tells
+    segments in use from leftovers.
+
+    Attributes
+    ----------
+    name : str
+        The posix name, with its leading slash.
+    buffer : mmap
+        The memory.
+    """
+
+    def __init__(self, name: str, fd: int, size_bytes: int) -> None:
+        self.name = name
+        self._fd = fd
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        self.buffer = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)
+
+    @classmethod
+    def create(cls, name: str, size_bytes: int) -> Segment:
+        """Make a new segment of zeros, replacing a leftover of that name.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If there is not enough shared memory: the pages are reserved here, so that no later access can fail.
+        """
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_shared_memory(name)
+        fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=0).fd
+        try:
+            os.posix_fallocate(fd, 0, size_bytes)
+            return cls(name, fd, size_bytes)
+        except OSError as exc:
+            os.close(fd)
+            posix_ipc.unlink_shared_memory(name)
+            if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            room = os.statvfs(SHM_FOLDER)
+            raise BackendUnavailableError(
+                f"needs {size_bytes / 1e6:.0f} MB of shared memory, {SHM_FOLDER} has "
+                f"{room.f_bavail * room.f_frsize / 1e6:.0f} MB free: enlarge it (mount -o remount,size=...; "
+                "docker run --shm-size=...), or remove leftovers with `platoon clean`"
+            ) from exc
+
+    @classmethod
+    def attach(cls, name: str) -> Segment:
+        """Map a segment that another process of this user made.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such segment, or it belongs to another user.
+        """
+        try:
+            fd = posix_ipc.SharedMemory(name).fd
+        except (posix_ipc.ExistentialError, posix_ipc.PermissionsError) as exc:
+            raise ConfigurationError(f"shared memory {name} cannot be opened ({exc}): has its job ended?") from exc
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            os.close(fd)
+            raise ConfigurationError(f"shared memory {name} is not this user's alone; refused")
+        return cls(name, fd, status.st_size)
+
+    def try_lock(self, byte: int) -> bool:
+        """Take the lock of one byte, without waiting; False if another handle holds it."""
+        try:
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
+        except BlockingIOError:
+            return False
+        return True
+
+    def unlock(self, byte: int) -> None:
+        """Free the lock of one byte."""
+        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
+
+    def locked(self, byte: int) -> bool:
+        """Tell whether another handle holds the lock of this byte."""
+        answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._fd < 0
+
+    def close(self) -> None:
+        """Free the locks of this handle and unmap the memory, as soon as no array lies on it any more."""
+        if self.closed:
+            return
+        fd, self._fd = self._fd, -1
+        with contextlib.suppress(BufferError):  # arrays still lie on it: it is unmapped together with the last
+            self.buffer.close()
+        # The mapping keeps a duplicate of fd and with it the locks, so those are freed by hand.
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+    def last_user(self) -> bool:
+        """Tell whether no other process has this segment open."""
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        fcntl.flock(self._fd, fcntl.LOCK_SH)
+        return True
+
+    @staticmethod
+    def unlink(name: str) -> None:
+        """Remove the name; the memory goes when the last process has closed it. No error if it is gone already."""
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_shared_memory(name)
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+
+def abandoned(name: str) -> bool:
+    """Tell whether a segment exists that no process has open.
+
+    Raises
+    ------
+    PlatoonError
+        If the segment belongs to another user.
+    """
+    try:
+        fd = os.open(SHM_FOLDER / name.lstrip("/"), os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    except PermissionError as exc:
+        raise PlatoonError(f"shared memory {name} belongs to another user") from exc
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(fd)
+    return True

@@ -1,0 +1,90 @@
+"""Which rows, batches and seeds belong to which worker. Pure functions of (n, rank, size, seed, epoch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["UNEVEN", "epoch_indices", "shard_bounds", "shard_seed", "take"]
+
+UNEVEN = ("keep", "drop", "wrap")
+
+
+def _check(rank: int, size: int) -> None:
+    if size < 1 or not 0 <= rank < size:
+        raise ConfigurationError(f"got rank {rank} of {size} workers: rank must be in 0 .. size - 1")
+
+
+def shard_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
+    """Return start and stop of the contiguous shard of ``rank``: sizes differ by at most one, nothing is left out."""
+    _check(rank, size)
+    return n * rank // size, n * (rank + 1) // size
+
+
+def epoch_indices(
+    n: int,
+    rank: int,
+    size: int,
+    *,
+    shuffle: bool = False,
+    seed: int = 0,
+    epoch: int = 0,
+    uneven: str = "keep",
+) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the row numbers that ``rank`` trains on in ``epoch``.
+
+    All workers partition the same order: 0 .. n - 1, or one permutation drawn from ``(seed, epoch)``.
+
+    Parameters
+    ----------
+    n : int
+        Number of rows.
+    rank, size : int
+    shuffle : bool
+        Partition a new permutation in each epoch.
+    seed, epoch : int
+        Common to all workers.
+    uneven : {"keep", "drop", "wrap"}
+        If ``size`` does not divide ``n``: shards that differ by one row; the last ``n % size`` rows left out of this
+        epoch; or the first rows repeated, so that all shards have ``ceil(n / size)`` rows.
+
+    Returns
+    -------
+    ndarray, shape (about n / size,), int64
+    """
+    _check(rank, size)
+    if n < 0:
+        raise ConfigurationError(f"got n={n}: a number of rows cannot be negative")
+    if uneven not in UNEVEN:
+        raise ConfigurationError(f"got uneven={uneven!r}: it must be one of {', '.join(UNEVEN)}")
+    order = np.arange(n, dtype=np.int64)
+    if shuffle:
+        np.random.default_rng([seed, epoch]).shuffle(order)
+    if uneven == "drop":
+        order = order[: n - n % size]
+    elif uneven == "wrap" and n:
+        order = np.resize(order, -(-n // size) * size)
+    start, stop = shard_bounds(len(order), rank, size)
+    return order[start:stop]
+
+
+def shard_seed(seed: int, rank: int) -> int:
+    """Return a seed for the noise of one worker (dropout, augmentation), unlike those of all other ranks."""
+    return int(np.random.SeedSequence([seed, rank]).generate_state(1)[0])
+
+
+def take(data: Any, indices: np.ndarray[Any, Any]) -> Any:
+    """Return the given rows of an array or of any other sequence."""
+    if hasattr(data, "shape"):
+        return data[indices]
+    if isinstance(data, Sequence):
+        return [data[i] for i in indices]
+    if isinstance(data, Iterator):
+        raise ConfigurationError(
+            "got an iterator: it can be read only once and has no length; pass an array, a list or a number of rows"
+        )
+    raise ConfigurationError(f"got {type(data).__name__}: pass an array, a list or a number of rows")

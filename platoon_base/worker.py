@@ -1,0 +1,536 @@
+"""The handle by which a training loop takes part in a job. Adapters and users' own loops call it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from platoon_base import messages as msg
+from platoon_base.centers.base import Center, CenterFactory, Refused
+from platoon_base.channels.base import ClientChannel
+from platoon_base.control_words import ControlWords
+from platoon_base.errors import (
+    CollectiveTimeoutError,
+    ConfigurationError,
+    NonFiniteError,
+    ProtocolError,
+    WorkerLostError,
+)
+from platoon_base.layout import Layout
+from platoon_base.metrics import means
+from platoon_base.parameters import Parameters
+from platoon_base.rules import Rule
+from platoon_base.schedule import STOP_POLICIES
+from platoon_base.sharding import epoch_indices, shard_seed, take
+
+__all__ = ["DEFAULT_TIMEOUT_S", "Lock", "Place", "Worker"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_S = 300.0  # as long as a cold compilation on a busy machine may take
+ON_NONFINITE = ("raise", "skip", "restore")
+_GRACE_S = 5.0  # the controller answers a late collective itself, and better than a silent time-out
+_LOOK_S = 0.5
+
+
+class Place(NamedTuple):
+    """What this process is told about itself when it joins."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    seed: int
+    device: str
+
+
+class Lock(NamedTuple):
+    """How the advisory lock of the job is tried and freed."""
+
+    try_acquire: Callable[[], bool]
+    release: Callable[[], None]
+
+
+class Worker:
+    """One of the cooperating processes of a job.
+
+    `platoon_base.connect` makes it. All calls that wait take ``timeout_s``, in seconds.
+
+    Parameters
+    ----------
+    place : Place
+    channel : ClientChannel
+        To the controller.
+    words : ControlWords
+    centers : CenterFactory or None
+        None in a job of one: parameters are shared with nobody, and synchronizing does nothing.
+    lock : Lock
+    controller_alive : callable
+    on_close : callable
+        Called once, at the end of `close`.
+
+    Attributes
+    ----------
+    global_rank, global_size : int
+        This worker's number and the number of workers of the job.
+    local_rank, local_size : int
+        The same, counted on this host.
+    device : str
+        What the launcher gave this worker to compute on, such as ``"cpu"`` or ``"cuda0"``.
+    seed : int
+        Common to all workers; `shard_seed(worker.seed, worker.global_rank)` is this worker's own.
+    stop_reason : str
+        Why the job stops; empty while it does not.
+    """
+
+    def __init__(
+        self,
+        place: Place,
+        channel: ClientChannel,
+        words: ControlWords,
+        centers: CenterFactory | None,
+        lock: Lock,
+        controller_alive: Callable[[], bool] = lambda: True,
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.global_rank, self.global_size = place.rank, place.size
+        self.local_rank, self.local_size = place.local_rank, place.local_size
+        self.seed, self.device = place.seed, place.device
+        self._channel = channel
+        self._words = words
+        self._row = words.row(place.rank)
+        self._centers = centers
+        self._lock = lock
+        self._controller_alive = controller_alive
+        self._on_close = on_close
+        self._next_look = 0.0
+        self._parameters: Parameters | None = None
+        self._rule: Rule | None = None
+        self._center: Center | None = None
+        self._on_nonfinite = "raise"
+        self._closed = False
+
+    # Parameters.
+
+    def init_shared_params(
+        self,
+        params: Iterable[Any],
+        rule: Rule,
+        *,
+        on_nonfinite: str = "raise",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Share parameters with the other workers; call it once, before the first step and after loading weights.
+
+        The first worker's values become the center; all others take the center's values over.
+
+        Parameters
+        ----------
+        params : list of Theano shared variable or ndarray
+            Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
+        rule : Rule
+            Such as ``EASGD(alpha=0.5)``.
+        on_nonfinite : {"raise", "skip", "restore"}
+            When a NaN or an infinity of this worker was kept out of the center: raise `NonFiniteError`, warn, or
+            warn and take the center over.
+        timeout_s : float
+            Bound on the wait for the worker that creates the center.
+
+        Raises
+        ------
+        ConfigurationError
+            If something in the arguments cannot work, or this is the second call.
+        LayoutMismatchError
+            If another worker shares other parameters; the job goes on without this worker's.
+        NonFiniteError
+            If a value is not finite to begin with.
+        """
+        self._require_open()
+        if self._parameters is not None:
+            raise ConfigurationError("parameters are shared already: init_shared_params is called once in a process")
+        if on_nonfinite not in ON_NONFINITE:
+            raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
+        if not callable(getattr(rule, "resolved", None)):
+            raise ConfigurationError(f"got {rule!r} as the rule: pass a rule such as EASGD() or ASGD()")
+        parameters, resolved = Parameters(params), rule.resolved(self.global_size)
+        arrays = parameters.borrow()
+        _require_finite(parameters.layout, arrays)
+        if self._centers is not None:
+            self._center = self._open_center(self._centers, parameters, resolved, timeout_s)
+        self._parameters, self._rule, self._on_nonfinite = parameters, resolved, on_nonfinite
+
+    @property
+    def shares(self) -> bool:
+        """Whether there is a center to synchronize with: not in a job of one, nor before `init_shared_params`."""
+        return self._center is not None
+
+    def sync_params(self, synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Apply the rule once between the parameters and the center.
+
+        Parameters
+        ----------
+        synchronous : bool
+            Lock each stripe of the center while it is updated. False may lose a part of simultaneous updates.
+
+        Raises
+        ------
+        NonFiniteError
+            If a value that was not finite had to be kept out of the center and ``on_nonfinite="raise"``.
+        """
+        parameters = self._shared()
+        arrays = parameters.borrow()
+        try:
+            self.sync_arrays(arrays, synchronous, timeout_s=timeout_s)
+        finally:
+            parameters.give_back(arrays)
+
+    def sync_arrays(
+        self, arrays: Sequence[Array], synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Like `sync_params`, on values that are about to become the parameters'.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray
+            C-contiguous, one for each shared parameter, with its shape and dtype; changed in place.
+        """
+        parameters = self._shared()
+        self._require_controller()
+        if self._center is None or self._rule is None:
+            return
+        began = time.perf_counter()
+        refused = self._center.sync(self._rule, arrays, synchronous, timeout_s)
+        self._row["syncs"] += 1
+        self._row["sync_seconds"] += time.perf_counter() - began
+        if refused is not None:
+            self._handle_nonfinite(parameters.layout, refused, arrays, timeout_s)
+
+    def copy_to_local(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Take the center's values over: parameters := center."""
+        parameters = self._shared()
+        if self._center is None:
+            return
+        arrays = parameters.borrow()
+        self._center.read(arrays, True, timeout_s)
+        self._center.start_from(arrays)
+        parameters.give_back(arrays)
+
+    def copy_to_global(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Overwrite the center: center := parameters."""
+        parameters = self._shared()
+        if self._center is None:
+            return
+        arrays = parameters.borrow()
+        _require_finite(parameters.layout, arrays)
+        self._center.write(arrays, True, timeout_s)
+        self._center.start_from(arrays)
+
+    @contextlib.contextmanager
+    def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
+        """Within the ``with`` block the parameters have the center's values; afterwards their own again.
+
+        Without shared parameters, or in a job of one, nothing changes.
+        """
+        if self._center is None:
+            yield
+            return
+        parameters = self._shared()
+        arrays = parameters.borrow()
+        own = [array.copy() for array in arrays]
+        self._center.read(arrays, True, timeout_s)
+        parameters.give_back(arrays)
+        try:
+            yield
+        finally:
+            arrays = parameters.borrow()
+            for array, value in zip(arrays, own):
+                np.copyto(array, value)
+            parameters.give_back(arrays)
+
+    # Collective calls: every worker makes them, in the same order.
+
+    def barrier(self, name: str = "barrier", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Wait until every worker that still takes part has come here.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If some did not within ``timeout_s``; the message names them.
+        """
+        self._reduce(f"barrier {name}", {}, timeout_s)
+
+    def reduce_metrics(
+        self, pairs: Mapping[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> dict[str, float]:
+        """Average over all workers, exactly: the sums divided by the weights' sum.
+
+        Parameters
+        ----------
+        pairs : mapping of str to (sum, weight)
+            The weighted sum of this worker's values and the sum of its weights, usually a number of samples.
+
+        Returns
+        -------
+        dict of str to float
+            The mean of each name over all workers; NaN where all weights are 0.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If some workers did not call it within ``timeout_s``; the message names them.
+        """
+        return means(self._reduce("reduce_metrics", {k: (float(s), float(w)) for k, (s, w) in pairs.items()}, timeout_s))
+
+    # Data.
+
+    def shard(self, data: Any, *, shuffle: bool = False, epoch: int = 0, uneven: str = "keep") -> Any:
+        """Return this worker's part of the data.
+
+        Parameters
+        ----------
+        data : int, array, sequence or other iterable
+            A number of rows gives the indices of this worker's rows; an array or a sequence gives those rows; any other
+            iterable gives every N-th of its items.
+        shuffle, epoch, uneven
+            See `platoon_base.sharding.epoch_indices`; the permutation is drawn from the job's seed and ``epoch``.
+        """
+        if isinstance(data, (int, np.integer)):
+            n = int(data)
+        elif hasattr(data, "__len__"):
+            n = len(data)
+        elif isinstance(data, Iterable) and not shuffle and uneven == "keep":
+            return islice(data, self.global_rank, None, self.global_size)
+        else:
+            raise ConfigurationError(
+                f"got {type(data).__name__}: without a length it cannot be shuffled or evened; pass an array, a list, "
+                "a number of rows, or an iterable with no further arguments"
+            )
+        rows = epoch_indices(
+            n, self.global_rank, self.global_size, shuffle=shuffle, seed=self.seed, epoch=epoch, uneven=uneven
+        )
+        return rows if isinstance(data, (int, np.integer)) else take(data, rows)
+
+    @property
+    def shard_seed(self) -> int:
+        """A seed unlike that of every other worker, for dropout and the like."""
+        return shard_seed(self.seed, self.global_rank)
+
+    # Progress and decisions.
+
+    def progress(
+        self, *, steps: int = 0, epoch: int | None = None, loss: float | None = None
+    ) -> None:
+        """Tell those who watch how far this worker is; costs a few memory accesses.
+
+        Parameters
+        ----------
+        steps : int
+            Number of mini-batches done since the last call.
+        epoch : int, optional
+        loss : float, optional
+        """
+        now, row = time.monotonic(), self._row
+        if row["started"] == 0:
+            row["started"] = now
+        row["updated"] = now
+        row["steps"] += steps
+        if epoch is not None:
+            row["epoch"] = epoch
+        if loss is not None:
+            row["loss"] = loss
+
+    def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Hand values to the controller, for its display and for the summary of the job; the last of a name stays."""
+        plain = {name: value if isinstance(value, str) else float(value) for name, value in metrics.items()}
+        self._ask(msg.Report(metrics=plain), msg.Done, timeout_s)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the job has decided to stop, or its controller is gone. Reading it costs a memory access."""
+        if self._words.stopping:
+            return True
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_S
+        if self._controller_alive():
+            return False
+        log.warning("rank %d: the controller of this job is gone; stopping", self.global_rank)
+        self._words.stop("the controller is gone")
+        return True
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the job stops; empty while it does not."""
+        return self._words.stop_reason
+
+    def request_stop(
+        self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Vote for the end of the job; `should_stop` tells all workers when the votes suffice.
+
+        Parameters
+        ----------
+        reason : str
+        policy : {"any", "all", "leader"}
+            Whose votes are needed: one, all, or that of the lowest rank present.
+        """
+        if policy not in STOP_POLICIES:
+            raise ConfigurationError(f"got policy={policy!r}: it must be one of {', '.join(STOP_POLICIES)}")
+        self._ask(msg.Vote(reason=reason, policy=policy), msg.Done, timeout_s)
+
+    # The user's own requests.
+
+    def send_req(self, req: str, info: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Ask the user's controller; names beginning with ``platoon-`` are reserved.
+
+        Parameters
+        ----------
+        req : str
+        info : plain data: None, bool, int, float, str, bytes, list, dict
+
+        Returns
+        -------
+        plain data
+        """
+        return self._ask(msg.UserRequest(req=req, info=info), msg.UserReply, timeout_s).answer
+
+    def lock(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Take the job's advisory lock; it is freed when its holder dies.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If another worker held it for ``timeout_s``; 0 tries once.
+        """
+        self._require_open()
+        pause, deadline = 50e-6, time.monotonic() + timeout_s
+        while not self._lock.try_acquire():
+            if time.monotonic() >= deadline:
+                raise CollectiveTimeoutError(
+                    f"another worker held the lock for {timeout_s:g} s; unlock() in a finally clause"
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, 5e-3)
+
+    def unlock(self) -> None:
+        """Free the job's advisory lock."""
+        self._require_open()
+        self._lock.release()
+
+    # The end.
+
+    @property
+    def closed(self) -> bool:
+        """Whether this worker has left the job."""
+        return self._closed
+
+    def close(self) -> None:
+        """Leave the job; the others go on. A second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._send(msg.Leave(), timeout_s=_GRACE_S)
+        except (WorkerLostError, CollectiveTimeoutError) as exc:
+            log.debug("left without a word: %s", exc)
+        finally:
+            self._channel.close()
+            if self._center is not None:
+                self._center.close()
+            self._on_close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+    # What they share.
+
+    def _open_center(
+        self, centers: CenterFactory, parameters: Parameters, rule: Rule, timeout_s: float
+    ) -> Center:
+        layout = parameters.layout
+        request = msg.InitCenter(specs=[tuple(spec) for spec in layout.specs], rule=type(rule).__name__)
+        role = self._ask(request, msg.CenterRole, timeout_s)
+        arrays = parameters.borrow()
+        if role.create:
+            center = centers.create(layout, rule, self.global_rank)
+            center.write(arrays, True, timeout_s)
+            self._ask(msg.CenterReady(), msg.Done, timeout_s)
+        else:
+            center = centers.attach(layout, rule, self.global_rank)
+            center.read(arrays, True, timeout_s)
+            parameters.give_back(arrays)
+        center.start_from(arrays)
+        return center
+
+    def _handle_nonfinite(
+        self, layout: Layout, refused: Refused, arrays: Sequence[Array], timeout_s: float
+    ) -> None:
+        name = layout.specs[refused.parameter].name
+        text = (
+            f"rank {self.global_rank}, step {self._row['steps']}: element {refused.element} of {name} is not finite "
+            "or would make the center so; it was kept out of the center"
+        )
+        if self._on_nonfinite == "raise":
+            raise NonFiniteError(f"{text}. Lower the learning rate, clip gradients, or pass on_nonfinite='restore'")
+        log.warning(text)
+        if self._on_nonfinite == "restore" and self._center is not None:
+            self._center.read(arrays, True, timeout_s)
+            self._center.start_from(arrays)
+
+    def _reduce(
+        self, name: str, pairs: dict[str, tuple[float, float]], timeout_s: float
+    ) -> dict[str, tuple[float, float]]:
+        reply = self._ask(msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s), msg.Reduced, timeout_s + _GRACE_S)
+        if reply.lost:
+            log.warning("%s was done without the lost ranks %s", name, reply.lost)
+        return reply.pairs
+
+    def _ask(self, request: msg.Request, expected: type[T], timeout_s: float) -> T:
+        self._require_open()
+        reply = self._send(request, timeout_s)
+        if isinstance(reply, msg.Failure):
+            raise reply.to_exception()
+        if not isinstance(reply, expected):
+            raise ProtocolError(
+                f"got {type(reply).__name__} as the answer to {type(request).__name__}; "
+                "install one version of this package everywhere"
+            )
+        return reply
+
+    def _send(self, request: msg.Request, timeout_s: float) -> msg.Reply:
+        return msg.decode_reply(self._channel.request(msg.encode(request), timeout_s))
+
+    def _shared(self) -> Parameters:
+        self._require_open()
+        if self._parameters is None:
+            raise ConfigurationError("no parameters are shared yet: call init_shared_params first")
+        return self._parameters
+
+    def _require_open(self) -> None:
+        if self._closed:
+            raise ConfigurationError("this worker has left the job: nothing can be done after close()")
+
+    def _require_controller(self) -> None:
+        if self.should_stop and not self._controller_alive():
+            raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
+
+
+def _require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
+    for spec, array in zip(layout.specs, arrays):
+        if not np.isfinite(array).all():
+            raise NonFiniteError(
+                f"{spec.name} holds a NaN or an infinity: it must not enter the center; initialise the model anew"
+            )

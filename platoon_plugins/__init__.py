@@ -1,0 +1,1 @@
+"""Adapters of platoon_base, one package for each framework."""

@@ -1,0 +1,11 @@
+"""Data parallelism for Lasagne scripts: wrap the updates, and leave the loop as it is."""
+
+from platoon_base import ASGD, EASGD, compat
+
+compat.apply()  # before Lasagne is imported, by this package or by the script
+
+from platoon_plugins.lasagne.data import iterate_minibatches, shard  # noqa: E402
+from platoon_plugins.lasagne.evaluation import StopOnPatience, evaluate  # noqa: E402
+from platoon_plugins.lasagne.updates import sync_updates  # noqa: E402
+
+__all__ = ["ASGD", "EASGD", "StopOnPatience", "evaluate", "iterate_minibatches", "shard", "sync_updates"]
