@@ -18,7 +18,7 @@ from platoon_base.control_words import Progress
 from platoon_base.controller import Result, Snapshot
 from platoon_base.coordinator import Member
 
-__all__ = ["Display", "summary"]
+__all__ = ["Display", "summary", "write_summary"]
 
 _PLAIN_EVERY_S = 2.0
 

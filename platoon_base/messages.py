@@ -81,7 +81,7 @@ class Reduce(Message, tag="reduce"):
 class Report(Message, tag="report"):
     """Values for the display and the summary of the job."""
 
-    metrics: Dict[str, Union[float, str]]  # noqa: UP006, UP007
+    metrics: Dict[str, Union[int, float, str]]  # noqa: UP006, UP007
 
 
 class Vote(Message, tag="vote"):

@@ -17,7 +17,7 @@ import msgspec
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.segments import SHM_FOLDER, Segment, abandoned
 
-__all__ = ["JobFiles", "Leftover", "leftovers", "remove"]
+__all__ = ["JobFiles", "Leftover", "leftovers", "remove", "running"]
 
 _DESCRIPTION = "job.json"
 _YOUNG_S = 5.0  # a job that is just starting has no lock on its first file yet
@@ -81,6 +81,20 @@ class JobFiles(msgspec.Struct, frozen=True):
                 "the script with `platoon launch`"
             ) from exc
 
+    @classmethod
+    def find(cls, job: str) -> JobFiles:
+        """Find a running job by its name or its folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none.
+        """
+        for files in running():
+            if job in (files.job, files.folder):
+                return files
+        raise ConfigurationError(f"there is no running job {job!r}: `platoon jobs` lists them")
+
     def remove(self) -> None:
         """Remove everything of this job that has a name."""
         Segment.unlink(self.center)
@@ -93,6 +107,16 @@ class Leftover(NamedTuple):
 
     path: Path
     size_bytes: int
+
+
+def running() -> list[JobFiles]:
+    """Describe this user's jobs that are still alive."""
+    found = []
+    for folder in sorted(_jobs_folder().iterdir()):
+        words = f"{_prefix()}{folder.name}-words"
+        if (SHM_FOLDER / words.lstrip("/")).exists() and not abandoned(words):
+            found.append(JobFiles.read(str(folder)))
+    return found
 
 
 def leftovers() -> list[Leftover]:

@@ -350,7 +350,7 @@ class Worker:
 
     def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Hand values to the controller, for its display and for the summary of the job; the last of a name stays."""
-        plain = {name: value if isinstance(value, str) else float(value) for name, value in metrics.items()}
+        plain = {name: value if isinstance(value, (str, int)) else float(value) for name, value in metrics.items()}
         self._ask(msg.Report(metrics=plain), msg.Done, timeout_s)
 
     @property

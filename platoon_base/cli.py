@@ -1,0 +1,179 @@
+"""The ``platoon`` command. The only place that prints and exits."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections import deque
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from platoon_base import __version__, bootstrap, registry
+from platoon_base.controller import Result
+from platoon_base.devices import is_device_name
+from platoon_base.display import Display, summary, write_summary
+from platoon_base.doctor import checks
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.job import JOB, RANK
+from platoon_base.launcher import launch, log_file, new_log_folder, require_runnable, require_script
+from platoon_base.registry import JobFiles
+
+__all__ = ["main"]
+
+_TAIL_LINES = 15
+_SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="platoon")
+def commands() -> None:
+    """Data parallelism for Theano-era frameworks and Keras: run one script as N cooperating workers."""
+
+
+@commands.command("launch", context_settings=_SCRIPT, short_help="Run a script as N workers.")
+@click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, all on the CPU.")
+@click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="One worker for each device, such as cuda0 cuda1.")
+@click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the workers' logs.  [platoon_logs/SCRIPT/TIME]")
+@click.option("--seed", type=int, default=0, show_default=True, help="Common to all workers.")
+@click.option("--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def launch_command(
+    workers: int | None,
+    devices: tuple[str, ...],
+    log_dir: Path | None,
+    seed: int,
+    summary_file: Path | None,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT with ARGS as N workers of one job.
+
+    The exit status is the worst of all workers'. Ctrl-C ends them all.
+    """
+    console = Console()
+    _log_to(console)
+    places = _places(workers, devices)
+    require_runnable(script, places)
+    folder = log_dir or new_log_folder(script)
+    console.print(f"{len(places)} workers, logs in {folder}", highlight=False, soft_wrap=True)
+    with Display(console) as display:
+        result = launch(script, args, places, folder, seed=seed, observer=display.show)
+    _tell_result(console, result, len(places), folder)
+    if summary_file is not None:
+        write_summary(summary_file, summary(result, len(places)))
+    sys.exit(result.status)
+
+
+def _places(workers: int | None, devices: tuple[str, ...]) -> list[str]:
+    if workers is not None and devices:
+        raise ConfigurationError("got both -n and -D: -D cuda0 cuda1 already says how many workers")
+    if devices:
+        return list(devices)
+    if workers is None:
+        raise ConfigurationError("say how many workers to start: -n 2, or -D cuda0 cuda1")
+    if workers < 1:
+        raise ConfigurationError(f"got -n {workers}: a job has at least 1 worker")
+    return ["cpu"] * workers
+
+
+def _tell_result(console: Console, result: Result, workers: int, folder: Path) -> None:
+    for ended in result.exits:
+        if ended.status:
+            path = log_file(folder, ended.rank)
+            console.print(f"worker {ended.rank}: {ended}; the end of {path}:", highlight=False, soft_wrap=True)
+            console.print(_tail(path), markup=False, highlight=False, soft_wrap=True)
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in summary(result, workers).items():
+        table.add_row(name, f"{value:.6g}" if isinstance(value, float) else str(value))
+    console.print(table)
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open(errors="replace") as file:
+            return "".join(deque(file, _TAIL_LINES)).rstrip()
+    except OSError as exc:
+        return str(exc)
+
+
+def _log_to(console: Console) -> None:
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=console, show_path=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+
+
+@commands.command("join", context_settings=_SCRIPT, short_help="Add one more worker to a running job.")
+@click.argument("job")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def join_command(job: str, script: str, args: tuple[str, ...]) -> None:
+    """Run SCRIPT as one more worker of JOB, which `platoon jobs` names."""
+    require_script(script)
+    os.environ[JOB] = JobFiles.find(job).folder
+    os.environ.pop(RANK, None)
+    sys.argv = ["platoon-join", script, *args]
+    bootstrap.main()
+
+
+@commands.command("jobs")
+def jobs_command() -> None:
+    """List this user's running jobs."""
+    for files in registry.running():
+        click.echo(f"{files.job}  {files.size} workers  {files.folder}")
+
+
+@commands.command("doctor")
+def doctor_command() -> None:
+    """Print what is installed, which back ends work, and how to get the rest."""
+    for check in checks():
+        mark = click.style("ok  ", fg="green") if check.works else click.style("no  ", fg="yellow")
+        click.echo(f"{mark}{check.name:24}{check.finding}")
+        if check.remedy:
+            click.echo(f"{'':28}-> {check.remedy}")
+
+
+@commands.command("clean")
+@click.option("--dry-run", is_flag=True, help="Only list.")
+def clean_command(dry_run: bool) -> None:
+    """List and remove what this user's dead jobs left behind. Running jobs are not touched."""
+    found = registry.leftovers()
+    for leftover in found:
+        click.echo(f"{'would remove' if dry_run else 'removed'}  {leftover.size_bytes:>12,} bytes  {leftover.path}")
+        if not dry_run:
+            registry.remove(leftover)
+    if not found:
+        click.echo("nothing left behind")
+
+
+def _spread_devices(argv: list[str]) -> list[str]:
+    """Turn ``-D cuda0 cuda1 script.py`` into ``-D cuda0 -D cuda1 script.py``, which is what click reads."""
+    spread, following = [], False
+    for i, word in enumerate(argv):
+        if following and is_device_name(word):
+            spread += ["-D", word]
+            continue
+        following = i > 0 and argv[i - 1] in ("-D", "--devices")
+        spread.append(word)
+        if word.endswith(".py"):
+            return spread + argv[i + 1 :]
+    return spread
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line."""
+    argv = sys.argv[1:] if argv is None else argv
+    try:
+        commands(_spread_devices(argv), standalone_mode=True)
+    except PlatoonError as exc:
+        click.echo(f"platoon: {exc}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

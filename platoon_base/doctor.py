@@ -1,0 +1,129 @@
+"""What is installed here, which back ends work, and how to get the rest."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from typing import NamedTuple
+
+from platoon_base.devices import list_devices
+from platoon_base.errors import BackendUnavailableError
+from platoon_base.kernels import HAVE_FUSED
+from platoon_base.segments import SHM_FOLDER
+
+__all__ = ["Check", "checks"]
+
+_IMPORT_TIMEOUT_S = 120
+
+
+class Check(NamedTuple):
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    name : str
+    works : bool
+    finding : str
+        A version, or what is wrong.
+    remedy : str
+        How to get it; empty if it works.
+    """
+
+    name: str
+    works: bool
+    finding: str
+    remedy: str = ""
+
+
+def checks() -> Iterator[Check]:
+    """Look at one thing after the other; importing a framework takes seconds."""
+    yield Check("Python", True, platform.python_version())
+    for name in ("numpy", "pyzmq", "posix_ipc", "msgspec"):
+        yield _installed(name, "pip install platoon-plugins")
+    yield _fused()
+    yield _shared_memory()
+    yield _tool("C++ compiler for Theano", "g++", "apt-get install g++")
+    yield _openblas()
+    for name, module, remedy in (
+        ("Theano", "theano", "make setup (Python 3.11), or pip install 'platoon-plugins[theano]'"),
+        ("Lasagne", "lasagne", "make setup, or pip install 'platoon-plugins[lasagne]'"),
+        ("Fuel", "fuel", "make setup"),
+        ("Blocks", "blocks", "pip install 'platoon-plugins[blocks]'"),
+        ("Keras", "keras", "pip install keras"),
+        ("mpi4py", "mpi4py", "pip install mpi4py"),
+    ):
+        yield _importable(name, module, remedy)
+    yield from _devices()
+
+
+def _installed(distribution: str, remedy: str) -> Check:
+    try:
+        return Check(distribution, True, metadata.version(distribution))
+    except metadata.PackageNotFoundError:
+        return Check(distribution, False, "not installed", remedy)
+
+
+def _importable(name: str, module: str, remedy: str) -> Check:
+    """Import a framework as a worker would, in a process of its own."""
+    installed = _installed(name, remedy)
+    if not installed.works:
+        return installed
+    code = f"from platoon_base import compat; compat.apply(); import {module}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Check(name, False, f"{installed.finding}, import takes over {_IMPORT_TIMEOUT_S} s", remedy)
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        return Check(name, False, f"{installed.finding}, cannot be imported: {reason}", remedy)
+    return installed
+
+
+def _fused() -> Check:
+    if HAVE_FUSED:
+        return Check("fused kernels", True, "C extension")
+    if os.environ.get("PLATOON_NO_KERNELS"):
+        return Check("fused kernels", False, "switched off: NumPy is used", "unset PLATOON_NO_KERNELS")
+    return Check("fused kernels", False, "not built: NumPy is used, half as fast", "install gcc, then pip install again")
+
+
+def _shared_memory() -> Check:
+    try:
+        room = os.statvfs(SHM_FOLDER)
+    except OSError as exc:
+        return Check("shared memory", False, str(exc), f"mount a tmpfs on {SHM_FOLDER}")
+    free, total = room.f_bavail * room.f_frsize / 1e9, room.f_blocks * room.f_frsize / 1e9
+    return Check("shared memory", True, f"{free:.1f} of {total:.1f} GB free in {SHM_FOLDER}")
+
+
+def _tool(name: str, command: str, remedy: str) -> Check:
+    path = shutil.which(command)
+    return Check(name, True, path) if path else Check(name, False, "not found", remedy)
+
+
+def _openblas() -> Check:
+    library = ctypes.util.find_library("openblas")
+    if library:
+        return Check("OpenBLAS for Theano", True, library)
+    return Check("OpenBLAS for Theano", False, "not found: dot products are slow", "apt-get install libopenblas-dev")
+
+
+def _devices() -> Iterator[Check]:
+    try:
+        devices = list_devices()
+    except BackendUnavailableError as exc:
+        yield Check("pygpu", False, str(exc), "apt-get install python3-pygpu libgpuarray-dev")
+        return
+    yield Check("pygpu", True, "devices " + " ".join(devices))
+    if not any(device.startswith("cuda") for device in devices):
+        yield Check("CUDA", False, "no device: computations run on the CPU", "install an NVIDIA GPU and its driver")
+    if not any(device.startswith("opencl") for device in devices):
+        yield Check("OpenCL", False, "no device", "apt-get install pocl-opencl-icd ocl-icd-libopencl1 libclblast1")

@@ -1,0 +1,95 @@
+"""Start a script as N workers of a new job, and serve it to its end."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from platoon_base.controller import Result, Snapshot
+from platoon_base.devices import require_devices
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import DEVICE, host_job
+
+__all__ = ["launch", "log_file", "new_log_folder", "require_runnable", "require_script", "worker_environment"]
+
+
+def require_runnable(script: str, devices: Sequence[str]) -> None:
+    """Raise `ConfigurationError` unless the script and each device exist, and there is at least one device."""
+    if not devices:
+        raise ConfigurationError("got no workers: say how many with -n N, or name devices with -D")
+    require_script(script)
+    require_devices(list(devices))
+
+
+def require_script(script: str) -> None:
+    """Raise `ConfigurationError` unless there is such a script."""
+    if not Path(script).is_file():
+        raise ConfigurationError(f"there is no script {script!r}: give the path of the Python file to run")
+
+
+def new_log_folder(script: str) -> Path:
+    """Name a folder for the logs of one run: ``platoon_logs/<script>/<date>_<time>``."""
+    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    return Path("platoon_logs") / Path(script).stem / stamp
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """Return the path of one worker's log."""
+    return folder / f"rank{rank}.log"
+
+
+def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of one worker.
+
+    What the user has set stays. Besides the device, it bounds the threads of each worker, so that all of them together
+    do not want more than the cores there are.
+    """
+    environment = dict(base)
+    environment[DEVICE] = device
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment.setdefault(name, threads)
+    flags = [environment.get("THEANO_FLAGS", ""), f"device={device}"]
+    if device != "cpu":
+        flags.append("dnn.enabled=False")  # Theano 1.0.5 knows cuDNN 5 to 7 only
+        environment.setdefault("GPUARRAY_CACHE_PATH", str(Path.home() / ".cache" / "platoon" / "gpuarray"))
+    environment["THEANO_FLAGS"] = ",".join(filter(None, flags))
+    return environment
+
+
+def launch(
+    script: str,
+    args: Sequence[str],
+    devices: Sequence[str],
+    log_folder: Path,
+    *,
+    seed: int = 0,
+    observer: Callable[[Snapshot], None] | None = None,
+) -> Result:
+    """Run ``script`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
+
+    Parameters
+    ----------
+    script : str
+    args : sequence of str
+        Passed on to the script.
+    devices : sequence of str
+        Such as ``["cpu", "cpu"]``; as many as there are to be workers.
+    log_folder : Path
+        Where ``rank0.log`` and so on go; made if needed.
+    seed : int
+        Common to all workers.
+    observer : callable, optional
+        Called with a `Snapshot` twice a second.
+    """
+    log_folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "platoon_base.bootstrap", script, *args]
+    with host_job(len(devices), seed=seed, observer=observer) as job:
+        for rank, device in enumerate(devices):
+            environment = worker_environment(device, len(devices), os.environ)
+            job.start(rank, command, environment, log_file(log_folder, rank))
+        return job.serve()
