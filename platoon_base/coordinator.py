@@ -271,8 +271,8 @@ class Coordinator:
 
     def _welcome(self, member: Member) -> msg.Welcome:
         size = max(self.size, member.rank + 1)
-        # The launcher starts ranks on this host only, so those not yet here count as neighbours.
-        here = [m for m in self.members.values() if not m.phase.gone and m.host in ("", member.host)]
+        # Those not heard of yet were launched on this host; those that left keep their place in the count.
+        here = [m for m in self.members.values() if m.host in ("", member.host)]
         member.local_rank = sum(m.rank < member.rank for m in here)
         return msg.Welcome(
             rank=member.rank, size=size, local_rank=member.local_rank, local_size=len(here), seed=self.seed

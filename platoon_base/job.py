@@ -24,7 +24,7 @@ from platoon_base.dispatch import UserHandler
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.processes import Children
 from platoon_base.registry import JobFiles
-from platoon_base.segments import Segment
+from platoon_base.segments import Segment, abandoned
 from platoon_base.worker import Lock, Place, Worker
 
 __all__ = ["DEVICE", "JOB", "RANK", "Job", "connect", "host_job", "join", "solo"]
@@ -94,9 +94,9 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
 
     def leave() -> None:
         # Without a controller the last one out tidies up.
-        orphaned = not segment.locked(CONTROLLER_LOCK) and segment.last_user()
+        orphaned = not segment.locked(CONTROLLER_LOCK)
         segment.close()
-        if orphaned:
+        if orphaned and abandoned(files.words):
             files.remove()
 
     try:

@@ -131,15 +131,6 @@ class Segment:
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
-    def last_user(self) -> bool:
-        """Tell whether no other process has this segment open."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
-        return True
-
     @staticmethod
     def unlink(name: str) -> None:
         """Remove the name; the memory goes when the last process has closed it. No error if it is gone already."""

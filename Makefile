@@ -1,0 +1,45 @@
+# make setup builds .venv; demo, test, lint and bench begin with it. PYTHON=... names the Python 3.11 to build it from.
+
+PYTHON ?=
+ARGS ?=
+VENV := .venv/bin
+
+# One compile directory survives between test runs: Theano's compilations are most of a first run.
+TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano'
+
+.PHONY: help setup demo test lint bench clean distclean
+
+help:
+	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
+	@echo 'make demo       two worker processes train a Lasagne network on digits'
+	@echo 'make test       all tests, then the base tests on every other Python 3.9-3.13 found'
+	@echo '                (ARGS="-k name" goes to the first pytest run)'
+	@echo 'make lint       ruff and mypy'
+	@echo 'make bench      run every script in benchmarks/'
+	@echo 'make clean      remove caches and build outputs'
+	@echo 'make distclean  clean, and remove .venv, .venv-base-* and .cache too'
+
+setup:
+	@python=$$(.ci/find_python $(PYTHON)) && "$$python" .ci/setup_env.py
+
+demo: setup
+	$(VENV)/platoon launch -n 2 examples/lasagne_digits.py
+
+test: setup
+	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py $(ARGS)
+
+lint: setup
+	@status=0; \
+	for check in 'ruff check .' 'ruff format --check .' 'mypy --strict platoon_base'; do \
+	    echo "== $$check"; $(VENV)/$$check || status=1; \
+	done; exit $$status
+
+bench: setup
+	@for script in benchmarks/*.py; do echo "== $$script"; $(VENV)/python "$$script" || exit 1; done
+
+clean:
+	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_kernels*.so
+	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv .venv-base-* .cache

@@ -1,0 +1,78 @@
+"""Build and metadata. The C extension is optional: without it platoon_base.kernels works through NumPy."""
+
+import os
+import re
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, find_packages, setup
+
+HERE = Path(__file__).resolve().parent
+
+
+def read_version():
+    text = (HERE / "platoon_base" / "__init__.py").read_text(encoding="utf-8")
+    match = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+    if match is None:
+        raise RuntimeError('platoon_base/__init__.py has no line __version__ = "..."; setup.py reads the version there')
+    return match.group(1)
+
+
+def read_readme():
+    readme = HERE / "README.md"
+    return readme.read_text(encoding="utf-8") if readme.exists() else ""
+
+
+def extensions():
+    # One build in place serves all Pythons from 3.9; environments that share a source tree need not repeat it.
+    if os.environ.get("PLATOON_BUILD_EXTENSION") == "0":
+        return []
+    # A free-threaded CPython has no limited API yet.
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        return []
+    kernels = Extension(
+        "platoon_base._kernels",
+        ["platoon_base/_kernels.c"],
+        define_macros=[("Py_LIMITED_API", "0x03090000")],
+        py_limited_api=True,
+        optional=True,
+        # No contraction and no reordering: the results stay the bits that NumPy gives.
+        extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno"],
+    )
+    return [kernels]
+
+
+setup(
+    name="platoon-plugins",
+    version=read_version(),
+    description="Multi-process data parallelism for Theano-era training scripts: Lasagne, Blocks, Keras",
+    long_description=read_readme(),
+    long_description_content_type="text/markdown",
+    author="the platoon-plugins developers",
+    license="MIT",
+    python_requires=">=3.9",
+    packages=find_packages(include=["platoon_base", "platoon_base.*", "platoon_plugins", "platoon_plugins.*"]),
+    package_data={"platoon_base": ["py.typed"], "platoon_plugins": ["py.typed"]},
+    zip_safe=False,
+    ext_modules=extensions(),
+    options={"bdist_wheel": {"py_limited_api": "cp39"}},
+    install_requires=[
+        "numpy>=1.21",
+        "pyzmq>=22.3",
+        "posix_ipc>=1.0.5",
+        "msgspec>=0.18",
+        "psutil>=5.9",
+        "rich>=12.0",
+        "click>=8.0",
+    ],
+    extras_require={
+        "theano": ["Theano==1.0.5", "numpy<1.24", "scipy"],
+        "lasagne": ["Lasagne>=0.1", "Theano==1.0.5", "numpy<1.24", "scipy"],
+        "fuel": ["fuel>=0.2.0"],
+        "blocks": ["blocks @ git+https://github.com/mila-iqia/blocks.git"],
+        "examples": ["scikit-learn", "matplotlib"],
+        "test": ["pytest>=7.0", "pytest-timeout>=2.1", "hypothesis>=6.50"],
+        "lint": ["ruff", "mypy"],
+    },
+    entry_points={"console_scripts": ["platoon = platoon_base.cli:main"]},
+)

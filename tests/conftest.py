@@ -1,0 +1,128 @@
+"""Fixtures: jobs of real processes, and the proof that each test leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+import pytest
+
+from platoon_base.centers.host import HostCenters
+from platoon_base.channels.inproc import InprocHub
+from platoon_base.control_words import ControlWords
+from platoon_base.controller import Result
+from platoon_base.coordinator import Coordinator
+from platoon_base.job import host_job
+from platoon_base.launcher import log_file, worker_environment
+from platoon_base.messages import PROTOCOL, Hello, encode
+from platoon_base.segments import Segment, abandoned
+from platoon_base.worker import Lock, Place, Worker
+
+JOB_TIMEOUT_S = 100  # below the test's own limit, so that the logs are shown
+
+
+def _shared_memory():
+    """Name the segments that nobody has open, or that this process has mapped; other test runs may have theirs."""
+    mapped = Path("/proc/self/maps").read_text()
+    names = [name for name in os.listdir("/dev/shm") if name.startswith(f"platoon-{os.getuid()}-")]
+    return {name for name in names if f"/dev/shm/{name}" in mapped or abandoned(name)}
+
+
+def _sockets():
+    return {c.fd for c in psutil.Process().net_connections(kind="all")}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind():
+    """Fail a test that leaves a process, shared memory, a socket or a job's folder behind."""
+    me = psutil.Process()
+    before = _shared_memory(), {p.pid for p in me.children(recursive=True)}, _sockets()
+    yield
+    after = _shared_memory(), {p.pid for p in me.children(recursive=True)}, _sockets()
+    for what, old, new in zip(("shared memory", "processes", "sockets"), before, after):
+        assert not new - old, f"left behind: {what} {new - old}"
+
+
+class Outcome(NamedTuple):
+    """How a job of a test ended: its result and the text of each worker's log."""
+
+    result: Result
+    logs: list[str]
+
+    @property
+    def reported(self):
+        """What the workers reported."""
+        return self.result.reported
+
+    def require_success(self):
+        """Fail with the workers' output unless all of them ended well."""
+        assert self.result.status == 0, "\n".join(f"--- rank {i}\n{log}" for i, log in enumerate(self.logs))
+        return self
+
+
+@pytest.fixture
+def run_job(tmp_path):
+    """Run a script, given as text, on N real worker processes, and return the outcome."""
+
+    def run(text, workers=2, *, args=(), environment=None, handler=None, seed=0):
+        script = tmp_path / "script.py"
+        script.write_text(textwrap.dedent(text))
+        with host_job(workers, seed=seed, handler=handler) as job:
+            for rank in range(workers):
+                base = worker_environment("cpu", workers, {**os.environ, **(environment or {})})
+                command = [sys.executable, "-m", "platoon_base.bootstrap", str(script), str(tmp_path), *args]
+                job.start(rank, command, base, log_file(tmp_path, rank))
+            result = job.serve()
+        logs = [log_file(tmp_path, rank).read_text() for rank in range(workers)]
+        return Outcome(result, logs)
+
+    return run
+
+
+@pytest.fixture
+def job_of_one():
+    """Make the only worker of a job inside this process, with a real center in shared memory."""
+    words = ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)
+    channel = InprocHub(Coordinator(1), words).connect()
+    centers = HostCenters(f"/platoon-{os.getuid()}-test{os.getpid()}-center")
+    channel.request(encode(Hello(protocol=PROTOCOL, pid=os.getpid(), host="", device="cpu", rank=0)), 10)
+    place = Place(rank=0, size=1, local_rank=0, local_size=1, seed=0, device="cpu")
+    with Worker(place, channel, words, centers, Lock(lambda: True, lambda: None)) as worker:
+        yield worker
+    Segment.unlink(centers.name)
+
+
+@pytest.fixture
+def platoon(tmp_path):
+    """Run the platoon command in a process of its own, in an empty folder; returns the completed process."""
+
+    def run(*words, environment=None, **kwargs):
+        return subprocess.run(
+            [sys.executable, "-m", "platoon_base", *map(str, words)],
+            cwd=tmp_path,
+            env={**os.environ, "COLUMNS": "200", **(environment or {})},
+            capture_output=True,
+            text=True,
+            timeout=JOB_TIMEOUT_S,
+            check=False,
+            **kwargs,
+        )
+
+    return run
+
+
+@pytest.fixture
+def write_script(tmp_path):
+    """Write a script and return its path."""
+
+    def write(text, name="script.py") -> Path:
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    return write

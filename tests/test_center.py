@@ -1,0 +1,179 @@
+"""The contract of a center, on posix shared memory: values by hand, stripes, locks, many processes at once."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from platoon_base.centers.base import Refused
+from platoon_base.centers.host import STRIPE_BYTES, HostCenter, HostCenters
+from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
+from platoon_base.layout import Layout
+from platoon_base.rules import ASGD, EASGD
+from platoon_base.segments import Segment
+
+pytestmark = pytest.mark.base
+
+SHAPES = [(3, 5), (STRIPE_BYTES // 4 + 17,), (), (300_000,)]
+
+
+def model(seed, dtype="float32"):
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.standard_normal(shape), dtype=dtype) for shape in SHAPES]
+
+
+@pytest.fixture
+def centers():
+    factory = HostCenters(f"/platoon-{os.getuid()}-test{os.getpid()}-center")
+    yield factory
+    Segment.unlink(factory.name)
+
+
+@pytest.fixture
+def pair(centers):
+    """Two handles of one center, as two workers have them."""
+    opened = []
+
+    def open_pair(rule, values):
+        layout = Layout.of(values)
+        opened.append(centers.create(layout, rule, 0))
+        opened[0].write(values, True, 10)
+        opened.append(centers.attach(layout, rule, 1))
+        for center in opened:
+            center.start_from(values)
+        return opened
+
+    yield open_pair
+    for center in opened:
+        center.close()
+
+
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_easgd_is_its_equations(pair, dtype, locked):
+    first, second = model(0, dtype), model(1, dtype)
+    start = model(2, dtype)
+    centers = pair(EASGD(0.3), start)
+    expected_center = [c.copy() for c in start]
+    for handle, x in zip(centers, (first, second)):
+        expected_x = [a.copy() for a in x]
+        for a, c in zip(expected_x, expected_center):
+            d = a.dtype.type(0.3) * (a - c)
+            a -= d
+            c += d
+        assert handle.sync(EASGD(0.3), x, locked, 10) is None
+        for got, expected in zip(x, expected_x):
+            np.testing.assert_array_equal(got, expected)
+    read = [np.empty_like(a) for a in start]
+    centers[0].read(read, locked, 10)
+    for got, expected in zip(read, expected_center):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_asgd_adds_the_progress_of_both(pair):
+    start = model(0)
+    one, two = pair(ASGD(), start)
+    x, y = ([a.copy() for a in start] for _ in range(2))
+    for a, b in zip(x, y):
+        a += 1
+        b += 2
+    one.sync(ASGD(), x, True, 10)
+    two.sync(ASGD(), y, True, 10)
+    one.sync(ASGD(), x, True, 10)
+    for a, b, s in zip(x, y, start):
+        np.testing.assert_array_equal(a, b)
+        np.testing.assert_allclose(a, s + 3, rtol=0, atol=1e-6)
+
+
+def test_a_block_that_is_not_finite_stays_out_and_is_told(pair):
+    start = model(0)
+    center, _ = pair(EASGD(0.5), start)
+    x = [np.asarray(a + 1, a.dtype) for a in start]
+    x[3][200_000] = np.nan
+    x[3][7] = np.inf
+    assert center.sync(EASGD(0.5), x, True, 10) == Refused(parameter=3, element=7)
+    read = [np.empty_like(a) for a in start]
+    center.read(read, True, 10)
+    assert all(np.isfinite(a).all() for a in read)
+    assert read[3][100_000] != start[3][100_000]
+    assert read[3][200_000] == start[3][200_000]
+
+
+def test_a_stripe_that_is_held_is_passed_over_and_waited_for(pair):
+    center, other = pair(EASGD(0.5), model(0))
+    x = model(1)
+    stripes = len(other._stripes)
+    assert stripes >= 3
+    with pytest.raises(CollectiveTimeoutError, match="rank 1"):
+        other._work_locked(lambda _: center.sync(EASGD(0.5), x, True, 0.05), other._stripes[1])
+    changed = [(a != b).any() for a, b in zip(x, model(1))]
+    assert any(changed), "the stripes that were free must have been updated meanwhile"
+    assert other.holder(1) is None
+    assert center.sync(EASGD(0.5), x, True, 10) is None
+
+
+def test_another_layout_is_refused(centers):
+    layout = Layout.of(model(0))
+    center = centers.create(layout, EASGD(0.5), 0)
+    try:
+        for other in (Layout.of(model(0)[:2]), Layout.of(model(0), ["a", "b", "c", "d"]), Layout.of(model(0, "float64"))):
+            with pytest.raises(LayoutMismatchError, match="another model"):
+                centers.attach(other, EASGD(0.5), 1)
+        centers.attach(layout, EASGD(0.5), 1).close()
+    finally:
+        center.close()
+
+
+def test_close_twice_is_harmless(centers):
+    center = centers.create(Layout.of(model(0)), EASGD(0.5), 0)
+    center.close()
+    center.close()
+
+
+def test_size_counts_header_holders_and_buffers():
+    layout = Layout.of([np.zeros(10)])
+    assert HostCenter.size_bytes(layout, EASGD(0.5)) == 4096 + 128
+
+
+@pytest.mark.parametrize("kernels", ["fused", "numpy"])
+def test_processes_at_once_lose_no_update(centers, kernels):
+    """Each of three processes adds 1 to every element, 30 times, against the other two."""
+    n = 3 * STRIPE_BYTES // 4 + 1001
+    layout = Layout.of([np.zeros(n, "float32")])
+    center = centers.create(layout, ASGD(), 0)
+    code = """
+        import sys
+        import numpy as np
+        from platoon_base.centers.host import HostCenters
+        from platoon_base.layout import Layout
+        from platoon_base.rules import ASGD
+
+        x = [np.zeros(int(sys.argv[3]), "float32")]
+        center = HostCenters(sys.argv[1]).attach(Layout.of(x), ASGD(), int(sys.argv[2]))
+        center.start_from(x)
+        sys.stdin.readline()  # all begin together
+        for _ in range(30):
+            x[0] += 1
+            center.sync(ASGD(), x, True, 60)
+        center.close()
+    """
+    environment = dict(os.environ, **({"PLATOON_NO_KERNELS": "1"} if kernels == "numpy" else {}))
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(code), centers.name, str(rank), str(n)],
+            stdin=subprocess.PIPE,
+            env=environment,
+        )
+        for rank in (1, 2, 3)
+    ]
+    for worker in workers:
+        worker.stdin.write(b"\n")
+        worker.stdin.close()
+    assert [worker.wait(60) for worker in workers] == [0, 0, 0]
+    out = [np.empty(n, "float32")]
+    center.read(out, True, 10)
+    center.close()
+    np.testing.assert_array_equal(out[0], 90)

@@ -1,0 +1,189 @@
+"""The contract of a channel, over ZeroMQ and in process: one suite, two back ends."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from platoon_base import messages as msg
+from platoon_base.channels.base import Received
+from platoon_base.channels.inproc import InprocHub
+from platoon_base.channels.zmq import ZmqClient, ZmqServer
+from platoon_base.control_words import ControlWords
+from platoon_base.coordinator import Coordinator
+from platoon_base.dispatch import Dispatcher
+from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
+
+pytestmark = pytest.mark.base
+
+
+def new_words():
+    return ControlWords(bytearray(ControlWords.size_bytes(8)), rows=8, create=True)
+
+
+class Inproc:
+    """A hub in this process."""
+
+    def __init__(self, coordinator, handler, folder):
+        self._hub = InprocHub(coordinator, new_words(), handler)
+
+    def connect(self):
+        return self._hub.connect()
+
+    def die(self):
+        self._hub.close()
+
+    def close(self):
+        pass
+
+
+class Zmq:
+    """A server thread that does what the controller does, on a real socket."""
+
+    def __init__(self, coordinator, handler, folder):
+        self._address = f"ipc://{folder}/control"
+        self._alive = True
+        server = ZmqServer(self._address)
+        dispatcher = Dispatcher(coordinator, new_words(), server.reply, handler)
+
+        def serve():
+            while self._alive:
+                received, _ = server.wait(0.02)
+                for one in received:
+                    dispatcher.receive(one, time.monotonic())
+                dispatcher.carry_out(coordinator.tick(time.monotonic()))
+            server.close()
+
+        self._thread = threading.Thread(target=serve)
+        self._thread.start()
+
+    def connect(self):
+        return ZmqClient(self._address, lambda: self._alive)
+
+    def die(self):
+        self._alive = False
+        self._thread.join()
+
+    close = die
+
+
+@pytest.fixture(params=[Inproc, Zmq])
+def backend(request, tmp_path):
+    made = request.param(Coordinator(2), lambda req, rank, info: [req, rank, info], tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def clients(backend):
+    opened = [backend.connect() for _ in range(2)]
+    yield opened
+    for client in opened:
+        client.close()
+
+
+def ask(client, request, timeout_s=20.0):
+    return msg.decode_reply(client.request(msg.encode(request), timeout_s))
+
+
+def join(client, rank):
+    return ask(client, msg.Hello(protocol=msg.PROTOCOL, pid=1, host="here", device="cpu", rank=rank))
+
+
+def test_a_request_gets_its_answer(clients):
+    assert join(clients[0], 0) == msg.Welcome(rank=0, size=2, local_rank=0, local_size=2, seed=0)
+    assert ask(clients[0], msg.UserRequest(req="x", info={"a": [1, 2.5, None, b"z"]})) == msg.UserReply(
+        answer=["x", 0, {"a": [1, 2.5, None, b"z"]}]
+    )
+
+
+def test_an_answer_may_come_later_and_only_to_whom_it_belongs(clients):
+    for rank, client in enumerate(clients):
+        join(client, rank)
+    answers = {}
+
+    def reduce(rank):
+        pairs = {"m": (float(rank), 1.0)}
+        answers[rank] = ask(clients[rank], msg.Reduce(name="r", pairs=pairs, timeout_s=20))
+
+    threads = [threading.Thread(target=reduce, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers[0] == answers[1] == msg.Reduced(pairs={"m": (1.0, 2.0)}, ranks=[0, 1], lost=[])
+
+
+def test_a_late_answer_is_not_taken_for_the_next_one(clients):
+    for rank, client in enumerate(clients):
+        join(client, rank)
+    with pytest.raises(CollectiveTimeoutError):
+        ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=60), timeout_s=0.1)
+    assert isinstance(ask(clients[1], msg.Reduce(name="r", pairs={}, timeout_s=20)), msg.Reduced)
+    assert ask(clients[0], msg.UserRequest(req="next")) == msg.UserReply(answer=["next", 0, None])
+
+
+def test_the_coordinators_deadline_names_who_is_missing(clients):
+    join(clients[0], 0)
+    reply = ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=0.1))
+    assert isinstance(reply, msg.Failure)
+    assert "rank 1 (expected)" in reply.message
+
+
+def test_what_cannot_be_decoded_is_answered(clients):
+    for data in (b"", b"\xff\xff", b"{}", np.random.default_rng(0).bytes(100), b"\0" * (msg.MAX_BYTES + 1)):
+        reply = msg.decode_reply(clients[0].request(data, 20))
+        assert isinstance(reply, msg.Failure)
+        assert reply.kind == "ProtocolError"
+    assert isinstance(join(clients[0], 0), msg.Welcome)
+
+
+def test_a_wait_ends_when_the_controller_dies(backend, clients):
+    join(clients[0], 0)
+    raised = []
+
+    def wait():
+        try:
+            ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=60), 60)
+        except WorkerLostError as exc:
+            raised.append(exc)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    backend.die()
+    thread.join()
+    assert "controller" in str(raised[0])
+
+
+def test_a_closed_client_says_so(clients):
+    clients[0].close()
+    clients[0].close()
+    with pytest.raises(WorkerLostError, match="closed"):
+        clients[0].request(b"", 1)
+
+
+def test_the_server_wakes_up_for_other_file_descriptors(tmp_path):
+    import os
+
+    server = ZmqServer(f"ipc://{tmp_path}/control")
+    readable, writable = os.pipe()
+    try:
+        os.write(writable, b"x")
+        assert server.wait(60, [readable]) == ([], {readable})
+    finally:
+        server.close()
+        os.close(readable)
+        os.close(writable)
+
+
+def test_a_message_without_frames_of_a_request_is_passed_on_as_such(tmp_path):
+    import zmq
+
+    server = ZmqServer(f"ipc://{tmp_path}/control")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.connect(f"ipc://{tmp_path}/control")
+        socket.send_multipart([b"a", b"b", b"c"])
+        (received,), _ = server.wait(20)
+        assert received == Received(received.peer, b"", b"")
+    server.close()

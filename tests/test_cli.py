@@ -1,0 +1,233 @@
+"""The platoon command, as a user runs it."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from platoon_base.cli import _spread_devices
+
+pytestmark = pytest.mark.base
+
+HELLO = """
+    import sys
+    import numpy as np
+    from platoon_base import EASGD, connect
+
+    with connect() as worker:
+        x = np.ones(10) * worker.global_rank
+        worker.init_shared_params([x], EASGD())
+        worker.sync_params()
+        worker.barrier()
+        worker.report({"answer": 42, "args": " ".join(sys.argv[1:])})
+        print("hello from", worker.global_rank, "of", worker.global_size, worker.device, flush=True)
+"""
+
+
+def test_launch_runs_the_script_on_all_workers_and_writes_the_summary(platoon, write_script, tmp_path):
+    script = write_script(HELLO)
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", "--summary", "out.json", script, "-n", "7", "--log-dir", "x")
+    assert done.returncode == 0, done.stderr
+    for rank in range(2):
+        assert f"hello from {rank} of 2 cpu" in (tmp_path / "logs" / f"rank{rank}.log").read_text()
+    summary = json.loads((tmp_path / "out.json").read_text())
+    assert summary["answer"] == 42
+    assert summary["args"] == "-n 7 --log-dir x"
+    assert summary["workers"] == 2
+    assert summary["status"] == 0
+    assert summary["stopped_by"] == "end of script"
+    assert summary["seconds"] > 0
+    assert "worker 0:" in done.stdout, "in a pipe there must be plain progress lines"
+    assert "\x1b" not in done.stdout
+    assert re.search(r"answer +42", done.stdout)
+
+
+def test_the_same_script_runs_alone_under_plain_python(write_script):
+    done = subprocess.run([sys.executable, write_script(HELLO)], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "hello from 0 of 1 cpu\n"
+
+
+def test_the_exit_status_is_the_worst_and_the_end_of_that_log_is_shown(platoon, write_script):
+    script = write_script(
+        """
+        from platoon_base import connect
+        if connect().global_rank == 1:
+            raise RuntimeError("the reason why")
+        """
+    )
+    done = platoon("launch", "-n", 2, script)
+    assert done.returncode == 1
+    assert "worker 1: exit status 1" in done.stdout
+    assert "RuntimeError: the reason why" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["launch", "-n", "2", "missing.py"], "there is no script 'missing.py'"),
+        (["launch", "-n", "0", "script.py"], "at least 1 worker"),
+        (["launch", "-n", "-3", "script.py"], "at least 1 worker"),
+        (["launch", "-n", "1000", "script.py"], "1 to 256"),
+        (["launch", "script.py"], "say how many workers"),
+        (["launch", "-n", "2", "-D", "cpu", "script.py"], "both -n and -D"),
+        (["launch", "-D", "tpu0", "script.py"], "got device 'tpu0'"),
+        (["launch", "-D", "cuda99", "script.py"], "cuda99 does not exist here|pygpu does not work"),
+        (["launch", "-n", "two", "script.py"], "'two' is not a valid integer"),
+        (["join", "0123456789ab", "script.py"], "no running job '0123456789ab'"),
+    ],
+)
+def test_what_cannot_be_launched_is_refused_with_the_reason(platoon, write_script, words, complaint):
+    write_script(HELLO)
+    done = platoon(*words)
+    assert done.returncode == 2
+    assert re.search(complaint, done.stderr), done.stderr
+    assert "Traceback" not in done.stderr
+
+
+IGNORES_SIGNALS = """
+    import signal, sys, time
+    import numpy as np
+    from platoon_base import EASGD, connect
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    worker = connect()
+    worker.init_shared_params([np.zeros(1000)], EASGD())
+    worker.barrier()
+    with open(sys.argv[1], "w") as ready:
+        ready.write(f"{worker.global_rank}")
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(write_script, tmp_path, number):
+    """The fixture `nothing_left_behind` looks for what is left."""
+    fifo = tmp_path / "ready"
+    os.mkfifo(fifo)
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "platoon_base", "launch", "-n", "2", write_script(IGNORES_SIGNALS), fifo],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    ready = ""
+    while len(ready) < 2:  # both workers are in the middle of it
+        ready += fifo.read_text()
+    launcher.send_signal(number)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 128 + number
+    assert number.name in output
+    assert "SIGKILL" in output
+
+
+def test_ctrl_c_reaches_the_script_as_a_keyboard_interrupt(write_script, tmp_path):
+    fifo = tmp_path / "ready"
+    os.mkfifo(fifo)
+    script = write_script(
+        """
+        import sys, time
+        from platoon_base import connect
+
+        with connect() as worker:
+            try:
+                open(sys.argv[1], "w").close()
+                time.sleep(600)
+            except KeyboardInterrupt:
+                print("interrupted:", worker.should_stop, worker.stop_reason, flush=True)
+                raise
+        """
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "platoon_base", "launch", "-n", "1", "--log-dir", "logs", script, fifo], cwd=tmp_path
+    )
+    fifo.read_text()
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(60) == 128 + signal.SIGINT
+    assert "interrupted: True SIGINT" in (tmp_path / "logs" / "rank0.log").read_text()
+
+
+def test_jobs_lists_the_running_job_and_join_adds_a_worker(platoon, write_script, tmp_path):
+    late = write_script(HELLO.replace("worker.sync_params()", "print('ready', flush=True)"), "late.py")
+    script = write_script(
+        f"""
+        import os, subprocess, sys
+        import numpy as np
+        from platoon_base import EASGD, connect
+
+        with connect() as worker:
+            worker.init_shared_params([np.zeros(10)], EASGD())
+            platoon = [sys.executable, "-m", "platoon_base"]
+            jobs = subprocess.run([*platoon, "jobs"], capture_output=True, text=True, check=True).stdout
+            job = os.path.basename(os.environ["PLATOON_JOB"])
+            assert job in jobs
+            joined = subprocess.Popen([*platoon, "join", job, {str(late)!r}], stdout=subprocess.PIPE, text=True)
+            assert joined.stdout.readline() == "ready\\n"
+            worker.barrier()
+            output, _ = joined.communicate(timeout=60)
+            assert "hello from 1 of 2" in output, output
+            assert joined.returncode == 0
+        """
+    )
+    done = platoon("launch", "-n", 1, script)
+    assert done.returncode == 0, done.stdout
+
+
+def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        import os, signal, subprocess, sys
+        import numpy as np
+        from platoon_base import EASGD, connect
+        from platoon_base.registry import JobFiles
+
+        worker = connect()
+        worker.init_shared_params([np.zeros(1000)], EASGD())
+        files = JobFiles.read(os.environ["PLATOON_JOB"])
+        print(files.folder, files.words, files.center, flush=True)
+        for path in (files.folder, f"/dev/shm{files.words}", f"/dev/shm{files.center}"):
+            os.utime(path, (0, 0))
+        alive = subprocess.run([sys.executable, "-m", "platoon_base", "clean"], capture_output=True, text=True)
+        assert files.job not in alive.stdout, alive.stdout
+        os.kill(os.getppid(), signal.SIGKILL)
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    platoon("launch", "-n", 1, "--log-dir", "logs", script, environment={"PLATOON_NO_PREFORK": "1"})
+    left = (tmp_path / "logs" / "rank0.log").read_text().split()
+    folder, segments = left[0], [f"/dev/shm{name}" for name in left[1:]]
+    assert all(os.path.exists(path) for path in (folder, *segments))
+    listed = platoon("clean", "--dry-run").stdout
+    assert all(path in listed for path in (folder, *segments))
+    assert all(os.path.exists(path) for path in (folder, *segments))
+    platoon("clean")
+    assert not any(os.path.exists(path) for path in (folder, *segments))
+
+
+def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
+    done = platoon("doctor")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert any(line.startswith("ok  Python") for line in lines)
+    assert any("shared memory" in line and "GB free" in line for line in lines)
+    for i, line in enumerate(lines):
+        if line.startswith("no  "):
+            assert "->" in lines[i + 1], f"no remedy for: {line}"
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        ("launch -D cuda0 cuda1 s.py", "launch -D cuda0 -D cuda1 s.py"),
+        ("launch -D cpu s.py -D cuda0 cuda1", "launch -D cpu s.py -D cuda0 cuda1"),
+        ("launch --devices opencl0:0 opencl0:1 --log-dir x s.py", "launch --devices opencl0:0 -D opencl0:1 --log-dir x s.py"),
+        ("launch -n 2 s.py cuda0 cuda1", "launch -n 2 s.py cuda0 cuda1"),
+        ("doctor", "doctor"),
+    ],
+)
+def test_devices_are_listed_after_one_flag(typed, read):
+    assert _spread_devices(typed.split()) == read.split()

@@ -1,0 +1,524 @@
+"""Jobs of real processes, real sockets and real shared memory, on NumPy parameters."""
+
+import signal
+
+import numpy as np
+import pytest
+
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.job import host_job
+
+pytestmark = pytest.mark.base
+
+
+def test_one_worker_with_easgd_follows_the_equations_step_by_step(run_job, tmp_path):
+    run_job(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import EASGD, connect
+
+        rng = np.random.default_rng(5)
+        x = [rng.standard_normal((37, 11)).astype("float32"), rng.standard_normal(5)]
+        with connect() as worker:
+            worker.init_shared_params(x, EASGD(0.3))
+            history = []
+            for step in range(12):
+                for array in x:
+                    array -= (0.1 * rng.standard_normal(array.shape)).astype(array.dtype)
+                if step % 3 == 2:
+                    worker.sync_params()
+                with worker.center_params():
+                    center = [array.copy() for array in x]
+                history.append([array.copy() for array in x] + center)
+        np.savez(sys.argv[1] + "/history.npz", **{f"{i}_{j}": a for i, row in enumerate(history) for j, a in enumerate(row)})
+        """,
+        workers=1,
+    ).require_success()
+    history = np.load(tmp_path / "history.npz")
+
+    rng = np.random.default_rng(5)
+    x = [rng.standard_normal((37, 11)).astype("float32"), rng.standard_normal(5)]
+    c = [array.copy() for array in x]
+    for step in range(12):
+        x = [a - (0.1 * rng.standard_normal(a.shape)).astype(a.dtype) for a in x]
+        if step % 3 == 2:
+            d = [a.dtype.type(0.3) * (a - b) for a, b in zip(x, c)]
+            x = [a - e for a, e in zip(x, d)]
+            c = [b + e for b, e in zip(c, d)]
+        for j, expected in enumerate([*x, *c]):
+            np.testing.assert_array_equal(history[f"{step}_{j}"], expected)
+
+
+def test_every_update_of_four_workers_reaches_the_center(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import ASGD, connect
+
+        x = np.full(700_001, 5.0, "float32")
+        with connect() as worker:
+            worker.init_shared_params([x], ASGD())
+            for step in range(25):
+                x += 2 ** worker.global_rank
+                worker.sync_params()
+            worker.barrier()
+            worker.copy_to_local()
+            assert (x == 5 + 25 * (1 + 2 + 4 + 8)).all(), np.unique(x)
+            worker.report({f"rank {worker.global_rank}": "ok"})
+        """,
+        workers=4,
+    ).require_success()
+    assert len(outcome.reported) == 4
+
+
+def test_the_first_workers_values_are_given_to_all(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import EASGD, connect
+
+        with connect() as worker:
+            x = np.full(10, 1.0 + worker.global_rank)
+            worker.init_shared_params([x], EASGD())
+            assert len(set(x)) == 1
+            worker.report({str(worker.global_rank): x[0]})
+        """,
+        workers=3,
+    ).require_success()
+    assert len(set(outcome.reported.values())) == 1
+
+
+def test_a_late_worker_joins_and_starts_from_the_center(run_job):
+    outcome = run_job(
+        """
+        import os, subprocess, sys
+        import numpy as np
+        from platoon_base import EASGD, connect
+
+        late = "PLATOON_RANK" not in os.environ
+        x = np.full(1000, 100.0 if late else 3.0)
+        with connect() as worker:
+            worker.init_shared_params([x], EASGD(0.5))
+            if late:
+                assert (x == 7.0).all(), x
+                assert worker.global_rank == 2
+                x += 4
+                worker.sync_params()  # d = 2
+                worker.report({"late": "done"})
+            else:
+                if worker.global_rank == 0:
+                    x[:] = 7.0
+                    worker.copy_to_global()
+                    environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
+                    subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
+                worker.barrier("joined and gone")
+                worker.copy_to_local()
+                assert (x == 9.0).all(), x
+        """
+    ).require_success()
+    assert outcome.reported == {"late": "done"}
+
+
+def test_a_worker_may_leave_and_the_others_go_on(run_job):
+    run_job(
+        """
+        import numpy as np
+        from platoon_base import EASGD, connect
+
+        x = np.zeros(100)
+        with connect() as worker:
+            worker.init_shared_params([x], EASGD())
+            for step in range(3 if worker.global_rank == 1 else 10):
+                worker.sync_params()
+            if worker.global_rank != 1:
+                worker.barrier()
+                assert worker.reduce_metrics({"m": (worker.global_rank + 1.0, 1)}) == {"m": 2.0}
+        """,
+        workers=3,
+    ).require_success()
+
+
+@pytest.mark.parametrize(
+    ("late_model", "complaint"),
+    [
+        ("[np.zeros((3, 4))]", "got 1 parameters, the job's model has 2"),
+        ("[np.zeros((4, 3)), np.zeros(2)]", "parameter 0"),
+        ("[np.zeros((3, 4)), np.zeros(2, 'float32')]", "float32"),
+    ],
+)
+def test_a_worker_with_another_model_is_refused_and_the_job_goes_on(run_job, late_model, complaint):
+    outcome = run_job(
+        f"""
+        import numpy as np
+        from platoon_base import EASGD, connect
+        from platoon_base.errors import LayoutMismatchError
+
+        with connect() as worker:
+            if worker.global_rank == 0:
+                worker.init_shared_params([np.zeros((3, 4)), np.zeros(2)], EASGD())
+                worker.barrier("center is there")
+                worker.barrier("other has tried")
+                worker.sync_params()
+            else:
+                worker.barrier("center is there")
+                try:
+                    worker.init_shared_params({late_model}, EASGD())
+                except LayoutMismatchError as exc:
+                    worker.report({{"error": str(exc)}})
+                worker.barrier("other has tried")
+        """
+    ).require_success()
+    assert complaint in outcome.reported["error"]
+
+
+def test_metrics_of_unequal_shards_are_those_of_one_process_on_all_the_data(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import connect
+
+        values = np.random.default_rng(1).lognormal(size=1003)
+        with connect() as worker:
+            mine = worker.shard(values)
+            mean = worker.reduce_metrics({"mean": (mine.sum(), len(mine)), f"only {worker.global_rank}": (1.0, 2)})
+            worker.report({f"mean {worker.global_rank}": mean["mean"], "names": ",".join(sorted(mean))})
+        """,
+        workers=3,
+    ).require_success()
+    expected = np.random.default_rng(1).lognormal(size=1003).mean()
+    for rank in range(3):
+        assert outcome.reported[f"mean {rank}"] == pytest.approx(expected, rel=1e-12)
+    assert outcome.reported["names"] == "mean,only 0,only 1,only 2"
+
+
+@pytest.mark.parametrize(("policy", "voters"), [("any", "1"), ("all", "0 1 2"), ("leader", "0")])
+def test_the_vote_that_suffices_stops_all(run_job, policy, voters):
+    outcome = run_job(
+        """
+        import sys
+        from platoon_base import connect
+
+        policy, voters = sys.argv[2], [int(v) for v in sys.argv[3].split()]
+        with connect() as worker:
+            assert not worker.should_stop
+            worker.barrier()
+            if worker.global_rank in voters:
+                worker.request_stop("enough", policy=policy)
+            worker.barrier()
+            assert worker.should_stop
+            assert worker.stop_reason == "enough"
+        """,
+        workers=3,
+        args=(policy, voters),
+    ).require_success()
+    assert outcome.result.stopped_by == "enough"
+
+
+def test_a_vote_that_does_not_suffice_stops_nobody(run_job):
+    run_job(
+        """
+        from platoon_base import connect
+
+        with connect() as worker:
+            if worker.global_rank == 1:
+                worker.request_stop("enough", policy="leader")
+            worker.barrier()
+            assert not worker.should_stop
+            worker.barrier()
+        """
+    ).require_success()
+
+
+@pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize("policy", ["raise", "skip", "restore"])
+def test_what_is_not_finite_never_reaches_the_center(run_job, bad, policy):
+    run_job(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import EASGD, connect
+        from platoon_base.errors import NonFiniteError
+
+        bad, policy = float(sys.argv[2]), sys.argv[3]
+        x = np.ones(20_000, "float32")
+        with connect() as worker:
+            worker.init_shared_params([x], EASGD(0.5), on_nonfinite=policy)
+            if worker.global_rank == 0:
+                x[:] = 3
+                x[12_345] = bad
+                try:
+                    worker.sync_params()
+                    assert policy != "raise"
+                except NonFiniteError as exc:
+                    assert policy == "raise"
+                    assert "rank 0" in str(exc) and "12345" in str(exc) and "parameter 0" in str(exc), exc
+                assert np.isfinite(x).all() == (policy == "restore")
+            worker.barrier()
+            if worker.global_rank == 1:
+                worker.copy_to_local()
+                assert np.isfinite(x).all()
+                assert x[0] == 2 and x[12_345] == 1 and x[-1] == 2
+            worker.barrier()
+        """,
+        args=(bad, policy),
+    ).require_success()
+
+
+def test_a_wait_in_vain_names_the_ranks_that_are_missing(run_job):
+    run_job(
+        """
+        from platoon_base import connect
+        from platoon_base.errors import CollectiveTimeoutError
+
+        with connect() as worker:
+            if worker.global_rank == 0:
+                try:
+                    worker.barrier("lonely", timeout_s=0.2)
+                except CollectiveTimeoutError as exc:
+                    assert "rank 1" in str(exc) and "lonely" in str(exc), exc
+                else:
+                    raise AssertionError("nobody else came, and yet it went on")
+            worker.barrier("end")
+        """
+    ).require_success()
+
+
+def test_a_worker_killed_in_the_middle_does_not_stop_the_others_nor_go_unnoticed(run_job):
+    outcome = run_job(
+        """
+        import os, signal
+        import numpy as np
+        from platoon_base import EASGD, connect
+
+        x = np.zeros(1000)
+        with connect() as worker:
+            worker.init_shared_params([x], EASGD())
+            worker.barrier()
+            if worker.global_rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            for step in range(20):
+                worker.sync_params()
+            worker.barrier("survivors")
+            worker.report({"done": 1})
+        """,
+        workers=3,
+    )
+    assert outcome.reported == {"done": 1}
+    assert outcome.result.status == 128 + signal.SIGKILL
+
+
+def test_a_lock_on_a_stripe_dies_with_its_holder(run_job):
+    outcome = run_job(
+        """
+        import os, signal
+        import numpy as np
+        from platoon_base import EASGD, connect
+
+        class DieInside(EASGD):
+            kernel = None
+            def sync(self, local, center, local_state=(), center_state=()):
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        x = np.zeros(1000)
+        with connect() as worker:
+            worker.init_shared_params([x], EASGD(0.5))
+            worker.barrier("both here")
+            if worker.global_rank == 1:
+                x[:] = 1
+                worker._rule = DieInside(0.5)
+                worker.sync_params()
+            worker.barrier("other is dead")
+            x[:] = 1
+            worker.sync_params(timeout_s=20)
+            assert (x == 0.5).all()
+            worker.report({"done": 1})
+        """
+    )
+    assert outcome.reported == {"done": 1}, outcome.logs
+    assert outcome.result.status == 128 + signal.SIGKILL
+
+
+def test_the_worst_exit_status_is_the_jobs(run_job):
+    outcome = run_job(
+        """
+        import sys
+        from platoon_base import connect
+
+        sys.exit([0, 7, 3][connect().global_rank])
+        """,
+        workers=3,
+    )
+    assert outcome.result.status == 7
+
+
+def test_garbage_on_the_control_socket_is_answered_and_harms_nobody(run_job):
+    outcome = run_job(
+        r"""
+        import os, json
+        import msgspec, zmq
+        from platoon_base import connect
+
+        with connect() as worker:
+            folder = os.environ["PLATOON_JOB"]
+            with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+                socket.linger = 0
+                socket.connect(f"ipc://{folder}/control")
+                frames = [
+                    [b""], [b"\xff"], [b"1", b""], [b"2", b"\xff\xfe"], [b"3", b"{not json"], [b"1", b"2", b"3", b"4"],
+                    [b"4", msgspec.msgpack.encode({"type": "no such"})], [b"5", msgspec.msgpack.encode({"type": "reduce"})],
+                    [b"6", b"x" * (1 << 21)], [b"a long request id", b""],
+                    [b"7", msgspec.msgpack.encode({"type": "vote", "reason": "a stranger", "policy": "any"})],
+                ]
+                for message in frames:
+                    socket.send_multipart(message)
+                for message in frames:
+                    assert socket.poll(10_000), message
+                    answer = msgspec.msgpack.decode(socket.recv_multipart()[-1])
+                    assert answer["type"] == "failure", (message, answer)
+            worker.barrier()
+            assert not worker.should_stop
+        """
+    ).require_success()
+    assert outcome.result.stopped_by == "end of script"
+
+
+def test_the_users_handler_answers_and_its_errors_are_the_askers(run_job):
+    def handler(req, rank, info):
+        if req == "next":
+            return {"from": rank, "twice": [2 * i for i in info]}
+        raise KeyError(req)
+
+    run_job(
+        """
+        from platoon_base import connect
+        from platoon_base.errors import ConfigurationError, ProtocolError
+
+        with connect() as worker:
+            assert worker.send_req("next", [1, 2]) == {"from": worker.global_rank, "twice": [2, 4]}
+            for req, error in (("unheard of", ProtocolError), ("platoon-init", ConfigurationError)):
+                try:
+                    worker.send_req(req)
+                except error as exc:
+                    assert req in str(exc)
+                else:
+                    raise AssertionError(req)
+            assert worker.send_req("next", []) == {"from": worker.global_rank, "twice": []}
+        """,
+        handler=handler,
+    ).require_success()
+
+
+def test_the_advisory_lock_keeps_others_out(run_job, tmp_path):
+    run_job(
+        """
+        import sys
+        from pathlib import Path
+        from platoon_base import connect
+
+        counter = Path(sys.argv[1]) / "counter"
+        counter.touch()
+        with connect() as worker:
+            worker.barrier()
+            for _ in range(200):
+                worker.lock()
+                try:
+                    counter.write_text(str(int(counter.read_text() or 0) + 1))
+                finally:
+                    worker.unlock()
+        """,
+        workers=3,
+    ).require_success()
+    assert (tmp_path / "counter").read_text() == "600"
+
+
+def test_ranks_sizes_and_seeds(run_job):
+    outcome = run_job(
+        """
+        from platoon_base import connect
+
+        with connect() as worker:
+            assert connect() is worker
+            assert (worker.global_size, worker.local_size, worker.seed) == (3, 3, 42)
+            assert worker.local_rank == worker.global_rank
+            worker.report({str(worker.global_rank): worker.shard_seed})
+        """,
+        workers=3,
+        seed=42,
+    ).require_success()
+    assert sorted(outcome.reported) == ["0", "1", "2"]
+    assert len(set(outcome.reported.values())) == 3
+
+
+def test_a_rank_joins_once(run_job):
+    run_job(
+        """
+        import os, subprocess, sys
+        from platoon_base import connect
+
+        if len(sys.argv) > 2:
+            connect()
+        with connect() as worker:
+            again = subprocess.run([sys.executable, *sys.argv, "again"], capture_output=True, text=True)
+            assert again.returncode == 1
+            assert f"rank {worker.global_rank} is taken by process {os.getpid()}" in again.stderr, again.stderr
+        """
+    ).require_success()
+
+
+def test_without_a_controller_workers_stop_and_tidy_up(write_script, tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    script = write_script(
+        """
+        import os, signal, sys
+        from pathlib import Path
+        import numpy as np
+        from platoon_base import EASGD, connect
+        from platoon_base.errors import WorkerLostError
+
+        x = np.zeros(100)
+        with connect() as worker:
+            worker.init_shared_params([x], EASGD())
+            worker.barrier()
+            if worker.global_rank == 0:
+                os.kill(os.getppid(), signal.SIGKILL)
+            while not worker.should_stop:
+                pass
+            try:
+                worker.sync_params()
+            except WorkerLostError as exc:
+                Path(sys.argv[1], f"lost{worker.global_rank}").write_text(str(exc))
+        Path(sys.argv[1], f"end{worker.global_rank}").touch()
+        Path(sys.argv[1], f"fifo{worker.global_rank}").open("w").close()
+        """
+    )
+    for rank in range(2):
+        os.mkfifo(tmp_path / f"fifo{rank}")
+    launched = subprocess.run(
+        [sys.executable, "-m", "platoon_base", "launch", "-n", "2", str(script), str(tmp_path)],
+        cwd=tmp_path,
+        capture_output=True,
+        check=False,
+        timeout=60,
+    )
+    assert launched.returncode == -signal.SIGKILL
+    for rank in range(2):
+        (tmp_path / f"fifo{rank}").read_text()  # waits for the worker's last line
+        assert "controller" in (tmp_path / f"lost{rank}").read_text()
+
+
+@pytest.mark.parametrize("size", [0, -1, 100_000])
+def test_a_job_of_an_impossible_size_is_refused(size):
+    with pytest.raises(ConfigurationError, match=str(size)), host_job(size):
+        pass
+
+
+def test_a_variable_that_names_no_job_is_an_error_and_not_a_job_of_one(monkeypatch, tmp_path):
+    from platoon_base import connect
+
+    monkeypatch.setenv("PLATOON_JOB", str(tmp_path))
+    with pytest.raises(PlatoonError, match="unset it to run alone"):
+        connect()

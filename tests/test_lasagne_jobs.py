@@ -1,0 +1,193 @@
+"""Lasagne scripts as jobs of several real processes: training, evaluation, the common stop, the shards."""
+
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import solo
+from platoon_plugins.lasagne import StopOnPatience, evaluate, iterate_minibatches, shard
+
+pytestmark = pytest.mark.theano
+
+@pytest.fixture
+def solo_worker():
+    with solo(seed=3) as worker:
+        yield worker
+
+
+def test_workers_train_a_known_model_to_its_known_solution(run_job):
+    """Linear least squares on sharded data: the center must find the weights that made the targets."""
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import EASGD, StopOnPatience, evaluate, iterate_minibatches, sync_updates
+        import lasagne, theano
+        import theano.tensor as T
+        from platoon_base import connect
+
+        rng = np.random.RandomState(0)
+        truth = rng.randn(6, 2)
+        inputs = rng.randn(600, 6).astype(theano.config.floatX)
+        targets = inputs.dot(truth).astype(theano.config.floatX)
+
+        worker = connect()
+        x, y = T.matrix("x"), T.matrix("y")
+        network = lasagne.layers.DenseLayer(lasagne.layers.InputLayer((None, 6), x), 2, nonlinearity=None)
+        params = lasagne.layers.get_all_params(network, trainable=True)
+        loss = T.sqr(lasagne.layers.get_output(network) - y).mean()
+        updates = sync_updates(lasagne.updates.momentum(loss, params, 0.02), params, EASGD(), every_n_updates=5)
+        train, error = theano.function([x, y], loss, updates=updates), theano.function([x, y], loss)
+
+        stop = StopOnPatience(3, min_delta=1e-9)
+        for epoch in range(200):
+            for batch in iterate_minibatches(inputs, targets, 20, shuffle=True, epoch=epoch):
+                train(*batch)
+            if stop(evaluate(error, inputs, targets, 64)):
+                break
+        final = evaluate(error, inputs, targets, 64)
+        with worker.center_params():
+            distance = float(abs(params[0].get_value() - truth).max())
+        worker.report({f"error {worker.global_rank}": final, f"distance {worker.global_rank}": distance,
+                       f"epoch {worker.global_rank}": epoch})
+        """
+    ).require_success()
+    seen = outcome.reported
+    assert seen["error 0"] == seen["error 1"]
+    assert seen["epoch 0"] == seen["epoch 1"] < 199
+    assert outcome.result.stopped_by == "no improvement in 3 evaluations"
+    assert seen["error 0"] < 1e-6
+    assert max(seen["distance 0"], seen["distance 1"]) < 1e-2
+
+
+def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
+    """Shards of unequal size, batches that do not divide them, and parameters that differ from the center's."""
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import EASGD, evaluate
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+
+        worker = connect()
+        w = theano.shared(np.arange(3.0), name="w")
+        worker.init_shared_params([w], EASGD())
+        w.set_value(w.get_value() + 10 * worker.global_rank)
+        x, y = T.dmatrix("x"), T.dvector("y")
+        error = T.sqr(T.dot(x, w) - y)
+        one, two = theano.function([x, y], error.mean()), theano.function([x, y], [error.mean(), error.max()])
+        rng = np.random.RandomState(0)
+        data = rng.randn(101, 3), rng.randn(101)
+        worker.report({f"one {worker.global_rank}": evaluate(one, *data, batch_size=7)})
+        first, second = evaluate(two, *data, batch_size=200)
+        worker.report({f"two {worker.global_rank}": first})
+        tiny = evaluate(two, data[0][:2], data[1][:2], batch_size=1)
+        assert len(tiny) == 2
+        worker.report({f"tiny {worker.global_rank}": tiny[0]})
+        assert (w.get_value() == np.arange(3.0) + 10 * worker.global_rank).all()
+        """,
+        workers=3,
+    ).require_success()
+    rng = np.random.RandomState(0)
+    x, y = rng.randn(101, 3), rng.randn(101)
+    errors = (x.dot(np.arange(3.0)) - y) ** 2
+    for rank in range(3):
+        assert outcome.reported[f"one {rank}"] == pytest.approx(errors.mean(), rel=1e-6)
+        assert outcome.reported[f"two {rank}"] == pytest.approx(errors.mean(), rel=1e-6)
+        assert outcome.reported[f"tiny {rank}"] == pytest.approx(errors[:2].mean(), rel=1e-6)
+
+
+def test_a_model_of_another_shape_is_refused_when_the_graph_is_built(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import EASGD, sync_updates
+        import theano
+        from platoon_base import connect
+        from platoon_base.errors import LayoutMismatchError
+
+        worker = connect()
+        if worker.global_rank == 1:
+            worker.barrier("first")
+        w = theano.shared(np.zeros((2, 3 + worker.global_rank)), name="w")
+        try:
+            sync_updates({w: w * 2}, [w], EASGD())
+        except LayoutMismatchError as exc:
+            worker.report({"error": str(exc)})
+        else:
+            worker.barrier("first")
+            worker.sync_params()
+        worker.barrier("end")
+        """
+    ).require_success()
+    assert "w float64[2, 4]" in outcome.reported["error"]
+    assert "w float64[2, 3]" in outcome.reported["error"]
+
+
+def test_minibatches_cover_each_row_once_over_all_workers(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import iterate_minibatches
+        from platoon_base import connect
+
+        worker = connect()
+        rows = np.arange(103)
+        for epoch in range(2):
+            seen = np.concatenate([a for a, b in iterate_minibatches(rows, -rows, 10, shuffle=True, epoch=epoch)])
+            worker.report({f"{epoch} {worker.global_rank}": " ".join(map(str, seen))})
+        """,
+        workers=3,
+    ).require_success()
+    orders = []
+    for epoch in range(2):
+        seen = [int(i) for rank in range(3) for i in outcome.reported[f"{epoch} {rank}"].split()]
+        assert sorted(seen) == list(range(103))
+        orders.append(seen)
+    assert orders[0] != orders[1]
+
+
+def test_alone_minibatches_are_the_classic_ones(solo_worker):
+    x, y = np.arange(20).reshape(10, 2), np.arange(10)
+    got = list(iterate_minibatches(x, y, 4, worker=solo_worker))
+    assert [len(b) for _, b in got] == [4, 4, 2]
+    np.testing.assert_array_equal(np.concatenate([a for a, _ in got]), x)
+    np.testing.assert_array_equal(np.concatenate([b for _, b in got]), y)
+
+
+def test_alone_a_shard_is_everything(solo_worker):
+    x, y = np.arange(5), np.arange(5) * 2
+    np.testing.assert_array_equal(shard(x, worker=solo_worker), x)
+    for got, expected in zip(shard(x, y, worker=solo_worker), (x, y)):
+        np.testing.assert_array_equal(got, expected)
+
+
+def test_alone_patience_stops_by_the_rule(solo_worker):
+    stop = StopOnPatience(2, worker=solo_worker)
+    assert [stop(v) for v in (3.0, 2.0, 2.0)] == [False, False, False]
+    assert stop.best == 2.0
+    assert stop(2.5)
+    assert solo_worker.stop_reason == "no improvement in 2 evaluations"
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda w: evaluate(None, [1, 2], [1], 1, w), "as many"),
+        (lambda w: evaluate(None, [], [], 1, w), "at least one"),
+        (lambda w: evaluate(None, [1], [1], 0, w), "batch_size"),
+        (lambda w: list(iterate_minibatches(np.ones(3), np.ones(2), 1, worker=w)), "row by row"),
+        (lambda w: list(iterate_minibatches(np.ones(3), np.ones(3), 0, worker=w)), "batchsize"),
+        (lambda w: shard(np.ones(3), np.ones(4), worker=w), "row by row"),
+        (lambda w: StopOnPatience(0, worker=w), "patience"),
+    ],
+)
+def test_bad_arguments_are_refused(solo_worker, call, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        call(solo_worker)

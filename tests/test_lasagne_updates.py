@@ -1,0 +1,226 @@
+"""Synchronization inside the compiled function: every update rule of Lasagne, the Op, the graph optimization."""
+
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+
+import lasagne
+import theano.tensor as T
+
+from platoon_plugins.lasagne import ASGD, EASGD, sync_updates
+from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
+from platoon_base.job import solo
+from platoon_base.theano_ops import Sync
+
+pytestmark = pytest.mark.theano
+
+RULES = {
+    "sgd": lambda loss, params: lasagne.updates.sgd(loss, params, 0.1),
+    "momentum": lambda loss, params: lasagne.updates.momentum(loss, params, 0.1),
+    "nesterov_momentum": lambda loss, params: lasagne.updates.nesterov_momentum(loss, params, 0.1),
+    "adagrad": lambda loss, params: lasagne.updates.adagrad(loss, params, 0.1),
+    "rmsprop": lambda loss, params: lasagne.updates.rmsprop(loss, params, 0.1),
+    "adadelta": lambda loss, params: lasagne.updates.adadelta(loss, params),
+    "adam": lambda loss, params: lasagne.updates.adam(loss, params, 0.1),
+}
+
+
+def make_params():
+    rng = np.random.RandomState(3)
+    floatx = theano.config.floatX
+    return [
+        theano.shared(rng.randn(4, 3).astype(floatx), name="W"),
+        theano.shared(rng.randn(3).astype(floatx), name="b"),
+    ]
+
+
+def make_loss(params):
+    w, b = params
+    x = T.matrix("x")
+    return x, T.sqr(T.dot(x, w) + b).mean()
+
+
+def batches(count):
+    rng = np.random.RandomState(7)
+    return [rng.randn(5, 4).astype(theano.config.floatX) for _ in range(count)]
+
+
+@pytest.fixture
+def solo_worker():
+    with solo() as worker:
+        yield worker
+
+
+@pytest.fixture
+def job_worker(job_of_one):
+    """The only worker of a real job, with a center in shared memory."""
+    return job_of_one
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_every_rule_of_lasagne_is_synchronized_as_the_equations_say(job_worker, name):
+    """Against the same rule compiled without us, whose parameters are synchronized by hand between the calls."""
+    ours, theirs = make_params(), make_params()
+    x, loss = make_loss(ours)
+    updates = sync_updates(RULES[name](loss, ours), ours, EASGD(0.25), every_n_updates=3, worker=job_worker)
+    step = theano.function([x], loss, updates=updates)
+    x, loss = make_loss(theirs)
+    plain = theano.function([x], loss, updates=RULES[name](loss, theirs))
+    center = [p.get_value() for p in theirs]
+    for i, batch in enumerate(batches(10)):
+        np.testing.assert_allclose(step(batch), plain(batch), rtol=1e-6)
+        if i % 3 == 2:
+            for parameter, c in zip(theirs, center):
+                value = parameter.get_value()
+                d = value.dtype.type(0.25) * (value - c)
+                parameter.set_value(value - d)
+                c += d
+        for a, b in zip(ours, theirs):
+            np.testing.assert_allclose(a.get_value(), b.get_value(), rtol=1e-5, atol=1e-7)
+
+
+def test_no_rule_of_lasagne_is_forgotten():
+    helpers = {"apply_momentum", "apply_nesterov_momentum", "norm_constraint", "total_norm_constraint"}
+    assert set(lasagne.updates.__all__) - helpers == set(RULES)
+
+
+@pytest.mark.parametrize("name", sorted(RULES))
+def test_alone_the_updates_are_as_they_were(solo_worker, name):
+    params = make_params()
+    updates = RULES[name](make_loss(params)[1], params)
+    wrapped = sync_updates(updates, params, EASGD(), worker=solo_worker)
+    assert isinstance(wrapped, OrderedDict)
+    assert list(wrapped.items()) == list(updates.items())
+
+
+def test_a_step_without_a_synchronization_copies_no_parameter(job_worker):
+    params = make_params()
+    x, loss = make_loss(params)
+    updates = sync_updates(
+        lasagne.updates.adam(loss, params), params, EASGD(), every_n_updates=1000, worker=job_worker
+    )
+    step = theano.function([x], loss, updates=updates)
+    (node,) = [n for n in step.maker.fgraph.toposort() if isinstance(n.op, Sync)]
+    assert node.op.inplace == (0, 1)
+    assert node.op.destroy_map == {0: [0], 1: [1]}
+    inputs = [step.fn.storage_map[variable] for variable in node.inputs]
+    seen = []
+    synchronizer = node.op.synchronizer
+    original = synchronizer.step
+    synchronizer.step = lambda arrays: (seen.append([a.ctypes.data for a in arrays]), original(arrays))
+    step.fn.allow_gc = False
+    step(batches(1)[0])
+    assert [[storage[0].ctypes.data for storage in inputs]] == seen or inputs[0][0] is None
+    assert seen == [[p.get_value(borrow=True).ctypes.data for p in params]]
+
+
+def test_in_place_where_theano_allows_it_and_a_copy_where_not(job_worker):
+    """The new value of one parameter is at the same time that of another variable, which must not change."""
+    params = make_params()
+    mirror = theano.shared(params[1].get_value(), name="mirror")
+    x, loss = make_loss(params)
+    updates = lasagne.updates.sgd(loss, params, 0.1)
+    wrapped = sync_updates(updates, params, EASGD(0.5), every_n_updates=1, worker=job_worker)
+    wrapped[mirror] = updates[params[1]]
+    step = theano.function([x], loss, updates=wrapped)
+    start = params[1].get_value()
+    step(batches(1)[0])
+    raw, synced = mirror.get_value(), params[1].get_value()
+    assert (raw != synced).any()
+    np.testing.assert_allclose(synced, raw - 0.5 * (raw - start), rtol=1e-6)
+
+
+def test_the_op_is_pure_as_written(job_worker):
+    params = make_params()
+    x, loss = make_loss(params)
+    wrapped = sync_updates(lasagne.updates.sgd(loss, params, 0.1), params, EASGD(), worker=job_worker)
+    op = wrapped[params[0]].owner.op
+    assert not hasattr(op, "destroy_map")
+    assert op == Sync(op.synchronizer)
+    assert hash(op) == hash(Sync(op.synchronizer))
+    assert op != Sync(op.synchronizer, (0,))
+
+
+@pytest.mark.parametrize("mode", ["FAST_COMPILE", "FAST_RUN"])
+def test_modes_agree(job_worker, mode):
+    params = make_params()
+    x, loss = make_loss(params)
+    updates = sync_updates(
+        lasagne.updates.sgd(loss, params, 0.1), params, EASGD(0.5), every_n_updates=2, worker=job_worker
+    )
+    step = theano.function([x], loss, updates=updates, mode=mode)
+    for batch in batches(4):
+        step(batch)
+    expected, center = make_params(), make_params()
+    x, loss = make_loss(expected)
+    plain = theano.function([x], loss, updates=lasagne.updates.sgd(loss, expected, 0.1))
+    for i, batch in enumerate(batches(4)):
+        plain(batch)
+        if i % 2:
+            for e, c in zip(expected, center):
+                d = 0.5 * (e.get_value() - c.get_value())
+                e.set_value((e.get_value() - d).astype(theano.config.floatX))
+                c.set_value((c.get_value() + d).astype(theano.config.floatX))
+    for p, e in zip(params, expected):
+        np.testing.assert_allclose(p.get_value(), e.get_value(), rtol=1e-5)
+
+
+def test_a_value_that_is_not_finite_is_an_error_that_names_the_parameter(job_worker):
+    params = make_params()
+    x, loss = make_loss(params)
+    updates = sync_updates(
+        lasagne.updates.sgd(loss, params, 0.1), params, EASGD(), every_n_updates=1, worker=job_worker
+    )
+    step = theano.function([x], loss, updates=updates)
+    with pytest.raises(NonFiniteError, match=r"rank 0, step 1: element 0 of W"):
+        step(np.full((5, 4), np.nan, theano.config.floatX))
+    with job_worker.center_params():
+        assert all(np.isfinite(p.get_value()).all() for p in params)
+
+
+@pytest.mark.parametrize("period", [0, -1, 1.5, True])
+def test_a_period_below_one_is_refused(solo_worker, period):
+    params = make_params()
+    with pytest.raises(ConfigurationError, match="period"):
+        sync_updates({p: p for p in params}, params, EASGD(), every_n_updates=period, worker=solo_worker)
+
+
+def test_parameters_that_are_no_shared_variables_are_refused(solo_worker):
+    x = T.matrix("x")
+    with pytest.raises(ConfigurationError, match="shared variables"):
+        sync_updates({x: x}, [x], EASGD(), worker=solo_worker)
+
+
+def test_a_parameter_without_an_update_is_refused(solo_worker):
+    w, b = make_params()
+    with pytest.raises(ConfigurationError, match="no update for b"):
+        sync_updates({w: w}, [w, b], EASGD(), worker=solo_worker)
+
+
+def test_updates_that_are_no_mapping_are_refused(solo_worker):
+    with pytest.raises(ConfigurationError, match="lasagne.updates"):
+        sync_updates([], make_params(), EASGD(), worker=solo_worker)
+
+
+def test_a_second_call_is_refused(solo_worker):
+    params = make_params()
+    updates = {p: p for p in params}
+    sync_updates(updates, params, ASGD(), worker=solo_worker)
+    with pytest.raises(ConfigurationError, match="already"):
+        sync_updates(updates, params, ASGD(), worker=solo_worker)
+
+
+def test_integer_parameters_are_refused(solo_worker):
+    counter = theano.shared(np.zeros(3, "int64"), name="counter")
+    with pytest.raises(ConfigurationError, match="counter is of dtype int64"):
+        sync_updates({counter: counter}, [counter], EASGD(), worker=solo_worker)
+
+
+def test_layout_errors_are_value_errors():
+    assert issubclass(LayoutMismatchError, ValueError)
