@@ -2,25 +2,58 @@
 
 from __future__ import annotations
 
+import builtins
 import logging
 import os
-import runpy
 import sys
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
+from types import ModuleType
 
 from platoon_base import compat
 from platoon_base.job import RANK
 
+__all__ = ["main", "run_script", "script_folder", "set_up_logging"]
+
 
 def main() -> None:
     """Run the script named on the command line as ``python script.py`` would, with the shims it may need."""
-    script = sys.argv[1]
-    sys.argv = sys.argv[1:]
-    sys.path[0] = str(Path(script).resolve().parent)
-    rank = os.environ.get(RANK, "-")
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s")
+    script, *args = sys.argv[1:]
+    set_up_logging()
     compat.apply()
-    runpy.run_path(script, run_name="__main__")
+    run_script(script, args)
+
+
+def set_up_logging() -> None:
+    """Log to standard error, each line with this worker's rank."""
+    rank = os.environ.get(RANK, "-")
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s", force=True
+    )
+
+
+def script_folder(script: str) -> str:
+    """Return what ``python script`` puts first on the module search path."""
+    return str(Path(script).resolve().parent)
+
+
+def run_script(script: str, args: list[str]) -> None:
+    """Do in this process what ``python script args`` does; what the script raises comes out.
+
+    Unlike `runpy.run_path` it leaves the script's module in place as ``__main__``, for what runs at the end of the
+    process.
+    """
+    path = os.path.abspath(script)
+    loader = SourceFileLoader("__main__", path)
+    module = ModuleType("__main__")
+    module.__dict__.update(
+        __file__=path, __loader__=loader, __builtins__=builtins, __package__=None, __cached__=None, __annotations__={}
+    )
+    sys.argv = [script, *args]
+    sys.path[0] = script_folder(script)
+    code = loader.source_to_code(loader.get_data(path), path)
+    sys.modules["__main__"] = module
+    exec(code, module.__dict__)
 
 
 if __name__ == "__main__":

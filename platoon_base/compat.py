@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from platoon_base import theano_fixes
+
 __all__ = ["apply"]
 
 
@@ -28,6 +30,7 @@ def apply() -> None:
     _restore_getargspec()
     _set_blas()
     _install_finder()
+    theano_fixes.install()
 
 
 def _restore_collections() -> None:

@@ -1,10 +1,11 @@
 """Rules applied to memory in one pass: by the C extension where it can, by NumPy block by block otherwise.
 
-Both forms give the same bits, and both leave a block alone in which a center value would not stay finite.
+Both forms give the same bits, and both leave an element alone whose center value would not stay finite.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -26,7 +27,7 @@ __all__ = ["BLOCK", "HAVE_FUSED", "Plan"]
 Array = np.ndarray[Any, Any]
 Fused = Callable[..., Optional[tuple[int, int]]]  # noqa: UP045
 
-BLOCK = 4096  # elements; the same number stands in _kernels.c
+BLOCK = 4096  # elements that the NumPy form treats at a time, so that its copies stay in the first-level cache
 HAVE_FUSED = _kernels is not None
 
 
@@ -50,7 +51,8 @@ class Plan:
         self._center = list(center)
         self._local_states = [tuple(state[i] for state in local_states) for i in range(len(center))]
         self._center_states = [tuple(state[i] for state in center_states) for i in range(len(center))]
-        self._dtypes = {c.dtype for c in center}
+        dtypes = {c.dtype.name for c in center}
+        self._dtype = dtypes.pop() if len(dtypes) == 1 else None  # the table has one kernel
         fixed = [(c, *states) for c, states in zip(self._center, self._local_states)]
         # Columns: address of x, of c, of each local state; number of elements.
         rows = [[0, *(a.ctypes.data for a in arrays), arrays[0].size] for arrays in fixed]
@@ -69,8 +71,8 @@ class Plan:
 
         Returns
         -------
-        (piece, element) of the first center value that would not have been finite, or None. Its block of ``BLOCK``
-        elements is unchanged on all sides.
+        (piece, element) of the first center value that would not have been finite, or None. Such elements are left
+        as they were on all sides.
 
         Raises
         ------
@@ -95,11 +97,9 @@ class Plan:
                 )
 
     def _fused(self, rule: Rule) -> Fused | None:
-        if not HAVE_FUSED or rule.kernel is None or len(self._dtypes) != 1 or rule.center_state:
+        if rule.kernel is None or self._dtype is None or rule.center_state:
             return None
-        (dtype,) = self._dtypes
-        found: Fused | None = getattr(_kernels, f"{rule.kernel}_{dtype.name}", None)
-        return found
+        return _find_fused(rule.kernel, self._dtype)
 
     def _run_numpy(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
         first = None
@@ -112,6 +112,12 @@ class Plan:
         return first
 
 
+@functools.lru_cache(maxsize=None)
+def _find_fused(kernel: str, dtype: str) -> Fused | None:
+    found: Fused | None = getattr(_kernels, f"{kernel}_{dtype}", None)
+    return found
+
+
 def _run_block(
     rule: Rule,
     local: Array,
@@ -120,15 +126,17 @@ def _run_block(
     center_states: tuple[Array, ...],
     block: slice,
 ) -> int | None:
-    """Apply the rule's NumPy form to copies of one block, and keep the result if the center stays finite."""
+    """Apply the rule's NumPy form to copies of one block, and keep the elements whose center stays finite."""
     arrays = [local, center, *local_states, *center_states]
     copies = [array[block].copy() for array in arrays]
     split = 2 + len(local_states)
     with np.errstate(over="ignore", invalid="ignore"):
         rule.sync(copies[0], copies[1], tuple(copies[2:split]), tuple(copies[split:]))
     finite = np.isfinite(copies[1])
-    if not finite.all():
-        return int(np.argmin(finite))
+    if finite.all():
+        for array, copy in zip(arrays, copies):
+            array[block] = copy
+        return None
     for array, copy in zip(arrays, copies):
-        array[block] = copy
-    return None
+        np.copyto(array[block], copy, where=finite)
+    return int(np.argmin(finite))

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from platoon_base.prefork import Nursery, Start
+
 __all__ = ["Children", "Exit", "exit_status"]
 
 log = logging.getLogger(__name__)
@@ -47,22 +49,37 @@ def exit_status(returncode: int) -> int:
 
 
 class _Child:
-    def __init__(self, pid: int, process: subprocess.Popen[bytes] | None) -> None:
+    """A process to watch.
+
+    Parameters
+    ----------
+    pid : int
+    process : subprocess.Popen, optional
+        If it was started here.
+    own : bool
+        Whether it is a child of this process, which then learns its status, and the head of its process group.
+    """
+
+    def __init__(self, pid: int, process: subprocess.Popen[bytes] | None = None, *, own: bool) -> None:
         self.pid = pid
         self.process = process
+        self.own = own
         self.pidfd = os.pidfd_open(pid)
 
-    def poll(self) -> int | None:
+    def poll(self, *, wait: bool = False) -> int | None:
         """Return the exit status once the process is gone."""
         if self.process is not None:
-            code = self.process.poll()
+            code = self.process.wait() if wait else self.process.poll()
             return None if code is None else exit_status(code)
+        if self.own:
+            pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+            return None if pid == 0 else exit_status(os.waitstatus_to_exitcode(status))
         return 0 if _exited(self.pidfd) else None
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal a worker that was started here together with all its descendants, an adopted one alone."""
+        """Signal a worker of this process together with all its descendants, an adopted one alone."""
         with contextlib.suppress(ProcessLookupError):
-            if self.process is not None:
+            if self.own:
                 os.killpg(self.pid, number)
             else:
                 signal.pidfd_send_signal(self.pidfd, number)
@@ -84,6 +101,8 @@ class Children:
 
     def __init__(self) -> None:
         self._children: dict[int, _Child] = {}
+        self._nursery: Nursery | None = None
+        self._unborn: list[Start] = []  # what the nursery is to fork
         self._stop_began: float | None = None
         self._stop_stage = 0
 
@@ -101,34 +120,76 @@ class Children:
                 stderr=subprocess.STDOUT if output is not None else None,
                 start_new_session=True,
             )
-        self._children[rank] = _Child(process.pid, process)
+        self._children[rank] = _Child(process.pid, process, own=True)
+
+    def start_forked(
+        self, script: str, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
+    ) -> None:
+        """Start workers from one process that has imported the modules in ``preload``; if that fails, each by itself.
+
+        They are among `running` from now on; `reap` takes delivery of them.
+        """
+        self._unborn = list(starts)
+        try:
+            self._nursery = Nursery(script, args, preload, starts)
+        except (OSError, ValueError) as exc:
+            self._start_one_by_one(f"cannot prepare workers in common ({exc})")
+
+    def _start_one_by_one(self, why: str) -> None:
+        log.warning("%s: they start one by one", why)
+        starts, self._unborn = self._unborn, []
+        for start in starts:
+            self.start(*start)
+
+    def _take_delivery(self) -> list[Exit]:
+        """Add the workers that the nursery has forked, or do without it if it failed."""
+        if self._nursery is None:
+            return []
+        code, pids = self._nursery.finish()
+        self._nursery = None
+        if code == 0:
+            starts, self._unborn = self._unborn, []
+            for start, pid in zip(starts, pids):
+                self._children[start.rank] = child = _Child(pid, own=True)
+                if self.stopping:
+                    child.signal(signal.SIGKILL)  # it has missed the earlier signals
+            return []
+        for pid in pids:
+            os.waitpid(pid, 0)
+        if self.stopping:
+            starts, self._unborn = self._unborn, []
+            return [Exit(start.rank, exit_status(code)) for start in starts]
+        ended = Exit(-1, exit_status(code))
+        self._start_one_by_one(f"preparing workers in common ended with {ended}, see {self._unborn[0].log_file}")
+        return []
 
     def adopt(self, rank: int, pid: int) -> bool:
         """Watch a process of this host that somebody else started; False if there is none."""
         try:
-            self._children[rank] = _Child(pid, None)
+            self._children[rank] = _Child(pid, own=False)
         except (ProcessLookupError, ValueError):
             return False
         return True
 
     @property
     def fds(self) -> list[int]:
-        """File descriptors that can be read as soon as a child has ended."""
-        return [child.pidfd for child in self._children.values()]
+        """File descriptors that can be read as soon as there is something to `reap`."""
+        nursery = [] if self._nursery is None else [self._nursery.fd]
+        return nursery + [child.pidfd for child in self._children.values()]
 
     @property
     def running(self) -> set[int]:
         """Ranks whose process has not been seen to end."""
-        return set(self._children)
+        return {*self._children, *(start.rank for start in self._unborn)}
 
     def reap(self) -> list[Exit]:
         """Collect the processes that ended since the last call, and end what they left running."""
-        exits = []
+        exits = self._take_delivery() if self._nursery is not None and self._nursery.ready else []
         for rank, child in list(self._children.items()):
             status = child.poll()
             if status is None:
                 continue
-            if child.process is not None:
+            if child.own:
                 child.signal(signal.SIGKILL)
             os.close(child.pidfd)
             del self._children[rank]
@@ -147,8 +208,11 @@ class Children:
             return
         waited = time.monotonic() - self._stop_began
         while self._stop_stage < len(_ESCALATION) and waited >= _ESCALATION[self._stop_stage][0]:
+            number = _ESCALATION[self._stop_stage][1]
+            if self._nursery is not None:
+                self._nursery.signal(number)
             for child in self._children.values():
-                child.signal(_ESCALATION[self._stop_stage][1])
+                child.signal(number)
             self._stop_stage += 1
 
     @property
@@ -158,9 +222,10 @@ class Children:
 
     def kill(self) -> None:
         """End all processes at once and collect them."""
+        self._stop_began = self._stop_began or time.monotonic()
+        if self._nursery is not None:
+            self._nursery.signal(signal.SIGKILL)
+            self._take_delivery()
         for child in self._children.values():
             child.signal(signal.SIGKILL)
-        for child in self._children.values():
-            if child.process is not None:
-                child.process.wait(timeout=10)
-        self.reap()
+        self.reap(wait=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import mmap
 import os
 import stat
@@ -26,6 +27,7 @@ SHM_FOLDER = Path("/dev/shm")
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
 
 
+@functools.lru_cache(maxsize=1 << 16)
 def _flock(kind: int, byte: int) -> bytes:
     """Build the ``struct flock`` of 64-bit Linux for one byte."""
     return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)

@@ -159,8 +159,8 @@ class Worker:
             raise ConfigurationError("parameters are shared already: init_shared_params is called once in a process")
         if on_nonfinite not in ON_NONFINITE:
             raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
-        if not callable(getattr(rule, "resolved", None)):
-            raise ConfigurationError(f"got {rule!r} as the rule: pass a rule such as EASGD() or ASGD()")
+        if isinstance(rule, type) or not callable(getattr(rule, "resolved", None)):
+            raise ConfigurationError(f"got {rule!r} as the rule: pass a rule, such as EASGD() or ASGD()")
         parameters, resolved = Parameters(params), rule.resolved(self.global_size)
         arrays = parameters.borrow()
         _require_finite(parameters.layout, arrays)

@@ -39,7 +39,7 @@ class Center(Protocol):
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
         """Apply the rule once between ``arrays``, changed in place, and the center.
 
-        A block of the center that would not stay finite is left as it was, and so are the local values
+        An element of the center that would not stay finite is left as it was, and so is the local value
         behind it.
 
         Returns

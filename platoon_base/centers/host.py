@@ -21,7 +21,7 @@ Array = np.ndarray[Any, Any]
 
 MAGIC = b"PLTNCNTR"
 VERSION = 1
-STRIPE_BYTES = 1 << 20
+STRIPE_BYTES = 1 << 21  # large against the cost of a lock, small against a model
 FREE = -1
 _GOLDEN = 0.618034
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
@@ -67,12 +67,13 @@ class HostCenter:
         Tells which state buffers there are.
     rank : int
         Of this worker, for the holder words and for the stripe to begin with.
+    stripe_bytes : int
     """
 
-    def __init__(self, segment: Segment, layout: Layout, rule: Rule, rank: int) -> None:
+    def __init__(self, segment: Segment, layout: Layout, rule: Rule, rank: int, stripe_bytes: int) -> None:
         self._segment = segment
         self._rank = rank
-        pieces = layout.stripes(STRIPE_BYTES)
+        pieces = layout.stripes(stripe_bytes)
         self._holders = np.ndarray((len(pieces),), dtype="i4", buffer=segment.buffer, offset=_FIRST_HOLDER)
         first, step = _buffers_start(len(pieces)), layout.nbytes
         center = layout.views(segment.buffer, first)
@@ -85,9 +86,9 @@ class HostCenter:
         ]
 
     @staticmethod
-    def size_bytes(layout: Layout, rule: Rule) -> int:
+    def size_bytes(layout: Layout, rule: Rule, stripe_bytes: int) -> int:
         """Bytes of shared memory that the center takes."""
-        stripes = len(layout.stripes(STRIPE_BYTES))
+        stripes = len(layout.stripes(stripe_bytes))
         return _buffers_start(stripes) + layout.nbytes * (1 + len(rule.center_state))
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
@@ -192,21 +193,24 @@ class HostCenters:
     ----------
     name : str
         Posix name of the segment.
+    stripe_bytes : int
+        Size of a stripe; a huge one makes one lock for everything.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, stripe_bytes: int = STRIPE_BYTES) -> None:
         self.name = name
+        self.stripe_bytes = stripe_bytes
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Make the segment, replacing what a creator that died may have left."""
-        segment = Segment.create(self.name, HostCenter.size_bytes(layout, rule))
+        segment = Segment.create(self.name, HostCenter.size_bytes(layout, rule, self.stripe_bytes))
         header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
-        stripes = len(layout.stripes(STRIPE_BYTES))
+        stripes = len(layout.stripes(self.stripe_bytes))
         np.ndarray((stripes,), dtype="i4", buffer=segment.buffer, offset=_FIRST_HOLDER)[...] = FREE
-        header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, STRIPE_BYTES
+        header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, self.stripe_bytes
         header["fingerprint"] = np.void(layout.fingerprint)
         header["magic"] = MAGIC
-        return HostCenter(segment, layout, rule, rank)
+        return HostCenter(segment, layout, rule, rank, self.stripe_bytes)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Open the segment.
@@ -217,12 +221,12 @@ class HostCenters:
             If the segment was made for another model or by another version of this package.
         """
         segment = Segment.attach(self.name)
-        size = HostCenter.size_bytes(layout, rule)
+        size = HostCenter.size_bytes(layout, rule, self.stripe_bytes)
         if len(segment.buffer) == size:
             header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
             found = (bytes(header["magic"]), int(header["version"]), int(header["stripe_bytes"]))
-            if found == (MAGIC, VERSION, STRIPE_BYTES) and header["fingerprint"].tobytes() == layout.fingerprint:
-                return HostCenter(segment, layout, rule, rank)
+            if found == (MAGIC, VERSION, self.stripe_bytes) and header["fingerprint"].tobytes() == layout.fingerprint:
+                return HostCenter(segment, layout, rule, rank, self.stripe_bytes)
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

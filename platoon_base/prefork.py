@@ -1,0 +1,170 @@
+"""The nursery seen from the launcher: a process that imports a script's modules once, and forks the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["PR_SET_PDEATHSIG", "Nursery", "Start", "prctl"]
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
+
+TIMEOUT_S = 120.0  # by then it would long have forked, even if it had to compile what Theano needs for its import
+DONE = b"done\n"
+
+
+class Start(NamedTuple):
+    """What it takes to start one worker.
+
+    Attributes
+    ----------
+    rank : int
+    command : sequence of str
+        Starts the worker by itself.
+    environment : mapping
+        All of it.
+    log_file : Path or None
+        Where its output goes; None for this process's own.
+    """
+
+    rank: int
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log_file: Path | None
+
+
+def prctl(option: int, value: int) -> None:
+    """Call ``prctl(2)``; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+def _is_subreaper() -> bool:
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0)
+    return bool(value.value)
+
+
+class Nursery:
+    """A running nursery.
+
+    While it lives this process is a "child subreaper": the workers that the nursery leaves behind become children of
+    this process, which then learns how they end.
+
+    Parameters
+    ----------
+    script : str
+    args : sequence of str
+    preload : sequence of str
+        The modules to import before the fork.
+    starts : sequence of Start
+        The workers. Their environments may differ only in names that begin with ``PLATOON_``.
+
+    Raises
+    ------
+    OSError
+        If the system does not let it start.
+    """
+
+    def __init__(
+        self,
+        script: str,
+        args: Sequence[str],
+        preload: Sequence[str],
+        starts: Sequence[Start],
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        common = set.intersection(*(set(start.environment.items()) for start in starts))
+        spec = {
+            "parent": os.getpid(),
+            "timeout_s": timeout_s,
+            "script": script,
+            "args": list(args),
+            "preload": list(preload),
+            "workers": [_worker(start, common) for start in starts],
+        }
+        self._was_subreaper = _is_subreaper()
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._fd, report = os.pipe()
+        try:
+            with contextlib.ExitStack() as stack:
+                stdin = stack.enter_context(tempfile.TemporaryFile("w+"))
+                json.dump({**spec, "report": report}, stdin)
+                stdin.seek(0)
+                log = starts[0].log_file
+                output = stack.enter_context(open(log, "ab", buffering=0)) if log is not None else None
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "platoon_base.nursery"],
+                    env=dict(common),
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=subprocess.STDOUT if output is not None else None,
+                    start_new_session=True,
+                    pass_fds=[report],
+                )
+        except BaseException:
+            os.close(self._fd)
+            self._let_go()
+            raise
+        finally:
+            os.close(report)
+
+    @property
+    def fd(self) -> int:
+        """A file descriptor that can be read as soon as the nursery has something to tell."""
+        return self._fd
+
+    @property
+    def ready(self) -> bool:
+        """Whether `finish` will not wait."""
+        return bool(select.select([self._fd], [], [], 0)[0])
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the nursery and the compilers it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def finish(self) -> tuple[int, list[int]]:
+        """Wait for the end of the nursery.
+
+        Returns
+        -------
+        returncode : int
+            As `subprocess` tells it; 0 if the workers run.
+        pids : list of int
+            The workers, now children of this process, each at the head of a session of its own. If the nursery failed,
+            those that it had forked; they were never told to run the script, and are gone or going.
+        """
+        with open(self._fd, "rb") as file:
+            report = file.read()  # to the end: then all workers have set up their sessions, or the nursery is dead
+        code = self._process.wait()
+        self.signal(signal.SIGKILL)  # what it left running
+        self._let_go()
+        pids = [int(line) for line in report.splitlines(keepends=True) if line.endswith(b"\n") and line != DONE]
+        if report.endswith(DONE):
+            return 0, pids
+        return code or 1, pids
+
+    def _let_go(self) -> None:
+        if not self._was_subreaper:
+            prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _worker(start: Start, common: set[tuple[str, str]]) -> dict[str, object]:
+    own = {name: value for name, value in start.environment.items() if (name, value) not in common}
+    if any(not name.startswith("PLATOON_") for name in own):
+        raise ValueError(f"got workers with different {', '.join(sorted(own))}: start them one by one")
+    log = None if start.log_file is None else str(start.log_file)
+    return {"environment": own, "log": log}

@@ -1,0 +1,133 @@
+"""The worker alone: a job of one behaves as the script without this package, and bad calls get clear errors."""
+
+import numpy as np
+import pytest
+
+from platoon_base import ASGD, EASGD
+from platoon_base.errors import ConfigurationError, NonFiniteError
+from platoon_base.job import connect, solo
+
+pytestmark = pytest.mark.base
+
+
+@pytest.fixture
+def worker():
+    with solo() as made:
+        yield made
+
+
+def test_connect_alone_is_a_job_of_one(monkeypatch):
+    monkeypatch.delenv("PLATOON_JOB", raising=False)
+    with connect() as worker:
+        assert (worker.global_rank, worker.global_size, worker.local_rank, worker.local_size) == (0, 1, 0, 1)
+        assert connect() is worker
+    assert connect() is not worker
+    connect().close()
+
+
+def test_alone_nothing_changes_the_parameters(worker):
+    x = np.arange(6.0)
+    worker.init_shared_params([x], EASGD())
+    x += 1
+    worker.sync_params()
+    worker.copy_to_local()
+    worker.copy_to_global()
+    with worker.center_params():
+        np.testing.assert_array_equal(x, np.arange(6.0) + 1)
+    np.testing.assert_array_equal(x, np.arange(6.0) + 1)
+    assert not worker.shares
+
+
+def test_alone_collective_calls_return_at_once(worker):
+    worker.barrier()
+    assert worker.reduce_metrics({"m": (6.0, 4)}) == {"m": 1.5}
+    assert not worker.should_stop
+    worker.request_stop("done")
+    assert worker.should_stop
+    assert worker.stop_reason == "done"
+    worker.lock()
+    worker.unlock()
+
+
+def test_alone_a_shard_is_all(worker):
+    np.testing.assert_array_equal(worker.shard(5), np.arange(5))
+    np.testing.assert_array_equal(worker.shard(np.arange(5) * 2), np.arange(5) * 2)
+    assert worker.shard(["a", "b"]) == ["a", "b"]
+    assert list(worker.shard(iter("abc"))) == ["a", "b", "c"]
+
+
+def test_an_iterator_cannot_be_shuffled(worker):
+    with pytest.raises(ConfigurationError, match="without a length"):
+        worker.shard(iter("abc"), shuffle=True)
+
+
+def test_a_second_init_is_refused(worker):
+    worker.init_shared_params([np.zeros(3)], EASGD())
+    with pytest.raises(ConfigurationError, match="once"):
+        worker.init_shared_params([np.zeros(3)], EASGD())
+
+
+@pytest.mark.parametrize("call", ["sync_params", "copy_to_local", "copy_to_global"])
+def test_before_init_is_refused(worker, call):
+    with pytest.raises(ConfigurationError, match="init_shared_params first"):
+        getattr(worker, call)()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda w: w.sync_params(),
+        lambda w: w.copy_to_local(),
+        lambda w: w.copy_to_global(),
+        lambda w: w.barrier(),
+        lambda w: w.reduce_metrics({}),
+        lambda w: w.request_stop("x"),
+        lambda w: w.report({}),
+        lambda w: w.send_req("x"),
+        lambda w: w.lock(),
+        lambda w: w.unlock(),
+        lambda w: w.init_shared_params([np.zeros(3)], EASGD()),
+    ],
+)
+def test_after_close_is_refused(worker, call):
+    worker.init_shared_params([np.zeros(3)], EASGD())
+    worker.close()
+    worker.close()
+    with pytest.raises(ConfigurationError, match="after close"):
+        call(worker)
+
+
+@pytest.mark.parametrize(
+    ("params", "rule", "options", "complaint"),
+    [
+        ([], EASGD(), {}, "no parameters"),
+        (np.zeros(3), EASGD(), {}, "pass a list"),
+        ([3.0], EASGD(), {}, "shared variables or NumPy arrays"),
+        ([np.zeros(3, int)], EASGD(), {}, "int64"),
+        ([np.zeros(3)], 0.5, {}, "as the rule"),
+        ([np.zeros(3)], EASGD, {}, "as the rule"),
+        ([np.zeros(3)], ASGD(), {"on_nonfinite": "ignore"}, "on_nonfinite='ignore'"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(worker, params, rule, options, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        worker.init_shared_params(params, rule, **options)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused_from_the_start(worker, bad):
+    with pytest.raises(NonFiniteError, match="parameter 1"):
+        worker.init_shared_params([np.zeros(3), np.array([1.0, bad])], EASGD())
+
+
+def test_an_unknown_stop_policy_is_refused(worker):
+    with pytest.raises(ConfigurationError, match="policy"):
+        worker.request_stop("x", policy="most")
+
+
+def test_progress_is_counted(worker):
+    worker.progress(steps=3, epoch=1, loss=0.5)
+    worker.progress(steps=2)
+    seen = worker._words.progress(0)
+    assert (seen.steps, seen.epoch, seen.loss) == (5, 1, 0.5)
+    assert seen.updated >= seen.started > 0
