@@ -39,7 +39,8 @@ def expected_stamp(missing: list[str]) -> str:
     scripts = [CI / "setup_env.py", CI / "common.py", CI / "system_packages.py"]
     sources = [ROOT / "setup.py", CONSTRAINTS, ROOT / "platoon_base" / "_kernels.c", *scripts]
     interpreter = f"{sys.base_prefix} {platform.python_version()} {ROOT}"
-    return fingerprint(sources, interpreter, " ".join(missing))
+    # make clean removes the extension, which has to bring the set-up back.
+    return fingerprint(sources, interpreter, " ".join(missing), str(has_extension()))
 
 
 def is_ready(missing: list[str]) -> bool:

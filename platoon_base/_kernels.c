@@ -11,7 +11,8 @@
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
-#define MULTIVERSION __attribute__((target_clones("avx512f", "avx2", "default")))
+/* No AVX-512: its 64-byte accesses straddle cache lines in NumPy's arrays, which lie at multiples of 16 bytes. */
+#define MULTIVERSION __attribute__((target_clones("avx2", "default")))
 #else
 #define MULTIVERSION
 #endif
@@ -22,65 +23,81 @@
 #define BITS_float uint32_t
 #define BITS_double uint64_t
 
-#define DEFINE_KERNELS(T)                                                                          \
-    static inline int finite_##T(T value)                                                          \
-    {                                                                                              \
-        BITS_##T bits;                                                                             \
-        memcpy(&bits, &value, sizeof bits);                                                        \
-        return (bits & EXPONENT_##T) != EXPONENT_##T;                                              \
-    }                                                                                              \
-                                                                                                   \
-    /* Each tells whether an element was left out. Selecting instead of branching keeps the loops vectorized. */ \
-    MULTIVERSION static int easgd_piece_##T(T *restrict x, T *restrict c, int64_t n, T alpha)      \
-    {                                                                                              \
-        BITS_##T refused = 0;                                                                      \
-        for (int64_t i = 0; i < n; i++) {                                                          \
-            T d = alpha * (x[i] - c[i]), value = c[i] + d;                                         \
-            int keep = finite_##T(value);                                                          \
-            refused |= (BITS_##T)!keep;                                                            \
-            x[i] = keep ? x[i] - d : x[i];                                                         \
-            c[i] = keep ? value : c[i];                                                            \
-        }                                                                                          \
-        return refused != 0;                                                                       \
-    }                                                                                              \
-                                                                                                   \
-    MULTIVERSION static int asgd_piece_##T(T *restrict x, T *restrict c, T *restrict x_old,        \
-                                           int64_t n)                                              \
-    {                                                                                              \
-        BITS_##T refused = 0;                                                                      \
-        for (int64_t i = 0; i < n; i++) {                                                          \
-            T value = c[i] + (x[i] - x_old[i]);                                                    \
-            int keep = finite_##T(value);                                                          \
-            refused |= (BITS_##T)!keep;                                                            \
-            c[i] = keep ? value : c[i];                                                            \
-            x[i] = keep ? value : x[i];                                                            \
-            x_old[i] = keep ? value : x_old[i];                                                    \
-        }                                                                                          \
-        return refused != 0;                                                                       \
-    }                                                                                              \
-                                                                                                   \
-    /* Return the index of the first element left out, or -1: such an element is still as it was. */ \
-    static int64_t easgd_##T(const int64_t *row, double scalar)                                    \
-    {                                                                                              \
-        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], alpha = (T)scalar;               \
-        int64_t n = row[2];                                                                        \
-        if (easgd_piece_##T(x, c, n, alpha))                                                       \
-            for (int64_t i = 0; i < n; i++)                                                        \
-                if (!finite_##T(c[i] + alpha * (x[i] - c[i])))                                     \
-                    return i;                                                                      \
-        return -1;                                                                                 \
-    }                                                                                              \
-                                                                                                   \
-    static int64_t asgd_##T(const int64_t *row, double unused)                                     \
-    {                                                                                              \
-        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], *x_old = (T *)(intptr_t)row[2];  \
-        int64_t n = row[3];                                                                        \
-        (void)unused;                                                                              \
-        if (asgd_piece_##T(x, c, x_old, n))                                                        \
-            for (int64_t i = 0; i < n; i++)                                                        \
-                if (!finite_##T(c[i] + (x[i] - x_old[i])))                                         \
-                    return i;                                                                      \
-        return -1;                                                                                 \
+#define DEFINE_KERNELS(T)                                                                                        \
+    static inline BITS_##T bits_##T(T value)                                                                     \
+    {                                                                                                            \
+        BITS_##T bits;                                                                                           \
+        memcpy(&bits, &value, sizeof bits);                                                                      \
+        return bits;                                                                                             \
+    }                                                                                                            \
+                                                                                                                 \
+    static inline int finite_##T(T value)                                                                        \
+    {                                                                                                            \
+        return (bits_##T(value) & EXPONENT_##T) != EXPONENT_##T;                                                 \
+    }                                                                                                            \
+                                                                                                                 \
+    /* a where the mask is all ones, b where it is all zeros. Compilers vectorize this, and not always `?:`. */  \
+    static inline T select_##T(BITS_##T mask, T a, T b)                                                          \
+    {                                                                                                            \
+        BITS_##T bits = (bits_##T(a) & mask) | (bits_##T(b) & ~mask);                                            \
+        T value;                                                                                                 \
+        memcpy(&value, &bits, sizeof value);                                                                     \
+        return value;                                                                                            \
+    }                                                                                                            \
+                                                                                                                 \
+    /* Each tells whether an element was left out. */                                                            \
+    MULTIVERSION static int easgd_piece_##T(T *restrict x, T *restrict c, int64_t n, T alpha)                    \
+    {                                                                                                            \
+        BITS_##T refused = 0;                                                                                    \
+        for (int64_t i = 0; i < n; i++) {                                                                        \
+            T local = x[i], center = c[i], d = alpha * (local - center), value = center + d;                     \
+            BITS_##T keep = -(BITS_##T)finite_##T(value);                                                        \
+            refused |= ~keep;                                                                                    \
+            x[i] = select_##T(keep, local - d, local);                                                           \
+            c[i] = select_##T(keep, value, center);                                                              \
+        }                                                                                                        \
+        return refused != 0;                                                                                     \
+    }                                                                                                            \
+                                                                                                                 \
+    MULTIVERSION static int asgd_piece_##T(T *restrict x, T *restrict c, T *restrict x_old,                      \
+                                           int64_t n)                                                            \
+    {                                                                                                            \
+        BITS_##T refused = 0;                                                                                    \
+        for (int64_t i = 0; i < n; i++) {                                                                        \
+            T local = x[i], center = c[i], old = x_old[i], value = center + (local - old);                       \
+            BITS_##T keep = -(BITS_##T)finite_##T(value);                                                        \
+            refused |= ~keep;                                                                                    \
+            c[i] = select_##T(keep, value, center);                                                              \
+            x[i] = select_##T(keep, value, local);                                                               \
+            x_old[i] = select_##T(keep, value, old);                                                             \
+        }                                                                                                        \
+        return refused != 0;                                                                                     \
+    }                                                                                                            \
+    /* Return the index of the first element left out, or -1: such an element is still as it was. */             \
+    /* 0 if it is found no more: another worker changed the center meanwhile. It was left out all the same. */   \
+    static int64_t easgd_##T(const int64_t *row, double scalar)                                                  \
+    {                                                                                                            \
+        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], alpha = (T)scalar;                             \
+        int64_t n = row[2];                                                                                      \
+        if (!easgd_piece_##T(x, c, n, alpha))                                                                    \
+            return -1;                                                                                           \
+        for (int64_t i = 0; i < n; i++)                                                                          \
+            if (!finite_##T(c[i] + alpha * (x[i] - c[i])))                                                       \
+                return i;                                                                                        \
+        return 0;                                                                                                \
+    }                                                                                                            \
+                                                                                                                 \
+    static int64_t asgd_##T(const int64_t *row, double unused)                                                   \
+    {                                                                                                            \
+        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], *x_old = (T *)(intptr_t)row[2];                \
+        int64_t n = row[3];                                                                                      \
+        (void)unused;                                                                                            \
+        if (!asgd_piece_##T(x, c, x_old, n))                                                                     \
+            return -1;                                                                                           \
+        for (int64_t i = 0; i < n; i++)                                                                          \
+            if (!finite_##T(c[i] + (x[i] - x_old[i])))                                                           \
+                return i;                                                                                        \
+        return 0;                                                                                                \
     }
 
 DEFINE_KERNELS(float)
@@ -89,20 +106,28 @@ DEFINE_KERNELS(double)
 typedef int64_t (*kernel)(const int64_t *row, double scalar);
 
 /* Run one kernel over all rows of the table, without the interpreter's lock. */
-static PyObject *run(PyObject *args, kernel update, int columns)
+static PyObject *run(PyObject *args, const char *format, kernel update, int columns)
 {
     unsigned long long address;
     Py_ssize_t pieces;
     double scalar = 0.0;
     int64_t piece = -1, element = -1;
 
-    if (!PyArg_ParseTuple(args, "Kn|d", &address, &pieces, &scalar))
+    /* A format that asks for no scalar leaves the last pointer alone. */
+    if (!PyArg_ParseTuple(args, format, &address, &pieces, &scalar))
         return NULL;
     if (pieces < 0) {
         PyErr_Format(PyExc_ValueError, "got %zd pieces: must be 0 or more", pieces);
         return NULL;
     }
-    const int64_t *row = (const int64_t *)(uintptr_t)address;
+    const int64_t *table = (const int64_t *)(uintptr_t)address, *row = table;
+    for (Py_ssize_t i = 0; i < pieces; i++) {
+        long long n = table[i * columns + columns - 1];
+        if (n < 0) {
+            PyErr_Format(PyExc_ValueError, "got %lld elements in row %zd: must be 0 or more", n, i);
+            return NULL;
+        }
+    }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < pieces; i++, row += columns) {
         int64_t refused = update(row, scalar);
@@ -117,17 +142,17 @@ static PyObject *run(PyObject *args, kernel update, int columns)
     return Py_BuildValue("(LL)", (long long)piece, (long long)element);
 }
 
-#define ENTRY(name, T, columns)                                                                    \
+#define ENTRY(name, T, columns, format)                                                            \
     static PyObject *py_##name##_##T(PyObject *self, PyObject *args)                               \
     {                                                                                              \
         (void)self;                                                                                \
-        return run(args, name##_##T, columns);                                                     \
+        return run(args, format, name##_##T, columns);                                             \
     }
 
-ENTRY(easgd, float, 3)
-ENTRY(easgd, double, 3)
-ENTRY(asgd, float, 4)
-ENTRY(asgd, double, 4)
+ENTRY(easgd, float, 3, "Knd:easgd_float32")
+ENTRY(easgd, double, 3, "Knd:easgd_float64")
+ENTRY(asgd, float, 4, "Kn:asgd_float32")
+ENTRY(asgd, double, 4, "Kn:asgd_float64")
 
 static PyMethodDef methods[] = {
     {"easgd_float32", py_easgd_float, METH_VARARGS, "easgd_float32(table_address, pieces, alpha)"},

@@ -1,4 +1,4 @@
-"""What a worker process runs: ``python -m platoon_base.bootstrap script.py args`` prepares the process, then the script."""
+"""What a worker process runs: ``python -m platoon_base.bootstrap script.py args`` prepares it, then runs the script."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class ControlWords:
         if create:
             self._header["magic"], self._header["version"], self._header["rows"] = MAGIC, VERSION, rows
         # NumPy strips trailing zeros of byte strings.
-        elif (self._header["magic"], self._header["version"]) != (MAGIC.rstrip(b"\0"), VERSION):
+        elif (self._header["magic"].item(), self._header["version"].item()) != (MAGIC.rstrip(b"\0"), VERSION):
             raise ProtocolError(
                 "the job's control words are of another version of this package; install one version everywhere"
             )

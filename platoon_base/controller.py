@@ -1,4 +1,4 @@
-"""The loop that feeds the coordinator: messages, ended processes, timers, signals. It sleeps until one of them comes."""
+"""The loop that feeds the coordinator: messages, ended processes, timers, signals. It sleeps until one comes."""
 
 from __future__ import annotations
 
@@ -162,9 +162,11 @@ class Controller:
 
     def _adopt_late_joiners(self) -> None:
         for member in list(self._coordinator.members.values()):
-            if not member.launched and member.phase in (Phase.JOINED, Phase.TRAINING):
-                if member.rank not in self._children.running and not self._children.adopt(member.rank, member.pid):
-                    self._worker_ended(Exit(member.rank, 0))
+            joined_late = not member.launched and member.phase in (Phase.JOINED, Phase.TRAINING)
+            if not joined_late or member.rank in self._children.running:
+                continue
+            if not self._children.adopt(member.rank, member.pid):
+                self._worker_ended(Exit(member.rank, 0))
 
     def _worker_ended(self, ended: Exit) -> None:
         self._exits.append(ended)

@@ -1,4 +1,4 @@
-"""Which devices there are to compute on. Asked in a process of its own, because a GPU library may not be forked after."""
+"""Which devices there are to compute on, asked in a process of its own: after a GPU library no process may fork."""
 
 from __future__ import annotations
 

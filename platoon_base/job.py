@@ -9,7 +9,7 @@ import atexit
 import contextlib
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from platoon_base import messages as msg
@@ -22,6 +22,7 @@ from platoon_base.controller import Controller, Result, Snapshot
 from platoon_base.coordinator import MAX_WORKERS, Coordinator
 from platoon_base.dispatch import UserHandler
 from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.prefork import Start
 from platoon_base.processes import Children
 from platoon_base.registry import JobFiles
 from platoon_base.segments import Segment, abandoned
@@ -118,9 +119,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
 
 
 def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Place:
-    hello = msg.Hello(
-        protocol=msg.PROTOCOL, pid=os.getpid(), host=socket.gethostname(), device=device, rank=rank
-    )
+    hello = msg.Hello(protocol=msg.PROTOCOL, pid=os.getpid(), host=socket.gethostname(), device=device, rank=rank)
     reply = msg.decode_reply(channel.request(msg.encode(hello), _HELLO_TIMEOUT_S))
     if isinstance(reply, msg.Failure):
         raise reply.to_exception()
@@ -180,12 +179,21 @@ class Job:
         self._children = children
         self._controller = controller
 
-    def start(self, rank: int, command: list[str], environment: dict[str, str], log_file: Path | None) -> None:
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
         """Start the worker of one rank; the variables by which it finds the job are added to its environment."""
-        place = {JOB: self.files.folder, RANK: str(rank)}
-        self._children.start(rank, command, {**environment, **place}, log_file)
+        self._children.start(*self._placed(Start(rank, command, environment, log_file)))
+
+    def start_forked(self, script: str, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]) -> None:
+        """Start all workers, forked from one process that has imported the modules in ``preload`` once for all.
+
+        If that fails, they start by their commands.
+        """
+        self._children.start_forked(script, args, preload, [self._placed(start) for start in starts])
+
+    def _placed(self, start: Start) -> Start:
+        place = {JOB: self.files.folder, RANK: str(start.rank)}
+        return start._replace(environment={**start.environment, **place})
 
     def serve(self) -> Result:
         """Serve until all workers have ended."""
         return self._controller.serve()
-

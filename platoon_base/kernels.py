@@ -6,6 +6,7 @@ Both forms give the same bits, and both leave an element alone whose center valu
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
@@ -18,17 +19,21 @@ from platoon_base.rules import Rule
 _kernels: Any = None
 if not os.environ.get("PLATOON_NO_KERNELS"):
     try:
-        from platoon_base import _kernels
+        _kernels = importlib.import_module("platoon_base._kernels")
     except ImportError:
         pass  # no compiler at installation: NumPy does it, about half as fast; `platoon doctor` says so
 
-__all__ = ["BLOCK", "HAVE_FUSED", "Plan"]
+__all__ = ["BLOCK", "HAVE_FUSED", "Piece", "Plan", "apply"]
 
 Array = np.ndarray[Any, Any]
-Fused = Callable[..., Optional[tuple[int, int]]]  # noqa: UP045
+Fused = Callable[..., Optional[tuple[int, int]]]
+
+# Local array, center array, local state arrays, center state arrays.
+Piece = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 
 BLOCK = 4096  # elements that the NumPy form treats at a time, so that its copies stay in the first-level cache
 HAVE_FUSED = _kernels is not None
+_FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # of this machine's byte order
 
 
 class Plan:
@@ -36,10 +41,15 @@ class Plan:
 
     Parameters
     ----------
-    center : sequence of ndarray, each 1-d, contiguous, of a float dtype
+    center : sequence of ndarray, each 1-d, of a float dtype
         One array for each piece of the stripe.
     local_states, center_states : sequence of sequence of ndarray
         For each state buffer of the rule its pieces, like those of the center.
+
+    Raises
+    ------
+    ConfigurationError
+        If a state's piece is not like the center's, or an array is read-only.
     """
 
     def __init__(
@@ -49,10 +59,16 @@ class Plan:
         center_states: Sequence[Sequence[Array]] = (),
     ) -> None:
         self._center = list(center)
+        for state in (*local_states, *center_states):
+            if len(state) != len(self._center):
+                raise ConfigurationError(f"got a state of {len(state)} arrays, the center has {len(self._center)}")
         self._local_states = [tuple(state[i] for state in local_states) for i in range(len(center))]
         self._center_states = [tuple(state[i] for state in center_states) for i in range(len(center))]
-        dtypes = {c.dtype.name for c in center}
-        self._dtype = dtypes.pop() if len(dtypes) == 1 else None  # the table has one kernel
+        self._states = len(local_states), len(center_states)
+        for c, own, shared in zip(self._center, self._local_states, self._center_states):
+            for array in (c, *own, *shared):
+                _require_like(array, c)
+        self._dtype = self._fused_dtype()
         fixed = [(c, *states) for c, states in zip(self._center, self._local_states)]
         # Columns: address of x, of c, of each local state; number of elements.
         rows = [[0, *(a.ctypes.data for a in arrays), arrays[0].size] for arrays in fixed]
@@ -67,7 +83,8 @@ class Plan:
         ----------
         rule : Rule
         local : sequence of ndarray
-            C-contiguous, one for each piece, with the center's dtypes and sizes.
+            1-d, C-contiguous, one for each piece, with the center's dtypes and sizes. Their memory must not overlap
+            the center's: `apply` checks that, this does not.
 
         Returns
         -------
@@ -77,24 +94,43 @@ class Plan:
         Raises
         ------
         ConfigurationError
-            If the pieces do not fit those of the center.
+            If the pieces do not fit those of the center, or the rule needs other states than the plan has.
         """
-        self._require_fit(local)
-        fused = self._fused(rule)
+        if (len(rule.local_state), len(rule.center_state)) != self._states:
+            raise ConfigurationError(
+                f"got {rule!r} with the states {(*rule.local_state, *rule.center_state)}, the plan has "
+                f"{self._states[0]} local and {self._states[1]} center states: make a plan for this rule"
+            )
+        aligned = self._require_fit(local)
+        fused = self._fused(rule) if aligned else None
         if fused is None:
             return self._run_numpy(rule, local)
         self._x_column[:] = [x.__array_interface__["data"][0] for x in local]
         return fused(self._address, len(self._center), *rule.kernel_args())
 
-    def _require_fit(self, local: Sequence[Array]) -> None:
+    def _require_fit(self, local: Sequence[Array]) -> bool:
+        """Raise unless ``local`` can be used, and tell whether all of it is aligned."""
         if len(local) != len(self._center):
             raise ConfigurationError(f"got {len(local)} arrays, the center has {len(self._center)}")
+        aligned = True
         for x, c in zip(local, self._center):
-            if x.size != c.size or x.dtype != c.dtype or not x.flags.c_contiguous:
+            if x.flags.carray and x.shape == c.shape and x.dtype == c.dtype:
+                continue
+            _require_like(x, c)
+            if not x.flags.c_contiguous:
                 raise ConfigurationError(
-                    f"got a {'' if x.flags.c_contiguous else 'non-contiguous '}{x.dtype} array of {x.size} elements, "
-                    f"the center's has {c.size} of {c.dtype}: pass C-contiguous arrays of the shared parameters' dtypes"
+                    "got a non-contiguous array: pass C-contiguous arrays, such as numpy.ascontiguousarray makes"
                 )
+            aligned = False
+        return aligned
+
+    def _fused_dtype(self) -> str | None:
+        """Name the one dtype of all pieces if there are fused loops for it and for how they lie in memory."""
+        arrays = [a for c, own in zip(self._center, self._local_states) for a in (c, *own)]
+        dtypes = {a.dtype for a in arrays}
+        if len(dtypes) != 1 or not all(a.flags.carray for a in arrays):
+            return None
+        return _FUSED_DTYPES.get(dtypes.pop())
 
     def _fused(self, rule: Rule) -> Fused | None:
         if rule.kernel is None or self._dtype is None or rule.center_state:
@@ -112,7 +148,62 @@ class Plan:
         return first
 
 
-@functools.lru_cache(maxsize=None)
+def apply(rule: Rule, pieces: Sequence[Piece]) -> tuple[int, int] | None:
+    """Apply ``rule`` once to pieces of memory, in place, after checking all of them; a `Plan` repeats it cheaper.
+
+    Parameters
+    ----------
+    rule : Rule
+    pieces : sequence of (local, center, local_state, center_state)
+        1-d arrays of one size and dtype in each piece; the states are tuples of them.
+
+    Returns
+    -------
+    As `Plan.run`.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arrays of a piece are not alike, or any two arrays overlap in memory.
+    """
+    _require_disjoint([a for local, center, own, shared in pieces for a in (local, center, *own, *shared)])
+    for _, _, own, shared in pieces:
+        if (len(own), len(shared)) != (len(rule.local_state), len(rule.center_state)):
+            raise ConfigurationError(
+                f"got {len(own)} local and {len(shared)} center states, "
+                f"{rule!r} needs {rule.local_state} and {rule.center_state}"
+            )
+    own_states = [[piece[2][i] for piece in pieces] for i in range(len(rule.local_state))]
+    shared_states = [[piece[3][i] for piece in pieces] for i in range(len(rule.center_state))]
+    return Plan([piece[1] for piece in pieces], own_states, shared_states).run(rule, [piece[0] for piece in pieces])
+
+
+def _require_like(array: Array, center: Array) -> None:
+    if array.ndim != 1 or array.shape != center.shape or array.dtype != center.dtype:
+        raise ConfigurationError(
+            f"got an array of shape {array.shape} and dtype {array.dtype}, the center's has {center.shape} and "
+            f"{center.dtype}: pass 1-d arrays of the shared parameters' dtypes and sizes"
+        )
+    if not array.flags.writeable:
+        raise ConfigurationError("got a read-only array: a synchronization changes it; pass a copy")
+
+
+def _require_disjoint(arrays: Sequence[Array]) -> None:
+    """Refuse arrays whose spans of memory, from their first byte to their last, overlap."""
+    spans = []
+    for array in arrays:
+        if array.size:
+            ends = array.ctypes.data, array.ctypes.data + sum((n - 1) * s for n, s in zip(array.shape, array.strides))
+            spans.append((min(ends), max(ends) + array.itemsize))
+    spans.sort()
+    for (_, stop), (start, _) in zip(spans, spans[1:]):
+        if start < stop:
+            raise ConfigurationError(
+                "got arrays that overlap in memory: one update would read what another has written; pass copies"
+            )
+
+
+@functools.cache
 def _find_fused(kernel: str, dtype: str) -> Fused | None:
     found: Fused | None = getattr(_kernels, f"{kernel}_{dtype}", None)
     return found
@@ -130,7 +221,7 @@ def _run_block(
     arrays = [local, center, *local_states, *center_states]
     copies = [array[block].copy() for array in arrays]
     split = 2 + len(local_states)
-    with np.errstate(over="ignore", invalid="ignore"):
+    with np.errstate(all="ignore"):  # as in C, whatever the user has set
         rule.sync(copies[0], copies[1], tuple(copies[2:split]), tuple(copies[split:]))
     finite = np.isfinite(copies[1])
     if finite.all():

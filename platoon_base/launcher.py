@@ -12,6 +12,8 @@ from platoon_base.controller import Result, Snapshot
 from platoon_base.devices import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import DEVICE, host_job
+from platoon_base.prefork import Start
+from platoon_base.preload import modules_to_preload
 
 __all__ = ["launch", "log_file", "new_log_folder", "require_runnable", "require_script", "worker_environment"]
 
@@ -88,8 +90,20 @@ def launch(
     """
     log_folder.mkdir(parents=True, exist_ok=True)
     command = [sys.executable, "-m", "platoon_base.bootstrap", script, *args]
+    environments = [worker_environment(device, len(devices), os.environ) for device in devices]
+    starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
+    preload = _preload(script, devices)
     with host_job(len(devices), seed=seed, observer=observer) as job:
-        for rank, device in enumerate(devices):
-            environment = worker_environment(device, len(devices), os.environ)
-            job.start(rank, command, environment, log_file(log_folder, rank))
+        if preload:
+            job.start_forked(script, args, preload, starts)
+        else:
+            for start in starts:
+                job.start(*start)
         return job.serve()
+
+
+def _preload(script: str, devices: Sequence[str]) -> list[str]:
+    """Name the modules to import once for all workers; empty if each is to start by itself."""
+    if set(devices) != {"cpu"} or os.environ.get("PLATOON_NO_PREFORK"):  # a GPU may not be forked
+        return []
+    return modules_to_preload(script)

@@ -51,9 +51,9 @@ class ParameterSpec(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Elements ``start`` to ``stop`` of parameter ``index``, counted in the flattened array."""
+    """Elements ``start`` to ``stop`` of parameter number ``parameter``, counted in the flattened array."""
 
-    index: int
+    parameter: int
     start: int
     stop: int
 

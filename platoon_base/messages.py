@@ -6,7 +6,7 @@ data of the types declared below and nothing else: no code, no object of the sen
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import Any, Optional, Union
 
 import msgspec
 
@@ -39,7 +39,7 @@ __all__ = [
 PROTOCOL = 1
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
 
-# The annotations below are read at run time on Python 3.9 too, hence the spelled-out typing names.
+# The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,53 +49,53 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 # From the worker.
 
 
-class Hello(Message, tag="hello"):
+class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """A process joins. ``rank`` is the one it was launched with, or None to be given a new one."""
 
     protocol: int
     pid: int
     host: str
     device: str
-    rank: Optional[int] = None  # noqa: UP045
+    rank: Optional[int] = None
 
 
-class InitCenter(Message, tag="init-center"):
+class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
     """A worker has parameters to share: ``specs`` holds (name, shape, dtype) of each."""
 
-    specs: List[Tuple[str, Tuple[int, ...], str]]  # noqa: UP006
+    specs: list[tuple[str, tuple[int, ...], str]]
     rule: str
 
 
-class CenterReady(Message, tag="center-ready"):
+class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):
     """The worker that was asked to create the center has done so."""
 
 
-class Reduce(Message, tag="reduce"):
+class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
     """A contribution to a sum over all workers; with no pairs it is a barrier."""
 
     name: str
-    pairs: Dict[str, Tuple[float, float]]  # noqa: UP006
+    pairs: dict[str, tuple[float, float]]
     timeout_s: float
 
 
-class Report(Message, tag="report"):
+class Report(Message, frozen=True, kw_only=True, tag="report"):
     """Values for the display and the summary of the job."""
 
-    metrics: Dict[str, Union[int, float, str]]  # noqa: UP006, UP007
+    metrics: dict[str, Union[int, float, str]]
 
 
-class Vote(Message, tag="vote"):
+class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     """A worker wants the job to stop."""
 
     reason: str
     policy: str = "any"
 
 
-class Leave(Message, tag="leave"):
+class Leave(Message, frozen=True, kw_only=True, tag="leave"):
     """A worker takes part no more."""
 
 
-class UserRequest(Message, tag="user"):
+class UserRequest(Message, frozen=True, kw_only=True, tag="user"):
     """A request that the user's own controller answers."""
 
     req: str
@@ -105,7 +105,7 @@ class UserRequest(Message, tag="user"):
 # From the controller.
 
 
-class Welcome(Message, tag="welcome"):
+class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """The place of the worker in the job."""
 
     rank: int
@@ -115,31 +115,31 @@ class Welcome(Message, tag="welcome"):
     seed: int
 
 
-class CenterRole(Message, tag="center-role"):
+class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
     """Create the center, or attach to the one that exists."""
 
     create: bool
 
 
-class Reduced(Message, tag="reduced"):
+class Reduced(Message, frozen=True, kw_only=True, tag="reduced"):
     """The sums over the ranks named; ``lost`` ranks died before they could contribute."""
 
-    pairs: Dict[str, Tuple[float, float]]  # noqa: UP006
-    ranks: List[int]  # noqa: UP006
-    lost: List[int]  # noqa: UP006
+    pairs: dict[str, tuple[float, float]]
+    ranks: list[int]
+    lost: list[int]
 
 
-class Done(Message, tag="done"):
+class Done(Message, frozen=True, kw_only=True, tag="done"):
     """Nothing to say but that it worked."""
 
 
-class UserReply(Message, tag="user-reply"):
+class UserReply(Message, frozen=True, kw_only=True, tag="user-reply"):
     """What the user's controller answered."""
 
     answer: Any = None
 
 
-class Failure(Message, tag="failure"):
+class Failure(Message, frozen=True, kw_only=True, tag="failure"):
     """The request was refused; ``kind`` names an error class of this package."""
 
     kind: str
@@ -153,8 +153,8 @@ class Failure(Message, tag="failure"):
         return error(self.message)
 
 
-Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Leave, UserRequest]  # noqa: UP007
-Reply = Union[Welcome, CenterRole, Reduced, Done, UserReply, Failure]  # noqa: UP007
+Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Leave, UserRequest]
+Reply = Union[Welcome, CenterRole, Reduced, Done, UserReply, Failure]
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
@@ -185,12 +185,14 @@ def encode(message: Message) -> bytes:
 
 def decode_request(data: bytes) -> Request:
     """Decode what a worker sent; anything but a valid request raises `ProtocolError`."""
-    return _decode(_requests, data)
+    request: Request = _decode(_requests, data)
+    return request
 
 
 def decode_reply(data: bytes) -> Reply:
     """Decode what the controller answered; anything but a valid reply raises `ProtocolError`."""
-    return _decode(_replies, data)
+    reply: Reply = _decode(_replies, data)
+    return reply
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:

@@ -2,8 +2,8 @@
 
 It reads what to do as JSON from its standard input. To the file descriptor ``report`` it writes the process id of each
 worker, one on a line, and when all are there ``done``; then it ends. Workers begin only after that, so that a nursery
-that fails leaves nothing half done. Each worker then is what ``python script.py`` would be, but for the modules that are
-there already.
+that fails leaves nothing half done. Each worker then is what ``python script.py`` would be, but for the modules that
+are there already.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 def main() -> None:
     """Fork the workers; returns only in a worker, at the end of its script."""
+    gc.disable()  # until the fork: imports leave little garbage and many objects to look through
     spec = json.load(sys.stdin)
     os.set_inheritable(spec["report"], False)
     _end_with(spec["parent"])
@@ -86,7 +87,6 @@ def _require_forkable() -> None:
 
 def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
     """Fork; the parent reports and ends, and each child returns what it is to be, once all the others are there."""
-    gc.collect()
     gc.freeze()  # the workers' garbage collections neither look through nor copy what is there now
     waiting, go = os.pipe()
     sys.stdout.flush()
@@ -113,6 +113,7 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
 
 def _become_worker(worker: dict[str, Any], handlers: dict[signal.Signals, Any]) -> None:
     """Make up for what differs from a process that was started by itself."""
+    gc.enable()
     if worker["log"] is not None:
         _redirect(worker["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 1, 2)
     _redirect(os.devnull, os.O_RDONLY, 0)

@@ -84,12 +84,11 @@ class Nursery:
         args: Sequence[str],
         preload: Sequence[str],
         starts: Sequence[Start],
-        timeout_s: float = TIMEOUT_S,
     ) -> None:
         common = set.intersection(*(set(start.environment.items()) for start in starts))
         spec = {
             "parent": os.getpid(),
-            "timeout_s": timeout_s,
+            "timeout_s": TIMEOUT_S,
             "script": script,
             "args": list(args),
             "preload": list(preload),

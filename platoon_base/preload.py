@@ -18,7 +18,12 @@ PRELOADABLE = ("numpy", "scipy", "theano", "lasagne", "platoon_base", "platoon_p
 # Those that take long enough to make up for the nursery.
 _WORTH_IT = ("theano", "lasagne", "platoon_plugins.lasagne")
 
-_PREPARATIONS = frozenset({"environ", "putenv", "unsetenv", "path", "path_hooks", "meta_path", "modules"})
+# What a script touches to prepare its imports.
+_PREPARATIONS = {
+    "os": frozenset({"environ", "putenv", "unsetenv"}),
+    "sys": frozenset({"path", "path_hooks", "meta_path", "modules"}),
+}
+_READERS = frozenset({"get", "items", "keys", "values", "copy"})
 
 
 def modules_to_preload(script: str) -> list[str]:
@@ -55,23 +60,33 @@ class _Scan:
             return
         self._seen.add(path)
         tree = ast.parse(path.read_bytes(), str(path))
-        self.prepares_imports |= any(map(_prepares_imports, _outermost(tree)))
+        self.prepares_imports |= _prepares_imports(tree)
         for statement in _executed(tree.body):
-            for name in _imported(statement):
-                local = self._beside(name)
-                for file in local:
-                    self.read(file)
-                if not local and _is_under(name, PRELOADABLE):
-                    self.found[name] = None
+            if isinstance(statement, ast.Import):
+                for alias in statement.names:
+                    self._follow(self._folder, alias.name)
+            elif isinstance(statement, ast.ImportFrom):
+                folder = path.parents[statement.level - 1] if statement.level else self._folder
+                self._follow(folder, statement.module or "", [alias.name for alias in statement.names])
 
-    def _beside(self, name: str) -> list[Path]:
-        """Return the files beside the script that the import of ``name`` runs."""
-        parts = name.split(".")
-        files = []
-        for i in range(1, len(parts) + 1):
-            base = self._folder.joinpath(*parts[:i])
-            files += [file for file in (base / "__init__.py", base.with_suffix(".py")) if file.is_file()]
-        return files
+    def _follow(self, folder: Path, name: str, children: Sequence[str] = ()) -> None:
+        """Read what the import of a module runs if it is beside the script, and note it down otherwise."""
+        files = _source_files(folder, name)
+        if not files and _is_under(name, PRELOADABLE):
+            self.found[name] = None
+            return
+        for child in children:  # `from package import module`
+            files += _source_files(folder, f"{name}.{child}".strip("."))
+        for file in files:
+            self.read(file)
+
+
+def _source_files(folder: Path, name: str) -> list[Path]:
+    """Return the files under ``folder`` that the import of ``name`` runs."""
+    parts = name.split(".") if name else []
+    bases = [folder.joinpath(*parts[: i + 1]) for i in range(len(parts))]
+    candidates = [file for base in bases for file in (base / "__init__.py", base.with_suffix(".py"))]
+    return [file for file in candidates if file.is_file()]
 
 
 def _is_under(name: str, roots: Sequence[str]) -> bool:
@@ -87,36 +102,30 @@ def _executed(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
                 yield from _executed(getattr(statement, part, []))
 
 
-def _imported(statement: ast.stmt) -> list[str]:
-    if isinstance(statement, ast.Import):
-        return [alias.name for alias in statement.names]
-    if isinstance(statement, ast.ImportFrom) and statement.module and statement.level == 0:
-        return [statement.module]
-    return []
+def _prepares_imports(tree: ast.AST) -> bool:
+    """Whether anything in a module may change what an import does."""
+    pairs = ((node, parent) for parent in ast.walk(tree) for node in ast.iter_child_nodes(parent))
+    return any(_touches(node, parent) for node, parent in pairs)
 
 
-def _outermost(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Yield every node with its parent."""
-    for parent in ast.walk(tree):
-        for node in ast.iter_child_nodes(parent):
-            yield node, parent
-
-
-def _prepares_imports(pair: tuple[ast.AST, ast.AST]) -> bool:
-    """Whether a node may change what an import does; only looking at a variable of the environment does not."""
-    node, parent = pair
-    if isinstance(node, ast.ImportFrom) and node.module in ("os", "sys"):
-        return any(alias.name in _PREPARATIONS - {"path"} for alias in node.names) or (
-            node.module == "sys" and any(alias.name == "path" for alias in node.names)
+def _touches(node: ast.AST, parent: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        return any(alias.name in _PREPARATIONS and alias.asname for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in {"*", *_PREPARATIONS.get(node.module or "", ())} for alias in node.names) and (
+            node.module in _PREPARATIONS
         )
     if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
         return False
-    if node.value.id == "sys":
-        return node.attr in ("path", "path_hooks", "meta_path", "modules")
-    if node.value.id != "os" or node.attr not in ("environ", "putenv", "unsetenv"):
+    if node.attr not in _PREPARATIONS.get(node.value.id, ()):
         return False
+    return node.attr != "environ" or not _only_reads(parent)
+
+
+def _only_reads(parent: ast.AST) -> bool:
+    """Whether the expression around ``os.environ`` leaves it as it is."""
     if isinstance(parent, ast.Attribute):
-        return parent.attr not in ("get", "items", "keys", "values", "copy")
+        return parent.attr in _READERS
     if isinstance(parent, ast.Subscript):
-        return not isinstance(parent.ctx, ast.Load)
-    return not isinstance(parent, (ast.Compare, ast.Call, ast.Dict)) or node.attr != "environ"
+        return isinstance(parent.ctx, ast.Load)
+    return isinstance(parent, (ast.Compare, ast.Dict))

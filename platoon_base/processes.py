@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import subprocess
 import time
@@ -66,13 +67,13 @@ class _Child:
         self.own = own
         self.pidfd = os.pidfd_open(pid)
 
-    def poll(self, *, wait: bool = False) -> int | None:
+    def poll(self) -> int | None:
         """Return the exit status once the process is gone."""
         if self.process is not None:
-            code = self.process.wait() if wait else self.process.poll()
+            code = self.process.poll()
             return None if code is None else exit_status(code)
         if self.own:
-            pid, status = os.waitpid(self.pid, 0 if wait else os.WNOHANG)
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
             return None if pid == 0 else exit_status(os.waitstatus_to_exitcode(status))
         return 0 if _exited(self.pidfd) else None
 
@@ -106,9 +107,7 @@ class Children:
         self._stop_began: float | None = None
         self._stop_stage = 0
 
-    def start(
-        self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None
-    ) -> None:
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
         """Start one worker; its output goes to ``log_file``, or to this process's own."""
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(open(log_file, "ab", buffering=0)) if log_file is not None else None
@@ -122,9 +121,7 @@ class Children:
             )
         self._children[rank] = _Child(process.pid, process, own=True)
 
-    def start_forked(
-        self, script: str, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
-    ) -> None:
+    def start_forked(self, script: str, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]) -> None:
         """Start workers from one process that has imported the modules in ``preload``; if that fails, each by itself.
 
         They are among `running` from now on; `reap` takes delivery of them.
@@ -155,7 +152,8 @@ class Children:
                     child.signal(signal.SIGKILL)  # it has missed the earlier signals
             return []
         for pid in pids:
-            os.waitpid(pid, 0)
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
         if self.stopping:
             starts, self._unborn = self._unborn, []
             return [Exit(start.rank, exit_status(code)) for start in starts]
@@ -228,4 +226,7 @@ class Children:
             self._take_delivery()
         for child in self._children.values():
             child.signal(signal.SIGKILL)
-        self.reap(wait=True)
+        for child in self._children.values():
+            if child.own:
+                select.select([child.pidfd], [], [], 10)
+        self.reap()

@@ -461,7 +461,7 @@ class Worker:
         self, centers: CenterFactory, parameters: Parameters, rule: Rule, timeout_s: float
     ) -> Center:
         layout = parameters.layout
-        request = msg.InitCenter(specs=[tuple(spec) for spec in layout.specs], rule=type(rule).__name__)
+        request = msg.InitCenter(specs=[(spec.name, spec.shape, spec.dtype) for spec in layout.specs], rule=type(rule).__name__)
         role = self._ask(request, msg.CenterRole, timeout_s)
         arrays = parameters.borrow()
         if role.create:

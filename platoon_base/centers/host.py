@@ -21,7 +21,8 @@ Array = np.ndarray[Any, Any]
 
 MAGIC = b"PLTNCNTR"
 VERSION = 1
-STRIPE_BYTES = 1 << 21  # large against the cost of a lock, small against a model
+STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
+STRIPES = 32  # of a large center: several for each worker of a host, so that a free one is always found
 FREE = -1
 _GOLDEN = 0.618034
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
@@ -48,7 +49,7 @@ class _Stripe:
 
 
 def _cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
-    return [arrays[p.index].reshape(-1)[p.start : p.stop] for p in pieces]
+    return [arrays[p.parameter].reshape(-1)[p.start : p.stop] for p in pieces]
 
 
 class HostCenter:
@@ -74,7 +75,7 @@ class HostCenter:
         self._segment = segment
         self._rank = rank
         pieces = layout.stripes(stripe_bytes)
-        self._holders = np.ndarray((len(pieces),), dtype="i4", buffer=segment.buffer, offset=_FIRST_HOLDER)
+        self._holders: Array = np.ndarray((len(pieces),), dtype="i4", buffer=segment.buffer, offset=_FIRST_HOLDER)
         first, step = _buffers_start(len(pieces)), layout.nbytes
         center = layout.views(segment.buffer, first)
         states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(len(rule.center_state))]
@@ -97,10 +98,10 @@ class HostCenter:
         flat = [array.reshape(-1) for array in arrays]
 
         def update(stripe: _Stripe) -> None:
-            refused = stripe.plan.run(rule, [flat[p.index][p.start : p.stop] for p in stripe.pieces])
+            refused = stripe.plan.run(rule, [flat[p.parameter][p.start : p.stop] for p in stripe.pieces])
             if refused is not None:
                 piece = stripe.pieces[refused[0]]
-                refusals.append(Refused(piece.index, piece.start + refused[1]))
+                refusals.append(Refused(piece.parameter, piece.start + refused[1]))
 
         self._visit(update, locked, timeout_s)
         return min(refusals, default=None)
@@ -193,24 +194,29 @@ class HostCenters:
     ----------
     name : str
         Posix name of the segment.
-    stripe_bytes : int
-        Size of a stripe; a huge one makes one lock for everything.
+    stripe_bytes : int, optional
+        Size of a stripe; a huge one makes one lock for everything. By default it depends on the layout.
     """
 
-    def __init__(self, name: str, stripe_bytes: int = STRIPE_BYTES) -> None:
+    def __init__(self, name: str, stripe_bytes: int | None = None) -> None:
         self.name = name
-        self.stripe_bytes = stripe_bytes
+        self._stripe_bytes = stripe_bytes
+
+    def stripe_bytes(self, layout: Layout) -> int:
+        """Return the size of the stripes of such a center."""
+        return self._stripe_bytes or max(STRIPE_BYTES, layout.nbytes // STRIPES)
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Make the segment, replacing what a creator that died may have left."""
-        segment = Segment.create(self.name, HostCenter.size_bytes(layout, rule, self.stripe_bytes))
+        stripe_bytes = self.stripe_bytes(layout)
+        segment = Segment.create(self.name, HostCenter.size_bytes(layout, rule, stripe_bytes))
         header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
-        stripes = len(layout.stripes(self.stripe_bytes))
+        stripes = len(layout.stripes(stripe_bytes))
         np.ndarray((stripes,), dtype="i4", buffer=segment.buffer, offset=_FIRST_HOLDER)[...] = FREE
-        header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, self.stripe_bytes
+        header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, stripe_bytes
         header["fingerprint"] = np.void(layout.fingerprint)
         header["magic"] = MAGIC
-        return HostCenter(segment, layout, rule, rank, self.stripe_bytes)
+        return HostCenter(segment, layout, rule, rank, stripe_bytes)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Open the segment.
@@ -220,13 +226,14 @@ class HostCenters:
         LayoutMismatchError
             If the segment was made for another model or by another version of this package.
         """
+        stripe_bytes = self.stripe_bytes(layout)
         segment = Segment.attach(self.name)
-        size = HostCenter.size_bytes(layout, rule, self.stripe_bytes)
+        size = HostCenter.size_bytes(layout, rule, stripe_bytes)
         if len(segment.buffer) == size:
             header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
             found = (bytes(header["magic"]), int(header["version"]), int(header["stripe_bytes"]))
-            if found == (MAGIC, VERSION, self.stripe_bytes) and header["fingerprint"].tobytes() == layout.fingerprint:
-                return HostCenter(segment, layout, rule, rank, self.stripe_bytes)
+            if found == (MAGIC, VERSION, stripe_bytes) and header["fingerprint"].tobytes() == layout.fingerprint:
+                return HostCenter(segment, layout, rule, rank, stripe_bytes)
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

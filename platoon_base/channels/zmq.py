@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,6 +19,11 @@ __all__ = ["ZmqClient", "ZmqServer"]
 _LOOK_S = 0.25  # how often a waiting client looks whether the controller still lives
 _BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
 _ID_BYTES = 8
+
+
+def _milliseconds(seconds: float) -> int:
+    """Round up, so that a poll does not end just before a deadline, and never give the -1 that means for ever."""
+    return max(0, math.ceil(seconds * 1e3))
 
 
 class ZmqClient:
@@ -50,7 +56,7 @@ class ZmqClient:
             self._socket.send_multipart([request_id, data])
             while True:
                 remaining = deadline - time.monotonic()
-                if self._socket.poll(max(0.0, min(remaining, _LOOK_S)) * 1e3):
+                if self._socket.poll(_milliseconds(min(remaining, _LOOK_S))):
                     answer_id, answer = self._socket.recv_multipart()
                     if answer_id == request_id:  # others answer requests that timed out
                         return answer
@@ -90,7 +96,7 @@ class ZmqServer:
         poller.register(self._socket, zmq.POLLIN)
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
-        events = dict(poller.poll(max(0.0, timeout_s) * 1e3))
+        events = dict(poller.poll(_milliseconds(timeout_s)))
         received = self._receive() if events.pop(self._socket, None) else []
         return received, set(events)
 

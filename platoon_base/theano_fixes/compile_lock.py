@@ -1,0 +1,189 @@
+"""Theano's compile lock as a lock of the kernel.
+
+The faults. One process at a time may compile in a compile directory. ``gof/compilelock.py:216-273`` waits for that by
+looking every 5 to 10 s (``compile.wait``) whether a directory has vanished, so N starting processes mostly sleep.
+``lock_ctx`` (``gof/compilelock.py:38-43``) does not let go of the lock if what it guards raises. ``Unlocker.unlock``,
+which runs once more at the end of the process (``gof/compilelock.py:87``), removes the lock directory of whoever has
+just made it and not yet signed it.
+
+The cure. ``flock`` comes first: waiters go on within milliseconds, and the kernel drops the lock of a process that
+dies, whatever the signal. Theano's directory lock stays underneath, so that processes without this repair are kept out
+too; among repaired ones it is always free, or left by a dead process and then taken over at once. ``lock_ctx`` releases
+on every way out, and only a holder unlocks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+__all__ = ["TIMEOUT_S", "CompileLockTimeoutError", "FileLock", "install"]
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 600.0  # far above the slowest compilation of a single function
+_POLL_S = 0.005
+
+
+class CompileLockTimeoutError(TimeoutError):
+    """Another process held the compile lock past the deadline."""
+
+
+class FileLock:
+    """Exclusive ``flock`` on a file; the kernel drops it when the holder dies.
+
+    The file is opened at each acquisition: a descriptor that a fork had copied would share its lock with every sibling.
+
+    Parameters
+    ----------
+    path : Path
+        Made if needed, never removed.
+    timeout_s : float
+        How long `acquire` waits.
+
+    Attributes
+    ----------
+    abandoned_by : str
+        After `acquire`: the process id of the holder that died without letting go; empty if there was none.
+    """
+
+    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
+        self.path = path
+        self.timeout_s = timeout_s
+        self.abandoned_by = ""
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises
+        ------
+        CompileLockTimeoutError
+            If another process did not let go of it in time.
+        OSError
+            If the file system knows no such locks.
+        """
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        deadline = time.monotonic() + self.timeout_s
+        while self._descriptor is None:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            try:
+                self._wait(descriptor, deadline)
+                if self._names(descriptor):
+                    self._descriptor = descriptor
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
+        self.abandoned_by = _holder(self._descriptor)
+        os.ftruncate(self._descriptor, 0)
+        os.write(self._descriptor, b"%d\n" % os.getpid())
+
+    def release(self) -> None:
+        """Let go of the lock, if it is held."""
+        if self._descriptor is None:
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        os.ftruncate(descriptor, 0)
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough while a forked child has a copy
+        os.close(descriptor)
+
+    def _wait(self, descriptor: int, deadline: float) -> None:
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise CompileLockTimeoutError(self._complaint(descriptor)) from None
+                time.sleep(_POLL_S)
+
+    def _names(self, descriptor: int) -> bool:
+        """Whether the path still is the file that was locked; somebody may have cleared the directory meanwhile."""
+        try:
+            return os.path.samestat(os.fstat(descriptor), os.stat(self.path))
+        except FileNotFoundError:
+            return False
+
+    def _complaint(self, descriptor: int) -> str:
+        holder = _holder(descriptor) or "unknown"
+        return (
+            f"process {holder} has held Theano's compile lock {self.path} for more than {self.timeout_s:g} s: "
+            f"look what it does, and end it if it hangs (kill {holder}); its lock goes with it"
+        )
+
+
+def _holder(descriptor: int) -> str:
+    return os.pread(descriptor, 32, 0).decode().strip()
+
+
+def _signed_by(tmp_dir: str, pid: str, host: str) -> bool:
+    """Whether Theano's lock directory is that of a process of this host."""
+    try:
+        owner = Path(tmp_dir, "lock").read_text().strip().split("_")
+    except OSError:
+        return False
+    return owner[0] == pid and owner[-1] == host
+
+
+def install(module: ModuleType, timeout_s: float = TIMEOUT_S) -> None:
+    """Put the kernel's lock in front of the directory lock of ``theano.gof.compilelock``."""
+    compilelock: Any = module
+    lock, unlock = compilelock.lock, compilelock.Unlocker.unlock
+    get_lock, release_lock = compilelock.get_lock, compilelock.release_lock
+    held: dict[str, tuple[int, FileLock]] = {}  # lock directory -> its holder's process id and kernel lock
+
+    def lock_both(tmp_dir: str, *args: Any, **kwargs: Any) -> None:
+        compile_dir = Path(tmp_dir).parent
+        file_lock = FileLock(compile_dir.with_name(compile_dir.name + ".flock"), timeout_s)
+        try:
+            if not args and not kwargs:  # who brings an own deadline means Theano's lock, to break it
+                file_lock.acquire()
+        except CompileLockTimeoutError:
+            raise
+        except OSError as exc:
+            log.warning("no kernel lock on %s (%s): Theano's own is used, which polls", file_lock.path, exc)
+        try:
+            if file_lock.abandoned_by and _signed_by(tmp_dir, file_lock.abandoned_by, compilelock.hostname):
+                # Theano would wait for as long as the dead process is a zombie, or its number another's.
+                unlock(compilelock.Unlocker(tmp_dir), True)
+            lock(tmp_dir, *args, **kwargs)
+        except BaseException:
+            file_lock.release()
+            raise
+        held[tmp_dir] = (os.getpid(), file_lock)
+
+    def unlock_both(self: Any, force: bool = False) -> None:
+        if force:  # Theano breaks the directory lock of a dead process; this one's kernel lock stays
+            unlock(self, force)
+            return
+        pid, file_lock = held.get(self.tmp_dir, (None, None))
+        if file_lock is None or pid != os.getpid():
+            return
+        del held[self.tmp_dir]
+        try:
+            unlock(self, force)
+        finally:
+            file_lock.release()
+
+    @contextlib.contextmanager
+    def lock_ctx(lock_dir: str | None = None, keep_lock: bool = False, **kwargs: Any) -> Iterator[None]:
+        get_lock(lock_dir=lock_dir, **kwargs)
+        try:
+            yield
+        except BaseException:
+            keep_lock = False
+            raise
+        finally:
+            if not keep_lock:
+                release_lock()
+
+    compilelock.lock = lock_both
+    compilelock.Unlocker.unlock = unlock_both
+    compilelock.lock_ctx = lock_ctx

@@ -1,0 +1,43 @@
+"""Run a function on a module right after its first import."""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import types
+from collections.abc import Mapping, Sequence
+from typing import Callable
+
+__all__ = ["AfterImport"]
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """A finder for ``sys.meta_path`` that changes nothing but what happens after a module's body has run.
+
+    Parameters
+    ----------
+    actions : mapping of str to callable
+        For the full name of a module in a package the function to call once with the module.
+    """
+
+    def __init__(self, actions: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
+        self._actions = dict(actions)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Answer for the modules that have an action, as Python's own finder would."""
+        action = self._actions.pop(fullname, None)
+        if action is None:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.loader is None:
+            return spec
+        run_body = spec.loader.exec_module
+
+        def exec_module(module: types.ModuleType) -> None:
+            run_body(module)
+            action(module)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec

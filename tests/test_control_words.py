@@ -1,0 +1,118 @@
+"""The control words: the first reason to stop stays, each worker has its row, all who look see the same."""
+
+import math
+
+import pytest
+
+from platoon_base.control_words import ControlWords
+from platoon_base.errors import ProtocolError
+
+pytestmark = pytest.mark.base
+
+ROWS = 4
+
+
+@pytest.fixture
+def memory():
+    return bytearray(ControlWords.size_bytes(ROWS))
+
+
+@pytest.fixture
+def words(memory):
+    return ControlWords(memory, rows=ROWS, create=True)
+
+
+@pytest.fixture
+def others(memory, words):
+    """The words as another process attaches to them; how many rows there are is read from the memory."""
+    return ControlWords(memory, rows=0, create=False)
+
+
+def test_a_new_job_is_not_stopping(words, others):
+    assert not words.stopping
+    assert not others.stopping
+    assert others.stop_reason == ""
+
+
+def test_a_stop_is_seen_by_all(words, others):
+    words.stop("epochs >= 10")
+    assert others.stopping
+    assert others.stop_reason == "epochs >= 10"
+
+
+def test_the_first_reason_stays(words, others):
+    others.stop("patience")
+    words.stop("interrupted")
+    assert words.stop_reason == others.stop_reason == "patience"
+
+
+def test_a_job_may_stop_without_a_reason(words):
+    words.stop("")
+    assert words.stopping
+    assert words.stop_reason == ""
+
+
+@pytest.mark.parametrize("size", [255, 256, 257, 1000])
+def test_a_long_reason_is_cut(words, size):
+    words.stop("x" * size)
+    assert words.stop_reason == "x" * min(size, 256)
+
+
+def test_a_reason_cut_inside_a_letter_can_still_be_read(words):
+    words.stop("x" + "é" * 200)  # 401 bytes: the 256th is the first half of a letter
+    assert words.stop_reason == "x" + "é" * 127 + "�"
+
+
+def test_a_row_tells_nothing_before_its_worker_does(words):
+    progress = words.progress(2)
+    assert math.isnan(progress.loss)
+    assert progress._replace(loss=0.0) == (0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+
+
+def test_what_a_worker_writes_to_its_row_is_seen_there_only(words, others):
+    row = words.row(1)
+    row["epoch"], row["steps"], row["loss"], row["updated"] = 3, 2**40, 0.25, 17.5
+    progress = others.progress(1)
+    assert (progress.epoch, progress.steps, progress.loss, progress.updated) == (3, 2**40, 0.25, 17.5)
+    for rank in (0, 2, 3):
+        assert others.progress(rank).steps == 0
+        assert math.isnan(others.progress(rank).loss)
+    assert not others.stopping
+
+
+def test_a_row_is_plain_numbers(words):
+    assert [type(value) for value in words.progress(0)] == [int] * 3 + [float] * 4
+
+
+def test_a_worker_that_joins_starts_its_row_anew(words):
+    for rank in (1, 2):
+        words.row(rank)["steps"], words.row(rank)["loss"] = 9, 0.5
+    words.start_row(1)
+    assert words.progress(1).steps == 0
+    assert math.isnan(words.progress(1).loss)
+    assert words.progress(2).steps == 9
+
+
+def test_a_row_outside_is_refused(others):
+    with pytest.raises(IndexError):
+        others.row(ROWS)
+
+
+@pytest.mark.parametrize("damage", [0, 7, 8], ids=["magic", "end of magic", "version"])
+def test_the_words_of_another_version_are_refused(memory, words, damage):
+    memory[damage] ^= 0x41
+    with pytest.raises(ProtocolError, match="another version"):
+        ControlWords(memory, rows=ROWS, create=False)
+
+
+def test_memory_that_nobody_has_set_up_is_refused(memory):
+    with pytest.raises(ProtocolError):
+        ControlWords(memory, rows=ROWS, create=False)
+
+
+def test_rows_do_not_share_bytes_with_the_header_or_each_other(memory, words):
+    for rank in range(ROWS):
+        words.row(rank)["epoch"], words.row(rank)["updated"] = rank + 1, rank + 0.5
+    words.stop("y" * 256)
+    assert [words.progress(rank)[::6] for rank in range(ROWS)] == [(rank + 1, rank + 0.5) for rank in range(ROWS)]
+    assert words.stop_reason == "y" * 256

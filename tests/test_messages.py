@@ -1,0 +1,225 @@
+"""Control messages: every one survives the wire, and no bytes from outside do more than raise ProtocolError."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from platoon_base import errors
+from platoon_base import messages as msg
+from platoon_base.errors import PlatoonError, ProtocolError
+
+pytestmark = pytest.mark.base
+
+EXAMPLES = settings(max_examples=300, deadline=None, derandomize=True)
+
+REQUESTS = [
+    msg.Hello(protocol=msg.PROTOCOL, pid=4711, host="node", device="cuda0"),
+    msg.Hello(protocol=msg.PROTOCOL, pid=4711, host="node", device="cpu", rank=3),
+    msg.InitCenter(specs=[("W", (2, 3), "float32"), ("", (), "float64")], rule="EASGD(alpha=0.5)"),
+    msg.CenterReady(),
+    msg.Reduce(name="epoch 3", pairs={"loss": (1.5, 64.0), "error": (math.inf, 0.0)}, timeout_s=600.0),
+    msg.Reduce(name="barrier", pairs={}, timeout_s=0.0),
+    msg.Report(metrics={"loss": 0.25, "epoch": 3, "best": "model é.npz"}),
+    msg.Vote(reason="patience", policy="all"),
+    msg.Leave(),
+    msg.UserRequest(req="next", info={"seen": [1, 2.5, "x", None, True, b"\0\1"]}),
+]
+REPLIES = [
+    msg.Welcome(rank=3, size=4, local_rank=1, local_size=2, seed=2**40),
+    msg.CenterRole(create=True),
+    msg.CenterRole(create=False),
+    msg.Reduced(pairs={"loss": (1.5, 64.0)}, ranks=[0, 2], lost=[1]),
+    msg.Done(),
+    msg.UserReply(answer=["stop", 3, {"lr": 0.1}]),
+    msg.UserReply(),
+    msg.Failure(kind="LayoutMismatchError", message="got ..."),
+]
+
+
+def name_of(message):
+    return type(message).__name__
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
+def test_requests_survive_the_wire(request_):
+    assert msg.decode_request(msg.encode(request_)) == request_
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=name_of)
+def test_replies_survive_the_wire(reply):
+    assert msg.decode_reply(msg.encode(reply)) == reply
+
+
+def test_every_message_is_tried():
+    assert {type(m) for m in REQUESTS} == set(msg.Request.__args__)
+    assert {type(m) for m in REPLIES} == set(msg.Reply.__args__)
+
+
+@given(pairs=st.dictionaries(st.text(max_size=20), st.tuples(st.floats(), st.floats()), max_size=5))
+@EXAMPLES
+def test_floats_keep_their_bits(pairs):
+    decoded = msg.decode_request(msg.encode(msg.Reduce(name="x", pairs=pairs, timeout_s=1.0)))
+    np.testing.assert_equal(decoded.pairs, pairs)
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
+def test_a_request_is_no_reply(request_):
+    with pytest.raises(ProtocolError, match="no message of protocol"):
+        msg.decode_reply(msg.encode(request_))
+
+
+@pytest.mark.parametrize("reply", REPLIES, ids=name_of)
+def test_a_reply_is_no_request(reply):
+    with pytest.raises(ProtocolError, match="no message of protocol"):
+        msg.decode_request(msg.encode(reply))
+
+
+def decodes_or_is_refused(data):
+    for decode, kinds in ((msg.decode_request, msg.Request), (msg.decode_reply, msg.Reply)):
+        try:
+            message = decode(data)
+        except ProtocolError:
+            continue
+        assert type(message) in kinds.__args__
+
+
+@EXAMPLES
+@given(st.binary(max_size=200))
+def test_any_bytes_are_a_message_or_refused(data):
+    decodes_or_is_refused(data)
+
+
+@EXAMPLES
+@given(st.sampled_from(REQUESTS + REPLIES).map(msg.encode), st.data())
+def test_a_damaged_message_is_a_message_or_refused(encoded, data):
+    damaged = bytearray(encoded)
+    for _ in range(data.draw(st.integers(1, 3))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    decodes_or_is_refused(bytes(damaged))
+    decodes_or_is_refused(encoded[: data.draw(st.integers(0, len(encoded) - 1))])
+
+
+NIL = b"\xc0"  # how MessagePack writes None; the last byte of a user's request without info
+
+
+@EXAMPLES
+@given(st.binary(min_size=1, max_size=60))
+def test_any_bytes_as_the_users_info_are_plain_data_or_refused(info):
+    encoded = msg.encode(msg.UserRequest(req="x"))
+    assert encoded.endswith(NIL)
+    decodes_or_is_refused(encoded[: -len(NIL)] + info)
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        b"\x81\x80\x01",  # a dict as the key of a dict
+        b"\xc7\x0c\xff" + b"\xff" * 12,  # a time that no calendar has
+        b"\xa1\xff",  # no UTF-8
+        b"\x91" * 100_000,  # a list in a list in a list ...
+        b"\xdd\xff\xff\xff\xff",  # a list of 4 billion elements, none of which follows
+        b"\xc6\xff\xff\xff\xff",  # 4 GB of bytes, none of which follows
+    ],
+    ids=["key", "time", "text", "depth", "length", "bytes"],
+)
+def test_what_only_looks_like_data_is_refused(info):
+    with pytest.raises(ProtocolError, match="no message of protocol"):
+        msg.decode_request(msg.encode(msg.UserRequest(req="x"))[: -len(NIL)] + info)
+
+
+@pytest.mark.parametrize(
+    ("message", "field", "value"),
+    [
+        (REQUESTS[0], "pid", "x"),
+        (REQUESTS[0], "rank", 1.5),
+        (REQUESTS[2], "specs", [("W", (2, 3))]),
+        (REQUESTS[4], "pairs", {"loss": (1.0,)}),
+        (REQUESTS[4], "timeout_s", None),
+        (REQUESTS[6], "metrics", {"loss": [1.0]}),
+    ],
+)
+def test_a_field_of_another_type_is_refused(message, field, value):
+    wrong = type(message)(**{**{f: getattr(message, f) for f in message.__struct_fields__}, field: value})
+    with pytest.raises(ProtocolError, match=field):
+        msg.decode_request(msg.encode(wrong))
+
+
+class Unpicklable:
+    pass
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    "info",
+    [Unpicklable(), np.zeros(3), np.float32(1), print, 2**70, "\ud800", {"x": [Unpicklable()]}, 1j],
+    ids=["object", "array", "scalar", "function", "2**70", "surrogate", "nested object", "complex"],
+)
+def test_what_is_not_plain_data_cannot_be_sent(info):
+    with pytest.raises(ProtocolError, match="numbers, strings, lists and dicts"):
+        msg.encode(msg.UserRequest(req="x", info=info))
+
+
+def test_data_nested_too_deeply_cannot_be_sent():
+    info = nested(100_000)
+    with pytest.raises(ProtocolError, match="cannot encode UserRequest"):
+        msg.encode(msg.UserRequest(req="x", info=info))
+
+
+def test_the_largest_message_passes_and_one_byte_more_does_not():
+    room = msg.MAX_BYTES - len(msg.encode(msg.UserRequest(req="x", info=b""))) - 3  # a longer length takes 3 bytes more
+    largest = msg.UserRequest(req="x", info=b"\0" * room)
+    encoded = msg.encode(largest)
+    assert len(encoded) == msg.MAX_BYTES
+    assert msg.decode_request(encoded) == largest
+    with pytest.raises(ProtocolError, match=f"UserRequest message of {msg.MAX_BYTES + 1} bytes"):
+        msg.encode(msg.UserRequest(req="x", info=b"\0" * (room + 1)))
+    with pytest.raises(ProtocolError, match=f"{msg.MAX_BYTES + 1} bytes, the limit"):
+        msg.decode_request(encoded + b"\0")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "PlatoonError",
+        "ConfigurationError",
+        "LayoutMismatchError",
+        "ProtocolError",
+        "WorkerLostError",
+        "CollectiveTimeoutError",
+        "NonFiniteError",
+        "BackendUnavailableError",
+    ],
+)
+def test_a_failure_becomes_the_error_it_names(kind):
+    error = msg.Failure(kind=kind, message="got 1, needs 2").to_exception()
+    assert type(error) is getattr(errors, kind)
+    assert str(error) == "got 1, needs 2"
+
+
+def test_all_errors_can_be_named():
+    named = {name for name in errors.__all__ if issubclass(getattr(errors, name), PlatoonError)}
+    kinds = {type(msg.Failure(kind=name, message="").to_exception()).__name__ for name in errors.__all__}
+    assert kinds == named
+
+
+@pytest.mark.parametrize(
+    "kind", ["", "Nonsense", "__builtins__", "__all__", "__name__", "annotations", "PlatoonWarning", "SystemExit"]
+)
+def test_a_failure_of_another_kind_is_a_protocol_error(kind):
+    error = msg.Failure(kind=kind, message="text").to_exception()
+    assert type(error) is ProtocolError
+    assert str(error) == "text"
+
+
+def test_messages_do_not_change():
+    with pytest.raises(AttributeError):
+        msg.Vote(reason="x").reason = "y"

@@ -1,0 +1,312 @@
+"""Workers forked from one prepared process must be what `python script.py` would be, and end as it would."""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from platoon_base import prefork
+from platoon_base.job import host_job
+from platoon_base.launcher import log_file, worker_environment
+from platoon_base.prefork import Start
+from platoon_base.preload import modules_to_preload
+from platoon_base.processes import exit_status
+from platoon_base.registry import JobFiles
+
+pytestmark = pytest.mark.base
+
+WAIT_S = 30
+
+
+class Forked:
+    """How a job of forked workers ended."""
+
+    def __init__(self, result, folder, workers):
+        self.result = result
+        self.status = {ended.rank: ended.status for ended in result.exits}
+        self.logs = [log_file(folder, rank).read_text() for rank in range(workers)]
+
+
+@pytest.fixture
+def run_forked(tmp_path):
+    """Run a script, given as text, on workers forked from one nursery."""
+
+    def run(text, workers=2, *, args=(), preload=("numpy",), script=None):
+        if script is None:
+            script = tmp_path / "script.py"
+            script.write_text(textwrap.dedent(text))
+        environment = worker_environment("cpu", workers, os.environ)
+        command = [sys.executable, "-m", "platoon_base.bootstrap", str(script), *args]
+        starts = [Start(rank, command, environment, log_file(tmp_path, rank)) for rank in range(workers)]
+        with host_job(workers) as job:
+            job.start_forked(str(script), args, preload, starts)
+            result = job.serve()
+        return Forked(result, tmp_path, workers)
+
+    return run
+
+
+def forked(prints):
+    """Whether a worker that printed `gc.get_freeze_count()` first came from a nursery."""
+    return int(prints.split()[0]) > 0
+
+
+def test_the_script_finds_itself_as_under_plain_python(run_forked, tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    script = tmp_path / "sub" / "script.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            '''Documentation.'''
+            import sys
+            for name in sorted(globals().copy()):
+                if name not in ("sys", "__builtins__", "__loader__"):
+                    print(name, repr(globals()[name]))
+            print(sys.argv, sys.path[0], sys.stdin.read() == "", sys.modules["__main__"].__dict__ is globals())
+            print(__builtins__, type(__loader__).__name__, __loader__.path)
+            class A: pass
+            import pickle
+            assert type(pickle.loads(pickle.dumps(A()))) is A
+            def f(a: int = 1) -> None: pass
+            print(f.__annotations__)  # no future of the launcher's code leaks in
+            """
+        )
+    )
+    monkeypatch.chdir(tmp_path)
+    words = ["sub/script.py", "--a", "b c"]
+    plain = subprocess.run(
+        [sys.executable, *words], capture_output=True, text=True, check=True, stdin=subprocess.DEVNULL
+    )
+    outcome = run_forked(None, script="sub/script.py", args=words[1:])
+    assert outcome.result.status == 0, outcome.logs
+    assert outcome.logs == [plain.stdout] * 2
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "pass",
+        "sys.exit()",
+        "sys.exit(3)",
+        "sys.exit('a reason')",
+        "raise ValueError('boom')",
+        "raise KeyboardInterrupt",
+        "os._exit(7)",
+        "os.kill(os.getpid(), signal.SIGTERM)",
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "os.abort()",
+        "this is no Python",
+    ],
+)
+def test_the_script_ends_as_under_plain_python(run_forked, tmp_path, end):
+    text = f"""
+        import atexit, os, signal, sys
+        answer = 42
+        atexit.register(lambda: print("at exit", answer))
+        {end}
+        """
+    outcome = run_forked(text)
+    plain = subprocess.run([sys.executable, tmp_path / "script.py"], capture_output=True, text=True, check=False)
+    assert outcome.status == {0: exit_status(plain.returncode), 1: exit_status(plain.returncode)}
+    for log in outcome.logs:
+        assert plain.stdout in log
+        assert plain.stderr.splitlines()[-1:] == [line for line in log.splitlines() if "at exit" not in line][-1:]
+
+
+def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_forked):
+    outcome = run_forked(
+        """
+        import gc, os, random
+        import numpy as np
+        print(gc.get_freeze_count())
+        print(os.environ["PLATOON_RANK"], os.environ["PLATOON_DEVICE"], os.path.isdir(os.environ["PLATOON_JOB"]))
+        print(os.getsid(0) == os.getpgrp() == os.getpid(), os.getppid(), os.readlink("/proc/self/fd/0"))
+        print(np.random.randint(1 << 60), random.random())
+        """,
+        workers=4,
+    )
+    assert outcome.result.status == 0, outcome.logs
+    lines = [log.splitlines() for log in outcome.logs]
+    assert all(map(forked, outcome.logs))
+    assert [line[1] for line in lines] == [f"{rank} cpu True" for rank in range(4)]
+    assert {line[2] for line in lines} == {f"True {os.getpid()} /dev/null"}
+    assert len({line[3].split()[0] for line in lines}) == len({line[3].split()[1] for line in lines}) == 4
+
+
+def test_nothing_that_made_the_nursery_end_early_is_left_in_a_worker(run_forked):
+    outcome = run_forked(
+        """
+        import ctypes, os, signal
+        value = ctypes.c_int(-1)
+        assert ctypes.CDLL(None).prctl(2, ctypes.byref(value), 0, 0, 0) == 0  # PR_GET_PDEATHSIG
+        print(value.value, signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM).name)
+        print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+        print(sorted(os.listdir("/proc/self/fd")))
+        """
+    )
+    assert outcome.result.status == 0, outcome.logs
+    first, second, descriptors = outcome.logs[0].splitlines()
+    assert first == "0 (0.0, 0.0) SIG_DFL"
+    assert second == "True"
+    assert descriptors == str(["0", "1", "2", "3"])  # 3 is that of the listing
+
+
+def test_forked_workers_train_together(run_forked):
+    outcome = run_forked(
+        """
+        import numpy as np
+        from platoon_base import ASGD, connect
+
+        x = np.full(1000, 5.0, "float32")
+        with connect() as worker:
+            worker.init_shared_params([x], ASGD())
+            for step in range(25):
+                x += 2 ** worker.global_rank
+                worker.sync_params()
+            worker.barrier()
+            worker.copy_to_local()
+            assert (x == 5 + 25 * 7).all(), np.unique(x)
+        """,
+        workers=3,
+        preload=("numpy", "platoon_base"),
+    )
+    assert outcome.result.status == 0, outcome.logs
+
+
+def test_what_a_worker_started_ends_with_it(run_forked):
+    outcome = run_forked(
+        """
+        import subprocess
+        print(subprocess.Popen(["sleep", "1000"]).pid)
+        """
+    )
+    assert outcome.result.status == 0, outcome.logs
+    for log in outcome.logs:
+        with contextlib.suppress(ProcessLookupError):
+            process = os.pidfd_open(int(log.split()[0]))
+            assert select.select([process], [], [], WAIT_S)[0], "it still runs"
+            os.close(process)
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("import no_such_module", "exit status 1"),
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("import signal; signal.pause()", "SIGALRM"),
+        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", "exit status 1"),
+    ],
+    ids=["raises", "is killed", "hangs", "starts a thread"],
+)
+def test_without_the_nursery_workers_start_by_themselves(run_forked, tmp_path, monkeypatch, caplog, body, reason):
+    (tmp_path / "preparation.py").write_text(body)
+    if "pause" in body:
+        monkeypatch.setattr(prefork, "TIMEOUT_S", 1.0)
+    with caplog.at_level(logging.WARNING):
+        outcome = run_forked("import gc; print('forked:', gc.get_freeze_count() > 0)", preload=("preparation",))
+    assert outcome.result.status == 0, outcome.logs
+    assert all(log.splitlines()[-1] == "forked: False" for log in outcome.logs)
+    (record,) = [record for record in caplog.records if "one by one" in record.message]
+    assert reason in record.message
+
+
+def test_workers_with_different_settings_are_not_forked(tmp_path, caplog):
+    script = tmp_path / "script.py"
+    script.write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
+    command = [sys.executable, "-m", "platoon_base.bootstrap", str(script)]
+    starts = [
+        Start(rank, command, {**os.environ, "OMP_NUM_THREADS": str(rank + 1)}, log_file(tmp_path, rank))
+        for rank in range(2)
+    ]
+    with host_job(2) as job:
+        job.start_forked(str(script), [], ["numpy"], starts)
+        assert job.serve().status == 0
+    assert [log_file(tmp_path, rank).read_text() for rank in range(2)] == ["1\n", "2\n"]
+    assert "different OMP_NUM_THREADS" in caplog.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_ending_the_launcher_ends_a_nursery_that_still_imports(tmp_path, number):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "script.py").write_text("open('ran', 'w')")
+    (tmp_path / "preparation.py").write_text(
+        f"import os, signal\nwith open({str(fifo)!r}, 'w') as file: file.write(str(os.getpid()))\nsignal.pause()"
+    )
+    launcher = """
+        import os, sys
+        from pathlib import Path
+        from platoon_base.job import host_job
+        from platoon_base.prefork import Start
+        start = Start(0, ["false"], dict(os.environ), Path("log"))
+        with host_job(1) as job:
+            Path("folder").write_text(job.files.folder)
+            job.start_forked("script.py", [], ["preparation"], [start])
+            sys.exit(job.serve().status)
+        """
+    with subprocess.Popen([sys.executable, "-c", textwrap.dedent(launcher)], cwd=tmp_path) as process:
+        nursery = os.pidfd_open(int(fifo.read_text()))
+        process.send_signal(number)
+        ended, _, _ = select.select([nursery], [], [], WAIT_S)
+        os.close(nursery)
+        assert ended, "the nursery is still there"
+    assert exit_status(process.returncode) == 128 + number
+    assert not (tmp_path / "ran").exists()
+    if number == signal.SIGKILL:  # nobody was left to tidy up
+        JobFiles.read((tmp_path / "folder").read_text()).remove()
+
+
+@pytest.mark.parametrize(
+    ("text", "modules"),
+    [
+        ("import numpy\nimport theano.tensor as T\nimport json", ["numpy", "theano.tensor"]),
+        ("from lasagne.layers import DenseLayer\nimport numpy", ["lasagne.layers", "numpy"]),
+        ("import platoon_plugins.lasagne", ["platoon_plugins.lasagne"]),
+        ("try:\n    import theano\nexcept ImportError:\n    pass", ["theano"]),
+        ("if True:\n    import theano", ["theano"]),
+        ("def f():\n    import theano", []),
+        ("import numpy, scipy", []),
+        ("import keras\nimport theano", ["theano"]),
+        ("import theano_lookalike", []),
+        ("import os, theano\nprint(os.environ['A'], os.environ.get('B'), 'C' in os.environ)", ["theano"]),
+        ("import os\nos.environ['THEANO_FLAGS'] = 'floatX=float32'\nimport theano", []),
+        ("import os\nos.environ.setdefault('A', 'b')\nimport theano", []),
+        ("import os\ndel os.environ['A']\nimport theano", []),
+        ("import os\nchange(os.environ)\nimport theano", []),
+        ("import os as o\no.environ['A'] = 'b'\nimport theano", []),
+        ("from os import environ\nimport theano", []),
+        ("from os import path\nimport theano", ["theano"]),
+        ("from os import *\nimport theano", []),
+        ("import sys\nsys.path.insert(0, 'x')\nimport theano", []),
+        ("from sys import path\nimport theano", []),
+        ("import model", ["theano"]),
+        ("from package import part", ["lasagne"]),
+        ("import package.part", ["lasagne"]),
+        ("import settings\nimport theano", []),
+        ("import theano\nimport own.theano", ["theano"]),
+        ("import numpy\nimport theano this is no Python", []),
+    ],
+)
+def test_only_what_is_safe_and_worth_it_is_imported_early(tmp_path, text, modules):
+    (tmp_path / "model.py").write_text("import theano")
+    (tmp_path / "settings.py").write_text("import os\nos.putenv('A', 'b')")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("")
+    (tmp_path / "package" / "part.py").write_text("from . import other")
+    (tmp_path / "package" / "other.py").write_text("import lasagne\nimport package.part")
+    script = tmp_path / "script.py"
+    script.write_text(text)
+    assert modules_to_preload(str(script)) == modules
+
+
+def test_a_module_beside_the_script_is_not_taken_for_the_real_one(tmp_path):
+    (tmp_path / "theano.py").write_text("")
+    script = tmp_path / "script.py"
+    script.write_text("import theano\nimport lasagne")
+    assert modules_to_preload(str(script)) == ["lasagne"]

@@ -1,0 +1,149 @@
+"""NumPy arrays as parameters: changed in place where their memory allows, copied out and back where not."""
+
+import numpy as np
+import pytest
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.parameters import Parameters
+
+pytestmark = pytest.mark.base
+
+DTYPES = ["float16", "float32", "float64"]
+
+
+def non_contiguous(kind):
+    """A view of shape (4, 3) whose elements do not lie in C order, and the memory that it lies on."""
+    if kind == "transposed":
+        memory = np.arange(12.0).reshape(3, 4)
+        return memory.T, memory
+    if kind == "strided":
+        memory = np.arange(24.0).reshape(4, 6)
+        return memory[:, ::2], memory
+    memory = np.arange(12.0).reshape(4, 3)
+    return memory[::-1], memory
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_memory_of_a_contiguous_array_is_borrowed(dtype):
+    w, b = np.ones((2, 3), dtype), np.zeros(3, dtype)
+    parameters = Parameters([w, b])
+    borrowed = parameters.borrow()
+    assert [np.shares_memory(a, p) for a, p in zip(borrowed, (w, b))] == [True, True]
+    borrowed[0][1, 2] = 7
+    assert w[1, 2] == 7
+    parameters.give_back(borrowed)
+    np.testing.assert_array_equal(w, [[1, 1, 1], [1, 1, 7]])
+
+
+@pytest.mark.parametrize("kind", ["transposed", "strided", "reversed"])
+def test_another_array_is_copied_out_and_back(kind):
+    view, memory = non_contiguous(kind)
+    before, whole = view.copy(), memory.copy()
+    parameters = Parameters([view])
+    (borrowed,) = parameters.borrow()
+    assert borrowed.flags.c_contiguous
+    assert borrowed.flags.writeable
+    np.testing.assert_array_equal(borrowed, before)
+    borrowed += 100
+    parameters.give_back([borrowed])
+    np.testing.assert_array_equal(view, before + 100)
+    assert (memory != whole).sum() == 12, "what lies between the elements of the view is not its own"
+
+
+def test_other_arrays_can_be_given_back():
+    w = np.zeros((2, 2))
+    parameters = Parameters([w])
+    parameters.give_back([np.arange(4.0).reshape(2, 2)])
+    np.testing.assert_array_equal(w, [[0, 1], [2, 3]])
+
+
+def test_a_scalar_goes_out_and_back():
+    scale = np.array(3.0)
+    parameters = Parameters([scale])
+    (borrowed,) = parameters.borrow()
+    borrowed += 1
+    parameters.give_back([borrowed])
+    assert scale == 4.0
+
+
+@pytest.mark.xfail(strict=True, reason="numpy.ascontiguousarray makes shape (1,) of shape ()")
+def test_a_scalar_keeps_its_shape():
+    parameters = Parameters([np.array(3.0)])
+    assert parameters.layout.specs[0].shape == ()
+    assert parameters.borrow()[0].shape == ()
+
+
+def test_order_shapes_and_dtypes_make_the_layout():
+    parameters = Parameters([np.zeros((2, 3), "float32"), np.zeros(4)])
+    assert parameters.layout.specs == (
+        ("parameter 0", (2, 3), "float32"),
+        ("parameter 1", (4,), "float64"),
+    )
+    assert len(parameters) == 2
+
+
+def test_any_iterable_will_do():
+    assert len(Parameters(np.zeros(i + 1) for i in range(3))) == 3
+    assert len(Parameters({"W": np.zeros(1), "b": np.ones(1)}.values())) == 2
+
+
+def read_only():
+    array = np.zeros(3)
+    array.flags.writeable = False
+    return array
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (3.0, "got float as parameter 1"),
+        ([1.0, 2.0], "got list as parameter 1"),
+        (None, "got NoneType as parameter 1"),
+        ("W", "got str as parameter 1"),
+        (np.float64(3), "got float64 as parameter 1"),
+        (np.zeros(3, int), "parameter 1 is of dtype int64"),
+        (np.zeros(3, bool), "parameter 1 is of dtype bool"),
+        (np.zeros(3, complex), "parameter 1 is of dtype complex128"),
+        (np.zeros(3, object), "parameter 1 is of dtype object"),
+        (read_only(), "parameter 1 is a read-only array"),
+    ],
+    ids=["float", "list", "None", "str", "scalar", "int", "bool", "complex", "object", "read-only"],
+)
+def test_what_cannot_be_averaged_is_refused_by_its_number(wrong, text):
+    with pytest.raises(ConfigurationError, match=text):
+        Parameters([np.zeros(2), wrong])
+
+
+def test_no_parameters_are_refused():
+    with pytest.raises(ConfigurationError, match="no parameters"):
+        Parameters([])
+
+
+def test_one_array_is_not_a_list():
+    with pytest.raises(ConfigurationError, match="pass a list, even of one"):
+        Parameters(np.zeros((3, 2)))
+
+
+def test_a_parameter_given_twice_is_refused():
+    w = np.zeros(3)
+    with pytest.raises(ConfigurationError, match="twice"):
+        Parameters([w, np.zeros(3), w])
+    assert len(Parameters([w, w.copy()])) == 2, "equal values are no reason"
+
+
+@pytest.mark.xfail(strict=True, reason="only the object's identity is compared, not the memory")
+def test_two_views_of_one_memory_are_refused():
+    w = np.zeros((3, 3))
+    with pytest.raises(ConfigurationError):
+        Parameters([w, w.T])
+
+
+@pytest.mark.parametrize("wrong", [None, 3])
+@pytest.mark.xfail(strict=True, reason="list() raises its own TypeError before ours")
+def test_what_is_no_list_is_refused(wrong):
+    try:
+        Parameters(wrong)
+    except Exception as exc:
+        assert isinstance(exc, ConfigurationError)
+    else:
+        pytest.fail("accepted")

@@ -1,0 +1,259 @@
+"""The repairs of Theano's start-up: nothing is compiled twice, nobody waits for the dead, no result changes."""
+
+import json
+import logging
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import types
+
+import pytest
+
+pytestmark = pytest.mark.theano
+
+WAIT_S = 100
+WITH_FIXES = "from platoon_base import compat; compat.apply()\n"
+
+# A layer and a softmax: it holds the Ops that unrepaired Theano never keeps (Dot22, softmax), and one whose C code is
+# versioned by a salted hash (DimShuffle).
+NETWORK = """
+import json
+from theano.gof import cmodule
+compiled = []
+def counted(module_name, *args, compile_str=cmodule.GCC_compiler.compile_str, **kwargs):
+    compiled.append(module_name)
+    return compile_str(module_name, *args, **kwargs)
+cmodule.GCC_compiler.compile_str = staticmethod(counted)
+
+import numpy as np, theano, theano.tensor as T
+x, w = T.matrix("x"), theano.shared(np.linspace(-1, 1, 6).reshape(2, 3), "w")
+b = theano.shared(np.zeros(3), "b")
+loss = -T.log(T.nnet.softmax(T.dot(x, w) + b))[:, 0].mean()
+step = theano.function([x], loss, updates=[(w, w - T.grad(loss, w))])
+losses = [float(step(np.array([[1.0, 2.0], [3.0, 4.0]]))).hex() for _ in range(3)]
+print(json.dumps({"compiled": compiled, "losses": losses, "w": [float(v).hex() for v in w.get_value().ravel()]}))
+"""
+
+
+def environment(folder):
+    flags = f"floatX=float64,device=cpu,blas.ldflags=,cmodule.remove_gxx_opt=True,base_compiledir={folder}"
+    base = {k: v for k, v in os.environ.items() if k not in ("THEANO_FLAGS", "THEANORC", "PYTHONHASHSEED")}
+    return {**base, "THEANO_FLAGS": flags}
+
+
+def start(text, folder):
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(text)],
+        env=environment(folder),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process):
+    output, errors = process.communicate(timeout=WAIT_S)
+    assert process.returncode == 0, errors
+    return output.splitlines()[-1] if output else ""
+
+
+def network(process):
+    return types.SimpleNamespace(**json.loads(finish(process)))
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """A compile directory in which Theano was imported once, which compiles two modules of its own."""
+    folder = tmp_path_factory.mktemp("theano")
+    finish(start(WITH_FIXES + "import theano", folder))
+    return folder
+
+
+@pytest.fixture
+def folder(imported, tmp_path):
+    """A compile directory with nothing but Theano's own modules."""
+    return shutil.copytree(imported, tmp_path / "compiled")
+
+
+@pytest.mark.slow
+def test_two_processes_share_the_work_and_later_ones_compile_nothing(folder):
+    processes = [start(WITH_FIXES + NETWORK, folder) for _ in range(2)]
+    first, second = map(network, processes)
+    assert first.compiled or second.compiled
+    assert not set(first.compiled) & set(second.compiled), "compiled twice"
+    assert len(set(first.compiled)) == len(first.compiled)
+    later = network(start(WITH_FIXES + NETWORK, folder))
+    assert later.compiled == []
+    assert first.losses == second.losses == later.losses
+
+
+@pytest.mark.slow
+def test_results_are_those_of_theano_as_it_is(folder):
+    without = network(start(NETWORK, folder))
+    repaired = network(start(WITH_FIXES + NETWORK, folder))
+    assert (without.losses, without.w) == (repaired.losses, repaired.w)
+    again = network(start(NETWORK, folder))  # what repaired processes keep does no harm to others
+    assert (without.losses, without.w) == (again.losses, again.w)
+
+
+def test_a_killed_holder_frees_the_lock(folder):
+    hold = """
+        from theano.gof.compilelock import get_lock
+        print("ready", flush=True)
+        input()
+        get_lock()
+        print("held", flush=True)
+        input()
+        """
+    holder, waiter = (start(WITH_FIXES + textwrap.dedent(hold), folder) for _ in range(2))
+    assert holder.stdout.readline() == waiter.stdout.readline() == "ready\n"
+    print(file=holder.stdin, flush=True)
+    assert holder.stdout.readline() == "held\n"
+    print(file=waiter.stdin, flush=True)
+    holder.send_signal(signal.SIGKILL)
+    holder.communicate(timeout=WAIT_S)
+    assert waiter.stdout.readline() == "held\n"
+    waiter.communicate(input="\n", timeout=WAIT_S)
+    assert waiter.returncode == 0
+
+
+def test_a_compilation_that_fails_frees_the_lock(folder):
+    failing = f"""
+        repaired = {WITH_FIXES!r}
+        import subprocess, sys
+        import theano, theano.tensor as T
+        from theano.gof import compilelock
+
+        class Broken(theano.Op):
+            __props__ = ()
+            def make_node(self, x):
+                return theano.Apply(self, [x], [x.type()])
+            def c_code(self, node, name, inputs, outputs, sub):
+                return "this is no C;"
+            def c_code_cache_version(self):
+                return (1,)
+            def perform(self, node, inputs, outputs):
+                raise AssertionError
+
+        x = T.matrix("x")
+        for graph in (Broken()(x), Broken()(x) * 2 + T.exp(x.sum())):
+            try:
+                theano.function([x], graph)
+            except Exception as exc:
+                assert "no C" in str(exc) or "Compilation failed" in str(exc), exc
+            else:
+                raise SystemExit("compiled")
+            assert compilelock.get_lock.n_lock == 0
+        other = "from theano.gof.compilelock import lock_ctx\\nwith lock_ctx(): pass"
+        subprocess.run([sys.executable, "-c", repaired + other], check=True, timeout=60)
+        theano.function([x], T.exp(x) + 1)
+        print("good")
+        """
+    assert finish(start(WITH_FIXES + textwrap.dedent(failing), folder)) == "good"
+
+
+def test_a_holder_that_never_lets_go_is_named_in_the_error(tmp_path):
+    from platoon_base.theano_fixes.compile_lock import CompileLockTimeoutError, FileLock
+
+    holder, waiter = FileLock(tmp_path / "sub" / "lock"), FileLock(tmp_path / "sub" / "lock", timeout_s=0.05)
+    holder.acquire()
+    with pytest.raises(CompileLockTimeoutError, match=rf"process {os.getpid()} .*kill {os.getpid()}\)"):
+        waiter.acquire()
+    holder.release()
+    waiter.acquire()
+    waiter.release()
+    waiter.release()
+
+
+def test_a_lock_file_that_was_cleared_away_is_made_anew(tmp_path):
+    from platoon_base.theano_fixes.compile_lock import CompileLockTimeoutError, FileLock
+
+    path = tmp_path / "lock"
+    first, second, third = FileLock(path), FileLock(path), FileLock(path, timeout_s=0.05)
+    first.acquire()
+    path.unlink()
+    second.acquire()
+    with pytest.raises(CompileLockTimeoutError):
+        third.acquire()
+    first.release()
+    second.release()
+    third.acquire()
+    third.release()
+
+
+def test_a_half_written_key_is_never_seen(folder):
+    torn = """
+        import os, pickle, theano
+        from theano.gof import cmodule
+        before = os.path.join(theano.config.compiledir, "key.pkl")
+        data = cmodule.KeyData({(1, "key")}, "hash", before, "entry")
+        data.save_pkl()
+        class Killed(BaseException): pass
+        class Deadly:
+            def __reduce__(self): raise Killed
+        data.keys = [bytes(1 << 20), Deadly()]
+        try:
+            data.save_pkl()
+        except Killed:
+            print(pickle.load(open(before, "rb")).keys)
+        """
+    assert finish(start(WITH_FIXES + textwrap.dedent(torn), folder)) == "{(1, 'key')}"
+
+
+def test_a_directory_that_vanishes_during_the_listing_does_no_harm(folder):
+    vanishing = """
+        import os, theano
+        from theano.gof import cc
+        cache = cc.get_module_cache()
+        gone = os.path.join(theano.config.compiledir, "gone")
+        os.mkdir(gone)
+        listdir = os.listdir
+        def remove_then_list(path):
+            if path == gone:
+                os.rmdir(gone)
+            return listdir(path)
+        os.listdir = remove_then_list
+        cache.refresh()
+        assert not os.path.exists(gone)
+        print("good")
+        """
+    assert finish(start(WITH_FIXES + textwrap.dedent(vanishing), folder)) == "good"
+
+
+def test_importing_the_base_leaves_theano_alone(folder):
+    text = """
+        import sys
+        import platoon_base
+        assert not any(name.startswith("platoon_base.theano_fixes") for name in sys.modules)
+        import theano
+        from platoon_base import compat
+        compat.apply()
+        assert not any(type(finder).__name__ == "AfterImport" for finder in sys.meta_path)
+        assert theano.gof.compilelock.lock.__module__ == "theano.gof.compilelock"
+        print("good")
+        """
+    assert finish(start(text, folder)) == "good"
+
+
+def test_a_theano_without_what_a_repair_needs_is_left_whole(monkeypatch, caplog):
+    from platoon_base import compat, theano_fixes
+
+    compat.apply()
+    import theano
+
+    with caplog.at_level(logging.INFO):
+        for name, fix in theano_fixes._FIXES.items():
+            module = types.ModuleType(name)
+            theano_fixes._guarded(name, fix)(module)
+            assert not any(callable(value) for key, value in vars(module).items() if not key.startswith("__"))
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(theano_fixes._FIXES)
+
+    caplog.clear()
+    monkeypatch.setattr(theano, "__version__", "1.1.2")
+    with caplog.at_level(logging.INFO):
+        theano_fixes._guarded("theano.gof.cc", lambda module: pytest.fail("applied"))(types.ModuleType("cc"))
+    assert "1.1.2" in caplog.text
