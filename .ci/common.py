@@ -60,10 +60,10 @@ def read_stamp(venv: Path) -> str | None:
         return None
 
 
-def succeeds(python: str | Path, code: str) -> bool:
+def succeeds(python: str | Path, code: str, *arguments: str) -> bool:
     """True if the interpreter runs and the code ends without an error."""
     try:
-        command = [os.fspath(python), "-c", code]
+        command = [os.fspath(python), "-c", code, *arguments]
         return subprocess.run(command, cwd=CI, capture_output=True, timeout=60).returncode == 0
     except (OSError, subprocess.TimeoutExpired):
         return False

@@ -26,6 +26,14 @@ DEBIAN_PYGPU = Path("/usr/lib/python3/dist-packages/pygpu")
 # Their setup.py files need the setuptools and wheel of the constraints, and NumPy, in place.
 OLD_SDISTS = ("picklable-itertools", "theano", "lasagne")
 BUILD_TOOLS = ("setuptools", "wheel")
+# Fails unless the distributions named, or all there are, have their files (bytecode may come and go).
+HAS_ITS_FILES = """
+import importlib.metadata as metadata, sys
+found = [metadata.distribution(name) for name in sys.argv[1:]] or metadata.distributions()
+for file in (file for distribution in found for file in distribution.files or ()):
+    if file.suffix != ".pyc" and not file.locate().exists():
+        sys.exit(f"{file} is gone")
+"""
 FUEL_EXTENSION = re.compile(r",\s*ext_modules=\[Extension\(.*?\)\]", re.DOTALL)
 
 
@@ -40,12 +48,17 @@ def expected_stamp(missing: list[str]) -> str:
     sources = [ROOT / "setup.py", CONSTRAINTS, ROOT / "platoon_base" / "_kernels.c", *scripts]
     interpreter = f"{sys.base_prefix} {platform.python_version()} {ROOT}"
     # make clean removes the extension, which has to bring the set-up back.
-    return fingerprint(sources, interpreter, " ".join(missing), str(has_extension()))
+    return fingerprint(sources, interpreter, " ".join(missing), str(has_extension()), str(pygpu_link().exists()))
 
 
 def is_ready(missing: list[str]) -> bool:
-    """The stamp says what was built, the import that it still stands."""
-    return read_stamp(VENV) == expected_stamp(missing) and succeeds(VENV / "bin" / "python", "import platoon_base")
+    """The stamp says what was built, the files and the import that it still stands."""
+    python = VENV / "bin" / "python"
+    return (
+        read_stamp(VENV) == expected_stamp(missing)
+        and succeeds(python, HAS_ITS_FILES, *pins(), "platoon-plugins")
+        and succeeds(python, "import platoon_base")
+    )
 
 
 def pip(*arguments: str | Path, what: str) -> str:
@@ -84,9 +97,10 @@ def _outer_pip() -> bool:
 
 
 def create_venv() -> None:
-    """Create .venv afresh, unless it stands on this very interpreter and its pip works."""
+    """Create .venv afresh, unless it stands on this very interpreter and is whole as far as it goes."""
     same = f"import pip, sys; assert (sys.base_prefix, sys.version) == {(sys.base_prefix, sys.version)!r}"
-    if succeeds(VENV / "bin" / "python", same):
+    # pip would take what has lost files for installed.
+    if succeeds(VENV / "bin" / "python", same) and succeeds(VENV / "bin" / "python", HAS_ITS_FILES):
         return
     say(f"creating .venv with Python {platform.python_version()}")
     virtualenv = _virtualenv()
@@ -148,9 +162,13 @@ def drop_extension(setup_file: Path) -> None:
     setup_file.write_text(text, encoding="utf-8")
 
 
+def pygpu_link() -> Path:
+    return VENV / "lib" / "python3.11" / "site-packages" / "pygpu"
+
+
 def link_pygpu() -> None:
     """Link the one folder: the whole of dist-packages would bring Debian's NumPy along."""
-    link = VENV / "lib" / "python3.11" / "site-packages" / "pygpu"
+    link = pygpu_link()
     if link.is_symlink():
         link.unlink()
     if DEBIAN_PYGPU.is_dir() and not link.exists():

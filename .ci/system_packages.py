@@ -24,7 +24,8 @@ class AptResult(NamedTuple):
     reason: str
 
 
-DEBIAN_PYTHON = Group("Debian's venv module", ("python3.11-venv", "python3.11-dev"), "no environment can be created")
+DEBIAN_VENV = Group("Debian's venv module", ("python3.11-venv",), ".venv was created without it")
+DEBIAN_HEADERS = Group("Python's headers", ("python3.11-dev",), "neither Theano nor the C extension can compile")
 COMPILER = Group("C++ compiler", ("g++",), "Theano cannot compile")
 OPTIONAL = (
     Group("OpenBLAS", ("libopenblas-dev",), "Theano uses NumPy for matrix products"),
@@ -44,7 +45,7 @@ def is_debian_python() -> bool:
 
 
 def groups() -> list[Group]:
-    first = [COMPILER, DEBIAN_PYTHON] if is_debian_python() else [COMPILER]
+    first = [COMPILER, DEBIAN_VENV, DEBIAN_HEADERS] if is_debian_python() else [COMPILER]
     return [*first, *OPTIONAL]
 
 

@@ -143,6 +143,8 @@ class Coordinator:
         """Take note that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
         member = self.members.get(rank)
         if member is None or member.phase.gone:
+            if member is not None and lost:
+                member.phase = Phase.LOST  # it said goodbye on its way down
             return []
         return self._depart(member, Phase.LOST if lost else Phase.LEFT)
 
@@ -253,7 +255,7 @@ class Coordinator:
             return [_refuse(asker, "ProtocolError", "this connection has said hello already")]
         rank = self._free_rank() if hello.rank is None else hello.rank
         if rank is None:
-            return [_refuse(asker, "ConfigurationError", f"the job is full: {MAX_WORKERS} workers")]
+            return [_refuse(asker, "ConfigurationError", f"the job is full: it has had {MAX_WORKERS} workers")]
         member = self.members.get(rank)
         if hello.rank is not None and member is None:
             text = f"got rank {rank}: the job has ranks 0 to {self.size - 1}; leave the rank out to join late"
@@ -279,10 +281,7 @@ class Coordinator:
         )
 
     def _free_rank(self) -> int | None:
-        for rank in range(self.size, MAX_WORKERS):
-            if rank not in self.members or self.members[rank].phase.gone:
-                return rank
-        return None
+        return next((rank for rank in range(self.size, MAX_WORKERS) if rank not in self.members), None)
 
     def _depart(self, member: Member, phase: Phase) -> list[Action]:
         member.phase = phase

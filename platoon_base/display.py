@@ -16,11 +16,11 @@ from rich.table import Table
 
 from platoon_base.control_words import Progress
 from platoon_base.controller import Result, Snapshot
-from platoon_base.coordinator import Member
+from platoon_base.coordinator import Member, Phase
 
 __all__ = ["Display", "summary", "write_summary"]
 
-_PLAIN_EVERY_S = 2.0
+_PLAIN_EVERY_S, _REPEAT_EVERY_S = 2.0, 20.0
 
 
 class Display:
@@ -36,7 +36,7 @@ class Display:
         self._console = console
         self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
         self._rates: dict[int, tuple[float, int]] = {}
-        self._next_plain = 0.0
+        self._next_plain = self._next_repeat = 0.0
         self._last_plain = ""
 
     def __enter__(self) -> Display:
@@ -57,7 +57,8 @@ class Display:
         elif time.monotonic() >= self._next_plain:
             self._next_plain = time.monotonic() + _PLAIN_EVERY_S
             line = _plain(snapshot)
-            if line != self._last_plain:
+            if line != self._last_plain or time.monotonic() >= self._next_repeat:
+                self._next_repeat = time.monotonic() + _REPEAT_EVERY_S
                 self._console.print(f"[{snapshot.seconds:6.1f} s] {line}", markup=False, highlight=False, soft_wrap=True)
             self._last_plain = line
 
@@ -90,12 +91,19 @@ def _table(snapshot: Snapshot) -> Table:
 def _cells(member: Member, progress: Progress) -> list[str]:
     return [
         f"{member.rank} {member.device}".strip(),
-        member.phase.name.lower(),
+        _state_of(member, progress),
         str(progress.epoch),
         _number(_rate(progress), ".1f"),
         _number(progress.loss, ".4g"),
         _number(_sync_share(progress), ".1%"),
     ]
+
+
+def _state_of(member: Member, progress: Progress) -> str:
+    """Name the phase; a model that is shared but has not been trained yet is still being compiled, most likely."""
+    if member.phase is Phase.TRAINING and progress.started == 0:
+        return "starting"
+    return member.phase.name.lower()
 
 
 def _total_rate(snapshot: Snapshot) -> float:

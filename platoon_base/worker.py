@@ -12,22 +12,21 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from platoon_base import messages as msg
-from platoon_base.centers.base import Center, CenterFactory, Refused
+from platoon_base.centers.base import CenterFactory
 from platoon_base.channels.base import ClientChannel
 from platoon_base.control_words import ControlWords
 from platoon_base.errors import (
     CollectiveTimeoutError,
     ConfigurationError,
-    NonFiniteError,
     ProtocolError,
     WorkerLostError,
 )
-from platoon_base.layout import Layout
 from platoon_base.metrics import means
 from platoon_base.parameters import Parameters
 from platoon_base.rules import Rule
 from platoon_base.schedule import STOP_POLICIES
 from platoon_base.sharding import epoch_indices, shard_seed, take
+from platoon_base.shared_parameters import SharedParameters, require_finite
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Lock", "Place", "Worker"]
 
@@ -37,7 +36,6 @@ Array = np.ndarray[Any, Any]
 T = TypeVar("T")
 
 DEFAULT_TIMEOUT_S = 300.0  # as long as a cold compilation on a busy machine may take
-ON_NONFINITE = ("raise", "skip", "restore")
 _GRACE_S = 5.0  # the controller answers a late collective itself, and better than a silent time-out
 _LOOK_S = 0.5
 
@@ -113,10 +111,8 @@ class Worker:
         self._controller_alive = controller_alive
         self._on_close = on_close
         self._next_look = 0.0
-        self._parameters: Parameters | None = None
-        self._rule: Rule | None = None
-        self._center: Center | None = None
-        self._on_nonfinite = "raise"
+        self._shared: SharedParameters | None = None
+        self._known_lost: set[int] = set()
         self._closed = False
 
     # Parameters.
@@ -155,23 +151,21 @@ class Worker:
             If a value is not finite to begin with.
         """
         self._require_open()
-        if self._parameters is not None:
+        if self._shared is not None:
             raise ConfigurationError("parameters are shared already: init_shared_params is called once in a process")
-        if on_nonfinite not in ON_NONFINITE:
-            raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
         if isinstance(rule, type) or not callable(getattr(rule, "resolved", None)):
             raise ConfigurationError(f"got {rule!r} as the rule: pass a rule, such as EASGD() or ASGD()")
         parameters, resolved = Parameters(params), rule.resolved(self.global_size)
-        arrays = parameters.borrow()
-        _require_finite(parameters.layout, arrays)
+        shared = SharedParameters(parameters, resolved, None, on_nonfinite, self.global_rank, self._row)
+        require_finite(parameters.layout, parameters.borrow())
         if self._centers is not None:
-            self._center = self._open_center(self._centers, parameters, resolved, timeout_s)
-        self._parameters, self._rule, self._on_nonfinite = parameters, resolved, on_nonfinite
+            self._open_center(self._centers, shared, resolved, timeout_s)
+        self._shared = shared
 
     @property
     def shares(self) -> bool:
         """Whether there is a center to synchronize with: not in a job of one, nor before `init_shared_params`."""
-        return self._center is not None
+        return self._shared is not None and self._shared.center is not None
 
     def sync_params(self, synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Apply the rule once between the parameters and the center.
@@ -185,13 +179,12 @@ class Worker:
         ------
         NonFiniteError
             If a value that was not finite had to be kept out of the center and ``on_nonfinite="raise"``.
+        WorkerLostError
+            If the controller is gone.
         """
-        parameters = self._shared()
-        arrays = parameters.borrow()
-        try:
-            self.sync_arrays(arrays, synchronous, timeout_s=timeout_s)
-        finally:
-            parameters.give_back(arrays)
+        shared = self._require_shared()
+        self._require_controller()
+        shared.sync(synchronous, timeout_s)
 
     def sync_arrays(
         self, arrays: Sequence[Array], synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -203,36 +196,17 @@ class Worker:
         arrays : sequence of ndarray
             C-contiguous, one for each shared parameter, with its shape and dtype; changed in place.
         """
-        parameters = self._shared()
+        shared = self._require_shared()
         self._require_controller()
-        if self._center is None or self._rule is None:
-            return
-        began = time.perf_counter()
-        refused = self._center.sync(self._rule, arrays, synchronous, timeout_s)
-        self._row["syncs"] += 1
-        self._row["sync_seconds"] += time.perf_counter() - began
-        if refused is not None:
-            self._handle_nonfinite(parameters.layout, refused, arrays, timeout_s)
+        shared.sync_arrays(arrays, synchronous, timeout_s)
 
     def copy_to_local(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take the center's values over: parameters := center."""
-        parameters = self._shared()
-        if self._center is None:
-            return
-        arrays = parameters.borrow()
-        self._center.read(arrays, True, timeout_s)
-        self._center.start_from(arrays)
-        parameters.give_back(arrays)
+        self._require_shared().copy_to_local(timeout_s)
 
     def copy_to_global(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Overwrite the center: center := parameters."""
-        parameters = self._shared()
-        if self._center is None:
-            return
-        arrays = parameters.borrow()
-        _require_finite(parameters.layout, arrays)
-        self._center.write(arrays, True, timeout_s)
-        self._center.start_from(arrays)
+        self._require_shared().copy_to_global(timeout_s)
 
     @contextlib.contextmanager
     def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
@@ -240,21 +214,11 @@ class Worker:
 
         Without shared parameters, or in a job of one, nothing changes.
         """
-        if self._center is None:
+        if self._shared is None:
             yield
-            return
-        parameters = self._shared()
-        arrays = parameters.borrow()
-        own = [array.copy() for array in arrays]
-        self._center.read(arrays, True, timeout_s)
-        parameters.give_back(arrays)
-        try:
-            yield
-        finally:
-            arrays = parameters.borrow()
-            for array, value in zip(arrays, own):
-                np.copyto(array, value)
-            parameters.give_back(arrays)
+        else:
+            with self._shared.center_values(timeout_s):
+                yield
 
     # Collective calls: every worker makes them, in the same order.
 
@@ -288,7 +252,8 @@ class Worker:
         CollectiveTimeoutError
             If some workers did not call it within ``timeout_s``; the message names them.
         """
-        return means(self._reduce("reduce_metrics", {k: (float(s), float(w)) for k, (s, w) in pairs.items()}, timeout_s))
+        plain = {name: (float(total), float(weight)) for name, (total, weight) in pairs.items()}
+        return means(self._reduce("reduce_metrics", plain, timeout_s))
 
     # Data.
 
@@ -445,8 +410,8 @@ class Worker:
             log.debug("left without a word: %s", exc)
         finally:
             self._channel.close()
-            if self._center is not None:
-                self._center.close()
+            if self._shared is not None:
+                self._shared.close()
             self._on_close()
 
     def __enter__(self) -> Worker:
@@ -458,44 +423,28 @@ class Worker:
     # What they share.
 
     def _open_center(
-        self, centers: CenterFactory, parameters: Parameters, rule: Rule, timeout_s: float
-    ) -> Center:
-        layout = parameters.layout
-        request = msg.InitCenter(specs=[(spec.name, spec.shape, spec.dtype) for spec in layout.specs], rule=type(rule).__name__)
-        role = self._ask(request, msg.CenterRole, timeout_s)
-        arrays = parameters.borrow()
-        if role.create:
-            center = centers.create(layout, rule, self.global_rank)
-            center.write(arrays, True, timeout_s)
-            self._ask(msg.CenterReady(), msg.Done, timeout_s)
-        else:
-            center = centers.attach(layout, rule, self.global_rank)
-            center.read(arrays, True, timeout_s)
-            parameters.give_back(arrays)
-        center.start_from(arrays)
-        return center
-
-    def _handle_nonfinite(
-        self, layout: Layout, refused: Refused, arrays: Sequence[Array], timeout_s: float
+        self, centers: CenterFactory, shared: SharedParameters, rule: Rule, timeout_s: float
     ) -> None:
-        name = layout.specs[refused.parameter].name
-        text = (
-            f"rank {self.global_rank}, step {self._row['steps']}: element {refused.element} of {name} is not finite "
-            "or would make the center so; it was kept out of the center"
-        )
-        if self._on_nonfinite == "raise":
-            raise NonFiniteError(f"{text}. Lower the learning rate, clip gradients, or pass on_nonfinite='restore'")
-        log.warning(text)
-        if self._on_nonfinite == "restore" and self._center is not None:
-            self._center.read(arrays, True, timeout_s)
-            self._center.start_from(arrays)
+        """Create the center or attach to it, as the controller says, and share the values."""
+        layout = shared.parameters.layout
+        specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
+        create = self._ask(msg.InitCenter(specs=specs, rule=type(rule).__name__), msg.CenterRole, timeout_s).create
+        shared.center = (centers.create if create else centers.attach)(layout, rule, self.global_rank)
+        try:
+            shared.start(create, timeout_s)
+            if create:
+                self._ask(msg.CenterReady(), msg.Done, timeout_s)
+        except BaseException:
+            shared.close()
+            raise
 
     def _reduce(
         self, name: str, pairs: dict[str, tuple[float, float]], timeout_s: float
     ) -> dict[str, tuple[float, float]]:
         reply = self._ask(msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s), msg.Reduced, timeout_s + _GRACE_S)
-        if reply.lost:
-            log.warning("%s was done without the lost ranks %s", name, reply.lost)
+        if set(reply.lost) - self._known_lost:
+            log.warning("rank %d: %s was done without the lost ranks %s", self.global_rank, name, reply.lost)
+            self._known_lost.update(reply.lost)
         return reply.pairs
 
     def _ask(self, request: msg.Request, expected: type[T], timeout_s: float) -> T:
@@ -513,11 +462,11 @@ class Worker:
     def _send(self, request: msg.Request, timeout_s: float) -> msg.Reply:
         return msg.decode_reply(self._channel.request(msg.encode(request), timeout_s))
 
-    def _shared(self) -> Parameters:
+    def _require_shared(self) -> SharedParameters:
         self._require_open()
-        if self._parameters is None:
+        if self._shared is None:
             raise ConfigurationError("no parameters are shared yet: call init_shared_params first")
-        return self._parameters
+        return self._shared
 
     def _require_open(self) -> None:
         if self._closed:
@@ -527,10 +476,3 @@ class Worker:
         if self.should_stop and not self._controller_alive():
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
-
-def _require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
-    for spec, array in zip(layout.specs, arrays):
-        if not np.isfinite(array).all():
-            raise NonFiniteError(
-                f"{spec.name} holds a NaN or an infinity: it must not enter the center; initialise the model anew"
-            )

@@ -326,7 +326,7 @@ def test_a_lock_on_a_stripe_dies_with_its_holder(run_job):
             worker.barrier("both here")
             if worker.global_rank == 1:
                 x[:] = 1
-                worker._rule = DieInside(0.5)
+                worker._shared._rule = DieInside(0.5)
                 worker.sync_params()
             worker.barrier("other is dead")
             x[:] = 1
@@ -482,9 +482,11 @@ def test_without_a_controller_workers_stop_and_tidy_up(write_script, tmp_path):
         x = np.zeros(100)
         with connect() as worker:
             worker.init_shared_params([x], EASGD())
-            worker.barrier()
             if worker.global_rank == 0:
+                Path(sys.argv[1], "other").read_text()  # waits until the other is there too
                 os.kill(os.getppid(), signal.SIGKILL)
+            else:
+                Path(sys.argv[1], "other").write_text("here")
             while not worker.should_stop:
                 pass
             try:
@@ -495,8 +497,8 @@ def test_without_a_controller_workers_stop_and_tidy_up(write_script, tmp_path):
         Path(sys.argv[1], f"fifo{worker.global_rank}").open("w").close()
         """
     )
-    for rank in range(2):
-        os.mkfifo(tmp_path / f"fifo{rank}")
+    for name in ("fifo0", "fifo1", "other"):
+        os.mkfifo(tmp_path / name)
     launched = subprocess.run(
         [sys.executable, "-m", "platoon_base", "launch", "-n", "2", str(script), str(tmp_path)],
         cwd=tmp_path,

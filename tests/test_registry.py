@@ -230,10 +230,8 @@ def test_a_folder_of_another_user_is_refused(jobs_folder):
 @pytest.mark.xfail(strict=True, reason="mkdir() raises its own FileExistsError before ours")
 def test_a_file_in_the_place_of_the_folder_is_refused(jobs_folder):
     jobs_folder.write_text("x")
-    try:
+    with pytest.raises(PlatoonError):
         JobFiles.create(1)
-    except Exception as exc:
-        assert isinstance(exc, PlatoonError)
 
 
 @pytest.mark.xfail(strict=True, reason="one unreadable description hides all other jobs")

@@ -1,0 +1,142 @@
+"""A worker's parameters and their center: synchronize, copy, swap, and keep out what is not finite."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.base import Center, Refused
+from platoon_base.errors import ConfigurationError, NonFiniteError
+from platoon_base.layout import Layout
+from platoon_base.parameters import Parameters
+from platoon_base.rules import Rule
+
+__all__ = ["ON_NONFINITE", "SharedParameters", "require_finite"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+ON_NONFINITE = ("raise", "skip", "restore")
+
+
+class SharedParameters:
+    """Parameters, the rule that they follow, and the center; in a job of one there is no center, and nothing to do.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    rule : Rule
+        With its defaults filled in.
+    center : Center or None
+    on_nonfinite : {"raise", "skip", "restore"}
+        See `Worker.init_shared_params`.
+    rank : int
+        For messages.
+    row : structured scalar
+        This worker's row of the control words, in which synchronizations are counted and timed.
+    """
+
+    def __init__(
+        self, parameters: Parameters, rule: Rule, center: Center | None, on_nonfinite: str, rank: int, row: Any
+    ) -> None:
+        if on_nonfinite not in ON_NONFINITE:
+            raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
+        self.parameters = parameters
+        self.center = center
+        self._rule = rule
+        self._on_nonfinite = on_nonfinite
+        self._rank = rank
+        self._row = row
+
+    def start(self, create: bool, timeout_s: float) -> None:
+        """Put the parameters into a center just created, or take those of an existing one over."""
+        if self.center is None:
+            return
+        arrays = self.parameters.borrow()
+        if create:
+            self.center.write(arrays, True, timeout_s)
+        else:
+            self.center.read(arrays, True, timeout_s)
+            self.parameters.give_back(arrays)
+        self.center.start_from(arrays)
+
+    def sync(self, synchronous: bool, timeout_s: float) -> None:
+        """Apply the rule to the parameters; see `Worker.sync_params`."""
+        arrays = self.parameters.borrow()
+        try:
+            self.sync_arrays(arrays, synchronous, timeout_s)
+        finally:
+            self.parameters.give_back(arrays)
+
+    def sync_arrays(self, arrays: Sequence[Array], synchronous: bool, timeout_s: float) -> None:
+        """Apply the rule to ``arrays``; see `Worker.sync_arrays`."""
+        if self.center is None:
+            return
+        began = time.perf_counter()
+        refused = self.center.sync(self._rule, arrays, synchronous, timeout_s)
+        self._row["syncs"] += 1
+        self._row["sync_seconds"] += time.perf_counter() - began
+        if refused is not None:
+            self._handle_nonfinite(refused, arrays, timeout_s)
+
+    def copy_to_local(self, timeout_s: float) -> None:
+        """Parameters := center."""
+        if self.center is not None:
+            self.start(create=False, timeout_s=timeout_s)
+
+    def copy_to_global(self, timeout_s: float) -> None:
+        """Center := parameters."""
+        if self.center is not None:
+            require_finite(self.parameters.layout, self.parameters.borrow())
+            self.start(create=True, timeout_s=timeout_s)
+
+    @contextlib.contextmanager
+    def center_values(self, timeout_s: float) -> Iterator[None]:
+        """Within the ``with`` block the parameters have the center's values; afterwards their own again."""
+        if self.center is None:
+            yield
+            return
+        arrays = self.parameters.borrow()
+        own = [array.copy() for array in arrays]
+        self.center.read(arrays, True, timeout_s)
+        self.parameters.give_back(arrays)
+        try:
+            yield
+        finally:
+            arrays = self.parameters.borrow()
+            for array, value in zip(arrays, own):
+                np.copyto(array, value)
+            self.parameters.give_back(arrays)
+
+    def close(self) -> None:
+        """Let go of the center; a second call does nothing."""
+        if self.center is not None:
+            self.center.close()
+
+    def _handle_nonfinite(self, refused: Refused, arrays: Sequence[Array], timeout_s: float) -> None:
+        name = self.parameters.layout.specs[refused.parameter].name
+        text = (
+            f"rank {self._rank}, step {self._row['steps']}: element {refused.element} of {name} is not finite or would "
+            "make the center so; it was kept out of the center"
+        )
+        if self._on_nonfinite == "raise":
+            raise NonFiniteError(f"{text}. Lower the learning rate, clip gradients, or pass on_nonfinite='restore'")
+        log.warning(text)
+        if self._on_nonfinite == "restore" and self.center is not None:
+            self.center.read(arrays, True, timeout_s)
+            self.center.start_from(arrays)
+
+
+def require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
+    """Raise `NonFiniteError`, naming the parameter, unless all values are finite."""
+    for spec, array in zip(layout.specs, arrays):
+        if not np.isfinite(array).all():
+            raise NonFiniteError(
+                f"{spec.name} holds a NaN or an infinity: it must not enter the center; initialise the model anew"
+            )

@@ -1,0 +1,177 @@
+"""Who may import whom: told by the source, and by what a fresh interpreter has loaded."""
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.base
+
+FRAMEWORKS = {"theano", "pygpu", "keras", "blocks", "fuel", "lasagne", "torch", "tensorflow", "mpi4py"}
+BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
+PLUGINS = BASE.parent / "platoon_plugins"
+
+# What decides, against what does: sockets, shared memory, processes, frameworks.
+PURE = ["rules", "coordinator", "messages", "layout", "schedule", "sharding", "metrics", "errors"]
+IMPURE = {"zmq", "posix_ipc", "mmap", "fcntl", "socket", "subprocess", "threading", "multiprocessing", "psutil"}
+IMPURE_OF_OURS = {
+    f"platoon_base.{name}"
+    for name in ("segments", "registry", "centers", "channels", "processes", "controller", "worker", "job", "kernels")
+}
+BACK_ENDS = {"platoon_base.centers.host", "platoon_base.channels.zmq", "platoon_base.channels.inproc"}
+
+# The modules that are about Theano; in all but the first it is imported inside functions, once the script has it.
+ABOUT_THEANO = {"theano_ops", "compat", "nursery", "theano_fixes"}
+
+
+def sources(folder):
+    return sorted(folder.rglob("*.py"))
+
+
+def module_name(path):
+    parts = path.relative_to(BASE.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports(path):
+    """Name every module that a file imports, wherever in the file; ``from a import b`` gives a and a.b."""
+    package = module_name(path).split(".")
+    if path.name != "__init__.py":
+        package = package[:-1]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            start = package[: len(package) - node.level + 1] if node.level else []
+            origin = ".".join([*start, *([node.module] if node.module else [])])
+            found |= {origin, *(f"{origin}.{alias.name}" for alias in node.names)}
+    return found
+
+
+def within(names, packages):
+    """Keep the names that are one of the packages or lie inside one."""
+    return {name for name in names if any(name == p or name.startswith(p + ".") for p in packages)}
+
+
+def loaded_by(statement):
+    """List what a fresh interpreter has loaded after a statement."""
+    code = f"import json, sys\n{statement}\nprint(json.dumps(sorted(sys.modules)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return set(json.loads(run.stdout.splitlines()[-1]))
+
+
+def test_the_readers_of_imports_see_all_forms(tmp_path, monkeypatch):
+    monkeypatch.setitem(globals(), "BASE", tmp_path / "pkg")
+    path = tmp_path / "pkg" / "sub" / "file.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("import a.b, c\nfrom d import e\ndef f():\n    from . import g\n    from ..h import i\n")
+    assert imports(path) == {"a.b", "c", "d", "d.e", "pkg.sub", "pkg.sub.g", "pkg.h", "pkg.h.i"}
+    assert within({"zmq.utils", "zmqx", "zmq"}, {"zmq"}) == {"zmq.utils", "zmq"}
+    assert len(sources(PLUGINS)) > 0
+
+
+@pytest.mark.parametrize("statement", ["import platoon_base", "import platoon_base.job", "import platoon_base.compat"])
+def test_the_base_loads_no_framework(statement):
+    assert within(loaded_by(statement), FRAMEWORKS) == set()
+
+
+def test_the_command_line_loads_no_framework():
+    loaded = loaded_by("import platoon_base.cli, platoon_base.launcher, platoon_base.nursery, platoon_base.doctor")
+    assert within(loaded, FRAMEWORKS) == set()
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_what_decides_can_be_imported_by_itself(module):
+    """The package's own __init__ loads the worker and with it sockets; the file alone must not."""
+    statement = f"""
+import sys, types
+package = types.ModuleType("platoon_base")
+package.__path__ = [{str(BASE)!r}]
+sys.modules["platoon_base"] = package
+import platoon_base.{module}
+"""
+    loaded = loaded_by(statement)
+    assert f"platoon_base.{module}" in loaded
+    assert within(loaded, IMPURE_OF_OURS | {"zmq", "posix_ipc"} | FRAMEWORKS) == set()
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_what_decides_imports_no_back_end(module):
+    assert within(imports(BASE / f"{module}.py"), IMPURE | IMPURE_OF_OURS | FRAMEWORKS) == set()
+
+
+@pytest.mark.parametrize("path", sources(BASE), ids=module_name)
+def test_the_base_does_not_know_the_plugins(path):
+    assert within(imports(path), {"platoon_plugins"}) == set()
+
+
+@pytest.mark.parametrize("path", sources(BASE), ids=module_name)
+def test_frameworks_are_imported_only_where_they_are_the_matter(path):
+    about = path.relative_to(BASE).with_suffix("").parts[0] in ABOUT_THEANO
+    allowed = {"theano"} if about else set()
+    assert within(imports(path), FRAMEWORKS) == within(imports(path), allowed)
+
+
+@pytest.mark.parametrize("path", sources(BASE), ids=module_name)
+def test_only_the_job_chooses_back_ends(path):
+    found = within(imports(path), BACK_ENDS)
+    if path == BASE / "job.py":
+        assert found >= BACK_ENDS
+    else:
+        assert found == set()
+
+
+@pytest.mark.parametrize("path", sources(BASE), ids=module_name)
+def test_sockets_and_shared_memory_have_one_place_each(path):
+    place = path.relative_to(BASE).as_posix()
+    found = imports(path)
+    assert not within(found, {"zmq"}) or place == "channels/zmq.py"
+    assert not within(found, {"posix_ipc"}) or place == "segments.py"
+    allowed = {"job.py", "registry.py", "doctor.py", "centers/host.py"}
+    assert not within(found, {"platoon_base.segments"}) or place in allowed
+
+
+@pytest.mark.parametrize("path", sources(PLUGINS), ids=module_name)
+def test_plugins_do_not_know_each_other(path):
+    own = ".".join(module_name(path).split(".")[:2])
+    ours = within(imports(path), {"platoon_plugins"})
+    assert ours == within(ours, {own})
+
+
+@pytest.mark.parametrize("path", sources(PLUGINS), ids=module_name)
+def test_plugins_leave_back_ends_to_the_job(path):
+    assert within(imports(path), BACK_ENDS | {"platoon_base.segments", "zmq", "posix_ipc"}) == set()
+
+
+def prints_or_exits(tree):
+    """List the calls of print() and of sys.exit(), and the raised SystemExit, by line."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("print", "sys.exit", "exit", "quit"):
+            found.append((node.lineno, ast.unparse(node.func)))
+        elif isinstance(node, ast.Raise) and node.exc is not None and "SystemExit" in ast.unparse(node.exc):
+            found.append((node.lineno, "SystemExit"))
+    return sorted(found)
+
+
+def test_prints_and_exits_are_seen():
+    code = "print(1)\ndef f():\n    sys.exit(2)\n    raise SystemExit\n    console.print(3)\n"
+    assert prints_or_exits(ast.parse(code)) == [(1, "print"), (3, "sys.exit"), (4, "SystemExit")]
+
+
+@pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
+def test_only_the_command_line_prints_or_exits(path):
+    if path not in (BASE / "cli.py", BASE / "__main__.py"):
+        assert prints_or_exits(ast.parse(path.read_text())) == []
+
+
+@pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
+def test_conditions_are_not_checked_by_assert(path):
+    """They vanish under ``python -O``."""
+    found = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    assert found == []
