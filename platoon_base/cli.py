@@ -83,7 +83,9 @@ def _places(workers: int | None, devices: tuple[str, ...]) -> list[str]:
 
 def _tell_result(console: Console, result: Result, workers: int, folder: Path) -> None:
     for ended in result.exits:
-        if ended.status:
+        if ended.status and result.interrupted:
+            console.print(f"worker {ended.rank}: {ended}", highlight=False)
+        elif ended.status:
             path = log_file(folder, ended.rank)
             console.print(f"worker {ended.rank}: {ended}; the end of {path}:", highlight=False, soft_wrap=True)
             console.print(_tail(path), markup=False, highlight=False, soft_wrap=True)

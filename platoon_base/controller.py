@@ -50,6 +50,8 @@ class Result(NamedTuple):
         The last value of everything that workers reported.
     exits : list of Exit
         In the order in which the processes ended.
+    interrupted : bool
+        Whether a signal to the controller ended the job.
     """
 
     status: int
@@ -57,6 +59,7 @@ class Result(NamedTuple):
     stopped_by: str
     reported: Mapping[str, float | str]
     exits: list[Exit]
+    interrupted: bool = False
 
 
 class Controller:
@@ -193,6 +196,6 @@ class Controller:
         if self._signal is not None:
             status = 128 + self._signal
         stopped_by = self._words.stop_reason or "end of script"
-        return Result(
-            status, time.monotonic() - self._began, stopped_by, dict(self._coordinator.reported), self._exits
-        )
+        seconds = time.monotonic() - self._began
+        reported = dict(self._coordinator.reported)
+        return Result(status, seconds, stopped_by, reported, self._exits, interrupted=self._signal is not None)

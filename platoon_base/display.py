@@ -10,9 +10,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from platoon_base.control_words import Progress
 from platoon_base.controller import Result, Snapshot
@@ -53,7 +54,7 @@ class Display:
     def show(self, snapshot: Snapshot) -> None:
         """Show the state of the job."""
         if self._live is not None:
-            self._live.update(_table(snapshot), refresh=True)
+            self._live.update(Group(_table(snapshot), Text(_total(snapshot))), refresh=True)
         elif time.monotonic() >= self._next_plain:
             self._next_plain = time.monotonic() + _PLAIN_EVERY_S
             line = _plain(snapshot)
@@ -84,8 +85,12 @@ def _table(snapshot: Snapshot) -> Table:
         table.add_column(heading, justify="left" if heading in ("worker", "state") else "right")
     for member in snapshot.members:
         table.add_row(*_cells(member, snapshot.progress[member.rank]))
-    table.add_row("total", _state(snapshot), "", _number(_total_rate(snapshot), ".1f"), _values(snapshot.reported), "")
     return table
+
+
+def _total(snapshot: Snapshot) -> str:
+    state = f"stopping: {snapshot.stop_reason}" if snapshot.stop_reason else f"{snapshot.seconds:.0f} s"
+    return f"total  {state}  {_number(_total_rate(snapshot), '.1f')} batches/s  {_values(snapshot.reported)}"
 
 
 def _cells(member: Member, progress: Progress) -> list[str]:
@@ -109,10 +114,6 @@ def _state_of(member: Member, progress: Progress) -> str:
 def _total_rate(snapshot: Snapshot) -> float:
     rates = [r for m in snapshot.members if not m.phase.gone and not math.isnan(r := _rate(snapshot.progress[m.rank]))]
     return sum(rates) if rates else math.nan
-
-
-def _state(snapshot: Snapshot) -> str:
-    return f"stopping: {snapshot.stop_reason}" if snapshot.stop_reason else f"{snapshot.seconds:.0f} s"
 
 
 def _values(reported: Mapping[str, float | str]) -> str:
