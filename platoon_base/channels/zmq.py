@@ -44,6 +44,7 @@ class ZmqClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        self._receive_timeout_ms = -1
         self._socket.connect(address)
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
@@ -56,8 +57,9 @@ class ZmqClient:
             self._socket.send_multipart([request_id, data])
             while True:
                 remaining = deadline - time.monotonic()
-                if self._socket.poll(_milliseconds(min(remaining, _LOOK_S))):
-                    answer_id, answer = self._socket.recv_multipart()
+                frames = self._receive(min(remaining, _LOOK_S))
+                if frames is not None:
+                    answer_id, answer = frames
                     if answer_id == request_id:  # others answer requests that timed out
                         return answer
                 elif remaining <= 0:
@@ -67,6 +69,16 @@ class ZmqClient:
                     )
                 elif not self._alive():
                     raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
+
+    def _receive(self, timeout_s: float) -> list[bytes] | None:
+        """Return the next message, or None; one call into ZeroMQ instead of a poll and a receive."""
+        timeout_ms = _milliseconds(timeout_s)
+        if timeout_ms != self._receive_timeout_ms:
+            self._socket.rcvtimeo = self._receive_timeout_ms = timeout_ms
+        try:
+            return self._socket.recv_multipart()
+        except zmq.Again:
+            return None
 
     def close(self) -> None:
         """See `ClientChannel.close`."""
@@ -89,24 +101,28 @@ class ZmqServer:
         # A backstop against memory exhaustion; the decoder refuses what is over MAX_BYTES politely.
         self._socket.maxmsgsize = 16 * MAX_BYTES
         self._socket.bind(address)
+        self._poller: zmq.Poller | None = None
+        self._fds: list[int] = []
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
         """See `ServerChannel.wait`."""
+        if self._poller is None or list(fds) != self._fds:
+            self._poller, self._fds = self._new_poller(fds), list(fds)
+        events = dict(self._poller.poll(_milliseconds(timeout_s)))
+        received = self._receive() if events.pop(self._socket, None) else []
+        return received, set(events)
+
+    def _new_poller(self, fds: Sequence[int]) -> zmq.Poller:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
-        events = dict(poller.poll(_milliseconds(timeout_s)))
-        received = self._receive() if events.pop(self._socket, None) else []
-        return received, set(events)
+        return poller
 
     def _receive(self) -> list[Received]:
-        received = []
-        for _ in range(_BATCH):
-            try:
-                peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                break
+        received: list[Received] = []
+        while len(received) < _BATCH and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
             if len(frames) == 2 and len(frames[0]) <= _ID_BYTES:
                 received.append(Received(peer, *frames))
             else:
