@@ -176,7 +176,8 @@ class Controller:
         member = self._coordinator.members[ended.rank]
         lost = ended.status != 0 or member.phase in (Phase.JOINED, Phase.TRAINING)
         level = logging.WARNING if lost and not self._children.stopping else logging.INFO
-        log.log(level, "rank %d ended: %s", ended.rank, ended)
+        how = " without leaving the job" if member.phase in (Phase.JOINED, Phase.TRAINING) else ""
+        log.log(level, "rank %d ended%s: %s", ended.rank, how, ended)
         self._dispatcher.carry_out(self._coordinator.worker_ended(ended.rank, lost))
 
     def _observe(self, now: float) -> None:

@@ -39,6 +39,7 @@ class Display:
         self._rates: dict[int, tuple[float, int]] = {}
         self._next_plain = self._next_repeat = 0.0
         self._last_plain = ""
+        self._latest: Snapshot | None = None  # not printed yet
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -50,6 +51,8 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
+        elif self._latest is not None:
+            self._print(self._latest)
 
     def show(self, snapshot: Snapshot) -> None:
         """Show the state of the job."""
@@ -57,11 +60,17 @@ class Display:
             self._live.update(Group(_table(snapshot), Text(_total(snapshot))), refresh=True)
         elif time.monotonic() >= self._next_plain:
             self._next_plain = time.monotonic() + _PLAIN_EVERY_S
-            line = _plain(snapshot)
-            if line != self._last_plain or time.monotonic() >= self._next_repeat:
-                self._next_repeat = time.monotonic() + _REPEAT_EVERY_S
-                self._console.print(f"[{snapshot.seconds:6.1f} s] {line}", markup=False, highlight=False, soft_wrap=True)
-            self._last_plain = line
+            if _plain(snapshot) != self._last_plain or time.monotonic() >= self._next_repeat:
+                self._print(snapshot)
+        else:
+            self._latest = snapshot
+
+    def _print(self, snapshot: Snapshot) -> None:
+        self._next_repeat = time.monotonic() + _REPEAT_EVERY_S
+        self._last_plain = _plain(snapshot)
+        self._latest = None
+        line = f"[{snapshot.seconds:6.1f} s] {self._last_plain}"
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def _rate(progress: Progress) -> float:

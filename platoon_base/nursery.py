@@ -14,6 +14,7 @@ import inspect
 import json
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -89,6 +90,7 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
     """Fork; the parent reports and ends, and each child returns what it is to be, once all the others are there."""
     gc.freeze()  # the workers' garbage collections neither look through nor copy what is there now
     waiting, go = os.pipe()
+    me = os.pidfd_open(os.getpid())
     sys.stdout.flush()
     sys.stderr.flush()
     for worker in workers:
@@ -102,7 +104,9 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
             os.close(go)
             if not os.read(waiting, 1):
                 os._exit(1)  # the nursery died on the way
+            select.select([me], [], [])  # from its end on the launcher is the parent, also to the script's eyes
             os.close(waiting)
+            os.close(me)
             return worker
         os.write(report, b"%d\n" % pid)
     signal.setitimer(signal.ITIMER_REAL, 0)

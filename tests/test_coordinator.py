@@ -153,6 +153,16 @@ def test_nothing_goes_before_hello(request_):
     require_failure(Job(2).join(0).answer("stranger", request_), "ProtocolError", "connect()")
 
 
+@pytest.mark.parametrize("lost", [True, False])
+def test_nothing_goes_after_the_end(lost):
+    job = Job(2).join(0, 1)
+    if lost:
+        job.coordinator.worker_ended(0, lost=True)
+    else:
+        assert replies(job.ask(0, msg.Leave())) == {"0": DONE}
+    require_failure(job.answer(0, reduce()), "ProtocolError", "connect()")
+
+
 def test_a_reply_is_no_request():
     require_failure(Job(1).join(0).answer(0, DONE), "ProtocolError", "Done is not a request")
 

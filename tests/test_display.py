@@ -36,12 +36,14 @@ def test_a_terminal_gets_a_line_for_each_worker_and_a_total():
         assert expected in text, f"{expected!r} is not in {text!r}"
 
 
-def test_a_pipe_gets_plain_lines_and_none_twice():
+def test_a_pipe_gets_plain_lines_now_and_then_and_the_last():
     out = io.StringIO()
     with Display(Console(file=out, width=80)) as display:
         display.show(snapshot())
+        display.show(snapshot("not shown"))
         display.show(snapshot())
-    (line,) = out.getvalue().splitlines()
+    line, last = out.getvalue().splitlines()
+    assert line == last
     assert "\x1b" not in line
     assert line.startswith("[  12.5 s] worker 0: training epoch 3 20.0 batches/s loss 0.125 sync 5.0% | worker 1: joined")
     assert line.endswith("total: valid_error 0.0625  note hi")
