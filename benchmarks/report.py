@@ -20,7 +20,11 @@ PACKAGES = ("numpy", "pyzmq", "msgspec", "Theano", "Lasagne")
 def machine() -> dict:
     """Describe this machine and the versions in use."""
     model = next(
-        (line.split(":", 1)[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        (
+            line.split(":", 1)[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
         platform.machine(),
     )
     versions = {}

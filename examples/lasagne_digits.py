@@ -1,7 +1,7 @@
 """A Lasagne network learns scikit-learn's handwritten digits.
 
-    platoon launch -n 2 examples/lasagne_digits.py      two workers, asynchronous EASGD
-    python examples/lasagne_digits.py                   the same script alone
+Start it with `platoon launch -n 2 examples/lasagne_digits.py` for two workers and asynchronous EASGD, or with
+`python examples/lasagne_digits.py` alone.
 """
 
 import argparse
@@ -9,13 +9,22 @@ import json
 import time
 
 import numpy as np
+
 from platoon_plugins.lasagne import EASGD, StopOnPatience, evaluate, iterate_minibatches, sync_updates  # isort: skip
 
 import lasagne
 import theano
 import theano.tensor as T
-from lasagne.layers import Conv2DLayer, DenseLayer, DropoutLayer, InputLayer, MaxPool2DLayer, ReshapeLayer
-from lasagne.layers import get_all_params, get_output
+from lasagne.layers import (
+    Conv2DLayer,
+    DenseLayer,
+    DropoutLayer,
+    InputLayer,
+    MaxPool2DLayer,
+    ReshapeLayer,
+    get_all_params,
+    get_output,
+)
 from sklearn.datasets import load_digits
 
 from platoon_base import connect

@@ -36,10 +36,16 @@ def commands() -> None:
 
 @commands.command("launch", context_settings=_SCRIPT, short_help="Run a script as N workers.")
 @click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, all on the CPU.")
-@click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="One worker for each device, such as cuda0 cuda1.")
-@click.option("--log-dir", type=click.Path(path_type=Path), help="Folder for the workers' logs.  [platoon_logs/SCRIPT/TIME]")
+@click.option(
+    "-D", "--devices", multiple=True, metavar="DEV ...", help="One worker for each device, such as cuda0 cuda1."
+)
+@click.option(
+    "--log-dir", type=click.Path(path_type=Path), help="Folder for the workers' logs.  [platoon_logs/SCRIPT/TIME]"
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Common to all workers.")
-@click.option("--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file.")
+@click.option(
+    "--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file."
+)
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def launch_command(

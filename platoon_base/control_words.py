@@ -73,9 +73,7 @@ class ControlWords:
             raise ProtocolError(
                 "the job's control words are of another version of this package; install one version everywhere"
             )
-        self._rows: Any = np.ndarray(
-            (int(self._header["rows"]),), dtype=_ROW, buffer=buffer, offset=self._first_row()
-        )
+        self._rows: Any = np.ndarray((int(self._header["rows"]),), dtype=_ROW, buffer=buffer, offset=self._first_row())
         self._stop = self._header["stop"][...]
         if create:
             self._rows["loss"] = np.nan

@@ -187,9 +187,7 @@ class Controller:
         members = list(self._coordinator.members.values())
         progress = {member.rank: self._words.progress(member.rank) for member in members}
         self._observer(
-            Snapshot(
-                members, progress, self._coordinator.reported, self._coordinator.stop_reason, now - self._began
-            )
+            Snapshot(members, progress, self._coordinator.reported, self._coordinator.stop_reason, now - self._began)
         )
 
     def _result(self) -> Result:

@@ -152,10 +152,9 @@ class Coordinator:
         """Refuse the waits whose deadline has passed."""
         actions: list[Action] = []
         for name, waiting in list(self._reductions.items()):
+            text = self._timeout_text(name, self._missing(waiting))
             for rank in [rank for rank, w in waiting.items() if w.deadline <= now]:
-                missing = self._missing(waiting)
-                asker = waiting.pop(rank).asker
-                actions.append(_refuse(asker, "CollectiveTimeoutError", self._timeout_text(name, missing)))
+                actions.append(_refuse(waiting.pop(rank).asker, "CollectiveTimeoutError", text))
             if not waiting:
                 del self._reductions[name]
         return actions
@@ -179,19 +178,23 @@ class Coordinator:
     @_answer.register
     def _init_center(self, request: msg.InitCenter, member: Member, asker: Asker, now: float) -> list[Action]:
         layout = Layout(tuple(ParameterSpec(*spec) for spec in request.specs))
-        if self._center is None:
-            self._center = _Center(layout, request.rule, creator=member.rank)
+        center = self._center
+        if center is None or (center.creator == member.rank and not center.ready and not center.waiting):
+            self._center = _Center(layout, request.rule, creator=member.rank)  # also after a failure to create it
             return [SendReply(asker, msg.CenterRole(create=True))]
         try:
-            layout.require_same(self._center.layout)
+            layout.require_same(center.layout)
         except LayoutMismatchError as exc:
             return [_refuse(asker, "LayoutMismatchError", str(exc))]
-        if request.rule != self._center.rule:
-            text = f"got rule {request.rule}, the job's is {self._center.rule}: a center can follow one rule only"
+        if request.rule != center.rule:
+            text = f"got rule {request.rule}, the job's is {center.rule}: a center can follow one rule only"
             return [_refuse(asker, "ConfigurationError", f"{text}; give every worker the same rule")]
-        if not self._center.ready:
-            self._center.waiting[member.rank] = asker
-            return []
+        if not center.ready and center.creator == member.rank:
+            return [SendReply(asker, msg.CenterRole(create=True))]
+        if not center.ready:
+            earlier = center.waiting.pop(member.rank, None)
+            center.waiting[member.rank] = asker
+            return [] if earlier is None else [_refuse(earlier, "ProtocolError", "asked again meanwhile")]
         member.phase = Phase.TRAINING
         return [SendReply(asker, msg.CenterRole(create=False))]
 
@@ -286,6 +289,7 @@ class Coordinator:
     def _depart(self, member: Member, phase: Phase) -> list[Action]:
         member.phase = phase
         self._ranks.pop(member.peer, None)
+        self._voters.discard(member.rank)
         actions: list[Action] = []
         center = self._center
         if center is not None and not center.ready:

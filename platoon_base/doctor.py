@@ -92,7 +92,9 @@ def _fused() -> Check:
         return Check("fused kernels", True, "C extension")
     if os.environ.get("PLATOON_NO_KERNELS"):
         return Check("fused kernels", False, "switched off: NumPy is used", "unset PLATOON_NO_KERNELS")
-    return Check("fused kernels", False, "not built: NumPy is used, half as fast", "install gcc, then pip install again")
+    return Check(
+        "fused kernels", False, "not built: NumPy is used, half as fast", "install gcc, then pip install again"
+    )
 
 
 def _shared_memory() -> Check:

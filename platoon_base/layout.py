@@ -82,6 +82,8 @@ class Layout:
         """
         arrays = list(arrays)
         names = [""] * len(arrays) if names is None else names
+        if len(names) != len(arrays):
+            raise ConfigurationError(f"got {len(names)} names for {len(arrays)} arrays: give one for each")
         specs = tuple(
             ParameterSpec(name, tuple(int(n) for n in array.shape), np.dtype(array.dtype).name)
             for name, array in zip(names, arrays)
@@ -150,9 +152,7 @@ class Layout:
         if len(self.specs) != len(other.specs):
             problem = f"got {len(self.specs)} parameters, {whose} model has {len(other.specs)}"
         else:
-            index, mine, theirs = next(
-                (i, a, b) for i, (a, b) in enumerate(zip(self.specs, other.specs)) if a != b
-            )
+            index, mine, theirs = next((i, a, b) for i, (a, b) in enumerate(zip(self.specs, other.specs)) if a != b)
             problem = f"got {mine} as parameter {index}, {whose} is {theirs}"
         raise LayoutMismatchError(
             f"{problem}: averaging different models would mix unrelated numbers; "

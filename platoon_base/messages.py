@@ -200,7 +200,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
         raise errors.ProtocolError(f"got a message of {len(data)} bytes, the limit is {MAX_BYTES}")
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
-        raise errors.ProtocolError(
-            f"got {len(data)} bytes that are no message of protocol {PROTOCOL}: {exc}"
-        ) from exc
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as exc:
+        raise errors.ProtocolError(f"got {len(data)} bytes that are no message of protocol {PROTOCOL}: {exc}") from exc

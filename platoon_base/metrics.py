@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from fractions import Fraction
 
 from platoon_base.errors import ConfigurationError
 
@@ -23,10 +24,17 @@ def add_pairs(contributions: Iterable[Mapping[str, tuple[float, float]]]) -> Pai
 
 def _sum(values: Iterable[float]) -> float:
     values = list(values)
+    special = [v for v in values if not math.isfinite(v)]
+    if special:
+        return sum(special)  # inf, -inf, or NaN, whatever else there is
     try:
         return math.fsum(values)
-    except (OverflowError, ValueError):  # inf - inf, or sums beyond the largest float: IEEE's answer will do
-        return sum(values)
+    except OverflowError:  # a partial sum beyond the largest float; the whole may still be representable
+        total = sum(map(Fraction, values), Fraction())
+    try:
+        return float(total)
+    except OverflowError:
+        return math.inf if total > 0 else -math.inf
 
 
 def means(pairs: Mapping[str, tuple[float, float]]) -> dict[str, float]:

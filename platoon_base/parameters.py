@@ -30,6 +30,10 @@ class _Parameter(Protocol):
         """Make ``array``, which `borrow` returned, the value."""
         ...
 
+    def memory(self) -> Array | None:
+        """Return the memory of the value, or None if it cannot be reached."""
+        ...
+
 
 class _NumPyParameter:
     def __init__(self, array: Array, name: str) -> None:
@@ -37,11 +41,15 @@ class _NumPyParameter:
         self._array = array
 
     def borrow(self) -> Array:
-        return np.ascontiguousarray(self._array)
+        # Not ascontiguousarray: it makes a scalar's shape (1,).
+        return self._array if self._array.flags.c_contiguous else np.array(self._array, order="C")
 
     def give_back(self, array: Array) -> None:
         if array is not self._array:
             self._array[...] = array
+
+    def memory(self) -> Array | None:
+        return self._array
 
 
 class _SharedVariable:
@@ -60,6 +68,10 @@ class _SharedVariable:
     def give_back(self, array: Array) -> None:
         if array is not self._value():
             self._variable.set_value(array, borrow=True)
+
+    def memory(self) -> Array | None:
+        value = self._value()
+        return value if isinstance(value, np.ndarray) else None
 
     def _value(self) -> Any:
         return self._variable.get_value(borrow=True, return_internal_type=True)
@@ -96,18 +108,20 @@ class Parameters:
     def __init__(self, parameters: Iterable[Any]) -> None:
         if isinstance(parameters, np.ndarray) or hasattr(parameters, "get_value"):
             raise ConfigurationError("got one parameter: pass a list, even of one")
-        originals = list(parameters)
-        if len({id(p) for p in originals}) != len(originals):
-            raise ConfigurationError("a parameter is in the list twice: it would be synchronized twice; remove one")
-        self._parameters = [_wrap(p, i) for i, p in enumerate(originals)]
+        if not isinstance(parameters, Iterable):
+            raise ConfigurationError(f"got {parameters!r} as parameters: pass a list of them")
+        self._parameters = [_wrap(p, i) for i, p in enumerate(parameters)]
         arrays = self.borrow()
         for parameter, array in zip(self._parameters, arrays):
-            if array.dtype.kind != "f":
+            if array.dtype.kind != "f" or not array.dtype.isnative:
                 raise ConfigurationError(
-                    f"{parameter.name} is of dtype {array.dtype}: only floating-point parameters can be averaged; "
-                    "leave counters and seeds out"
+                    f"{parameter.name} is of dtype {array.dtype}: only floating-point parameters of this machine's "
+                    "byte order can be averaged; leave counters and seeds out"
                 )
+        self._require_apart()
         self.layout = Layout.of(arrays, [p.name for p in self._parameters])
+        if not any(array.size for array in arrays):
+            raise ConfigurationError("all parameters are empty: there is nothing to synchronize")
 
     def borrow(self) -> list[Array]:
         """Return the values: C-contiguous, the memory of the parameters itself where that can be had."""
@@ -117,6 +131,17 @@ class Parameters:
         """Make changed arrays, which `borrow` returned, the values."""
         for parameter, array in zip(self._parameters, arrays):
             parameter.give_back(array)
+
+    def _require_apart(self) -> None:
+        """Raise if two parameters lie on the same memory: it would be synchronized twice."""
+        placed = [(p.name, m) for p in self._parameters if (m := p.memory()) is not None and m.size]
+        placed.sort(key=lambda pair: pair[1].ctypes.data)
+        for (name, array), (other, following) in zip(placed, placed[1:]):
+            if np.shares_memory(array, following):
+                raise ConfigurationError(
+                    f"{name} and {other} are the same memory, or parts of it: it would be synchronized twice; "
+                    "give each parameter once"
+                )
 
     def __len__(self) -> int:
         return len(self._parameters)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -115,7 +116,8 @@ def running() -> list[JobFiles]:
     for folder in sorted(_jobs_folder().iterdir()):
         words = f"{_prefix()}{folder.name}-words"
         if (SHM_FOLDER / words.lstrip("/")).exists() and not abandoned(words):
-            found.append(JobFiles.read(str(folder)))
+            with contextlib.suppress(ConfigurationError):  # it is just ending, or damaged: the others still count
+                found.append(JobFiles.read(str(folder)))
     return found
 
 
@@ -127,11 +129,11 @@ def leftovers() -> list[Leftover]:
     """
     prefix = _prefix().lstrip("/")
     segments = [p for p in SHM_FOLDER.glob(f"{prefix}*") if _old(p) and abandoned(p.name)]
-    found = [Leftover(path, path.stat().st_size) for path in segments]
+    found = [Leftover(path, _size_bytes(path)) for path in segments]
     for folder in sorted(_jobs_folder().iterdir()):
         words = SHM_FOLDER / f"{prefix}{folder.name}-words"
         if re.fullmatch(r"[0-9a-f]{12}", folder.name) and _old(folder) and (not words.exists() or words in segments):
-            found.append(Leftover(folder, sum(f.lstat().st_size for f in folder.iterdir())))
+            found.append(Leftover(folder, sum(_size_bytes(path) for path in folder.glob("*"))))
     return found
 
 
@@ -141,6 +143,13 @@ def remove(leftover: Leftover) -> None:
         Segment.unlink(f"/{leftover.path.name}")
     else:
         shutil.rmtree(leftover.path, ignore_errors=True)
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except FileNotFoundError:  # it went away meanwhile
+        return 0
 
 
 def _old(path: Path) -> bool:
@@ -157,7 +166,8 @@ def _prefix() -> str:
 def _jobs_folder() -> Path:
     """Return the folder, entered by this user alone, that holds the jobs' folders."""
     folder = Path(tempfile.gettempdir()) / f"platoon-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # what is there is looked at next
+        folder.mkdir(mode=0o700)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise PlatoonError(

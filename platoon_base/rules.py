@@ -93,9 +93,7 @@ class EASGD:
     center_state: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:
-        if self.alpha is not None and not (
-            isinstance(self.alpha, (int, float, np.number)) and 0 < self.alpha <= 1
-        ):
+        if self.alpha is not None and not (isinstance(self.alpha, (int, float, np.number)) and 0 < self.alpha <= 1):
             raise ConfigurationError(
                 f"got alpha={self.alpha!r}: outside (0, 1] the worker and the center drive each other apart; "
                 "leave it out for 0.9 / N, or try 0.5"

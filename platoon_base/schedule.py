@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass, field
 
 from platoon_base.errors import ConfigurationError
@@ -25,7 +26,8 @@ class EveryN:
     count: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or int(self.n) != self.n or self.n < 1:
+        whole = isinstance(self.n, numbers.Real) and not isinstance(self.n, bool) and self.n % 1 == 0
+        if not whole or self.n < 1:
             raise ConfigurationError(f"got a period of {self.n!r}: it counts updates and must be a whole number >= 1")
 
     def due(self) -> bool:
@@ -94,9 +96,7 @@ class Patience:
     def improved(self, value: float) -> bool:
         """Take one reported value in and tell whether it is the best so far; NaN never is."""
         sign = 1.0 if self.mode == "min" else -1.0
-        better = not math.isnan(value) and (
-            math.isnan(self.best) or sign * value < sign * self.best - self.min_delta
-        )
+        better = not math.isnan(value) and (math.isnan(self.best) or sign * value < sign * self.best - self.min_delta)
         if better:
             self.best, self.waited = value, 0
         else:

@@ -57,6 +57,8 @@ def epoch_indices(
     ndarray, shape (about n / size,), int64
     """
     _check(rank, size)
+    if seed < 0 or epoch < 0:
+        raise ConfigurationError(f"got seed={seed}, epoch={epoch}: neither can be negative")
     if n < 0:
         raise ConfigurationError(f"got n={n}: a number of rows cannot be negative")
     if uneven not in UNEVEN:
@@ -79,6 +81,8 @@ def shard_seed(seed: int, rank: int) -> int:
 
 def take(data: Any, indices: np.ndarray[Any, Any]) -> Any:
     """Return the given rows of an array or of any other sequence."""
+    if hasattr(data, "iloc"):  # of pandas, whose [] selects columns
+        return data.iloc[indices]
     if hasattr(data, "shape"):
         return data[indices]
     if isinstance(data, Sequence):

@@ -61,9 +61,7 @@ class Sync(Op):  # type: ignore[misc]
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
         """Count the step, and synchronize if it is time."""
-        arrays = [
-            x if i in self.inplace and x.flags.c_contiguous else x.copy(order="C") for i, x in enumerate(inputs)
-        ]
+        arrays = [x if i in self.inplace and x.flags.c_contiguous else x.copy(order="C") for i, x in enumerate(inputs)]
         self.synchronizer.step(arrays)
         for storage, array in zip(output_storage, arrays):
             storage[0] = array

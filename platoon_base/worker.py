@@ -291,9 +291,7 @@ class Worker:
 
     # Progress and decisions.
 
-    def progress(
-        self, *, steps: int = 0, epoch: int | None = None, loss: float | None = None
-    ) -> None:
+    def progress(self, *, steps: int = 0, epoch: int | None = None, loss: float | None = None) -> None:
         """Tell those who watch how far this worker is; costs a few memory accesses.
 
         Parameters
@@ -338,9 +336,7 @@ class Worker:
         """Why the job stops; empty while it does not."""
         return self._words.stop_reason
 
-    def request_stop(
-        self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> None:
+    def request_stop(self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Vote for the end of the job; `should_stop` tells all workers when the votes suffice.
 
         Parameters
@@ -422,9 +418,7 @@ class Worker:
 
     # What they share.
 
-    def _open_center(
-        self, centers: CenterFactory, shared: SharedParameters, rule: Rule, timeout_s: float
-    ) -> None:
+    def _open_center(self, centers: CenterFactory, shared: SharedParameters, rule: Rule, timeout_s: float) -> None:
         """Create the center or attach to it, as the controller says, and share the values."""
         layout = shared.parameters.layout
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
@@ -475,4 +469,3 @@ class Worker:
     def _require_controller(self) -> None:
         if self.should_stop and not self._controller_alive():
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
-

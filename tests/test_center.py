@@ -121,7 +121,11 @@ def test_another_layout_is_refused(centers):
     layout = Layout.of(model(0))
     center = centers.create(layout, EASGD(0.5), 0)
     try:
-        for other in (Layout.of(model(0)[:2]), Layout.of(model(0), ["a", "b", "c", "d"]), Layout.of(model(0, "float64"))):
+        for other in (
+            Layout.of(model(0)[:2]),
+            Layout.of(model(0), ["a", "b", "c", "d"]),
+            Layout.of(model(0, "float64")),
+        ):
             with pytest.raises(LayoutMismatchError, match="another model"):
                 centers.attach(other, EASGD(0.5), 1)
         centers.attach(layout, EASGD(0.5), 1).close()

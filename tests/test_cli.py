@@ -224,7 +224,10 @@ def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
     [
         ("launch -D cuda0 cuda1 s.py", "launch -D cuda0 -D cuda1 s.py"),
         ("launch -D cpu s.py -D cuda0 cuda1", "launch -D cpu s.py -D cuda0 cuda1"),
-        ("launch --devices opencl0:0 opencl0:1 --log-dir x s.py", "launch --devices opencl0:0 -D opencl0:1 --log-dir x s.py"),
+        (
+            "launch --devices opencl0:0 opencl0:1 --log-dir x s.py",
+            "launch --devices opencl0:0 -D opencl0:1 --log-dir x s.py",
+        ),
         ("launch -n 2 s.py cuda0 cuda1", "launch -n 2 s.py cuda0 cuda1"),
         ("doctor", "doctor"),
     ],

@@ -253,7 +253,6 @@ def test_only_the_creator_says_that_the_center_is_ready(when):
     require_failure(job.answer(asker, msg.CenterReady()), "ProtocolError", f"rank {asker} was not asked")
 
 
-@pytest.mark.xfail(strict=True, reason="the creator waits for itself: nobody answers it any more")
 def test_a_creator_that_failed_and_asks_again_creates():
     job = Job(2).join(0, 1)
     job.ask(0, init())
@@ -398,7 +397,6 @@ def test_who_gave_up_is_waited_for_again():
     assert set(replies(job.ask(0, reduce(timeout_s=10)))) == {"0", "1"}
 
 
-@pytest.mark.xfail(strict=True, reason="of waits that end together the later names the earlier as missing")
 def test_who_waited_as_long_is_not_missing():
     job = Job(3).join(0, 1, 2)
     job.ask(0, reduce(timeout_s=10))
@@ -463,7 +461,6 @@ def test_the_vote_of_one_that_left_does_not_count():
     assert stops(job.ask(1, vote("all"))) == ["done"]
 
 
-@pytest.mark.xfail(strict=True, reason="a vote stays with the rank, and who takes the rank over has voted")
 def test_who_takes_a_rank_over_has_not_voted():
     job = Job(2).join(0, 1)
     job.ask(1, vote("all"))

@@ -32,7 +32,17 @@ def test_a_terminal_gets_a_line_for_each_worker_and_a_total():
     with Display(Console(file=out, force_terminal=True, width=120)) as display:
         display.show(snapshot())
     text = out.getvalue()
-    for expected in ("0 cpu", "training", "20.0", "0.125", "5.0%", "1 cuda1", "joined", "valid_error 0.0625", "note hi"):
+    for expected in (
+        "0 cpu",
+        "training",
+        "20.0",
+        "0.125",
+        "5.0%",
+        "1 cuda1",
+        "joined",
+        "valid_error 0.0625",
+        "note hi",
+    ):
         assert expected in text, f"{expected!r} is not in {text!r}"
 
 
@@ -45,7 +55,9 @@ def test_a_pipe_gets_plain_lines_now_and_then_and_the_last():
     line, last = out.getvalue().splitlines()
     assert line == last
     assert "\x1b" not in line
-    assert line.startswith("[  12.5 s] worker 0: training epoch 3 20.0 batches/s loss 0.125 sync 5.0% | worker 1: joined")
+    assert line.startswith(
+        "[  12.5 s] worker 0: training epoch 3 20.0 batches/s loss 0.125 sync 5.0% | worker 1: joined"
+    )
     assert line.endswith("total: valid_error 0.0625  note hi")
 
 

@@ -31,7 +31,8 @@ def test_one_worker_with_easgd_follows_the_equations_step_by_step(run_job, tmp_p
                 with worker.center_params():
                     center = [array.copy() for array in x]
                 history.append([array.copy() for array in x] + center)
-        np.savez(sys.argv[1] + "/history.npz", **{f"{i}_{j}": a for i, row in enumerate(history) for j, a in enumerate(row)})
+        named = {f"{i}_{j}": a for i, row in enumerate(history) for j, a in enumerate(row)}
+        np.savez(sys.argv[1] + "/history.npz", **named)
         """,
         workers=1,
     ).require_success()
@@ -366,7 +367,8 @@ def test_garbage_on_the_control_socket_is_answered_and_harms_nobody(run_job):
                 socket.connect(f"ipc://{folder}/control")
                 frames = [
                     [b""], [b"\xff"], [b"1", b""], [b"2", b"\xff\xfe"], [b"3", b"{not json"], [b"1", b"2", b"3", b"4"],
-                    [b"4", msgspec.msgpack.encode({"type": "no such"})], [b"5", msgspec.msgpack.encode({"type": "reduce"})],
+                    [b"4", msgspec.msgpack.encode({"type": "no such"})],
+                    [b"5", msgspec.msgpack.encode({"type": "reduce"})],
                     [b"6", b"x" * (1 << 21)], [b"a long request id", b""],
                     [b"7", msgspec.msgpack.encode({"type": "vote", "reason": "a stranger", "policy": "any"})],
                 ]

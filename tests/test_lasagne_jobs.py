@@ -15,6 +15,7 @@ from platoon_plugins.lasagne import StopOnPatience, evaluate, iterate_minibatche
 
 pytestmark = pytest.mark.theano
 
+
 @pytest.fixture
 def solo_worker():
     with solo(seed=3) as worker:

@@ -13,10 +13,10 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 import lasagne
 import theano.tensor as T
 
-from platoon_plugins.lasagne import ASGD, EASGD, sync_updates
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.job import solo
 from platoon_base.theano_ops import Sync
+from platoon_plugins.lasagne import ASGD, EASGD, sync_updates
 
 pytestmark = pytest.mark.theano
 
@@ -102,9 +102,7 @@ def test_alone_the_updates_are_as_they_were(solo_worker, name):
 def test_a_step_without_a_synchronization_copies_no_parameter(job_worker):
     params = make_params()
     x, loss = make_loss(params)
-    updates = sync_updates(
-        lasagne.updates.adam(loss, params), params, EASGD(), every_n_updates=1000, worker=job_worker
-    )
+    updates = sync_updates(lasagne.updates.adam(loss, params), params, EASGD(), every_n_updates=1000, worker=job_worker)
     step = theano.function([x], loss, updates=updates)
     (node,) = [n for n in step.maker.fgraph.toposort() if isinstance(n.op, Sync)]
     assert node.op.inplace == (0, 1)
@@ -138,7 +136,7 @@ def test_in_place_where_theano_allows_it_and_a_copy_where_not(job_worker):
 
 def test_the_op_is_pure_as_written(job_worker):
     params = make_params()
-    x, loss = make_loss(params)
+    _, loss = make_loss(params)
     wrapped = sync_updates(lasagne.updates.sgd(loss, params, 0.1), params, EASGD(), worker=job_worker)
     op = wrapped[params[0]].owner.op
     assert not hasattr(op, "destroy_map")

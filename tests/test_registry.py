@@ -227,14 +227,12 @@ def test_a_folder_of_another_user_is_refused(jobs_folder):
         JobFiles.create(1)
 
 
-@pytest.mark.xfail(strict=True, reason="mkdir() raises its own FileExistsError before ours")
 def test_a_file_in_the_place_of_the_folder_is_refused(jobs_folder):
     jobs_folder.write_text("x")
     with pytest.raises(PlatoonError):
         JobFiles.create(1)
 
 
-@pytest.mark.xfail(strict=True, reason="one unreadable description hides all other jobs")
 def test_a_job_whose_description_is_gone_does_not_hide_the_others(live_job):
     broken = JobFiles(secrets.token_hex(6), "", 1)
     folder = Path(live_job.folder).parent / broken.job

@@ -36,8 +36,14 @@ _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
 class _Stripe:
     """One stripe: its pieces of the center and the plan that updates them."""
 
-    def __init__(self, index: int, pieces: tuple[Piece, ...], center: list[Array], states: list[list[Array]],
-                 local_states: list[list[Array]]) -> None:
+    def __init__(
+        self,
+        index: int,
+        pieces: tuple[Piece, ...],
+        center: list[Array],
+        states: list[list[Array]],
+        local_states: list[list[Array]],
+    ) -> None:
         self.index = index
         self.pieces = pieces
         self.center = _cut(center, pieces)
@@ -79,12 +85,8 @@ class HostCenter:
         first, step = _buffers_start(len(pieces)), layout.nbytes
         center = layout.views(segment.buffer, first)
         states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(len(rule.center_state))]
-        self._local_states = [
-            layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in rule.local_state
-        ]
-        self._stripes = [
-            _Stripe(i, p, center, states, self._local_states) for i, p in enumerate(pieces)
-        ]
+        self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in rule.local_state]
+        self._stripes = [_Stripe(i, p, center, states, self._local_states) for i, p in enumerate(pieces)]
 
     @staticmethod
     def size_bytes(layout: Layout, rule: Rule, stripe_bytes: int) -> int:

@@ -19,9 +19,7 @@ __all__ = ["InprocClient", "InprocHub"]
 class InprocHub:
     """A controller's decisions inside this process: each request is treated in the thread that makes it."""
 
-    def __init__(
-        self, coordinator: Coordinator, words: ControlWords, handler: UserHandler | None = None
-    ) -> None:
+    def __init__(self, coordinator: Coordinator, words: ControlWords, handler: UserHandler | None = None) -> None:
         self.closed = False
         self._coordinator = coordinator
         self._lock = threading.Lock()
@@ -77,9 +75,7 @@ class InprocClient:
             except queue.Empty:
                 self._hub.tick()
                 if self._hub.closed:
-                    raise WorkerLostError(
-                        "the controller of this job is gone: stop, and start the job again"
-                    ) from None
+                    raise WorkerLostError("the controller of this job is gone: stop, and start the job again") from None
                 if time.monotonic() > deadline:
                     raise CollectiveTimeoutError(
                         f"no answer from the controller within {timeout_s:g} s; give a longer timeout_s"

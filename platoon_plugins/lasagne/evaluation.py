@@ -98,9 +98,7 @@ class StopOnPatience:
     ...         break
     """
 
-    def __init__(
-        self, patience: int, min_delta: float = 0.0, mode: str = "min", worker: Worker | None = None
-    ) -> None:
+    def __init__(self, patience: int, min_delta: float = 0.0, mode: str = "min", worker: Worker | None = None) -> None:
         self._patience = Patience(patience, min_delta, mode)
         self._worker = connect() if worker is None else worker
         self.improved = False
