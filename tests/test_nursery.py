@@ -209,7 +209,9 @@ def test_without_the_nursery_workers_start_by_themselves(run_forked, tmp_path, m
     if "pause" in body:
         monkeypatch.setattr(prefork, "TIMEOUT_S", 1.0)
     with caplog.at_level(logging.WARNING):
-        outcome = run_forked("import gc; print('forked:', gc.get_freeze_count() > 0)", preload=("preparation",))
+        outcome = run_forked(
+            "print('forked:', 'platoon_base.nursery' in open('/proc/self/cmdline').read())", preload=("preparation",)
+        )
     assert outcome.result.status == 0, outcome.logs
     assert all(log.splitlines()[-1] == "forked: False" for log in outcome.logs)
     (record,) = [record for record in caplog.records if "one by one" in record.message]
