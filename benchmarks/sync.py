@@ -48,7 +48,7 @@ def worker(rank: int, megabytes: int, pipe) -> None:
     local = parameters(megabytes)
     layout = Layout.of(local)
     striped = HostCenters(f"{NAME}-striped").attach(layout, RULE, rank)
-    whole = HostCenters(f"{NAME}-whole", stripe_bytes=2**40).attach(layout, RULE, rank)
+    whole = HostCenters(f"{NAME}-whole").attach(layout, RULE, rank)
     with Segment.create(f"{NAME}-copy{rank}", layout.nbytes) as target:
         copies = layout.views(target.buffer)
 
@@ -79,7 +79,7 @@ def worker(rank: int, megabytes: int, pipe) -> None:
 
 def measure(workers: int, megabytes: int, rounds: int, seconds: float) -> dict[str, list[float]]:
     """Return GB/s of all workers together, for each method one value a round."""
-    centers = [HostCenters(f"{NAME}-striped"), HostCenters(f"{NAME}-whole", stripe_bytes=2**40)]
+    centers = [HostCenters(f"{NAME}-striped", workers), HostCenters(f"{NAME}-whole", workers=1)]  # alone: one lock
     start = parameters(megabytes)
     opened = [factory.create(Layout.of(start), RULE, 0) for factory in centers]
     for center in opened:

@@ -111,7 +111,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         place,
         channel,
         words,
-        HostCenters(files.center),
+        HostCenters(files.center, place.size),
         Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
         on_close=leave,

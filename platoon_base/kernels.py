@@ -21,7 +21,7 @@ if not os.environ.get("PLATOON_NO_KERNELS"):
     try:
         _kernels = importlib.import_module("platoon_base._kernels")
     except ImportError:
-        pass  # no compiler at installation: NumPy does it, about half as fast; `platoon doctor` says so
+        pass  # no compiler at installation: NumPy does it, several times slower; `platoon doctor` says so
 
 __all__ = ["BLOCK", "HAVE_FUSED", "Piece", "Plan", "apply"]
 
@@ -139,12 +139,13 @@ class Plan:
 
     def _run_numpy(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
         first = None
-        for piece, x in enumerate(local):
-            fixed = (self._center[piece], self._local_states[piece], self._center_states[piece])
-            for start in range(0, x.size, BLOCK):
-                refused = _run_block(rule, x, *fixed, slice(start, start + BLOCK))
-                if refused is not None and first is None:
-                    first = (piece, start + refused)
+        with np.errstate(all="ignore"):  # as in C, whatever the user has set
+            for piece, x in enumerate(local):
+                fixed = (self._center[piece], self._local_states[piece], self._center_states[piece])
+                for start in range(0, x.size, BLOCK):
+                    refused = _run_block(rule, x, *fixed, slice(start, start + BLOCK))
+                    if refused is not None and first is None:
+                        first = (piece, start + refused)
         return first
 
 
@@ -221,8 +222,7 @@ def _run_block(
     arrays = [local, center, *local_states, *center_states]
     copies = [array[block].copy() for array in arrays]
     split = 2 + len(local_states)
-    with np.errstate(all="ignore"):  # as in C, whatever the user has set
-        rule.sync(copies[0], copies[1], tuple(copies[2:split]), tuple(copies[split:]))
+    rule.sync(copies[0], copies[1], tuple(copies[2:split]), tuple(copies[split:]))
     finite = np.isfinite(copies[1])
     if finite.all():
         for array, copy in zip(arrays, copies):

@@ -27,7 +27,7 @@ def model(seed, dtype="float32"):
 
 @pytest.fixture
 def centers():
-    factory = HostCenters(f"/platoon-{os.getuid()}-test{os.getpid()}-center")
+    factory = HostCenters(f"/platoon-{os.getuid()}-test{os.getpid()}-center", workers=3)
     yield factory
     Segment.unlink(factory.name)
 

@@ -22,7 +22,7 @@ Array = np.ndarray[Any, Any]
 MAGIC = b"PLTNCNTR"
 VERSION = 1
 STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
-STRIPES = 32  # of a large center: several for each worker of a host, so that a free one is always found
+STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
 FREE = -1
 _GOLDEN = 0.618034
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
@@ -196,21 +196,18 @@ class HostCenters:
     ----------
     name : str
         Posix name of the segment.
-    stripe_bytes : int, optional
-        Size of a stripe; a huge one makes one lock for everything. By default it depends on the layout.
+    workers : int
+        Number of workers that will share the center when it is created; a worker alone needs one lock only.
     """
 
-    def __init__(self, name: str, stripe_bytes: int | None = None) -> None:
+    def __init__(self, name: str, workers: int = 1) -> None:
         self.name = name
-        self._stripe_bytes = stripe_bytes
-
-    def stripe_bytes(self, layout: Layout) -> int:
-        """Return the size of the stripes of such a center."""
-        return self._stripe_bytes or max(STRIPE_BYTES, layout.nbytes // STRIPES)
+        self._workers = workers
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Make the segment, replacing what a creator that died may have left."""
-        stripe_bytes = self.stripe_bytes(layout)
+        stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
+        stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
         segment = Segment.create(self.name, HostCenter.size_bytes(layout, rule, stripe_bytes))
         header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
         stripes = len(layout.stripes(stripe_bytes))
@@ -228,13 +225,13 @@ class HostCenters:
         LayoutMismatchError
             If the segment was made for another model or by another version of this package.
         """
-        stripe_bytes = self.stripe_bytes(layout)
         segment = Segment.attach(self.name)
-        size = HostCenter.size_bytes(layout, rule, stripe_bytes)
-        if len(segment.buffer) == size:
+        if len(segment.buffer) >= _HEADER.itemsize:
             header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
-            found = (bytes(header["magic"]), int(header["version"]), int(header["stripe_bytes"]))
-            if found == (MAGIC, VERSION, stripe_bytes) and header["fingerprint"].tobytes() == layout.fingerprint:
+            found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
+            stripe_bytes = header["stripe_bytes"].item()
+            known = found == (MAGIC, VERSION, layout.fingerprint) and stripe_bytes >= STRIPE_BYTES
+            if known and len(segment.buffer) == HostCenter.size_bytes(layout, rule, stripe_bytes):
                 return HostCenter(segment, layout, rule, rank, stripe_bytes)
         segment.close()
         raise LayoutMismatchError(

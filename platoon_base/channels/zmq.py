@@ -1,4 +1,8 @@
-"""Control messages over ZeroMQ: ROUTER at the controller, DEALER at each worker."""
+"""Control messages over ZeroMQ: ROUTER at the controller, DEALER at each worker.
+
+A request is one frame, since each frame costs a microsecond or two on either side: 8 bytes that name the request, and
+the encoded message. Its answer begins with the same 8 bytes; zeros answer what was not framed so.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +58,13 @@ class ZmqClient:
             if self._context.closed:
                 raise WorkerLostError("this connection is closed; a worker cannot be used after close()")
             request_id = next(self._ids).to_bytes(_ID_BYTES, "little")
-            self._socket.send_multipart([request_id, data])
+            self._socket.send(request_id + data)
             while True:
                 remaining = deadline - time.monotonic()
-                frames = self._receive(min(remaining, _LOOK_S))
-                if frames is not None:
-                    answer_id, answer = frames
-                    if answer_id == request_id:  # others answer requests that timed out
-                        return answer
+                answer = self._receive(min(remaining, _LOOK_S))
+                if answer is not None:
+                    if answer.startswith(request_id):  # others answer requests that timed out
+                        return answer[_ID_BYTES:]
                 elif remaining <= 0:
                     raise CollectiveTimeoutError(
                         f"no answer from the controller within {timeout_s:g} s: is it stopped or overloaded? "
@@ -70,13 +73,13 @@ class ZmqClient:
                 elif not self._alive():
                     raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
-    def _receive(self, timeout_s: float) -> list[bytes] | None:
+    def _receive(self, timeout_s: float) -> bytes | None:
         """Return the next message, or None; one call into ZeroMQ instead of a poll and a receive."""
         timeout_ms = _milliseconds(timeout_s)
         if timeout_ms != self._receive_timeout_ms:
             self._socket.rcvtimeo = self._receive_timeout_ms = timeout_ms
         try:
-            return self._socket.recv_multipart()
+            return self._socket.recv()
         except zmq.Again:
             return None
 
@@ -123,15 +126,15 @@ class ZmqServer:
         received: list[Received] = []
         while len(received) < _BATCH and int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             peer, *frames = self._socket.recv_multipart(zmq.NOBLOCK)
-            if len(frames) == 2 and len(frames[0]) <= _ID_BYTES:
-                received.append(Received(peer, *frames))
+            if len(frames) == 1 and len(frames[0]) >= _ID_BYTES:
+                received.append(Received(peer, frames[0][:_ID_BYTES], frames[0][_ID_BYTES:]))
             else:
                 received.append(Received(peer, b"", b""))
         return received
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
         """See `ServerChannel.reply`."""
-        self._socket.send_multipart([peer, request_id, data])
+        self._socket.send_multipart([peer, request_id.ljust(_ID_BYTES, b"\0") + data])
 
     def close(self) -> None:
         """See `ServerChannel.close`."""
