@@ -138,10 +138,14 @@ def main() -> None:
     headings = ["MB", "workers", *METHODS, *(f"platoon / {m}" for m in METHODS[:-1])]
     report.table("GB of parameters per second, all workers together; medians", headings, rows)
     of = {(r["megabytes"], r["workers"]): r["ratio"] for r in results}
+    # A worker alone, and a model smaller than two stripes, have one lock: there the two methods are the same code.
+    several = [r["one lock"] for (megabytes, workers), r in of.items() if workers > 1 and megabytes > 2]
+    one = [r["one lock"] for (megabytes, workers), r in of.items() if workers == 1 or megabytes <= 2]
     goals = [
         report.goal("one worker, 128 MB, against np.copyto", of[128, 1]["copyto"], 0.75),
         report.goal("two workers, 128 MB, against two simultaneous np.copyto", of[128, 2]["copyto"], 0.75),
-        report.goal("smallest ratio to one global lock", min(r["one lock"] for r in of.values()), 1.0),
+        report.goal("smallest ratio to one global lock, several stripes", min(several), 1.0),
+        report.goal("smallest ratio to one global lock, one stripe (the same code: noise)", min(one), 1.0),
     ]
     if not quick:
         plot(results, report.save("sync", {"results": results, "goals": goals}))

@@ -93,7 +93,7 @@ def _fused() -> Check:
     if os.environ.get("PLATOON_NO_KERNELS"):
         return Check("fused kernels", False, "switched off: NumPy is used", "unset PLATOON_NO_KERNELS")
     return Check(
-        "fused kernels", False, "not built: NumPy is used, half as fast", "install gcc, then pip install again"
+        "fused kernels", False, "not built: NumPy is used, several times slower", "install gcc, then pip install again"
     )
 
 

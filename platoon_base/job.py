@@ -34,6 +34,7 @@ __all__ = ["DEVICE", "JOB", "RANK", "Job", "connect", "host_job", "join", "solo"
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
 
 _HELLO_TIMEOUT_S = 60.0
+_SPIN_S = 150e-6
 _current: Worker | None = None
 _current_pid = 0
 
@@ -107,6 +108,8 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         segment.close()
         raise
     words.start_row(place.rank)
+    if place.local_size < len(os.sched_getaffinity(0)):
+        channel.spin_s = _SPIN_S
     return Worker(
         place,
         channel,

@@ -31,7 +31,7 @@ Fused = Callable[..., Optional[tuple[int, int]]]
 # Local array, center array, local state arrays, center state arrays.
 Piece = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 
-BLOCK = 4096  # elements that the NumPy form treats at a time, so that its copies stay in the first-level cache
+BLOCK = 32768  # elements that the NumPy form treats at a time: few calls, and copies that stay in the cache
 HAVE_FUSED = _kernels is not None
 _FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # of this machine's byte order
 
