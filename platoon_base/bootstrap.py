@@ -13,7 +13,7 @@ from types import ModuleType
 from platoon_base import compat
 from platoon_base.job import RANK
 
-__all__ = ["main", "run_script", "script_folder", "set_up_logging"]
+__all__ = ["main", "put_first_on_path", "run_script", "script_folder", "set_up_logging"]
 
 
 def main() -> None:
@@ -37,6 +37,13 @@ def script_folder(script: str) -> str:
     return str(Path(script).resolve().parent)
 
 
+def put_first_on_path(script: str) -> None:
+    """Put the script's folder first on the module search path, as ``python script`` does."""
+    folder = script_folder(script)
+    if sys.path[:1] != [folder]:
+        sys.path.insert(0, folder)
+
+
 def run_script(script: str, args: list[str]) -> None:
     """Do in this process what ``python script args`` does; what the script raises comes out.
 
@@ -50,7 +57,7 @@ def run_script(script: str, args: list[str]) -> None:
         __file__=path, __loader__=loader, __builtins__=builtins, __package__=None, __cached__=None, __annotations__={}
     )
     sys.argv = [script, *args]
-    sys.path[0] = script_folder(script)
+    put_first_on_path(script)
     code = loader.source_to_code(loader.get_data(path), path)
     sys.modules["__main__"] = module
     exec(code, module.__dict__)

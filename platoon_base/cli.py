@@ -65,6 +65,8 @@ def launch_command(
     _log_to(console)
     places = _places(workers, devices)
     require_runnable(script, places)
+    if summary_file is not None and not summary_file.resolve().parent.is_dir():
+        raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
     folder = log_dir or new_log_folder(script)
     console.print(f"{len(places)} workers, logs in {folder}", highlight=False, soft_wrap=True)
     with Display(console) as display:

@@ -172,8 +172,10 @@ class Controller:
                 self._worker_ended(Exit(member.rank, 0))
 
     def _worker_ended(self, ended: Exit) -> None:
-        self._exits.append(ended)
         member = self._coordinator.members[ended.rank]
+        if not member.launched and member.phase in (Phase.JOINED, Phase.TRAINING):
+            ended = Exit(ended.rank, 1)  # only its parent knows the status, but it never said goodbye
+        self._exits.append(ended)
         lost = ended.status != 0 or member.phase in (Phase.JOINED, Phase.TRAINING)
         level = logging.WARNING if lost and not self._children.stopping else logging.INFO
         how = " without leaving the job" if member.phase in (Phase.JOINED, Phase.TRAINING) else ""

@@ -49,11 +49,12 @@ class Member:
     host: str = ""
     device: str = ""
     local_rank: int = 0
+    in_step: bool = False  # it was launched with the others, or has met them in a collective call
 
     @property
     def participates(self) -> bool:
-        """Whether collective calls wait for it: late joiners count from their first collective or their model on."""
-        return not self.phase.gone and (self.launched or self.phase is Phase.TRAINING)
+        """Whether collective calls wait for it: a late joiner is waited for once it has met the others."""
+        return not self.phase.gone and self.in_step
 
 
 class Asker(NamedTuple):
@@ -118,7 +119,7 @@ class Coordinator:
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
         self.seed = seed
-        self.members = {rank: Member(rank, launched=True) for rank in range(size)}
+        self.members = {rank: Member(rank, launched=True, in_step=True) for rank in range(size)}
         self.stop_reason: str | None = None
         self.reported: dict[str, float | str] = {}
         self._ranks: dict[bytes, int] = {}
@@ -152,8 +153,9 @@ class Coordinator:
         """Refuse the waits whose deadline has passed."""
         actions: list[Action] = []
         for name, waiting in list(self._reductions.items()):
-            text = self._timeout_text(name, self._missing(waiting))
-            for rank in [rank for rank, w in waiting.items() if w.deadline <= now]:
+            late = [rank for rank, w in waiting.items() if w.deadline <= now]
+            text = self._timeout_text(name, self._missing(waiting)) if late else ""
+            for rank in late:
                 actions.append(_refuse(waiting.pop(rank).asker, "CollectiveTimeoutError", text))
             if not waiting:
                 del self._reductions[name]
@@ -203,6 +205,8 @@ class Coordinator:
         center = self._center
         if center is None or center.ready or center.creator != member.rank:
             return [_refuse(asker, "ProtocolError", f"rank {member.rank} was not asked to create the center")]
+        if request.error:
+            return [SendReply(asker, msg.Done()), *self._replace_creator(center)]
         center.ready = True
         member.phase = Phase.TRAINING
         actions: list[Action] = [SendReply(asker, msg.Done())]
@@ -214,14 +218,14 @@ class Coordinator:
 
     @_answer.register
     def _reduce(self, request: msg.Reduce, member: Member, asker: Asker, now: float) -> list[Action]:
+        if request.late_pass and not member.in_step:
+            return [SendReply(asker, self._reduced(request.pairs, [member.rank]))]
         waiting = self._reductions.setdefault(request.name, {})
         if member.rank in waiting:
             text = f"rank {member.rank} already waits in {request.name!r}; one call at a time"
             return [_refuse(asker, "ProtocolError", text)]
-        if member.phase is Phase.JOINED:
-            member.phase = Phase.TRAINING
         waiting[member.rank] = _Waiting(asker, request.pairs, now + request.timeout_s)
-        return self._complete(request.name)
+        return self._complete(request.name) or self._refuse_cross_wait()
 
     @_answer.register
     def _report(self, request: msg.Report, member: Member, asker: Asker, now: float) -> list[Action]:
@@ -296,10 +300,11 @@ class Coordinator:
             center.waiting.pop(member.rank, None)
             if center.creator == member.rank:
                 actions += self._replace_creator(center)
+        actions += self._count_votes()
         for name in list(self._reductions):
             self._reductions[name].pop(member.rank, None)
             actions += self._complete(name)
-        return actions + self._count_votes()
+        return actions + self._refuse_cross_wait()
 
     def _replace_creator(self, center: _Center) -> list[Action]:
         if not center.waiting:
@@ -321,12 +326,29 @@ class Coordinator:
             return []
         del self._reductions[name]
         ranks = sorted(waiting)
-        reply = msg.Reduced(
-            pairs=add_pairs(waiting[rank].pairs for rank in ranks),
-            ranks=ranks,
-            lost=[rank for rank, member in self.members.items() if member.phase is Phase.LOST],
-        )
+        for rank in ranks:
+            self.members[rank].in_step = True
+        reply = self._reduced(add_pairs(waiting[rank].pairs for rank in ranks), ranks)
         return [SendReply(w.asker, reply) for w in waiting.values()]
+
+    def _reduced(self, pairs: Pairs, ranks: list[int]) -> msg.Reduced:
+        lost = [rank for rank, member in self.members.items() if member.phase is Phase.LOST]
+        return msg.Reduced(pairs=pairs, ranks=ranks, lost=lost, stop=self.stop_reason or "")
+
+    def _refuse_cross_wait(self) -> list[Action]:
+        """End all waits at once if everybody waits, but not for the same: no wait could ever end well."""
+        names = {rank: name for name, waiting in self._reductions.items() for rank in waiting}
+        if not self.participants or not self.participants <= set(names):
+            return []
+        where = ", ".join(f"rank {rank} in {names[rank]!r}" for rank in sorted(names))
+        text = (
+            f"all workers wait, but not for the same: {where}. They must make the same calls in the same order; "
+            "to leave a loop together use StopOnPatience or Worker.agree_to_stop, since should_stop may turn true for "
+            "one worker earlier than for another"
+        )
+        waits = [w for waiting in self._reductions.values() for w in waiting.values()]
+        self._reductions.clear()
+        return [_refuse(w.asker, "ProtocolError", text) for w in waits]
 
     def _count_votes(self) -> list[Action]:
         if self._vote is None or self.stop_reason is not None:

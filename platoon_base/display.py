@@ -51,7 +51,7 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        elif self._latest is not None:
+        elif self._latest is not None and _plain(self._latest) != self._last_plain:
             self._print(self._latest)
 
     def show(self, snapshot: Snapshot) -> None:
@@ -149,5 +149,6 @@ def summary(result: Result, workers: int) -> dict[str, Any]:
 
 
 def write_summary(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a summary as JSON."""
-    path.write_text(json.dumps(values, indent=2) + "\n")
+    """Write a summary as JSON, which knows no NaN and no infinity: null stands for them."""
+    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    path.write_text(json.dumps(plain, indent=2) + "\n")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from platoon_base.controller import Result, Snapshot
 from platoon_base.devices import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import DEVICE, host_job
-from platoon_base.prefork import Start
+from platoon_base.prefork import Start, python_main
 from platoon_base.preload import modules_to_preload
 
 __all__ = ["launch", "log_file", "new_log_folder", "require_runnable", "require_script", "worker_environment"]
@@ -33,9 +33,16 @@ def require_script(script: str) -> None:
 
 
 def new_log_folder(script: str) -> Path:
-    """Name a folder for the logs of one run: ``platoon_logs/<script>/<date>_<time>``."""
+    """Make a folder for the logs of one run: ``platoon_logs/<script>/<date>_<time>``, with a number if it is taken."""
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    return Path("platoon_logs") / Path(script).stem / stamp
+    parent = Path("platoon_logs") / Path(script).stem
+    folder, number = parent / stamp, 1
+    while True:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(parents=True)
+            return folder
+        number += 1
+        folder = parent / f"{stamp}_{number}"
 
 
 def log_file(folder: Path, rank: int) -> Path:
@@ -89,7 +96,7 @@ def launch(
         Called with a `Snapshot` twice a second.
     """
     log_folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "platoon_base.bootstrap", script, *args]
+    command = [*python_main("platoon_base.bootstrap"), script, *args]
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
     starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
     preload = _preload(script, devices)

@@ -6,7 +6,7 @@ data of the types declared below and nothing else: no code, no object of the sen
 
 from __future__ import annotations
 
-from typing import Any, Optional, Union
+from typing import Annotated, Any, Optional, Union
 
 import msgspec
 
@@ -53,7 +53,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
     """A process joins. ``rank`` is the one it was launched with, or None to be given a new one."""
 
     protocol: int
-    pid: int
+    pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     host: str
     device: str
     rank: Optional[int] = None
@@ -67,15 +67,21 @@ class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
 
 
 class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):
-    """The worker that was asked to create the center has done so."""
+    """The worker that was asked to create the center has done so, or failed for the reason given."""
+
+    error: str = ""
 
 
 class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
-    """A contribution to a sum over all workers; with no pairs it is a barrier."""
+    """A contribution to a sum over all workers; with no pairs it is a meeting.
+
+    With ``late_pass`` a late joiner that has not met the others yet is let through: they may have passed long ago.
+    """
 
     name: str
     pairs: dict[str, tuple[float, float]]
     timeout_s: float
+    late_pass: bool = False
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -122,11 +128,12 @@ class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
 
 
 class Reduced(Message, frozen=True, kw_only=True, tag="reduced"):
-    """The sums over the ranks named; ``lost`` ranks died before they could contribute."""
+    """The sums over the ranks named; ``lost`` ranks died. ``stop`` is the job's reason to stop, the same for all."""
 
     pairs: dict[str, tuple[float, float]]
     ranks: list[int]
     lost: list[int]
+    stop: str = ""
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):

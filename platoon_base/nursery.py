@@ -39,7 +39,7 @@ def main() -> None:
     bootstrap.set_up_logging()
     compat.apply()
     sys.argv = [spec["script"], *spec["args"]]
-    sys.path[0] = bootstrap.script_folder(spec["script"])
+    bootstrap.put_first_on_path(spec["script"])
     for name in spec["preload"]:
         importlib.import_module(name)
     _warm_up()

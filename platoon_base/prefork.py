@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["PR_SET_PDEATHSIG", "Nursery", "Start", "prctl"]
+__all__ = ["PR_SET_PDEATHSIG", "Nursery", "Start", "prctl", "python_main"]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
 
@@ -41,6 +41,16 @@ class Start(NamedTuple):
     command: Sequence[str]
     environment: Mapping[str, str]
     log_file: Path | None
+
+
+def python_main(module: str) -> list[str]:
+    """Return the command that runs ``main()`` of a module without the working directory on the module search path.
+
+    ``python -m`` would put it there, and a user's ``queue.py`` before the standard library's; ``-P`` came with
+    Python 3.11 only.
+    """
+    code = f"import sys; sys.path[:1] == [''] and sys.path.pop(0); from {module} import main; main()"
+    return [sys.executable, "-c", code]
 
 
 def prctl(option: int, value: int) -> None:
@@ -105,7 +115,7 @@ class Nursery:
                 log = starts[0].log_file
                 output = stack.enter_context(open(log, "ab", buffering=0)) if log is not None else None
                 self._process = subprocess.Popen(
-                    [sys.executable, "-m", "platoon_base.nursery"],
+                    python_main("platoon_base.nursery"),
                     env=dict(common),
                     stdin=stdin,
                     stdout=output,

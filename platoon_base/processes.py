@@ -79,7 +79,7 @@ class _Child:
 
     def signal(self, number: signal.Signals) -> None:
         """Signal a worker of this process together with all its descendants, an adopted one alone."""
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             if self.own:
                 os.killpg(self.pid, number)
             else:
@@ -165,7 +165,7 @@ class Children:
         """Watch a process of this host that somebody else started; False if there is none."""
         try:
             self._children[rank] = _Child(pid, own=False)
-        except (ProcessLookupError, ValueError):
+        except (OSError, OverflowError, ValueError):
             return False
         return True
 

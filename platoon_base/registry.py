@@ -21,6 +21,7 @@ from platoon_base.segments import SHM_FOLDER, Segment, abandoned
 __all__ = ["JobFiles", "Leftover", "leftovers", "remove", "running"]
 
 _DESCRIPTION = "job.json"
+_LONGEST_ADDRESS = len("ipc://") + 107  # sun_path of a Unix socket holds 108 bytes with its final zero
 _YOUNG_S = 5.0  # a job that is just starting has no lock on its first file yet
 
 
@@ -62,6 +63,11 @@ class JobFiles(msgspec.Struct, frozen=True):
         folder = _jobs_folder() / job
         folder.mkdir(mode=0o700)
         files = cls(job, str(folder), size)
+        if len(files.address.encode()) > _LONGEST_ADDRESS:
+            folder.rmdir()
+            raise ConfigurationError(
+                f"{folder} is too long a path for a Unix socket: set TMPDIR to a folder with a shorter one"
+            )
         (folder / _DESCRIPTION).write_bytes(msgspec.json.encode(files))
         return files
 
@@ -128,13 +134,19 @@ def leftovers() -> list[Leftover]:
     segment, and so holds across process and network namespaces.
     """
     prefix = _prefix().lstrip("/")
-    segments = [p for p in SHM_FOLDER.glob(f"{prefix}*") if _old(p) and abandoned(p.name)]
+    segments = [p for p in SHM_FOLDER.glob(f"{prefix}*") if _old(p) and abandoned(p.name) and not _alive(p)]
     found = [Leftover(path, _size_bytes(path)) for path in segments]
     for folder in sorted(_jobs_folder().iterdir()):
         words = SHM_FOLDER / f"{prefix}{folder.name}-words"
         if re.fullmatch(r"[0-9a-f]{12}", folder.name) and _old(folder) and (not words.exists() or words in segments):
             found.append(Leftover(folder, sum(_size_bytes(path) for path in folder.glob("*"))))
     return found
+
+
+def _alive(segment: Path) -> bool:
+    """Tell whether the job of a segment lives: its control words are in use."""
+    words = f"{segment.name.rpartition('-')[0]}-words"
+    return (SHM_FOLDER / words).exists() and not abandoned(words)
 
 
 def remove(leftover: Leftover) -> None:

@@ -50,7 +50,7 @@ class Segment:
     def __init__(self, name: str, fd: int, size_bytes: int) -> None:
         self.name = name
         self._fd = fd
-        fcntl.flock(fd, fcntl.LOCK_SH)
+        self._pid = os.getpid()
         self.buffer = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)
 
     @classmethod
@@ -66,6 +66,7 @@ class Segment:
             posix_ipc.unlink_shared_memory(name)
         fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=0).fd
         try:
+            fcntl.flock(fd, fcntl.LOCK_SH)  # first of all, or it looks abandoned
             os.posix_fallocate(fd, 0, size_bytes)
             return cls(name, fd, size_bytes)
         except OSError as exc:
@@ -97,6 +98,7 @@ class Segment:
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             os.close(fd)
             raise ConfigurationError(f"shared memory {name} is not this user's alone; refused")
+        fcntl.flock(fd, fcntl.LOCK_SH)
         return cls(name, fd, status.st_size)
 
     def try_lock(self, byte: int) -> bool:
@@ -126,6 +128,8 @@ class Segment:
         if self.closed:
             return
         fd, self._fd = self._fd, -1
+        if os.getpid() != self._pid:
+            return  # a forked child shares the locks with its parent, who still needs them
         with contextlib.suppress(BufferError):  # arrays still lie on it: it is unmapped together with the last
             self.buffer.close()
         # The mapping keeps a duplicate of fd and with it the locks, so those are freed by hand.

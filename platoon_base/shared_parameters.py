@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import Center, Refused
-from platoon_base.errors import ConfigurationError, NonFiniteError
+from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters
 from platoon_base.rules import Rule
@@ -59,6 +59,7 @@ class SharedParameters:
         if self.center is None:
             return
         arrays = self.parameters.borrow()
+        self._require_layout(arrays)
         if create:
             self.center.write(arrays, True, timeout_s)
         else:
@@ -78,6 +79,7 @@ class SharedParameters:
         """Apply the rule to ``arrays``; see `Worker.sync_arrays`."""
         if self.center is None:
             return
+        self._require_layout(arrays)
         began = time.perf_counter()
         refused = self.center.sync(self._rule, arrays, synchronous, timeout_s)
         self._row["syncs"] += 1
@@ -104,9 +106,9 @@ class SharedParameters:
             return
         arrays = self.parameters.borrow()
         own = [array.copy() for array in arrays]
-        self.center.read(arrays, True, timeout_s)
-        self.parameters.give_back(arrays)
         try:
+            self.center.read(arrays, True, timeout_s)
+            self.parameters.give_back(arrays)
             yield
         finally:
             arrays = self.parameters.borrow()
@@ -118,6 +120,18 @@ class SharedParameters:
         """Let go of the center; a second call does nothing."""
         if self.center is not None:
             self.center.close()
+
+    def _require_layout(self, arrays: Sequence[Array]) -> None:
+        """Raise if a parameter no longer has the shape and dtype that it was shared with."""
+        specs = self.parameters.layout.specs
+        if len(arrays) != len(specs):
+            raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
+        for spec, array in zip(specs, arrays):
+            if array.shape != spec.shape or array.dtype != spec.dtype:
+                raise LayoutMismatchError(
+                    f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
+                    f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
+                )
 
     def _handle_nonfinite(self, refused: Refused, arrays: Sequence[Array], timeout_s: float) -> None:
         name = self.parameters.layout.specs[refused.parameter].name

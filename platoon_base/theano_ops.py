@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import theano
-from theano.gof import Apply, Op, TopoOptimizer, local_optimizer
+from theano.gof import Apply, InconsistencyError, Op, Optimizer, toolbox
+from theano.gof.destroyhandler import DestroyHandler
 
+from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import EveryN
 from platoon_base.worker import Worker
 
@@ -28,6 +30,12 @@ class Synchronizer:
         self.worker.progress(steps=1)
         if self.period.due():
             self.worker.sync_arrays(arrays)
+
+    def __reduce__(self) -> Any:
+        raise ConfigurationError(
+            "a compiled function that synchronizes cannot be pickled: it belongs to a running job; save the parameters "
+            "instead, such as numpy.savez(path, *lasagne.layers.get_all_param_values(network))"
+        )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Synchronizer:
         return self  # a copied graph trains in the same job
@@ -75,21 +83,40 @@ class Sync(Op):  # type: ignore[misc]
         return False
 
 
-@local_optimizer([Sync], inplace=True)
-def inplace_sync(node: Apply) -> Any:
-    """Replace the pure Op by its in-place form; where that would destroy a value still needed Theano takes it back."""
-    if not isinstance(node.op, Sync) or node.op.inplace:
-        return False
-    needed = {*node.fgraph.inputs, *node.fgraph.outputs}
-    free = tuple(i for i, x in enumerate(node.inputs) if x.owner is not None and x not in needed)
-    return Sync(node.op.synchronizer, free)(*node.inputs, return_list=True) if free else False
+class InplaceSync(Optimizer):  # type: ignore[misc]
+    """Replace each pure `Sync` by one that destroys as many of its inputs as Theano allows.
+
+    An input that is needed elsewhere, as itself or through a view, stays; the others are still not copied.
+    """
+
+    def add_requirements(self, fgraph: Any) -> None:
+        """Let Theano check that no value is destroyed that is still needed."""
+        fgraph.attach_feature(toolbox.ReplaceValidate())
+        fgraph.attach_feature(DestroyHandler())
+
+    def apply(self, fgraph: Any) -> None:
+        """Try all inputs that could be destroyed at once, and one after the other if that is refused."""
+        for node in [n for n in fgraph.toposort() if isinstance(n.op, Sync) and not n.op.inplace]:
+            needed = {*fgraph.inputs, *fgraph.outputs}
+            free = tuple(i for i, x in enumerate(node.inputs) if x.owner is not None and x not in needed)
+            if not free or _replace(fgraph, node, free) is not None:
+                continue
+            kept: tuple[int, ...] = ()
+            for i in free:
+                replaced = _replace(fgraph, node, (*kept, i))
+                if replaced is not None:
+                    node, kept = replaced, (*kept, i)
+
+
+def _replace(fgraph: Any, node: Apply, inplace: tuple[int, ...]) -> Apply | None:
+    """Exchange the Op of a node for one that destroys these inputs; None, and nothing done, if that is not valid."""
+    outputs = Sync(node.op.synchronizer, inplace)(*node.inputs, return_list=True)
+    try:
+        fgraph.replace_all_validate(list(zip(node.outputs, outputs)), reason="platoon_inplace_sync")
+    except InconsistencyError:
+        return None
+    return outputs[0].owner
 
 
 # 75 is where Theano's own in-place optimizations of BLAS and random Ops stand.
-theano.compile.optdb.register(
-    "platoon_inplace_sync",
-    TopoOptimizer(inplace_sync, failure_callback=TopoOptimizer.warn_inplace),
-    75,
-    "fast_run",
-    "inplace",
-)
+theano.compile.optdb.register("platoon_inplace_sync", InplaceSync(), 75, "fast_run", "inplace")

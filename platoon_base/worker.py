@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -113,6 +114,7 @@ class Worker:
         self._next_look = 0.0
         self._shared: SharedParameters | None = None
         self._known_lost: set[int] = set()
+        self._pid = os.getpid()
         self._closed = False
 
     # Parameters.
@@ -230,7 +232,22 @@ class Worker:
         CollectiveTimeoutError
             If some did not within ``timeout_s``; the message names them.
         """
-        self._reduce(f"barrier {name}", {}, timeout_s)
+        self._reduce(f"barrier {name}", {}, timeout_s, late_pass=True)
+
+    def meet(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
+        """Wait until every worker has come here, and return the ranks that have, the same list on all of them.
+
+        Unlike at a `barrier`, a late joiner waits here for the others, who from then on wait for it too.
+        """
+        return self._reduce(f"meet {name}", {}, timeout_s).ranks
+
+    def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
+        """Tell whether to stop, with the same answer on every worker: all of them call it, once a round.
+
+        `should_stop` may turn true for one worker earlier than for another, so a loop that makes collective calls must
+        not be left by it. Vote with `request_stop` before.
+        """
+        return bool(self._reduce("agree_to_stop", {}, timeout_s).stop)
 
     def reduce_metrics(
         self, pairs: Mapping[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -253,7 +270,14 @@ class Worker:
             If some workers did not call it within ``timeout_s``; the message names them.
         """
         plain = {name: (float(total), float(weight)) for name, (total, weight) in pairs.items()}
-        return means(self._reduce("reduce_metrics", plain, timeout_s))
+        return means(self.sum_pairs("reduce_metrics", plain, timeout_s=timeout_s)[0])
+
+    def sum_pairs(
+        self, name: str, pairs: dict[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> tuple[dict[str, tuple[float, float]], list[int]]:
+        """Add ``{name: (sum, weight)}`` over all workers; returns the sums, and the ranks that contributed to them."""
+        reply = self._reduce(name, pairs, timeout_s)
+        return reply.pairs, reply.ranks
 
     # Data.
 
@@ -400,6 +424,8 @@ class Worker:
         if self._closed:
             return
         self._closed = True
+        if os.getpid() != self._pid:
+            return  # a forked child: the connection, the memory and the place in the job are its parent's
         try:
             self._send(msg.Leave(), timeout_s=_GRACE_S)
         except (WorkerLostError, CollectiveTimeoutError) as exc:
@@ -423,23 +449,26 @@ class Worker:
         layout = shared.parameters.layout
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         create = self._ask(msg.InitCenter(specs=specs, rule=type(rule).__name__), msg.CenterRole, timeout_s).create
-        shared.center = (centers.create if create else centers.attach)(layout, rule, self.global_rank)
         try:
+            shared.center = (centers.create if create else centers.attach)(layout, rule, self.global_rank)
             shared.start(create, timeout_s)
             if create:
                 self._ask(msg.CenterReady(), msg.Done, timeout_s)
-        except BaseException:
+        except BaseException as exc:
             shared.close()
+            if create:
+                self._ask(msg.CenterReady(error=repr(exc)), msg.Done, _GRACE_S)
             raise
 
     def _reduce(
-        self, name: str, pairs: dict[str, tuple[float, float]], timeout_s: float
-    ) -> dict[str, tuple[float, float]]:
-        reply = self._ask(msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s), msg.Reduced, timeout_s + _GRACE_S)
+        self, name: str, pairs: dict[str, tuple[float, float]], timeout_s: float, late_pass: bool = False
+    ) -> msg.Reduced:
+        request = msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s, late_pass=late_pass)
+        reply = self._ask(request, msg.Reduced, timeout_s + _GRACE_S)
         if set(reply.lost) - self._known_lost:
             log.warning("rank %d: %s was done without the lost ranks %s", self.global_rank, name, reply.lost)
             self._known_lost.update(reply.lost)
-        return reply.pairs
+        return reply
 
     def _ask(self, request: msg.Request, expected: type[T], timeout_s: float) -> T:
         self._require_open()

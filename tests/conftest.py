@@ -21,6 +21,7 @@ from platoon_base.coordinator import Coordinator
 from platoon_base.job import host_job
 from platoon_base.launcher import log_file, worker_environment
 from platoon_base.messages import PROTOCOL, Hello, encode
+from platoon_base.prefork import python_main
 from platoon_base.segments import Segment, abandoned
 from platoon_base.worker import Lock, Place, Worker
 
@@ -80,7 +81,7 @@ def run_job(tmp_path):
         with host_job(workers, seed=seed, handler=handler) as job:
             for rank in range(workers):
                 base = worker_environment("cpu", workers, {**os.environ, **(environment or {})})
-                command = [sys.executable, "-m", "platoon_base.bootstrap", str(script), str(tmp_path), *args]
+                command = [*python_main("platoon_base.bootstrap"), str(script), str(tmp_path), *args]
                 job.start(rank, command, base, log_file(tmp_path, rank))
             result = job.serve()
         logs = [log_file(tmp_path, rank).read_text() for rank in range(workers)]

@@ -25,9 +25,10 @@ def model(seed, dtype="float32"):
     return [np.asarray(rng.standard_normal(shape), dtype=dtype) for shape in SHAPES]
 
 
-@pytest.fixture
-def centers():
-    factory = HostCenters(f"/platoon-{os.getuid()}-test{os.getpid()}-center", workers=3)
+@pytest.fixture(params=[HostCenters])
+def centers(request):
+    """The factory of each back end in turn."""
+    factory = request.param(f"/platoon-{os.getuid()}-test{os.getpid()}-center", workers=3)
     yield factory
     Segment.unlink(factory.name)
 

@@ -1,7 +1,9 @@
 """The platoon command, as a user runs it."""
 
+import contextlib
 import json
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -10,6 +12,8 @@ import sys
 import pytest
 
 from platoon_base.cli import _spread_devices
+from platoon_base.launcher import new_log_folder
+from platoon_base.prefork import python_main
 
 pytestmark = pytest.mark.base
 
@@ -86,6 +90,58 @@ def test_what_cannot_be_launched_is_refused_with_the_reason(platoon, write_scrip
     assert done.returncode == 2
     assert re.search(complaint, done.stderr), done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_modules_in_the_working_directory_do_not_hide_the_standard_library(write_script, tmp_path):
+    for name in ("queue.py", "secrets.py", "json.py"):
+        (tmp_path / name).write_text("raise RuntimeError('python script.py does not look here')")
+    (tmp_path / "src").mkdir()
+    script = write_script(HELLO, "src/script.py")
+    done = subprocess.run(
+        [*python_main("platoon_base.cli"), "launch", "-n", "1", script],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_summary_that_cannot_be_written_is_refused_before_the_start(platoon, write_script, tmp_path):
+    done = platoon("launch", "-n", 1, "--summary", "no/such/out.json", write_script(HELLO))
+    assert done.returncode == 2
+    assert "there is no folder no/such" in done.stderr
+    assert not (tmp_path / "platoon_logs").exists()
+
+
+def test_a_path_too_long_for_a_socket_is_refused(platoon, write_script, tmp_path):
+    folder = tmp_path / ("long" * 30)
+    folder.mkdir()
+    done = platoon("launch", "-n", 1, write_script(HELLO), environment={"TMPDIR": str(folder)})
+    assert done.returncode == 2
+    assert "set TMPDIR" in done.stderr
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert len({new_log_folder("dir/train.py") for _ in range(5)}) == 5
+
+
+def test_a_terminal_gets_live_lines(write_script, tmp_path):
+    ours, theirs = pty.openpty()
+    launcher = subprocess.Popen(
+        [sys.executable, "-m", "platoon_base", "launch", "-n", "2", write_script(HELLO)],
+        cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
+    )  # fmt: skip
+    os.close(theirs)
+    output = b""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while data := os.read(ours, 4096):
+            output += data
+    os.close(ours)
+    assert launcher.wait(60) == 0
+    assert b"\x1b[" in output
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode())
+    assert re.search(r"worker +state +epoch +batches/s +loss +in sync", text)
+    assert re.search(r"0 cpu +left", text)
+    assert "total" in text
 
 
 IGNORES_SIGNALS = """

@@ -285,9 +285,39 @@ def test_the_same_name_can_be_used_again():
 
 
 def test_sums_of_different_names_do_not_mix():
-    job = Job(2).join(0, 1)
+    job = Job(3).join(0, 1, 2)
     assert job.ask(0, reduce("train", m=(1.0, 1.0))) == []
     assert job.ask(1, reduce("valid", m=(5.0, 1.0))) == []
+
+
+def test_a_wait_that_nobody_can_end_is_refused_for_all():
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, reduce("train"))
+    job.ask(1, reduce("valid"))
+    answered = replies(job.ask(2, reduce("train")))
+    assert set(answered) == {"0", "1", "2"}
+    for reply in answered.values():
+        require_failure(reply, "ProtocolError", "rank 0 in 'train', rank 1 in 'valid', rank 2 in 'train'")
+    job.ask(0, reduce())
+    job.ask(1, reduce())
+    assert set(replies(job.ask(2, reduce()))) == {"0", "1", "2"}
+
+
+def test_a_departure_can_leave_a_wait_that_nobody_can_end():
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, reduce("train"))
+    job.ask(1, reduce("valid"))
+    answered = replies(job.coordinator.worker_ended(2, lost=True))
+    assert set(answered) == {"0", "1"}
+    require_failure(answered["0"], "ProtocolError", "all workers wait")
+
+
+def test_all_of_a_sum_are_told_the_same_about_the_stop():
+    job = Job(2).join(0, 1)
+    job.ask(0, reduce())
+    job.ask(1, msg.Vote(reason="enough"))
+    answered = replies(job.ask(1, reduce()))
+    assert answered["0"].stop == answered["1"].stop == "enough"
 
 
 def test_a_second_call_while_the_first_waits_is_refused():
@@ -358,18 +388,26 @@ def test_nobody_waits_for_a_late_joiner_that_has_done_nothing_yet():
     assert job.answer(0, reduce()).ranks == [0]
 
 
-@pytest.mark.parametrize("first", ["collective", "model"])
-def test_a_late_joiner_counts_from_its_first_collective_or_its_model_on(first):
+def test_a_late_joiner_is_waited_for_once_it_has_met_the_others():
     job = Job(1).join(0)
     job.ask(0, init())
     job.ask(0, msg.CenterReady())
     job.answer("late", hello())
-    if first == "model":
-        assert job.answer("late", init()) == ATTACH
-    else:
-        assert job.ask("late", reduce()) == []
+    assert job.answer("late", init()) == ATTACH
+    assert job.answer(0, reduce()).ranks == [0]
+    assert job.ask("late", reduce()) == []
+    assert job.coordinator.participants == {0}
+    answered = replies(job.ask(0, reduce()))
+    assert answered["0"].ranks == answered["late"].ranks == [0, 1]
     assert job.coordinator.participants == {0, 1}
-    assert bool(job.ask(0, reduce())) == (first == "collective")
+    assert job.ask(0, reduce()) == []
+
+
+def test_a_late_joiner_passes_a_barrier_that_the_others_have_behind_them():
+    job = Job(1).join(0)
+    job.answer("late", hello())
+    assert job.answer("late", msg.Reduce(name="compiled", pairs={}, timeout_s=10.0, late_pass=True)).ranks == [1]
+    assert job.coordinator.participants == {0}
 
 
 # Deadlines.

@@ -15,13 +15,13 @@ from platoon_base.display import Display, summary, write_summary
 pytestmark = pytest.mark.base
 
 
-def snapshot(stop_reason=None):
+def snapshot(stop_reason=None, loss=0.125):
     members = [
         Member(0, True, phase=Phase.TRAINING, device="cpu"),
         Member(1, True, phase=Phase.JOINED, device="cuda1"),
     ]
     progress = {
-        0: Progress(epoch=3, steps=200, syncs=20, loss=0.125, sync_seconds=0.5, started=100.0, updated=110.0),
+        0: Progress(epoch=3, steps=200, syncs=20, loss=loss, sync_seconds=0.5, started=100.0, updated=110.0),
         1: Progress(epoch=0, steps=0, syncs=0, loss=math.nan, sync_seconds=0.0, started=0.0, updated=0.0),
     }
     return Snapshot(members, progress, {"valid_error": 0.0625, "note": "hi"}, stop_reason, 12.5)
@@ -50,10 +50,10 @@ def test_a_pipe_gets_plain_lines_now_and_then_and_the_last():
     out = io.StringIO()
     with Display(Console(file=out, width=80)) as display:
         display.show(snapshot())
-        display.show(snapshot("not shown"))
-        display.show(snapshot())
+        display.show(snapshot(loss=99.0))
+        display.show(snapshot(loss=0.5))
     line, last = out.getvalue().splitlines()
-    assert line == last
+    assert last == line.replace("loss 0.125", "loss 0.5")
     assert "\x1b" not in line
     assert line.startswith(
         "[  12.5 s] worker 0: training epoch 3 20.0 batches/s loss 0.125 sync 5.0% | worker 1: joined"

@@ -20,13 +20,13 @@ EXAMPLES = Path(__file__).parent.parent / "examples"
 def test_lasagne_digits_on_two_workers(platoon, tmp_path):
     done = platoon(
         "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
-        EXAMPLES / "lasagne_digits.py", "--num-epochs", 12, "--plot", "errors.png", "--summary", "script.json",
+        EXAMPLES / "lasagne_digits.py", "--num-epochs", 25, "--plot", "errors.png", "--summary", "script.json",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert (tmp_path / "errors.png").read_bytes().startswith(b"\x89PNG")
     for name in ("job.json", "script.json"):
         summary = json.loads((tmp_path / name).read_text())
-        assert summary["test_accuracy"] > 0.9
+        assert summary["test_accuracy"] >= 0.95
         assert summary["workers"] == 2
         assert summary["stopped_by"]
         assert summary["seconds"] > 0

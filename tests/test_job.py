@@ -1,5 +1,6 @@
 """Jobs of real processes, real sockets and real shared memory, on NumPy parameters."""
 
+import os
 import signal
 
 import numpy as np
@@ -266,12 +267,16 @@ def test_what_is_not_finite_never_reaches_the_center(run_job, bad, policy):
     ).require_success()
 
 
-def test_a_wait_in_vain_names_the_ranks_that_are_missing(run_job):
+def test_a_wait_in_vain_names_the_ranks_that_are_missing(run_job, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
     run_job(
         """
+        import os, sys
+        from pathlib import Path
         from platoon_base import connect
         from platoon_base.errors import CollectiveTimeoutError
 
+        fifo = Path(sys.argv[1], "fifo")
         with connect() as worker:
             if worker.global_rank == 0:
                 try:
@@ -280,9 +285,159 @@ def test_a_wait_in_vain_names_the_ranks_that_are_missing(run_job):
                     assert "rank 1" in str(exc) and "lonely" in str(exc), exc
                 else:
                     raise AssertionError("nobody else came, and yet it went on")
+                fifo.write_text("go on")
+            else:
+                fifo.read_text()
             worker.barrier("end")
         """
     ).require_success()
+
+
+def test_workers_that_wait_for_different_things_are_told_at_once(run_job):
+    outcome = run_job(
+        """
+        from platoon_base import connect
+        from platoon_base.errors import ProtocolError
+
+        with connect() as worker:
+            try:
+                worker.barrier("this" if worker.global_rank else "that")
+            except ProtocolError as exc:
+                worker.report({str(worker.global_rank): str(exc)})
+        """
+    ).require_success()
+    for rank in "01":
+        assert "rank 0 in 'barrier that', rank 1 in 'barrier this'" in outcome.reported[rank]
+
+
+def test_all_leave_a_loop_in_the_same_round(run_job):
+    outcome = run_job(
+        """
+        from platoon_base import connect
+
+        with connect() as worker:
+            for epoch in range(1000):
+                if worker.global_rank == 1 and epoch == 7:
+                    worker.request_stop("enough")
+                worker.reduce_metrics({"m": (1.0, 1)})
+                if worker.agree_to_stop():
+                    break
+            assert worker.reduce_metrics({"epochs": (epoch, 1)}) == {"epochs": 7}
+            worker.report({str(worker.global_rank): epoch})
+        """,
+        workers=3,
+    ).require_success()
+    assert outcome.reported == {"0": 7, "1": 7, "2": 7}
+
+
+def test_a_late_worker_falls_into_step_with_the_others(run_job):
+    """It skips the barrier that they have passed, and takes part in the sums from the next one on."""
+    outcome = run_job(
+        """
+        import os, subprocess, sys
+        from platoon_base import connect
+
+        late = "PLATOON_RANK" not in os.environ
+        with connect() as worker:
+            worker.barrier("compiled")
+            if worker.global_rank == 0:
+                environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
+                other = subprocess.Popen([sys.executable, *sys.argv], env=environment)
+            while True:
+                weight = worker.sum_pairs("epoch", {"n": (1.0, 1.0)})[0]["n"][1]
+                if weight == 3:
+                    worker.request_stop("all there")
+                if worker.agree_to_stop():
+                    break
+            worker.report({str(worker.global_rank): worker.sum_pairs("end", {"n": (1.0, 1.0)})[0]["n"][1]})
+            if worker.global_rank == 0:
+                assert other.wait(60) == 0
+        """
+    ).require_success()
+    assert outcome.reported == {"0": 3.0, "1": 3.0, "2": 3.0}
+
+
+def test_a_forked_child_of_a_worker_ends_without_disturbing_it(run_job):
+    run_job(
+        """
+        import os, sys
+        import numpy as np
+        from platoon_base import EASGD, connect
+
+        worker = connect()
+        worker.init_shared_params([np.zeros(1000)], EASGD())
+        if os.fork() == 0:
+            sys.exit(0)
+        assert os.wait()[1] == 0
+        worker.sync_params()
+        worker.barrier()
+        """
+    ).require_success()
+
+
+@pytest.mark.parametrize("pid", [0, -1, 2**40])
+def test_an_impossible_process_id_harms_nobody(run_job, pid):
+    run_job(
+        """
+        import os, socket, sys
+        import msgspec, zmq
+        from platoon_base import connect
+
+        hello = {"type": "hello", "protocol": 1, "pid": int(sys.argv[2]), "host": "here", "device": "cpu"}
+        with connect() as worker, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.connect(f"ipc://{os.environ['PLATOON_JOB']}/control")
+            stranger.send(b"12345678" + msgspec.msgpack.encode(hello))
+            assert stranger.poll(10_000)
+            assert msgspec.msgpack.decode(stranger.recv()[8:])["type"] == "failure"
+            worker.barrier()
+        """,
+        args=(str(pid),),
+    ).require_success()
+
+
+def test_parameters_that_change_their_shape_are_refused_and_the_center_stays(run_job):
+    run_job(
+        """
+        import numpy as np
+        from platoon_base import EASGD, connect
+        from platoon_base.errors import LayoutMismatchError
+
+        with connect() as worker:
+            worker.init_shared_params([np.zeros((3, 4))], EASGD(0.5))
+            for wrong in ([np.ones((5, 4))], [np.ones((4, 3))], [np.ones((3, 4), "float32")], [np.ones((3, 4))] * 2):
+                try:
+                    worker.sync_arrays(wrong)
+                except LayoutMismatchError:
+                    continue
+                raise AssertionError(wrong)
+            worker.sync_params()
+        """
+    ).require_success()
+
+
+def test_if_the_creator_of_the_center_fails_another_one_makes_it(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import EASGD, connect
+
+        with connect() as worker:
+            real = worker._centers.create
+            def fail(*args):
+                if worker.global_rank == 0:
+                    raise OSError("no room")
+                return real(*args)
+            worker._centers.create = fail
+            if worker.global_rank == 1:
+                worker.barrier("first has failed")
+            try:
+                worker.init_shared_params([np.zeros(10)], EASGD())
+                worker.report({"shares": worker.global_rank})
+            except OSError:
+                worker.barrier("first has failed")
+        """
+    ).require_success()
+    assert outcome.reported == {"shares": 1}
 
 
 def test_a_worker_killed_in_the_middle_does_not_stop_the_others_nor_go_unnoticed(run_job):
@@ -351,6 +506,54 @@ def test_the_worst_exit_status_is_the_jobs(run_job):
         workers=3,
     )
     assert outcome.result.status == 7
+
+
+def test_parameters_are_their_own_again_even_if_the_center_cannot_be_read(run_job):
+    run_job(
+        """
+        import numpy as np
+        from platoon_base import EASGD, connect
+        from platoon_base.errors import CollectiveTimeoutError
+
+        n = 3_000_000  # several stripes
+        with connect() as worker:
+            x = np.zeros(n, "float32")
+            worker.init_shared_params([x], EASGD(0.5))
+            x[:] = 7
+            worker.barrier("there")
+            center = worker._shared.center
+            if worker.global_rank == 0:
+                center._work_locked(lambda _: worker.barrier("held") or worker.barrier("tried"), center._stripes[-1])
+            else:
+                worker.barrier("held")
+                try:
+                    with worker.center_params(timeout_s=0.1):
+                        raise AssertionError("a stripe is held by another")
+                except CollectiveTimeoutError:
+                    assert (x == 7).all()
+                worker.barrier("tried")
+        """
+    ).require_success()
+
+
+def test_clean_spares_the_center_of_a_job_whose_workers_have_left(run_job):
+    outcome = run_job(
+        """
+        import os
+        import numpy as np
+        from platoon_base import EASGD, connect
+        from platoon_base.registry import JobFiles, leftovers
+
+        files = JobFiles.read(os.environ["PLATOON_JOB"])
+        with connect() as worker:
+            worker.init_shared_params([np.zeros(10)], EASGD())
+        center = f"/dev/shm{files.center}"
+        os.utime(center, (0, 0))
+        assert center not in [str(leftover.path) for leftover in leftovers()]
+        """,
+        workers=1,
+    )
+    outcome.require_success()
 
 
 def test_garbage_on_the_control_socket_is_answered_and_harms_nobody(run_job):
@@ -468,7 +671,6 @@ def test_a_rank_joins_once(run_job):
 
 
 def test_without_a_controller_workers_stop_and_tidy_up(write_script, tmp_path):
-    import os
     import subprocess
     import sys
 

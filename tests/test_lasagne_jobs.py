@@ -104,6 +104,48 @@ def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
         assert outcome.reported[f"tiny {rank}"] == pytest.approx(errors[:2].mean(), rel=1e-6)
 
 
+def test_the_rows_of_a_worker_that_fails_are_taken_over(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import evaluate
+        from platoon_base import connect
+
+        def val_fn(x, y):
+            if worker.global_rank == 1:
+                raise KeyError("a bug of the user's")
+            return x.mean()
+
+        with connect() as worker:
+            x = np.arange(30.0)
+            worker.report({str(worker.global_rank): evaluate(val_fn, x, x, 4, worker)})
+        """,
+        workers=3,
+    )
+    assert outcome.result.status == 1
+    assert outcome.reported == {"0": 14.5, "2": 14.5}
+
+
+def test_two_data_sets_are_never_summed_up_together(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import evaluate
+        from platoon_base import connect
+        from platoon_base.errors import ProtocolError
+
+        with connect() as worker:
+            data = np.full(10, float(worker.global_rank))
+            try:
+                evaluate(lambda x, y: x.mean(), data, data, 5, worker)
+            except ProtocolError as exc:
+                worker.report({str(worker.global_rank): str(exc)})
+        """
+    ).require_success()
+    assert "not for the same" in outcome.reported["0"]
+    assert "not for the same" in outcome.reported["1"]
+
+
 def test_a_model_of_another_shape_is_refused_when_the_graph_is_built(run_job):
     outcome = run_job(
         """

@@ -14,7 +14,7 @@ import pytest
 from platoon_base import prefork
 from platoon_base.job import host_job
 from platoon_base.launcher import log_file, worker_environment
-from platoon_base.prefork import Start
+from platoon_base.prefork import Start, python_main
 from platoon_base.preload import modules_to_preload
 from platoon_base.processes import exit_status
 from platoon_base.registry import JobFiles
@@ -42,7 +42,7 @@ def run_forked(tmp_path):
             script = tmp_path / "script.py"
             script.write_text(textwrap.dedent(text))
         environment = worker_environment("cpu", workers, os.environ)
-        command = [sys.executable, "-m", "platoon_base.bootstrap", str(script), *args]
+        command = [*python_main("platoon_base.bootstrap"), str(script), *args]
         starts = [Start(rank, command, environment, log_file(tmp_path, rank)) for rank in range(workers)]
         with host_job(workers) as job:
             job.start_forked(str(script), args, preload, starts)
@@ -221,7 +221,7 @@ def test_without_the_nursery_workers_start_by_themselves(run_forked, tmp_path, m
 def test_workers_with_different_settings_are_not_forked(tmp_path, caplog):
     script = tmp_path / "script.py"
     script.write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
-    command = [sys.executable, "-m", "platoon_base.bootstrap", str(script)]
+    command = [*python_main("platoon_base.bootstrap"), str(script)]
     starts = [
         Start(rank, command, {**os.environ, "OMP_NUM_THREADS": str(rank + 1)}, log_file(tmp_path, rank))
         for rank in range(2)

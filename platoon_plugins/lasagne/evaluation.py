@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,8 +10,9 @@ import numpy as np
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.metrics import MeanAccumulator
+from platoon_base.metrics import MeanAccumulator, Pairs, means
 from platoon_base.schedule import Patience
+from platoon_base.sharding import shard_bounds
 
 __all__ = ["StopOnPatience", "evaluate"]
 
@@ -29,7 +31,7 @@ def evaluate(
     """Evaluate the center on all the data, each worker on its shard, and return the exact global mean on every worker.
 
     All workers call it, with the same data. Everybody waits until all have come, so that all evaluate the same center;
-    meanwhile each worker's own parameters are set aside.
+    meanwhile each worker's own parameters are set aside. If a worker leaves on the way the others take over its rows.
 
     Parameters
     ----------
@@ -61,18 +63,37 @@ def evaluate(
     if batch_size < 1:
         raise ConfigurationError(f"got batch_size={batch_size!r}: it counts rows and must be at least 1")
     worker = connect() if worker is None else worker
-    rows = worker.shard(len(inputs))
-    worker.barrier("evaluate", timeout_s=timeout_s)
-    accumulator = MeanAccumulator()
+    name = f"evaluate {len(inputs)} rows {_fingerprint(inputs, targets)}"
+    ranks = worker.meet(name, timeout_s=timeout_s)
     with worker.center_params():
-        for start in range(0, len(rows), batch_size):
-            batch = rows[start : start + batch_size]
-            values = val_fn(inputs[batch], targets[batch])
-            named = {_SCALAR: values} if np.ndim(values) == 0 else {str(i): v for i, v in enumerate(values)}
-            accumulator.add({name: float(value) for name, value in named.items()}, weight=len(batch))
-    means = worker.reduce_metrics(accumulator.pairs, timeout_s=timeout_s)
+        while True:
+            start, stop = shard_bounds(len(inputs), ranks.index(worker.global_rank), len(ranks))
+            pairs = _evaluate_rows(val_fn, inputs, targets, range(start, stop), batch_size)
+            sums, contributors = worker.sum_pairs(name, pairs, timeout_s=timeout_s)
+            if contributors == ranks:
+                break
+            ranks = contributors  # somebody left on the way: those who are still here do it again, with larger shards
+    values = means(sums)
     # A worker without rows learns from the names what the others' val_fn returned.
-    return means[_SCALAR] if _SCALAR in means else [means[str(i)] for i in range(len(means))]
+    return values[_SCALAR] if _SCALAR in values else [values[str(i)] for i in range(len(values))]
+
+
+def _evaluate_rows(
+    val_fn: Callable[[Any, Any], Any], inputs: Sequence[Any], targets: Sequence[Any], rows: range, batch_size: int
+) -> Pairs:
+    accumulator = MeanAccumulator()
+    for start in range(rows.start, rows.stop, batch_size):
+        batch = slice(start, min(start + batch_size, rows.stop))
+        values = val_fn(inputs[batch], targets[batch])
+        named = {_SCALAR: values} if np.ndim(values) == 0 else {str(i): v for i, v in enumerate(values)}
+        accumulator.add({key: float(value) for key, value in named.items()}, weight=batch.stop - batch.start)
+    return accumulator.pairs
+
+
+def _fingerprint(*data: Sequence[Any]) -> str:
+    """Tell data sets of one length apart by their first and last rows, so that no two are summed up together."""
+    ends = [np.asarray(row).tobytes() for rows in data for row in (rows[0], rows[-1])]
+    return f"{zlib.crc32(b'|'.join(ends)):08x}"
 
 
 class StopOnPatience:
@@ -109,8 +130,11 @@ class StopOnPatience:
         return self._patience.best
 
     def __call__(self, value: float) -> bool:
-        """Take in a value that is the same on all workers, such as `evaluate` returns; True when it is time to stop."""
+        """Take in a value, such as `evaluate` returns, and tell whether to stop: on all workers alike.
+
+        All workers call it, once an epoch. Whatever else made the job stop counts too.
+        """
         self.improved = self._patience.improved(value)
         if self._patience.exhausted:
             self._worker.request_stop(f"no improvement in {self._patience.patience} evaluations")
-        return self._worker.should_stop
+        return self._worker.agree_to_stop()
