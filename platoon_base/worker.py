@@ -342,7 +342,10 @@ class Worker:
 
     @property
     def should_stop(self) -> bool:
-        """Whether the job has decided to stop, or its controller is gone. Reading it costs a memory access."""
+        """Whether the job has decided to stop, or its controller is gone. Reading it costs a memory access.
+
+        Each worker sees it at its own time: leave loops that make collective calls by `agree_to_stop`.
+        """
         if self._words.stopping:
             return True
         now = time.monotonic()
