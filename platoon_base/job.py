@@ -21,11 +21,12 @@ from platoon_base.control_words import CONTROLLER_LOCK, USER_LOCK, ControlWords
 from platoon_base.controller import Controller, Result, Snapshot
 from platoon_base.coordinator import MAX_WORKERS, Coordinator
 from platoon_base.dispatch import UserHandler
-from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.errors import ConfigurationError
 from platoon_base.prefork import Start
 from platoon_base.processes import Children
 from platoon_base.registry import JobFiles
 from platoon_base.segments import Segment, abandoned
+from platoon_base.session import Session
 from platoon_base.worker import Lock, Place, Worker
 
 __all__ = ["DEVICE", "JOB", "RANK", "Job", "connect", "host_job", "join", "solo"]
@@ -123,11 +124,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
 
 def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Place:
     hello = msg.Hello(protocol=msg.PROTOCOL, pid=os.getpid(), host=socket.gethostname(), device=device, rank=rank)
-    reply = msg.decode_reply(channel.request(msg.encode(hello), _HELLO_TIMEOUT_S))
-    if isinstance(reply, msg.Failure):
-        raise reply.to_exception()
-    if not isinstance(reply, msg.Welcome):
-        raise ProtocolError(f"got {type(reply).__name__} in answer to hello; install one version everywhere")
+    reply = Session(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, _HELLO_TIMEOUT_S)
     return Place(reply.rank, reply.size, reply.local_rank, reply.local_size, reply.seed, device)
 
 

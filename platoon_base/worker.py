@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,13 +19,13 @@ from platoon_base.control_words import ControlWords
 from platoon_base.errors import (
     CollectiveTimeoutError,
     ConfigurationError,
-    ProtocolError,
     WorkerLostError,
 )
 from platoon_base.metrics import means
 from platoon_base.parameters import Parameters
 from platoon_base.rules import Rule
 from platoon_base.schedule import STOP_POLICIES
+from platoon_base.session import GRACE_S, Session
 from platoon_base.sharding import epoch_indices, shard_seed, take
 from platoon_base.shared_parameters import SharedParameters, require_finite
 
@@ -34,10 +34,7 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Lock", "Place", "Worker"]
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
-T = TypeVar("T")
-
 DEFAULT_TIMEOUT_S = 300.0  # as long as a cold compilation on a busy machine may take
-_GRACE_S = 5.0  # the controller answers a late collective itself, and better than a silent time-out
 _LOOK_S = 0.5
 
 
@@ -104,7 +101,7 @@ class Worker:
         self.global_rank, self.global_size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self.seed, self.device = place.seed, place.device
-        self._channel = channel
+        self._control = Session(channel, place.rank)
         self._words = words
         self._row = words.row(place.rank)
         self._centers = centers
@@ -113,7 +110,6 @@ class Worker:
         self._on_close = on_close
         self._next_look = 0.0
         self._shared: SharedParameters | None = None
-        self._known_lost: set[int] = set()
         self._pid = os.getpid()
         self._closed = False
 
@@ -232,14 +228,14 @@ class Worker:
         CollectiveTimeoutError
             If some did not within ``timeout_s``; the message names them.
         """
-        self._reduce(f"barrier {name}", {}, timeout_s, late_pass=True)
+        self._session.reduce(f"barrier {name}", {}, timeout_s, late_pass=True)
 
     def meet(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
         """Wait until every worker has come here, and return the ranks that have, the same list on all of them.
 
         Unlike at a `barrier`, a late joiner waits here for the others, who from then on wait for it too.
         """
-        return self._reduce(f"meet {name}", {}, timeout_s).ranks
+        return self._session.reduce(f"meet {name}", {}, timeout_s).ranks
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Tell whether to stop, with the same answer on every worker: all of them call it, once a round.
@@ -247,7 +243,7 @@ class Worker:
         `should_stop` may turn true for one worker earlier than for another, so a loop that makes collective calls must
         not be left by it. Vote with `request_stop` before.
         """
-        return bool(self._reduce("agree_to_stop", {}, timeout_s).stop)
+        return bool(self._session.reduce("agree_to_stop", {}, timeout_s).stop)
 
     def reduce_metrics(
         self, pairs: Mapping[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -276,7 +272,7 @@ class Worker:
         self, name: str, pairs: dict[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[dict[str, tuple[float, float]], list[int]]:
         """Add ``{name: (sum, weight)}`` over all workers; returns the sums, and the ranks that contributed to them."""
-        reply = self._reduce(name, pairs, timeout_s)
+        reply = self._session.reduce(name, pairs, timeout_s)
         return reply.pairs, reply.ranks
 
     # Data.
@@ -338,7 +334,7 @@ class Worker:
     def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Hand values to the controller, for its display and for the summary of the job; the last of a name stays."""
         plain = {name: value if isinstance(value, (str, int)) else float(value) for name, value in metrics.items()}
-        self._ask(msg.Report(metrics=plain), msg.Done, timeout_s)
+        self._session.ask(msg.Report(metrics=plain), msg.Done, timeout_s)
 
     @property
     def should_stop(self) -> bool:
@@ -374,7 +370,7 @@ class Worker:
         """
         if policy not in STOP_POLICIES:
             raise ConfigurationError(f"got policy={policy!r}: it must be one of {', '.join(STOP_POLICIES)}")
-        self._ask(msg.Vote(reason=reason, policy=policy), msg.Done, timeout_s)
+        self._session.ask(msg.Vote(reason=reason, policy=policy), msg.Done, timeout_s)
 
     # The user's own requests.
 
@@ -390,7 +386,7 @@ class Worker:
         -------
         plain data
         """
-        return self._ask(msg.UserRequest(req=req, info=info), msg.UserReply, timeout_s).answer
+        return self._session.ask(msg.UserRequest(req=req, info=info), msg.UserReply, timeout_s).answer
 
     def lock(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take the job's advisory lock; it is freed when its holder dies.
@@ -430,11 +426,8 @@ class Worker:
         if os.getpid() != self._pid:
             return  # a forked child: the connection, the memory and the place in the job are its parent's
         try:
-            self._send(msg.Leave(), timeout_s=_GRACE_S)
-        except (WorkerLostError, CollectiveTimeoutError) as exc:
-            log.debug("left without a word: %s", exc)
+            self._control.close()
         finally:
-            self._channel.close()
             if self._shared is not None:
                 self._shared.close()
             self._on_close()
@@ -451,42 +444,24 @@ class Worker:
         """Create the center or attach to it, as the controller says, and share the values."""
         layout = shared.parameters.layout
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
-        create = self._ask(msg.InitCenter(specs=specs, rule=type(rule).__name__), msg.CenterRole, timeout_s).create
+        create = self._session.ask(
+            msg.InitCenter(specs=specs, rule=type(rule).__name__), msg.CenterRole, timeout_s
+        ).create
         try:
             shared.center = (centers.create if create else centers.attach)(layout, rule, self.global_rank)
             shared.start(create, timeout_s)
             if create:
-                self._ask(msg.CenterReady(), msg.Done, timeout_s)
+                self._session.ask(msg.CenterReady(), msg.Done, timeout_s)
         except BaseException as exc:
             shared.close()
             if create:
-                self._ask(msg.CenterReady(error=repr(exc)), msg.Done, _GRACE_S)
+                self._session.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
             raise
 
-    def _reduce(
-        self, name: str, pairs: dict[str, tuple[float, float]], timeout_s: float, late_pass: bool = False
-    ) -> msg.Reduced:
-        request = msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s, late_pass=late_pass)
-        reply = self._ask(request, msg.Reduced, timeout_s + _GRACE_S)
-        if set(reply.lost) - self._known_lost:
-            log.warning("rank %d: %s was done without the lost ranks %s", self.global_rank, name, reply.lost)
-            self._known_lost.update(reply.lost)
-        return reply
-
-    def _ask(self, request: msg.Request, expected: type[T], timeout_s: float) -> T:
+    @property
+    def _session(self) -> Session:
         self._require_open()
-        reply = self._send(request, timeout_s)
-        if isinstance(reply, msg.Failure):
-            raise reply.to_exception()
-        if not isinstance(reply, expected):
-            raise ProtocolError(
-                f"got {type(reply).__name__} as the answer to {type(request).__name__}; "
-                "install one version of this package everywhere"
-            )
-        return reply
-
-    def _send(self, request: msg.Request, timeout_s: float) -> msg.Reply:
-        return msg.decode_reply(self._channel.request(msg.encode(request), timeout_s))
+        return self._control
 
     def _require_shared(self) -> SharedParameters:
         self._require_open()

@@ -1,0 +1,66 @@
+"""The worker's side of the control messages: ask, wait, turn refusals into exceptions."""
+
+from __future__ import annotations
+
+import logging
+from typing import TypeVar
+
+from platoon_base import messages as msg
+from platoon_base.channels.base import ClientChannel
+from platoon_base.errors import CollectiveTimeoutError, ProtocolError, WorkerLostError
+
+__all__ = ["GRACE_S", "Session"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+GRACE_S = 5.0  # the controller answers a late collective itself, and better than a silent time-out
+
+
+class Session:
+    """Typed requests over a channel.
+
+    Parameters
+    ----------
+    channel : ClientChannel
+    rank : int
+        For log lines.
+    """
+
+    def __init__(self, channel: ClientChannel, rank: int) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._known_lost: set[int] = set()
+
+    def ask(self, request: msg.Request, expected: type[T], timeout_s: float) -> T:
+        """Send a request and return its answer, of the type expected; a refusal is raised as what it says it is."""
+        reply = msg.decode_reply(self._channel.request(msg.encode(request), timeout_s))
+        if isinstance(reply, msg.Failure):
+            raise reply.to_exception()
+        if not isinstance(reply, expected):
+            raise ProtocolError(
+                f"got {type(reply).__name__} as the answer to {type(request).__name__}; "
+                "install one version of this package everywhere"
+            )
+        return reply
+
+    def reduce(
+        self, name: str, pairs: dict[str, tuple[float, float]], timeout_s: float, late_pass: bool = False
+    ) -> msg.Reduced:
+        """Make a collective call; see `platoon_base.messages.Reduce`."""
+        request = msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s, late_pass=late_pass)
+        reply = self.ask(request, msg.Reduced, timeout_s + GRACE_S)
+        if set(reply.lost) - self._known_lost:
+            log.warning("rank %d: %s was done without the lost ranks %s", self._rank, name, reply.lost)
+            self._known_lost.update(reply.lost)
+        return reply
+
+    def close(self) -> None:
+        """Say goodbye, if there is anybody to hear it, and close the channel."""
+        try:
+            self.ask(msg.Leave(), msg.Done, GRACE_S)
+        except (WorkerLostError, CollectiveTimeoutError, ProtocolError) as exc:
+            log.debug("rank %d left without a word: %s", self._rank, exc)
+        finally:
+            self._channel.close()
