@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 from pathlib import Path
@@ -35,11 +36,18 @@ def _shared_memory():
     return {name for name in names if f"/dev/shm/{name}" in mapped or abandoned(name)}
 
 
+def _job_folders():
+    """Name the folders of jobs without control words."""
+    folder = Path(tempfile.gettempdir(), f"platoon-{os.getuid()}")
+    jobs = folder.iterdir() if folder.is_dir() else ()
+    return {f"folder {job}" for job in jobs if not Path(f"/dev/shm/platoon-{os.getuid()}-{job.name}-words").exists()}
+
+
 def _traces():
-    """What this process has or may have left: shared memory, child processes, open sockets."""
+    """What this process has or may have left: shared memory, job folders, child processes, open sockets."""
     children = {f"process {p.pid}" for p in psutil.Process().children(recursive=True)}
     sockets = {f"socket {c.fd}" for c in psutil.Process().net_connections(kind="all")}
-    return _shared_memory() | children | sockets
+    return _shared_memory() | _job_folders() | children | sockets
 
 
 @pytest.fixture(autouse=True)
