@@ -154,8 +154,7 @@ IGNORES_SIGNALS = """
     worker = connect()
     worker.init_shared_params([np.zeros(1000)], EASGD())
     worker.barrier()
-    with open(sys.argv[1], "w") as ready:
-        ready.write(f"{worker.global_rank}")
+    open(f"{sys.argv[1]}{worker.global_rank}", "w").close()
     time.sleep(600)
 """
 
@@ -163,17 +162,17 @@ IGNORES_SIGNALS = """
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(write_script, tmp_path, number):
     """The fixture `nothing_left_behind` looks for what is left."""
-    fifo = tmp_path / "ready"
-    os.mkfifo(fifo)
+    fifos = [tmp_path / f"ready{rank}" for rank in range(2)]  # one each: a reader that leaves breaks a second writer
+    for fifo in fifos:
+        os.mkfifo(fifo)
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "platoon_base", "launch", "-n", "2", write_script(IGNORES_SIGNALS), fifo],
+        [sys.executable, "-m", "platoon_base", "launch", "-n", "2", write_script(IGNORES_SIGNALS), tmp_path / "ready"],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         text=True,
     )
-    ready = ""
-    while len(ready) < 2:  # both workers are in the middle of it
-        ready += fifo.read_text()
+    for fifo in fifos:
+        fifo.read_text()  # this worker is in the middle of it
     launcher.send_signal(number)
     output, _ = launcher.communicate(timeout=60)
     assert launcher.returncode == 128 + number
