@@ -1,4 +1,4 @@
-"""Build and metadata. The C extension is optional: without it platoon_base.kernels works through NumPy."""
+"""Build and metadata. The C extensions are optional: without them platoon_base works through NumPy."""
 
 import os
 import re
@@ -30,16 +30,21 @@ def extensions():
     # A free-threaded CPython has no limited API yet.
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         return []
-    kernels = Extension(
-        "platoon_base._kernels",
-        ["platoon_base/_kernels.c"],
+    # No contraction and no reordering: the results stay the bits that NumPy gives.
+    flags = ["-O3", "-ffp-contract=off", "-fno-math-errno"]
+    # Comparisons vectorize only where nobody asks which of them met a NaN.
+    return [_extension("_kernels", flags), _extension("_collectives", [*flags, "-fno-trapping-math"])]
+
+
+def _extension(name, flags):
+    return Extension(
+        f"platoon_base.{name}",
+        [f"platoon_base/{name}.c"],
         define_macros=[("Py_LIMITED_API", "0x03090000")],
         py_limited_api=True,
         optional=True,
-        # No contraction and no reordering: the results stay the bits that NumPy gives.
-        extra_compile_args=["-O3", "-ffp-contract=off", "-fno-math-errno"],
+        extra_compile_args=flags,
     )
-    return [kernels]
 
 
 setup(

@@ -11,14 +11,15 @@ import numpy as np
 
 from platoon_base.errors import ProtocolError
 
-__all__ = ["CONTROLLER_LOCK", "USER_LOCK", "ControlWords", "Progress"]
+__all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "ControlWords", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 1
+VERSION = 2
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
 USER_LOCK = 1  # Worker.lock() and unlock()
+WORKER_LOCKS = 1024  # + rank: held while that worker takes part
 
 _HEADER = np.dtype(
     [("magic", "S8"), ("version", "u4"), ("rows", "u4"), ("stop", "u4"), ("unused", "u4"), ("reason", "S256")],
@@ -33,6 +34,11 @@ _ROW = np.dtype(
         ("sync_seconds", "f8"),
         ("started", "f8"),
         ("updated", "f8"),
+        ("collectives", "i8"),
+        ("waits", "i8"),
+        ("left", "i8"),
+        ("waiting_in", "S128"),
+        ("ending", "S256"),
     ],
     align=True,
 )
@@ -111,6 +117,15 @@ class ControlWords:
         """Reset the row of a worker that joins."""
         self._rows[rank] = np.zeros((), dtype=_ROW)
         self._rows[rank]["loss"] = np.nan
+
+    def write_text(self, rank: int, field: str, text: str) -> None:
+        """Write a text field of a row, cut to its length."""
+        row = self._rows[rank]
+        row[field] = text.encode()[: row.dtype[field].itemsize]
+
+    def read_text(self, rank: int, field: str) -> str:
+        """Read a text field of a row."""
+        return bytes(self._rows[rank][field].item()).decode(errors="replace")
 
     def progress(self, rank: int) -> Progress:
         """Read the row of a rank."""

@@ -176,6 +176,8 @@ class Controller:
         if not member.launched and member.phase in (Phase.JOINED, Phase.TRAINING):
             ended = Exit(ended.rank, 1)  # only its parent knows the status, but it never said goodbye
         self._exits.append(ended)
+        device = f"{member.device}, " if member.device else ""
+        self._words.write_text(ended.rank, "ending", f"{device}{ended}")
         lost = ended.status != 0 or member.phase in (Phase.JOINED, Phase.TRAINING)
         level = logging.WARNING if lost and not self._children.stopping else logging.INFO
         how = " without leaving the job" if member.phase in (Phase.JOINED, Phase.TRAINING) else ""

@@ -94,6 +94,7 @@ class _Waiting:
     asker: Asker
     pairs: Pairs
     deadline: float
+    note: bytes = b""
 
 
 @dataclass
@@ -219,12 +220,12 @@ class Coordinator:
     @_answer.register
     def _reduce(self, request: msg.Reduce, member: Member, asker: Asker, now: float) -> list[Action]:
         if request.late_pass and not member.in_step:
-            return [SendReply(asker, self._reduced(request.pairs, [member.rank]))]
+            return [SendReply(asker, self._reduced(request.pairs, {member.rank: request.note}))]
         waiting = self._reductions.setdefault(request.name, {})
         if member.rank in waiting:
             text = f"rank {member.rank} already waits in {request.name!r}; one call at a time"
             return [_refuse(asker, "ProtocolError", text)]
-        waiting[member.rank] = _Waiting(asker, request.pairs, now + request.timeout_s)
+        waiting[member.rank] = _Waiting(asker, request.pairs, now + request.timeout_s, request.note)
         return self._complete(request.name) or self._refuse_cross_wait()
 
     @_answer.register
@@ -284,7 +285,12 @@ class Coordinator:
         here = [m for m in self.members.values() if m.host in ("", member.host)]
         member.local_rank = sum(m.rank < member.rank for m in here)
         return msg.Welcome(
-            rank=member.rank, size=size, local_rank=member.local_rank, local_size=len(here), seed=self.seed
+            rank=member.rank,
+            size=size,
+            local_rank=member.local_rank,
+            local_size=len(here),
+            seed=self.seed,
+            late=not member.launched,
         )
 
     def _free_rank(self) -> int | None:
@@ -328,12 +334,14 @@ class Coordinator:
         ranks = sorted(waiting)
         for rank in ranks:
             self.members[rank].in_step = True
-        reply = self._reduced(add_pairs(waiting[rank].pairs for rank in ranks), ranks)
+        notes = {rank: waiting[rank].note for rank in ranks}
+        reply = self._reduced(add_pairs(waiting[rank].pairs for rank in ranks), notes)
         return [SendReply(w.asker, reply) for w in waiting.values()]
 
-    def _reduced(self, pairs: Pairs, ranks: list[int]) -> msg.Reduced:
+    def _reduced(self, pairs: Pairs, notes: dict[int, bytes]) -> msg.Reduced:
         lost = [rank for rank, member in self.members.items() if member.phase is Phase.LOST]
-        return msg.Reduced(pairs=pairs, ranks=ranks, lost=lost, stop=self.stop_reason or "")
+        told = {rank: note for rank, note in notes.items() if note}
+        return msg.Reduced(pairs=pairs, ranks=list(notes), lost=lost, stop=self.stop_reason or "", notes=told)
 
     def _refuse_cross_wait(self) -> list[Action]:
         """End all waits at once if everybody waits, but not for the same: no wait could ever end well."""

@@ -7,21 +7,30 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
+import logging
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from platoon_base import messages as msg
 from platoon_base.centers.host import HostCenters
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
-from platoon_base.control_words import CONTROLLER_LOCK, USER_LOCK, ControlWords
+from platoon_base.collectives.base import Collective
+from platoon_base.collectives.group import CollectiveFactory, form
+from platoon_base.collectives.host import HostCollective
+from platoon_base.control_words import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS, ControlWords
 from platoon_base.controller import Controller, Result, Snapshot
 from platoon_base.coordinator import MAX_WORKERS, Coordinator
 from platoon_base.dispatch import UserHandler
-from platoon_base.errors import ConfigurationError
+from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.peers import JobPeers
 from platoon_base.prefork import Start
 from platoon_base.processes import Children
 from platoon_base.registry import JobFiles
@@ -29,10 +38,13 @@ from platoon_base.segments import Segment, abandoned
 from platoon_base.session import Session
 from platoon_base.worker import Lock, Place, Worker
 
-__all__ = ["DEVICE", "JOB", "RANK", "Job", "connect", "host_job", "join", "solo"]
+__all__ = ["CENTER", "DEVICE", "JOB", "RANK", "Job", "connect", "host_job", "join", "solo"]
 
 # The environment by which a launcher tells a process its job.
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
+CENTER = "PLATOON_CENTER"  # "host" or "device": where the launcher found that the center can live
+
+log = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 60.0
 _SPIN_S = 150e-6
@@ -109,6 +121,8 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         segment.close()
         raise
     words.start_row(place.rank)
+    segment.try_lock(WORKER_LOCKS + place.rank)
+    peers = JobPeers(words, lambda other: segment.locked(WORKER_LOCKS + other))
     if place.local_size < len(os.sched_getaffinity(0)):
         channel.spin_s = _SPIN_S
     return Worker(
@@ -119,13 +133,63 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
         on_close=leave,
+        collectives=lambda session: _Groups(session, place.rank, files.collective, peers, words.row(place.rank)),
     )
+
+
+class _Groups(CollectiveFactory):
+    """Forms the groups of one job on this host."""
+
+    def __init__(self, session: Session, rank: int, name: str, peers: JobPeers, row: Any) -> None:
+        self._session = session
+        self._rank = rank
+        self._name = name
+        self._peers = peers
+        self._row = row
+
+    def host(self, timeout_s: float) -> Collective:
+        """See `CollectiveFactory.host`."""
+
+        def create(ranks: tuple[int, ...], index: int) -> Collective:
+            return HostCollective.create(self._name, ranks, index, self._peers)
+
+        def attach(ranks: tuple[int, ...], index: int) -> Collective:
+            return HostCollective.attach(self._name, ranks, index, self._peers)
+
+        return form(self._session, "host collective", self._rank, create, attach, timeout_s)
+
+    def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
+        """See `CollectiveFactory.device`: NCCL if every rank has a CUDA device of its own, or else by the host."""
+        clique, why = b"", f"{context.kind.decode()} has no NCCL"
+        if context.kind == b"cuda":
+            nccl = importlib.import_module("platoon_base.collectives.nccl")
+            try:
+                clique, why = nccl.new_clique_id(context), ""
+            except BackendUnavailableError as exc:
+                why = str(exc)
+        identity = context.unique_id if context.kind == b"cuda" else ""
+        note = msgspec.msgpack.encode([identity, clique, why])
+        reply = self._session.gather("form device collective", note, timeout_s)
+        told = {rank: msgspec.msgpack.decode(reply.notes[rank], type=tuple[str, bytes, str]) for rank in reply.ranks}
+        reasons = [f"rank {rank}: {reason}" for rank, (_, _, reason) in told.items() if reason]
+        if len({identity for identity, _, _ in told.values()}) < len(told):
+            reasons.append("some ranks share one device")
+        if reasons:
+            log.info("all-reduces of this job's devices pass through the host (%s)", "; ".join(reasons))
+            from platoon_base.collectives.staged import StagedCollective
+
+            return StagedCollective(host())
+        ranks = tuple(reply.ranks)
+        group: Collective = nccl.NcclCollective(
+            context, told[ranks[0]][1], ranks, ranks.index(self._rank), self._peers, self._row
+        )
+        return group
 
 
 def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Place:
     hello = msg.Hello(protocol=msg.PROTOCOL, pid=os.getpid(), host=socket.gethostname(), device=device, rank=rank)
     reply = Session(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, _HELLO_TIMEOUT_S)
-    return Place(reply.rank, reply.size, reply.local_rank, reply.local_size, reply.seed, device)
+    return Place(reply.rank, reply.size, reply.local_rank, reply.local_size, reply.seed, device, reply.late)
 
 
 @contextlib.contextmanager

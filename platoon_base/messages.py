@@ -14,6 +14,7 @@ from platoon_base import errors
 
 __all__ = [
     "MAX_BYTES",
+    "MAX_NOTE_BYTES",
     "PROTOCOL",
     "CenterReady",
     "CenterRole",
@@ -38,6 +39,7 @@ __all__ = [
 
 PROTOCOL = 1
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
+MAX_NOTE_BYTES = 2048  # so that those of 256 workers fit into one message
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
 
@@ -75,13 +77,15 @@ class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):
 class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
     """A contribution to a sum over all workers; with no pairs it is a meeting.
 
-    With ``late_pass`` a late joiner that has not met the others yet is let through: they may have passed long ago.
+    ``note`` is a few bytes for all others, such as the address of something. With ``late_pass`` a late joiner that has
+    not met the others yet is let through: they may have passed long ago.
     """
 
     name: str
     pairs: dict[str, tuple[float, float]]
     timeout_s: float
     late_pass: bool = False
+    note: Annotated[bytes, msgspec.Meta(max_length=MAX_NOTE_BYTES)] = b""
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -112,13 +116,14 @@ class UserRequest(Message, frozen=True, kw_only=True, tag="user"):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """The place of the worker in the job."""
+    """The place of the worker in the job; ``late`` if it was not launched with the others."""
 
     rank: int
     size: int
     local_rank: int
     local_size: int
     seed: int
+    late: bool = False
 
 
 class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
@@ -128,12 +133,13 @@ class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
 
 
 class Reduced(Message, frozen=True, kw_only=True, tag="reduced"):
-    """The sums over the ranks named; ``lost`` ranks died. ``stop`` is the job's reason to stop, the same for all."""
+    """The sums over the ranks named, and their notes; ``lost`` ranks died. ``stop`` is the job's reason, if any."""
 
     pairs: dict[str, tuple[float, float]]
     ranks: list[int]
     lost: list[int]
     stop: str = ""
+    notes: dict[int, bytes] = {}
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):

@@ -56,6 +56,11 @@ class JobFiles(msgspec.Struct, frozen=True):
         """Name of the segment with the center."""
         return f"{_prefix()}{self.job}-center"
 
+    @property
+    def collective(self) -> str:
+        """Name of the segment through which ndarrays are all-reduced."""
+        return f"{_prefix()}{self.job}-collective"
+
     @classmethod
     def create(cls, size: int) -> JobFiles:
         """Make the folder of a new job."""
@@ -105,6 +110,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     def remove(self) -> None:
         """Remove everything of this job that has a name."""
         Segment.unlink(self.center)
+        Segment.unlink(self.collective)
         Segment.unlink(self.words)
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
-from typing import TypeVar
+from collections.abc import Iterator
+from typing import Any, TypeVar
 
 from platoon_base import messages as msg
 from platoon_base.channels.base import ClientChannel
@@ -26,11 +28,14 @@ class Session:
     channel : ClientChannel
     rank : int
         For log lines.
+    row : structured scalar, optional
+        This worker's row of the control words, in which others see where it waits.
     """
 
-    def __init__(self, channel: ClientChannel, rank: int) -> None:
+    def __init__(self, channel: ClientChannel, rank: int, row: Any = None) -> None:
         self._channel = channel
         self._rank = rank
+        self._row = row
         self._known_lost: set[int] = set()
 
     def ask(self, request: msg.Request, expected: type[T], timeout_s: float) -> T:
@@ -46,15 +51,37 @@ class Session:
         return reply
 
     def reduce(
-        self, name: str, pairs: dict[str, tuple[float, float]], timeout_s: float, late_pass: bool = False
+        self,
+        name: str,
+        pairs: dict[str, tuple[float, float]],
+        timeout_s: float,
+        late_pass: bool = False,
+        note: bytes = b"",
     ) -> msg.Reduced:
         """Make a collective call; see `platoon_base.messages.Reduce`."""
-        request = msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s, late_pass=late_pass)
-        reply = self.ask(request, msg.Reduced, timeout_s + GRACE_S)
+        request = msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s, late_pass=late_pass, note=note)
+        with self._seen_waiting(name):
+            reply = self.ask(request, msg.Reduced, timeout_s + GRACE_S)
         if set(reply.lost) - self._known_lost:
             log.warning("rank %d: %s was done without the lost ranks %s", self._rank, name, reply.lost)
             self._known_lost.update(reply.lost)
         return reply
+
+    def gather(self, name: str, note: bytes, timeout_s: float) -> msg.Reduced:
+        """Meet all workers and exchange a few bytes; the reply has their ranks, and the notes that are not empty."""
+        return self.reduce(name, {}, timeout_s, note=note)
+
+    @contextlib.contextmanager
+    def _seen_waiting(self, name: str) -> Iterator[None]:
+        if self._row is None:
+            yield
+            return
+        self._row["waiting_in"] = name.encode()[:128]
+        self._row["waits"] += 1  # odd while inside
+        try:
+            yield
+        finally:
+            self._row["waits"] += 1
 
     def close(self) -> None:
         """Say goodbye, if there is anybody to hear it, and close the channel."""

@@ -15,6 +15,8 @@ import numpy as np
 from platoon_base import messages as msg
 from platoon_base.centers.base import CenterFactory
 from platoon_base.channels.base import ClientChannel
+from platoon_base.collectives.group import CollectiveFactory, Collectives
+from platoon_base.collectives.local import LocalFactory
 from platoon_base.control_words import ControlWords
 from platoon_base.errors import (
     CollectiveTimeoutError,
@@ -47,6 +49,7 @@ class Place(NamedTuple):
     local_size: int
     seed: int
     device: str
+    late: bool = False
 
 
 class Lock(NamedTuple):
@@ -73,6 +76,8 @@ class Worker:
     controller_alive : callable
     on_close : callable
         Called once, at the end of `close`.
+    collectives : callable, optional
+        Makes, from the session, what forms the groups for collectives on arrays; left out in a job of one.
 
     Attributes
     ----------
@@ -97,13 +102,15 @@ class Worker:
         lock: Lock,
         controller_alive: Callable[[], bool] = lambda: True,
         on_close: Callable[[], None] = lambda: None,
+        collectives: Callable[[Session], CollectiveFactory] | None = None,
     ) -> None:
         self.global_rank, self.global_size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self.seed, self.device = place.seed, place.device
-        self._control = Session(channel, place.rank)
         self._words = words
         self._row = words.row(place.rank)
+        self._control = Session(channel, place.rank, self._row)
+        self._arrays = Collectives(collectives(self._control) if collectives else LocalFactory(), place.late)
         self._centers = centers
         self._lock = lock
         self._controller_alive = controller_alive
@@ -275,6 +282,61 @@ class Worker:
         reply = self._session.reduce(name, pairs, timeout_s)
         return reply.pairs, reply.ranks
 
+    # Collective calls on arrays.
+
+    def all_reduce(self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Combine the arrays of all workers element by element.
+
+        Parameters
+        ----------
+        array : ndarray or GpuArray
+            Of the same shape and dtype on every worker: float16/32/64, int8/32/64 or uint8.
+        op : {"sum", "prod", "max", "min", "mean"}
+            Or one of the original Platoon's names, such as ``"+"`` and ``"maximum"``.
+        dest : array like ``array``, optional
+            Where the result goes, the array itself if it is to be changed in place; a new array by default.
+
+        Returns
+        -------
+        array
+            ``dest``, or the new one, the same bits on every worker. A GpuArray is ready for whatever is queued next.
+
+        Raises
+        ------
+        WorkerLostError
+            If a worker left or died, and will not make this call.
+        CollectiveTimeoutError
+            If some worker did not make it in time.
+        """
+        self._require_open()
+        return self._arrays.of(array, timeout_s).all_reduce(array, op, dest, timeout_s=timeout_s)
+
+    def broadcast(self, arrays: Sequence[Any], root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Copy the arrays of one worker into those of all others.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray or GpuArray
+            Changed in place.
+        root : int
+            The worker's place among those that take part, 0 for the lowest rank.
+        """
+        self._require_open()
+        for array in arrays:
+            self._arrays.of(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
+
+    def all_gather(self, array: Any, dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
+        """Stack the arrays of all workers, in the order of their ranks: ``shape`` becomes ``(workers, *shape)``."""
+        self._require_open()
+        return self._arrays.of(array, timeout_s).all_gather(array, dest, timeout_s=timeout_s)
+
+    def reduce_scatter(
+        self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> Any:
+        """Combine as `all_reduce` does, and keep this worker's part: ``(workers, *shape)`` becomes ``shape``."""
+        self._require_open()
+        return self._arrays.of(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
+
     # Data.
 
     def shard(self, data: Any, *, shuffle: bool = False, epoch: int = 0, uneven: str = "keep") -> Any:
@@ -425,7 +487,9 @@ class Worker:
         self._closed = True
         if os.getpid() != self._pid:
             return  # a forked child: the connection, the memory and the place in the job are its parent's
+        self._row["left"] = 1
         try:
+            self._arrays.close()
             self._control.close()
         finally:
             if self._shared is not None:

@@ -19,6 +19,7 @@ _OTHER_NAMES = {
     "+": "sum", "add": "sum", "*": "prod", "product": "prod", "mul": "prod", "maximum": "max", "minimum": "min",
     "average": "mean", "avg": "mean",
 }  # fmt: skip
+_KNOWN_DTYPES = frozenset(np.dtype(name) for name in DTYPES)
 
 
 class Peers(Protocol):
@@ -106,9 +107,10 @@ def canonical_op(op: str) -> str:
 
 def require_dtype(array: Any) -> None:
     """Raise `ConfigurationError` unless the dtype of an array is one that all back ends know."""
-    dtype = np.dtype(array.dtype)
-    if dtype.name not in DTYPES or not dtype.isnative:
-        raise ConfigurationError(f"got an array of dtype {dtype}: collectives take {', '.join(DTYPES)}; cast it")
+    if array.dtype not in _KNOWN_DTYPES:
+        raise ConfigurationError(
+            f"got an array of dtype {array.dtype}: collectives take {', '.join(DTYPES)} of this machine's byte order"
+        )
 
 
 def require_fit(out: Any, shape: tuple[int, ...], dtype: Any) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from platoon_base.collectives.base import canonical_op, require_dtype, require_fit
+from platoon_base.collectives.base import Collective, canonical_op, require_dtype, require_fit
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["LocalCollective"]
+__all__ = ["LocalCollective", "LocalFactory"]
 
 
 class LocalCollective:
@@ -48,6 +49,18 @@ class LocalCollective:
 
     def close(self) -> None:
         """See `Collective.close`."""
+
+
+class LocalFactory:
+    """Forms the groups of a job of one."""
+
+    def host(self, timeout_s: float) -> Collective:
+        """See `CollectiveFactory.host`."""
+        return LocalCollective()
+
+    def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
+        """See `CollectiveFactory.device`."""
+        return LocalCollective()
 
 
 def _copied(array: Any, shape: tuple[int, ...], out: Any) -> Any:

@@ -1,0 +1,431 @@
+"""Collective operations on ndarrays of processes of one host, through posix shared memory."""
+
+from __future__ import annotations
+
+import operator
+import os
+import threading
+import time
+import zlib
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import numpy as np
+
+from platoon_base.collectives.base import Peers, canonical_op, require_dtype, require_fit
+from platoon_base.collectives.exchange import (
+    AGAIN,
+    ARRIVED,
+    BROKEN,
+    BUFFERS,
+    ENDED,
+    HAVE_FUSED,
+    HAVE_NUMPY,
+    LEFT,
+    Exchange,
+    FusedExchange,
+    Memory,
+    NumpyExchange,
+    describe,
+    headline,
+)
+from platoon_base.errors import (
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    ConfigurationError,
+    PlatoonError,
+    WorkerLostError,
+)
+from platoon_base.segments import Segment
+
+__all__ = ["HostCollective"]
+
+Array = np.ndarray[Any, Any]
+
+MAGIC = b"PLTNCLTV"
+VERSION = 1
+CHUNK_BYTES = 1 << 17
+DIRECT_BYTES = 1 << 13  # up to here, several ranks are quicker if each does all the work once than all a part of it
+_HEADER = np.dtype(
+    [("magic", "S8"), ("version", "u4"), ("size", "u4"), ("chunk_bytes", "u8"), ("direct_bytes", "u8"), ("ranks", "u4"),
+     ("buffers", "u4")]
+)  # fmt: skip
+_REASON = 256  # where in the first page the text begins that tells why the group is broken
+_REASON_BYTES = 3072
+_LOCK_BYTE = 64  # held by whoever writes that text
+_CODES = {WorkerLostError: 1, CollectiveTimeoutError: 2, ConfigurationError: 3}
+_PATIENCE_S, _LONGEST_PATIENCE_S = 0.05, 0.2
+_HEADLINES = 1024  # that are kept: scripts repeat the same few calls
+_NOTHING = np.zeros(0, np.uint8)
+
+
+class HostCollective:
+    """One rank of a group that shares a segment; see `Collective`. Use `create` on one rank, then `attach` on the others.
+
+    The segment's size does not depend on the arrays: they pass through slots, piece by piece. A failed call breaks
+    the group: nobody can know how far the others came, so the waits of all others end too, and further calls are
+    refused.
+
+    Attributes
+    ----------
+    rank, size : int
+        See `Collective`.
+    name : str
+        Of the segment.
+    """
+
+    def __init__(
+        self, segment: Segment, ranks: tuple[int, ...], index: int, peers: Peers, owner: bool, fused: bool | None
+    ) -> None:
+        header: Any = np.ndarray((), _HEADER, segment.buffer)
+        self.rank, self.size = index, len(ranks)
+        self.name = segment.name
+        self._segment = segment
+        self._ranks = ranks
+        self._peers = peers
+        self._owner = owner
+        self._busy = threading.Lock()
+        self._closing = False
+        self._headlines: dict[tuple[Any, ...], Array] = {}
+        self._memory: Memory | None = Memory(segment.buffer, len(ranks), header["chunk_bytes"].item())
+        self._exchange = _exchange(self._memory, index, header["direct_bytes"].item(), fused)
+
+    @classmethod
+    def create(
+        cls,
+        name: str,
+        ranks: Iterable[int],
+        index: int,
+        peers: Peers,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+        fused: bool | None = None,
+    ) -> HostCollective:
+        """Make the segment; `close` of this rank removes its name, unless `unlink` has done so.
+
+        Parameters
+        ----------
+        name : str
+            Posix name of the segment, of this group alone.
+        ranks : iterable of int
+            The job's ranks in the group, ascending: the same on all of them.
+        index : int
+            This worker's place among them.
+        peers : Peers
+            Asked, with ranks of the job, when a wait takes long.
+        chunk_bytes : int
+            Of a slot, a multiple of 4096; each rank has `BUFFERS` of them.
+        fused : bool, optional
+            Whether to use the C extension; by default if it is there.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If there is not enough shared memory, or neither form of this back end runs here.
+        """
+        ranks = _checked(ranks, index)
+        if chunk_bytes < 4096 or chunk_bytes % 4096 or chunk_bytes // len(ranks) < 64:
+            raise ConfigurationError(f"got chunk_bytes={chunk_bytes}: must be a multiple of 4096, 64 or more a rank")
+        segment = Segment.create(name, Memory.size_bytes(len(ranks), chunk_bytes))
+        header: Any = np.ndarray((), _HEADER, segment.buffer)
+        header["version"], header["size"], header["buffers"] = VERSION, len(ranks), BUFFERS
+        header["chunk_bytes"] = chunk_bytes
+        # Two ranks move as much memory either way, and one meeting a step is less than two.
+        header["direct_bytes"] = DIRECT_BYTES if len(ranks) > 2 else 2**62
+        header["ranks"] = _fingerprint(ranks)
+        header["magic"] = MAGIC
+        return cls._opened(segment, ranks, index, peers, True, fused)
+
+    @classmethod
+    def attach(
+        cls, name: str, ranks: Iterable[int], index: int, peers: Peers, *, fused: bool | None = None
+    ) -> HostCollective:
+        """Open the segment that another rank has made; parameters as those of `create`.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such segment, or it was made for another group or by another version of this package.
+        """
+        ranks = _checked(ranks, index)
+        segment = Segment.attach(name)
+        if len(segment.buffer) >= _HEADER.itemsize:
+            header: Any = np.ndarray((), _HEADER, segment.buffer)
+            found = tuple(header[field].item() for field in ("magic", "version", "size", "ranks", "buffers"))
+            known = found == (MAGIC, VERSION, len(ranks), _fingerprint(ranks), BUFFERS)
+            if known and len(segment.buffer) == Memory.size_bytes(len(ranks), header["chunk_bytes"].item()):
+                return cls._opened(segment, ranks, index, peers, False, fused)
+            del header
+        segment.close()
+        raise ConfigurationError(
+            f"the shared memory {name} was not made for a group of the ranks {ranks} by this version of this package; "
+            "run the same script and the same installation on every worker"
+        )
+
+    @classmethod
+    def _opened(
+        cls, segment: Segment, ranks: tuple[int, ...], index: int, peers: Peers, owner: bool, fused: bool | None
+    ) -> HostCollective:
+        try:
+            return cls(segment, ranks, index, peers, owner, fused)
+        except BaseException:
+            segment.close()
+            if owner:
+                Segment.unlink(segment.name)
+            raise
+
+    def all_reduce(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
+        """See `Collective.all_reduce`. Floats are combined in the order of the ranks, float16 in float32."""
+        header = self._headline("all_reduce", op, 0, array)
+        _refuse_overlap(array, out, in_place=True)
+        return self._into(out, array.shape, header, array, timeout_s)
+
+    def broadcast(self, array: Array, root: int = 0, *, timeout_s: float) -> Array:
+        """See `Collective.broadcast`."""
+        header = self._headline("broadcast", "sum", root, array)
+        if not array.flags.writeable and root != self.rank:
+            raise ConfigurationError("got a read-only array: broadcast fills it on all ranks but root; pass a copy")
+        plain = _plain(array)
+        self._call(header, plain, plain, timeout_s)
+        if plain is not array and root != self.rank:
+            array[...] = plain.reshape(array.shape)
+        return array
+
+    def all_gather(self, array: Array, out: Array | None = None, *, timeout_s: float) -> Array:
+        """See `Collective.all_gather`."""
+        header = self._headline("all_gather", "sum", 0, array)
+        _refuse_overlap(array, out, in_place=False)
+        return self._into(out, (self.size, *array.shape), header, array, timeout_s)
+
+    def reduce_scatter(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
+        """See `Collective.reduce_scatter`; combined as by `all_reduce`."""
+        header = self._headline("reduce_scatter", op, 0, array)
+        _refuse_overlap(array, out, in_place=False)
+        return self._into(out, array.shape[1:], header, array, timeout_s)
+
+    def barrier(self, *, timeout_s: float) -> None:
+        """See `Collective.barrier`."""
+        self._call(self._headline("barrier", "sum", 0, _NOTHING), _NOTHING, _NOTHING, timeout_s)
+
+    def unlink(self) -> None:
+        """Remove the segment's name, once all ranks are attached: then nothing can be left behind, whoever dies."""
+        if self._owner:
+            self._owner = False
+            Segment.unlink(self.name)
+
+    def close(self) -> None:
+        """See `Collective.close`; a call of another thread ends first, with an error if it still waits."""
+        self._closing = True
+        with self._busy:
+            if self._memory is None:
+                return
+            self._memory.counters[self.rank, LEFT] = 1
+            self._memory, self._exchange = None, _Closed()
+            self._segment.close()
+        self.unlink()
+
+    def _headline(self, kind: str, op: str, root: int, array: Array) -> Array:
+        """Check what tells calls apart, and return their description, which is kept for the next time."""
+        if not isinstance(array, np.ndarray):
+            raise ConfigurationError(f"got {type(array).__name__}: collectives on the host take NumPy arrays")
+        key = (kind, op, root, array.dtype, array.shape)
+        header = self._headlines.get(key)
+        if header is None:
+            name = canonical_op(op)
+            require_dtype(array)
+            if not 0 <= operator.index(root) < self.size:
+                raise ConfigurationError(f"got root={root}: this group has the ranks 0 .. {self.size - 1}")
+            elements = array.size
+            if kind == "reduce_scatter":
+                if not array.shape or array.shape[0] != self.size:
+                    raise ConfigurationError(
+                        f"got shape {array.shape}: the first axis must be the number of ranks, {self.size}"
+                    )
+                elements //= self.size
+            header = headline(kind, name, operator.index(root), array, elements)
+            if len(self._headlines) < _HEADLINES:
+                self._headlines[key] = header
+        return header
+
+    def _into(self, out: Array | None, shape: tuple[int, ...], header: Array, array: Array, timeout_s: float) -> Array:
+        """Make a call whose result has this shape and goes to ``out``, through plain memory where that is not."""
+        if out is None:
+            result = out = np.empty(shape, array.dtype)
+        else:
+            require_fit(out, shape, array.dtype)
+            if not out.flags.writeable:
+                raise ConfigurationError("got a read-only out: pass one that can be written to, or none")
+            result = out if out.flags.carray else np.empty(shape, array.dtype)
+        self._call(header, _plain(array), result, timeout_s)
+        if result is not out:
+            out[...] = result
+        return out
+
+    def _call(self, header: Array, array: Array, out: Array, timeout_s: float) -> None:
+        if not self._busy.acquire(blocking=False):
+            raise ConfigurationError(
+                "got a call while another thread is in one: the ranks could not tell them apart; use one group a thread"
+            )
+        try:
+            deadline = time.monotonic() + timeout_s
+            status = self._exchange.begin(header, array, out, min(_PATIENCE_S, max(timeout_s, 0.0)))
+            if status != ENDED:
+                self._insist(status, header, deadline, timeout_s)
+        except BaseException as exc:
+            self._give_up(exc, header)
+            raise
+        finally:
+            self._busy.release()
+
+    def _insist(self, status: int, header: Array, deadline: float, timeout_s: float) -> None:
+        """Go on with a call that did not end at once, until it ends or somebody it needs will not come."""
+        patience = _PATIENCE_S
+        while status == AGAIN:
+            patience = min(2 * patience, _LONGEST_PATIENCE_S)
+            self._look_after(header, deadline, timeout_s)
+            status = self._exchange.resume(min(patience, max(deadline - time.monotonic(), 0.0)))
+        if status == BROKEN:
+            raise self._reason()
+        if status != ENDED:
+            raise ConfigurationError(self._mismatch())
+
+    def _look_after(self, header: Array, deadline: float, timeout_s: float) -> None:
+        """Raise if there is no sense in waiting longer."""
+        memory = self._open_memory()
+        if self._closing:
+            raise ConfigurationError("another thread closed this collective while a call waited")
+        left = [q for q in range(self.size) if memory.counters[q, LEFT]]
+        missing = self._exchange.missing()
+        if not missing:
+            return
+        ranks = [self._ranks[q] for q in missing]
+        why = ""
+        if set(left) & set(missing):
+            who = _listed(self._ranks[q] for q in left if q in missing)
+            why = f"{who} closed the collective and will not come"
+        if not why:
+            why = self._peers.why_absent(ranks)
+        # Who came after all, before it went, is not missed.
+        if why and set(missing) & set(self._exchange.missing()):
+            raise WorkerLostError(f"{self._what(header)} cannot end: {why}")
+        if time.monotonic() >= deadline:
+            raise CollectiveTimeoutError(
+                f"{self._what(header)} waited {timeout_s:g} s for {_listed(ranks)}: does every rank make the same calls "
+                "in the same order? Look into their logs, or give a longer timeout_s"
+            )
+
+    def _what(self, header: Array) -> str:
+        return f"collective call {self._exchange.calls} of rank {self._ranks[self.rank]}, {describe(header)},"
+
+    def _mismatch(self) -> str:
+        memory, call = self._open_memory(), self._exchange.calls
+        did = [
+            f"rank {self._ranks[q]} called {describe(memory.headers[q, (call - 1) & 1])}"
+            for q in range(self.size)
+            if memory.counters[q, ARRIVED] >= call
+        ]
+        return (
+            f"the ranks differ in collective call {call}: {'; '.join(did)}. Every rank must make the same calls in the "
+            "same order, with arrays of the same shape and dtype"
+        )
+
+    def _give_up(self, exc: BaseException, header: Array) -> None:
+        """Break the group, so that nobody waits for this rank."""
+        memory = self._memory
+        if memory is None:
+            return
+        text = str(exc) if isinstance(exc, PlatoonError) else f"{self._what(header)} ended with {exc!r}"
+        while not memory.broken:  # or another rank breaks it at this moment
+            if self._segment.try_lock(_LOCK_BYTE):
+                try:
+                    if not memory.broken:
+                        raw = text.encode()[: _REASON_BYTES - 1]
+                        self._segment.buffer[_REASON : _REASON + len(raw) + 1] = raw + b"\0"
+                        memory.broken = next((c for kind, c in _CODES.items() if isinstance(exc, kind)), 1)
+                finally:
+                    self._segment.unlock(_LOCK_BYTE)
+            else:
+                time.sleep(1e-3)
+
+    def _reason(self) -> PlatoonError:
+        """Return the error for a group that is broken already."""
+        raw = bytes(self._segment.buffer[_REASON : _REASON + _REASON_BYTES])
+        text = raw.partition(b"\0")[0].decode(errors="replace")
+        if self._open_memory().broken == _CODES[ConfigurationError]:
+            return ConfigurationError(text)
+        return WorkerLostError(
+            f"the collective of {_listed(self._ranks)} is broken since a call of one of them failed: {text}"
+        )
+
+    def _open_memory(self) -> Memory:
+        if self._memory is None:
+            _refuse_closed()
+        return self._memory
+
+
+class _Closed:
+    """The exchange of a collective that was closed."""
+
+    calls = 0
+
+    def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
+        _refuse_closed()
+
+    def resume(self, patience_s: float) -> int:
+        _refuse_closed()
+
+    def missing(self) -> list[int]:
+        return []
+
+
+def _refuse_closed() -> NoReturn:
+    raise ConfigurationError("got a call after close(): make a new group")
+
+
+def _exchange(memory: Memory, rank: int, direct_bytes: int, fused: bool | None) -> Exchange:
+    if HAVE_FUSED if fused is None else fused:
+        return FusedExchange(memory, rank, direct_bytes, _spins(memory.size))
+    if not HAVE_NUMPY:
+        raise BackendUnavailableError(
+            "there is no C extension, and without it this processor may reorder memory accesses: install a C compiler "
+            "and reinstall platoon-plugins"
+        )
+    return NumpyExchange(memory, rank, direct_bytes)
+
+
+def _spins(size: int) -> int:
+    """Looks before the core is given away: worth it only where the others have cores of their own."""
+    return 2000 if size <= len(os.sched_getaffinity(0)) else 50
+
+
+def _checked(ranks: Iterable[int], index: int) -> tuple[int, ...]:
+    ranks = tuple(operator.index(rank) for rank in ranks)
+    if not ranks or list(ranks) != sorted(set(ranks)):
+        raise ConfigurationError(f"got ranks={ranks}: a group needs ranks of the job, ascending, each once")
+    if not 0 <= index < len(ranks):
+        raise ConfigurationError(f"got index={index}: the group has the places 0 .. {len(ranks) - 1}")
+    return ranks
+
+
+def _fingerprint(ranks: tuple[int, ...]) -> int:
+    return zlib.crc32(repr(ranks).encode())
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    listed = [str(rank) for rank in ranks]
+    return f"rank{'s' * (len(listed) > 1)} {', '.join(listed)}"
+
+
+def _plain(array: Array) -> Array:
+    """Return the array itself if C can read it as it is, or else a copy."""
+    return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")
+
+
+def _refuse_overlap(array: Array, out: Array | None, in_place: bool) -> None:
+    """Raise if parts of ``out`` would be written before the same memory is read as ``array``."""
+    if out is None or (in_place and out is array) or not np.may_share_memory(array, out):
+        return
+    same = array.__array_interface__["data"] == out.__array_interface__["data"] and array.strides == out.strides
+    if in_place and same and array.shape == out.shape:
+        return
+    raise ConfigurationError("got an out that overlaps the array in memory: pass the array itself or other memory")

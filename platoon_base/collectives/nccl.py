@@ -1,0 +1,289 @@
+"""Collectives on GpuArrays through NCCL, by way of pygpu.
+
+Calls are queued on the stream of the array's context and return at once. NCCL itself waits for ever for a rank that
+is gone, so a thread watches the others: it aborts the communicator, and raises the reason in the thread that waits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from pygpu.collectives import GpuComm, GpuCommCliqueId
+from pygpu.elemwise import GpuElemwise, arg
+
+from platoon_base.collectives.base import canonical_op, require_dtype, require_fit
+from platoon_base.errors import (
+    BackendUnavailableError,
+    CollectiveTimeoutError,
+    ConfigurationError,
+    PlatoonError,
+    WorkerLostError,
+)
+
+__all__ = ["NcclCollective", "Watched", "new_clique_id"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+_INIT_TIMEOUT_S = 60
+_OBJECT_HEAD_BYTES = 16  # of a PyObject; behind it a GpuComm has the pointer to its gpucomm {context, ncclComm_t}
+
+
+class Watched(Protocol):
+    """What is asked about the other workers of the job; `platoon_base.peers.JobPeers` answers."""
+
+    def why_absent(self, ranks: Sequence[int]) -> str:
+        """See `platoon_base.collectives.base.Peers`."""
+        ...
+
+    def gone(self, rank: int) -> bool:
+        """Tell whether a worker takes part no more."""
+        ...
+
+    def died(self, rank: int) -> bool:
+        """Tell whether a worker is gone without having said so."""
+        ...
+
+    def collectives(self, rank: int) -> int:
+        """Return how many array collectives a worker has begun."""
+        ...
+
+
+def new_clique_id(context: Any) -> bytes:
+    """Make the 128 bytes by which the ranks of a new group find each other.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If there is no NCCL.
+    """
+    try:
+        return bytes(GpuCommCliqueId(context=context).comm_id)
+    except Exception as exc:  # pygpu raises several of its own kinds
+        raise BackendUnavailableError(
+            f"NCCL does not work ({exc}): install it (libnccl2) where the loader finds libnccl.so"
+        ) from exc
+
+
+class NcclCollective:
+    """One rank of a group of CUDA devices; see `Collective`.
+
+    Parameters
+    ----------
+    context : pygpu GpuContext
+    clique_id : bytes
+        From `new_clique_id` on one of the ranks.
+    ranks : tuple of int
+        Of the job, in order.
+    index : int
+        This worker's place among them.
+    peers : Watched
+    row : structured scalar
+        This worker's row of the control words, in which its calls are counted for the others.
+    """
+
+    def __init__(
+        self, context: Any, clique_id: bytes, ranks: tuple[int, ...], index: int, peers: Watched, row: Any
+    ) -> None:
+        self.rank, self.size = index, len(ranks)
+        self._context = context
+        self._others = tuple(rank for rank in ranks if rank != ranks[index])
+        self._peers = peers
+        self._row = row
+        self._calls = int(row["collectives"])
+        self._deadline = float("inf")
+        self._caller = threading.get_ident()
+        self._broken: PlatoonError | None = None
+        self._done = threading.Event()
+        self._flag: Any = None
+        with _no_longer_than(_INIT_TIMEOUT_S):
+            self._comm = GpuComm(GpuCommCliqueId(context=context, comm_id=bytearray(clique_id)), self.size, index)
+        self._watcher = threading.Thread(target=self._watch, name="platoon-nccl", daemon=True)
+        self._watcher.start()
+
+    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
+        """See `Collective.all_reduce`."""
+        name = canonical_op(op)
+        array, out = self._prepared(array, out, array.shape)
+        if array.size:
+            self._begin(timeout_s)
+            self._comm.all_reduce(array, "sum" if name == "mean" else name, out)
+            if name == "mean":
+                self._divide(out)
+        return out
+
+    def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
+        """See `Collective.broadcast`."""
+        if not 0 <= root < self.size:
+            raise ConfigurationError(f"got root={root!r}: this group has the ranks 0 to {self.size - 1}")
+        source, _ = self._prepared(array, array, array.shape)
+        if source.size:
+            self._begin(timeout_s)
+            self._comm.broadcast(source, root)
+            if source is not array:
+                array[...] = source
+        return array
+
+    def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
+        """See `Collective.all_gather`."""
+        array, out = self._prepared(array, out, (self.size, *array.shape))
+        if array.size:
+            self._begin(timeout_s)
+            self._comm.all_gather(array.reshape((1, array.size)), out.reshape((self.size, array.size)))
+        return out
+
+    def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
+        """See `Collective.reduce_scatter`."""
+        name = canonical_op(op)
+        if not array.shape or array.shape[0] != self.size:
+            raise ConfigurationError(
+                f"got shape {array.shape}: the first axis must be as long as there are ranks, {self.size}"
+            )
+        array, out = self._prepared(array, out, array.shape[1:])
+        if array.size:
+            self._begin(timeout_s)
+            flat = array.reshape((self.size, out.size))
+            self._comm.reduce_scatter(flat, "sum" if name == "mean" else name, out.reshape((1, out.size)))
+            if name == "mean":
+                self._divide(out)
+        return out
+
+    def barrier(self, *, timeout_s: float) -> None:
+        """See `Collective.barrier`."""
+        if self._flag is None:
+            self._flag = _new((1,), np.dtype("float32"), self._context)
+        self.all_reduce(self._flag, "max", self._flag, timeout_s=timeout_s)
+        np.asarray(self._flag)
+
+    def close(self) -> None:
+        """Finish what is queued, unless the group is broken, and let go of the communicator."""
+        if self._done.is_set():
+            return
+        try:
+            if self._broken is None and self._calls and self._flag is not None:
+                self._flag.sync()
+        finally:
+            self._done.set()
+            if threading.current_thread() is not self._watcher:
+                self._watcher.join(timeout=5)
+            del self._comm
+
+    def _prepared(self, array: Any, out: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
+        require_dtype(array)
+        if out is None:
+            out = _new(shape, array.dtype, self._context)
+        elif out is not array or out.shape != shape:
+            require_fit(out, shape, array.dtype)
+        if not array.flags.c_contiguous:
+            array = array.copy("C")
+        if not out.flags.c_contiguous:
+            raise ConfigurationError("got an array that is not C-contiguous for the result: pass one that is")
+        return array, out
+
+    def _begin(self, timeout_s: float) -> None:
+        if self._broken is not None:
+            raise type(self._broken)(f"{self._broken}; this group of devices can be used no more")
+        if self._done.is_set():
+            raise ConfigurationError("this collective is closed")
+        self._calls += 1
+        self._deadline = time.monotonic() + timeout_s
+        self._row["collectives"] = self._calls
+
+    def _divide(self, out: Any) -> None:
+        divide = _divider(out.context, out.dtype)
+        divide(out, self.size)
+
+    # In the watching thread.
+
+    def _watch(self) -> None:
+        while not self._done.wait(_LOOK_S):
+            reason = self._find_fault()
+            if reason is not None:
+                self._abort(reason)
+                return
+
+    def _find_fault(self) -> PlatoonError | None:
+        calls, deadline = self._calls, self._deadline
+        behind = [rank for rank in self._others if self._peers.collectives(rank) < calls]
+        dead = [rank for rank in self._others if self._peers.died(rank)]
+        why = self._peers.why_absent(behind or dead) if behind or dead else ""
+        if why:
+            return WorkerLostError(f"collective number {calls} on this device cannot complete: {why}")
+        if behind and time.monotonic() > deadline:
+            who = ", ".join(f"rank {rank}" for rank in behind)
+            return CollectiveTimeoutError(f"waited for {who} in collective number {calls} on this device")
+        return None
+
+    def _abort(self, reason: PlatoonError) -> None:
+        self._broken = reason
+        log.error("%s", reason)
+        _abort_comm(self._comm, self._context, self.size)
+        if not self._done.is_set():
+            _raise_in(self._caller, reason)
+
+
+@contextlib.contextmanager
+def _no_longer_than(seconds: float) -> Iterator[None]:
+    """End the process with a traceback if NCCL does not come back: it holds the interpreter's lock meanwhile."""
+    faulthandler.dump_traceback_later(seconds, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _abort_comm(comm: Any, context: Any, size: int) -> None:
+    """Call ncclCommAbort on the communicator within a GpuComm; pygpu has no way to."""
+    nccl = ctypes.CDLL("libnccl.so")
+    address = ctypes.c_uint64.from_address(id(comm) + _OBJECT_HEAD_BYTES).value
+    words = [ctypes.c_uint64.from_address(address + 8 * i) for i in range(2)]
+    handle, count = ctypes.c_void_p(words[1].value), ctypes.c_int(-1)
+    known = words[0].value == context.ptr and nccl.ncclCommCount(handle, ctypes.byref(count)) == 0
+    if not known or count.value != size:
+        log.error("this pygpu keeps its communicator elsewhere: the waiting kernel cannot be ended")
+        return
+    words[1].value = 0  # NCCL ignores a null communicator when pygpu frees its own
+    nccl.ncclCommAbort(handle)
+
+
+def _raise_in(thread: int, reason: PlatoonError) -> None:
+    """Raise in a thread, at its next bytecode: what it was waiting for has come to nothing."""
+    kind = type(
+        type(reason).__name__, (type(reason),), {"__init__": lambda self: Exception.__init__(self, str(reason))}
+    )
+    kind.__module__ = type(reason).__module__
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
+
+
+def _new(shape: tuple[int, ...], dtype: Any, context: Any) -> Any:
+    from pygpu import gpuarray
+
+    return gpuarray.empty(shape, dtype, context=context)
+
+
+@functools.cache
+def _divider(context: Any, dtype: Any) -> Callable[[Any, int], None]:
+    """Compile ``a := a / n``, which for integers rounds toward zero as C does."""
+    code = GpuElemwise(
+        context,
+        "a = a / n",
+        [
+            arg("a", dtype, scalar=False, read=True, write=True),
+            arg("n", "int32" if dtype.kind in "iu" else dtype, scalar=True),
+        ],
+        convert_f16=True,
+    )
+
+    def divide(array: Any, n: int) -> None:
+        code(array, n)
+
+    return divide

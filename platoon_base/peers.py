@@ -1,0 +1,72 @@
+"""What a worker can tell of the others without asking anybody: who is there, who is gone, and who waits elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from platoon_base.control_words import ControlWords
+
+__all__ = ["JobPeers"]
+
+_CAUSE_S = 0.5  # the controller learns how a process ended a moment after the kernel has freed its locks
+_STUCK_S = 1.0
+
+
+class JobPeers:
+    """The other workers of a job, as the kernel's locks and the control words show them.
+
+    Parameters
+    ----------
+    words : ControlWords
+    alive : callable
+        ``alive(rank)`` tells whether that worker still holds its lock.
+    """
+
+    def __init__(self, words: ControlWords, alive: Callable[[int], bool]) -> None:
+        self._words = words
+        self._alive = alive
+        self._waiting: dict[int, tuple[int, float]] = {}
+
+    def why_absent(self, ranks: Sequence[int]) -> str:
+        """See `platoon_base.collectives.base.Peers`."""
+        for rank in ranks:
+            if not self._alive(rank):
+                return self._how_it_went(rank)
+            if self._is_stuck(rank):
+                return (
+                    f"rank {rank} waits in {self._words.read_text(rank, 'waiting_in')!r} instead, for this rank too: all "
+                    "ranks must make the same calls in the same order"
+                )
+        return ""
+
+    def gone(self, rank: int) -> bool:
+        """Tell whether this worker takes part no more."""
+        return not self._alive(rank)
+
+    def died(self, rank: int) -> bool:
+        """Tell whether this worker is gone without having said so."""
+        return not self._alive(rank) and not self._words.row(rank)["left"]
+
+    def collectives(self, rank: int) -> int:
+        """Return how many array collectives this worker has begun."""
+        return int(self._words.row(rank)["collectives"])
+
+    def _is_stuck(self, rank: int) -> bool:
+        """Tell whether a worker has been in one and the same wait of the control plane for long; it is odd inside."""
+        count = int(self._words.row(rank)["waits"])
+        before = self._waiting.get(rank)
+        if count % 2 == 0:
+            self._waiting.pop(rank, None)
+        elif before is None or before[0] != count:
+            self._waiting[rank] = count, time.monotonic()
+        else:
+            return time.monotonic() - before[1] > _STUCK_S
+        return False
+
+    def _how_it_went(self, rank: int) -> str:
+        deadline = time.monotonic() + _CAUSE_S
+        while not (cause := self._words.read_text(rank, "ending")) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        verb = "has left the job" if self._words.row(rank)["left"] else "is lost"
+        return f"rank {rank} {verb}{f' ({cause})' if cause else ''}"
