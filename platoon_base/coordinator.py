@@ -101,6 +101,7 @@ class _Waiting:
 class _Center:
     layout: Layout
     rule: str
+    place: str
     creator: int
     ready: bool = False
     waiting: dict[int, Asker] = field(default_factory=dict)
@@ -183,7 +184,9 @@ class Coordinator:
         layout = Layout(tuple(ParameterSpec(*spec) for spec in request.specs))
         center = self._center
         if center is None or (center.creator == member.rank and not center.ready and not center.waiting):
-            self._center = _Center(layout, request.rule, creator=member.rank)  # also after a failure to create it
+            self._center = _Center(
+                layout, request.rule, request.place, creator=member.rank
+            )  # also after a failure to create it
             return [SendReply(asker, msg.CenterRole(create=True))]
         try:
             layout.require_same(center.layout)
@@ -192,6 +195,9 @@ class Coordinator:
         if request.rule != center.rule:
             text = f"got rule {request.rule}, the job's is {center.rule}: a center can follow one rule only"
             return [_refuse(asker, "ConfigurationError", f"{text}; give every worker the same rule")]
+        if request.place != center.place:
+            text = f"got parameters on the {request.place}, the job's are on the {center.place}: a center has one place"
+            return [_refuse(asker, "ConfigurationError", f"{text}; launch with --center host if devices differ")]
         if not center.ready and center.creator == member.rank:
             return [SendReply(asker, msg.CenterRole(create=True))]
         if not center.ready:

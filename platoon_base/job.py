@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from platoon_base import messages as msg
+from platoon_base.centers.base import CenterFactory
 from platoon_base.centers.host import HostCenters
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.inproc import InprocHub
@@ -30,10 +31,12 @@ from platoon_base.controller import Controller, Result, Snapshot
 from platoon_base.coordinator import MAX_WORKERS, Coordinator
 from platoon_base.dispatch import UserHandler
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.parameters import Parameters
 from platoon_base.peers import JobPeers
 from platoon_base.prefork import Start
 from platoon_base.processes import Children
 from platoon_base.registry import JobFiles
+from platoon_base.rules import Rule
 from platoon_base.segments import Segment, abandoned
 from platoon_base.session import Session
 from platoon_base.worker import Lock, Place, Worker
@@ -129,12 +132,23 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         place,
         channel,
         words,
-        HostCenters(files.center, place.size),
+        lambda parameters, rule: _choose_center(files, place.size, peers, parameters, rule),
         Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
         on_close=leave,
         collectives=lambda session: _Groups(session, place.rank, files.collective, peers, words.row(place.rank)),
     )
+
+
+def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: Parameters, rule: Rule) -> CenterFactory:
+    """Put the center on the devices if the launcher found that they reach each other and the parameters are there."""
+    context = parameters.context if os.environ.get(CENTER) == "device" else None
+    if context is not None and context.kind == b"cuda":
+        device = importlib.import_module("platoon_base.centers.device")
+        if device.DeviceCenters.takes(parameters.layout, rule):
+            found: CenterFactory = device.DeviceCenters(files.center, workers, context, peers.gone)
+            return found
+    return HostCenters(files.center, workers)
 
 
 class _Groups(CollectiveFactory):

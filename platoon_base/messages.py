@@ -62,10 +62,11 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
-    """A worker has parameters to share: ``specs`` holds (name, shape, dtype) of each."""
+    """A worker has parameters to share: ``specs`` holds (name, shape, dtype) of each, ``place`` where they meet."""
 
     specs: list[tuple[str, tuple[int, ...], str]]
     rule: str
+    place: str = "host"
 
 
 class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):

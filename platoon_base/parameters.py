@@ -1,4 +1,4 @@
-"""A model's parameters behind one face: NumPy arrays and Theano shared variables.
+"""A model's parameters behind one face: NumPy arrays, GpuArrays and Theano shared variables.
 
 Where the memory of a parameter can be reached it is changed in place; where it cannot, it is copied out and back.
 What an object is, is found by what it can do, so no framework is imported here.
@@ -14,7 +14,7 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 
-__all__ = ["Array", "Parameters"]
+__all__ = ["Array", "Parameters", "is_device_array"]
 
 Array = np.ndarray[Any, Any]
 
@@ -34,6 +34,15 @@ class _Parameter(Protocol):
         """Return the memory of the value, or None if it cannot be reached."""
         ...
 
+    def on_device(self) -> Any:
+        """Return the value as the GpuArray that it is, or None if it is none."""
+        ...
+
+
+def is_device_array(array: Any) -> bool:
+    """Tell whether an array is a GpuArray, without importing pygpu."""
+    return hasattr(type(array), "get_ipc_handle")
+
 
 class _NumPyParameter:
     def __init__(self, array: Array, name: str) -> None:
@@ -49,6 +58,27 @@ class _NumPyParameter:
             self._array[...] = array
 
     def memory(self) -> Array | None:
+        return self._array
+
+    def on_device(self) -> None:
+        return None
+
+
+class _DeviceParameter:
+    def __init__(self, array: Any, name: str) -> None:
+        self.name = name
+        self._array = array
+
+    def borrow(self) -> Array:
+        return np.array(self._array, order="C")
+
+    def give_back(self, array: Array) -> None:
+        self._array[...] = array
+
+    def memory(self) -> None:
+        return None
+
+    def on_device(self) -> Any:
         return self._array
 
 
@@ -73,6 +103,10 @@ class _SharedVariable:
         value = self._value()
         return value if isinstance(value, np.ndarray) else None
 
+    def on_device(self) -> Any:
+        value = self._value()
+        return value if is_device_array(value) else None
+
     def _value(self) -> Any:
         return self._variable.get_value(borrow=True, return_internal_type=True)
 
@@ -83,6 +117,8 @@ def _wrap(parameter: Any, index: int) -> _Parameter:
         if not parameter.flags.writeable:
             raise ConfigurationError(f"{name} is a read-only array: a synchronization changes it; pass a copy")
         return _NumPyParameter(parameter, name)
+    if is_device_array(parameter):
+        return _DeviceParameter(parameter, name)
     if callable(getattr(parameter, "get_value", None)) and callable(getattr(parameter, "set_value", None)):
         return _SharedVariable(parameter, name)
     raise ConfigurationError(
@@ -96,7 +132,7 @@ class Parameters:
 
     Parameters
     ----------
-    parameters : iterable of ndarray or Theano shared variable
+    parameters : iterable of ndarray, GpuArray or Theano shared variable
         Each of a float dtype.
 
     Raises
@@ -106,7 +142,7 @@ class Parameters:
     """
 
     def __init__(self, parameters: Iterable[Any]) -> None:
-        if isinstance(parameters, np.ndarray) or hasattr(parameters, "get_value"):
+        if isinstance(parameters, np.ndarray) or is_device_array(parameters) or hasattr(parameters, "get_value"):
             raise ConfigurationError("got one parameter: pass a list, even of one")
         if not isinstance(parameters, Iterable):
             raise ConfigurationError(f"got {parameters!r} as parameters: pass a list of them")
@@ -131,6 +167,19 @@ class Parameters:
         """Make changed arrays, which `borrow` returned, the values."""
         for parameter, array in zip(self._parameters, arrays):
             parameter.give_back(array)
+
+    @property
+    def context(self) -> Any:
+        """The pygpu context of the parameters, if all are C-contiguous GpuArrays of one; None otherwise."""
+        arrays = self.borrow_on_device()
+        contexts = {array.context.ptr: array.context for array in arrays if array is not None}
+        if len(contexts) != 1 or any(array is None or not array.flags.c_contiguous for array in arrays):
+            return None
+        return next(iter(contexts.values()))
+
+    def borrow_on_device(self) -> list[Any]:
+        """Return the GpuArrays that are the values; None for each value that is none."""
+        return [p.on_device() for p in self._parameters]
 
     def _require_apart(self) -> None:
         """Raise if two parameters lie on the same memory: it would be synchronized twice."""

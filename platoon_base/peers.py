@@ -35,8 +35,8 @@ class JobPeers:
                 return self._how_it_went(rank)
             if self._is_stuck(rank):
                 return (
-                    f"rank {rank} waits in {self._words.read_text(rank, 'waiting_in')!r} instead, for this rank too: all "
-                    "ranks must make the same calls in the same order"
+                    f"rank {rank} waits in {self._words.read_text(rank, 'waiting_in')!r} instead, for this rank too: "
+                    "all ranks must make the same calls in the same order"
                 )
         return ""
 

@@ -13,7 +13,7 @@ import numpy as np
 from platoon_base.centers.base import Center, Refused
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
-from platoon_base.parameters import Parameters
+from platoon_base.parameters import Parameters, is_device_array
 from platoon_base.rules import Rule
 
 __all__ = ["ON_NONFINITE", "SharedParameters", "require_finite"]
@@ -58,34 +58,40 @@ class SharedParameters:
         """Put the parameters into a center just created, or take those of an existing one over."""
         if self.center is None:
             return
-        arrays = self.parameters.borrow()
+        arrays = self._borrow()
         self._require_layout(arrays)
         if create:
             self.center.write(arrays, True, timeout_s)
         else:
             self.center.read(arrays, True, timeout_s)
-            self.parameters.give_back(arrays)
+            self._give_back(arrays)
         self.center.start_from(arrays)
 
     def sync(self, synchronous: bool, timeout_s: float) -> None:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
-        arrays = self.parameters.borrow()
+        arrays = self._borrow()
         try:
             self.sync_arrays(arrays, synchronous, timeout_s)
         finally:
-            self.parameters.give_back(arrays)
+            self._give_back(arrays)
 
-    def sync_arrays(self, arrays: Sequence[Array], synchronous: bool, timeout_s: float) -> None:
+    def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, timeout_s: float) -> None:
         """Apply the rule to ``arrays``; see `Worker.sync_arrays`."""
         if self.center is None:
             return
         self._require_layout(arrays)
         began = time.perf_counter()
-        refused = self.center.sync(self._rule, arrays, synchronous, timeout_s)
+        taken = arrays if self.center.on_device else [np.asarray(array, order="C") for array in arrays]
+        refused = self.center.sync(self._rule, taken, synchronous, timeout_s)
         self._row["syncs"] += 1
         self._row["sync_seconds"] += time.perf_counter() - began
-        if refused is not None:
-            self._handle_nonfinite(refused, arrays, timeout_s)
+        try:
+            if refused is not None:
+                self._handle_nonfinite(refused, taken, timeout_s)
+        finally:
+            for array, values in zip(arrays, taken):
+                if array is not values:
+                    array[...] = values
 
     def copy_to_local(self, timeout_s: float) -> None:
         """Parameters := center."""
@@ -104,36 +110,55 @@ class SharedParameters:
         if self.center is None:
             yield
             return
-        arrays = self.parameters.borrow()
+        arrays = self._borrow()
         own = [array.copy() for array in arrays]
         try:
             self.center.read(arrays, True, timeout_s)
-            self.parameters.give_back(arrays)
+            self._give_back(arrays)
             yield
         finally:
-            arrays = self.parameters.borrow()
+            arrays = self._borrow()
             for array, value in zip(arrays, own):
-                np.copyto(array, value)
-            self.parameters.give_back(arrays)
+                array[...] = value
+            self._give_back(arrays)
 
     def close(self) -> None:
         """Let go of the center; a second call does nothing."""
         if self.center is not None:
             self.center.close()
 
-    def _require_layout(self, arrays: Sequence[Array]) -> None:
+    def _borrow(self) -> list[Any]:
+        """Return the values as the center takes them."""
+        if self.center is None or not self.center.on_device:
+            return list(self.parameters.borrow())
+        arrays = self.parameters.borrow_on_device()
+        if not all(is_device_array(array) and array.flags.c_contiguous for array in arrays):
+            raise ConfigurationError(
+                "a parameter lies no longer on the device, or not C-contiguous: set values with set_value(), which "
+                "keeps them there, or launch with --center host"
+            )
+        return arrays
+
+    def _give_back(self, arrays: Sequence[Any]) -> None:
+        if self.center is None or not self.center.on_device:
+            self.parameters.give_back(arrays)
+
+    def _require_layout(self, arrays: Sequence[Any]) -> None:
         """Raise if a parameter no longer has the shape and dtype that it was shared with."""
         specs = self.parameters.layout.specs
         if len(arrays) != len(specs):
             raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
+        on_device = self.center is not None and self.center.on_device
         for spec, array in zip(specs, arrays):
+            if on_device and not is_device_array(array):
+                raise LayoutMismatchError(f"{spec.name} was shared on the device: pass a GpuArray, not {type(array)}")
             if array.shape != spec.shape or array.dtype != spec.dtype:
                 raise LayoutMismatchError(
                     f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
                     f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
                 )
 
-    def _handle_nonfinite(self, refused: Refused, arrays: Sequence[Array], timeout_s: float) -> None:
+    def _handle_nonfinite(self, refused: Refused, arrays: Sequence[Any], timeout_s: float) -> None:
         name = self.parameters.layout.specs[refused.parameter].name
         text = (
             f"rank {self._rank}, step {self._row['steps']}: element {refused.element} of {name} is not finite or would "

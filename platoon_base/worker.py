@@ -70,8 +70,9 @@ class Worker:
     channel : ClientChannel
         To the controller.
     words : ControlWords
-    centers : CenterFactory or None
-        None in a job of one: parameters are shared with nobody, and synchronizing does nothing.
+    centers : callable or None
+        Chooses what opens the center for parameters and a rule. None in a job of one: parameters are shared with
+        nobody, and synchronizing does nothing.
     lock : Lock
     controller_alive : callable
     on_close : callable
@@ -98,7 +99,7 @@ class Worker:
         place: Place,
         channel: ClientChannel,
         words: ControlWords,
-        centers: CenterFactory | None,
+        centers: Callable[[Parameters, Rule], CenterFactory] | None,
         lock: Lock,
         controller_alive: Callable[[], bool] = lambda: True,
         on_close: Callable[[], None] = lambda: None,
@@ -136,7 +137,7 @@ class Worker:
 
         Parameters
         ----------
-        params : list of Theano shared variable or ndarray
+        params : list of Theano shared variable, GpuArray or ndarray
             Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
         rule : Rule
             Such as ``EASGD(alpha=0.5)``.
@@ -164,7 +165,7 @@ class Worker:
         shared = SharedParameters(parameters, resolved, None, on_nonfinite, self.global_rank, self._row)
         require_finite(parameters.layout, parameters.borrow())
         if self._centers is not None:
-            self._open_center(self._centers, shared, resolved, timeout_s)
+            self._open_center(self._centers(parameters, resolved), shared, resolved, timeout_s)
         self._shared = shared
 
     @property
@@ -192,13 +193,13 @@ class Worker:
         shared.sync(synchronous, timeout_s)
 
     def sync_arrays(
-        self, arrays: Sequence[Array], synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S
+        self, arrays: Sequence[Any], synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> None:
         """Like `sync_params`, on values that are about to become the parameters'.
 
         Parameters
         ----------
-        arrays : sequence of ndarray
+        arrays : sequence of ndarray or GpuArray
             C-contiguous, one for each shared parameter, with its shape and dtype; changed in place.
         """
         shared = self._require_shared()
@@ -508,9 +509,8 @@ class Worker:
         """Create the center or attach to it, as the controller says, and share the values."""
         layout = shared.parameters.layout
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
-        create = self._session.ask(
-            msg.InitCenter(specs=specs, rule=type(rule).__name__), msg.CenterRole, timeout_s
-        ).create
+        request = msg.InitCenter(specs=specs, rule=type(rule).__name__, place=centers.place)
+        create = self._session.ask(request, msg.CenterRole, timeout_s).create
         try:
             shared.center = (centers.create if create else centers.attach)(layout, rule, self.global_rank)
             shared.start(create, timeout_s)

@@ -106,7 +106,7 @@ def job_of_one():
     centers = HostCenters(f"/platoon-{os.getuid()}-test{os.getpid()}-center")
     channel.request(encode(Hello(protocol=PROTOCOL, pid=os.getpid(), host="", device="cpu", rank=0)), 10)
     place = Place(rank=0, size=1, local_rank=0, local_size=1, seed=0, device="cpu")
-    with Worker(place, channel, words, centers, Lock(lambda: True, lambda: None)) as worker:
+    with Worker(place, channel, words, lambda *_: centers, Lock(lambda: True, lambda: None)) as worker:
         yield worker
     Segment.unlink(centers.name)
 

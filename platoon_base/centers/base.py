@@ -33,8 +33,15 @@ class Refused(NamedTuple):
 class Center(Protocol):
     """The shared parameters that all workers synchronize with.
 
-    Arrays go in and out as one C-contiguous ndarray for each parameter of the layout, in its order.
+    Arrays go in and out as one C-contiguous array for each parameter of the layout, in its order.
+
+    Attributes
+    ----------
+    on_device : bool
+        Whether the arrays are GpuArrays, or else ndarrays.
     """
+
+    on_device: bool
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
         """Apply the rule once between ``arrays``, changed in place, and the center.
@@ -45,7 +52,7 @@ class Center(Protocol):
         Returns
         -------
         Refused or None
-            The first element left out.
+            The first element left out; a center on devices tells of it at a later synchronization.
 
         Raises
         ------
@@ -72,7 +79,15 @@ class Center(Protocol):
 
 
 class CenterFactory(Protocol):
-    """Opens the center of a job."""
+    """Opens the center of a job.
+
+    Attributes
+    ----------
+    place : str
+        ``"host"`` or ``"device"``.
+    """
+
+    place: str
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> Center:
         """Make the center, full of zeros."""

@@ -77,6 +77,8 @@ class HostCenter:
     stripe_bytes : int
     """
 
+    on_device = False
+
     def __init__(self, segment: Segment, layout: Layout, rule: Rule, rank: int, stripe_bytes: int) -> None:
         self._segment = segment
         self._rank = rank
@@ -199,6 +201,8 @@ class HostCenters:
     workers : int
         Number of workers that will share the center when it is created; a worker alone needs one lock only.
     """
+
+    place = "host"
 
     def __init__(self, name: str, workers: int = 1) -> None:
         self.name = name

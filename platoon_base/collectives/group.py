@@ -9,9 +9,10 @@ import numpy as np
 
 from platoon_base.collectives.base import Collective
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.parameters import is_device_array
 from platoon_base.session import Session
 
-__all__ = ["CollectiveFactory", "Collectives", "form", "is_device_array"]
+__all__ = ["CollectiveFactory", "Collectives", "form"]
 
 
 class CollectiveFactory(Protocol):
@@ -80,11 +81,6 @@ class Collectives:
                 "this worker joined late: all-reduce and the like need a fixed group, that of the workers launched "
                 "together; train asynchronously here (sync_params), or start the job anew with more workers"
             )
-
-
-def is_device_array(array: Any) -> bool:
-    """Tell whether an array is a GpuArray, without importing pygpu."""
-    return hasattr(type(array), "get_ipc_handle")
 
 
 def form(

@@ -14,7 +14,7 @@ __all__ = ["LocalCollective", "LocalFactory"]
 
 
 class LocalCollective:
-    """A group of one rank, on ndarrays or anything with ``copy``, ``reshape`` and item assignment, such as GpuArrays."""
+    """A group of one rank, on ndarrays or anything with ``copy``, ``reshape`` and item assignment: GpuArrays."""
 
     rank, size = 0, 1
 

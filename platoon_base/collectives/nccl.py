@@ -278,7 +278,7 @@ def _divider(context: Any, dtype: Any) -> Callable[[Any, int], None]:
         "a = a / n",
         [
             arg("a", dtype, scalar=False, read=True, write=True),
-            arg("n", "int32" if dtype.kind in "iu" else dtype, scalar=True),
+            arg("n", np.dtype("int32") if dtype.kind in "iu" else dtype, scalar=True),
         ],
         convert_f16=True,
     )

@@ -1,0 +1,353 @@
+"""A center in the memory of the job's CUDA devices: each owns a part, opened by the others through CUDA IPC.
+
+A synchronization is one kernel over all tiles, wherever they lie; nothing passes the host, and nobody waits. A segment
+of shared memory tells who owns which shard, and holds a mirror of the values, copied every few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from pygpu import gpuarray
+
+from platoon_base.centers.base import Refused
+from platoon_base.centers.cuda import HostMemory
+from platoon_base.centers.device_kernels import COLUMNS, MOST_PARAMETERS, compile_kernel
+from platoon_base.centers.shards import Directory, DirectoryLayout
+from platoon_base.centers.tiles import Tiling
+from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
+from platoon_base.layout import Layout
+from platoon_base.rules import Rule
+from platoon_base.segments import Segment
+
+__all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
+
+DeviceArray = Any  # a pygpu GpuArray
+
+MIRROR_EVERY_S = 5.0
+LOCK_NS = 500_000_000  # after which the lock of a tile counts as lost with its holder; it is held for microseconds
+_LOOK_S = 0.25  # how often the owners of shards are looked after
+_PATIENCE_S = 20.0  # for a worker that has not made its shard: then another does
+_PAUSE_S = 0.002
+_THREADS, _BLOCKS_EACH = 256, 8
+_NOTHING_REFUSED = np.iinfo(np.uint64).max
+
+
+class DeviceCenter:
+    """One worker's handle of the center; see `Center`. Arrays are C-contiguous GpuArrays of one context.
+
+    A value refused is told at a later synchronization, since nobody waits for the device.
+
+    Parameters
+    ----------
+    directory : Directory
+    context : pygpu GpuContext
+    layout : Layout
+    rule : Rule
+    rank : int
+        In the job; below the number of shards the worker makes the shard of that number.
+    gone : callable
+        ``gone(rank)`` tells whether a worker takes part no more.
+    mirror_every_s : float
+    """
+
+    on_device = True
+
+    def __init__(
+        self,
+        directory: Directory,
+        context: Any,
+        layout: Layout,
+        rule: Rule,
+        rank: int,
+        gone: Callable[[int], bool],
+        mirror_every_s: float = MIRROR_EVERY_S,
+    ) -> None:
+        self._directory = directory
+        self._context = context
+        self._layout = layout
+        self._rank = rank
+        self._gone = gone
+        self._mirror_every_s = mirror_every_s
+        self._tiling = directory.tiling
+        self._memory = HostMemory(context, directory.address, directory.size_bytes)
+        self._shards: dict[int, tuple[int, DeviceArray]] = {}  # shard -> generation and memory
+        self._own: set[int] = set()
+        self._version = -1
+        self._kernels: dict[tuple[str, Any, int], Any] = {}
+        self._state = gpuarray.zeros((self._tiling.state_bytes if rule.local_state else 1,), "uint8", context=context)
+        self._refused = gpuarray.empty((1,), "uint64", context=context)
+        self._refused[...] = _NOTHING_REFUSED
+        self._launches: list[_Launch] = []
+        self._next_look = self._next_mirror = 0.0
+
+    def sync(self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float) -> Refused | None:
+        """See `Center.sync`."""
+        self._look_after(timeout_s)
+        refused = self._take_refused()
+        alpha = rule.kernel_args()[0] if rule.kernel_args() else 0.0
+        self._launch(f"{rule.kernel}{'' if locked else '_atomic'}", arrays, alpha)
+        if time.monotonic() >= self._next_mirror:
+            self.mirror()
+        return refused
+
+    def read(self, out: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
+        """See `Center.read`."""
+        if self._directory.complete:
+            self._look_after(timeout_s)
+            self._launch("pull", out)
+        else:  # nobody has synchronized yet
+            self._directory.read_values(out)
+
+    def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
+        """See `Center.write`."""
+        if self._own or self._directory.complete:
+            self._look_after(timeout_s)
+            self._launch("push", values)
+        else:  # a new center
+            self._directory.write_values(values)
+            self.make_shard()
+
+    def start_from(self, values: Sequence[DeviceArray]) -> None:
+        """See `Center.start_from`."""
+        if self._state.size > 1:
+            self._launch("remember", values)
+
+    def make_shard(self) -> None:
+        """Make this worker's shard out of the mirror, unless somebody has it, or this worker has none."""
+        if self._rank < self._directory.workers:
+            self._adopt(self._rank, 0)
+
+    def mirror(self) -> None:
+        """Begin to copy this worker's shards to the host's memory, beside all other work."""
+        if self._memory.copying:
+            return
+        self._next_mirror = time.monotonic() + self._mirror_every_s
+        for shard in self._own:
+            start, size = self._directory.mirror_of(shard)
+            self._memory.start_copy(self._shards[shard][1].gpudata + self._tiling.values_start[shard], start, size)
+
+    def close(self) -> None:
+        """See `Center.close`."""
+        if self._directory.closed:
+            return
+        np.asarray(self._refused)  # every kernel writes to it as far as CUDA knows: all of them have ended
+        self.mirror()
+        self._memory.close()
+        self._launches, self._shards = [], {}
+        self._directory.close()
+
+    # The shards.
+
+    def _look_after(self, timeout_s: float) -> None:
+        """Open what others have made, and make what is missing or was lost with its owner."""
+        now = time.monotonic()
+        if self._version == self._directory.version and now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        deadline, patience = now + timeout_s, now + _PATIENCE_S
+        while True:
+            self._version = self._directory.version
+            missing = [shard for shard in range(len(self._tiling.shard_bytes)) if not self._have(shard, patience)]
+            if not missing:
+                return
+            if time.monotonic() > deadline:
+                raise CollectiveTimeoutError(
+                    f"waited {timeout_s:g} s for the parts of the center that ranks {missing} make: do they share "
+                    "parameters too? Look into their logs, or give a longer timeout_s"
+                )
+            time.sleep(_PAUSE_S)
+
+    def _have(self, shard: int, patience: float) -> bool:
+        entry = self._directory.entry(shard)
+        known = self._shards.get(shard)
+        if entry.generation and (entry.owner == self._rank or not self._gone(entry.owner)):
+            if known is None or known[0] != entry.generation:
+                self._open(shard, entry.generation, entry.handle)
+            return True
+        never_made = not entry.generation
+        if never_made and not self._gone(shard) and time.monotonic() < patience:
+            return False
+        return self._adopt(shard, entry.generation)
+
+    def _open(self, shard: int, generation: int, handle: bytes) -> None:
+        nbytes = self._tiling.shard_bytes[shard]
+        data = gpuarray.open_ipc_handle(self._context, handle, nbytes)
+        memory = gpuarray.from_gpudata(data, 0, "uint8", (nbytes,), context=self._context)
+        self._shards[shard] = generation, memory
+        self._launches = []
+
+    def _adopt(self, shard: int, generation: int) -> bool:
+        """Make a shard anew: from its dead owner's memory, which CUDA keeps while it is open here, or the mirror."""
+        if not self._directory.try_lock(shard):
+            return False
+        try:
+            if self._directory.entry(shard).generation != generation:
+                return False  # another worker was quicker
+            memory = gpuarray.zeros((self._tiling.shard_bytes[shard],), "uint8", context=self._context)
+            start = self._tiling.values_start[shard]
+            known = self._shards.get(shard)
+            if known is not None:
+                memory[start:] = known[1][start:]
+            elif len(memory) > start:
+                memory[start:] = self._directory.mirror(shard)
+            memory.sync()
+            self._directory.publish(shard, self._rank, memory.get_ipc_handle())
+            self._shards[shard] = generation + 1, memory
+            self._own.add(shard)
+            self._launches = []
+        finally:
+            self._directory.unlock(shard)
+        return True
+
+    # The kernels.
+
+    def _launch(self, kernel: str, arrays: Sequence[DeviceArray], alpha: float = 0.0) -> None:
+        if not self._launches:
+            self._launches = self._plan()
+        for launch in self._launches:
+            taken = [arrays[p] for p in launch.parameters]
+            bases = [array.gpudata for array in taken]
+            if bases != launch.bases:
+                launch.bases = bases
+                launch.table.write(np.asarray(bases, dtype="uint64"))
+            code = self._kernel(kernel, launch)
+            code(
+                launch.tiles,
+                launch.table,
+                launch.count,
+                launch.first,
+                alpha,
+                self._rank + 1,
+                self._refused,
+                self._memory.device_address + self._directory.flag_offset(self._rank),
+                *taken,
+                gs=min(launch.count, self._context.numprocs * _BLOCKS_EACH),
+                ls=_THREADS,
+            )
+
+    def _kernel(self, name: str, launch: _Launch) -> Any:
+        key = name, launch.dtype, len(launch.parameters)
+        if key not in self._kernels:
+            self._kernels[key] = compile_kernel(name, launch.dtype, len(launch.parameters), self._context, LOCK_NS)
+        return self._kernels[key]
+
+    def _plan(self) -> list[_Launch]:
+        """Group the parameters by dtype into launches, and tell where each of their tiles lies now."""
+        specs = self._layout.specs
+        groups: dict[str, list[int]] = {}
+        for index, spec in enumerate(specs):
+            if spec.size:
+                groups.setdefault(spec.dtype, []).append(index)
+        chunks = [
+            (dtype, members[i : i + MOST_PARAMETERS])
+            for dtype, members in groups.items()
+            for i in range(0, len(members), MOST_PARAMETERS)
+        ]
+        return [self._plan_one(np.dtype(dtype), members) for dtype, members in chunks]
+
+    def _plan_one(self, dtype: Any, members: list[int]) -> _Launch:
+        position = {parameter: i for i, parameter in enumerate(members)}
+        shard_at = {shard: memory.gpudata for shard, (_, memory) in self._shards.items()}
+        state_at = self._state.gpudata
+        rows = [
+            (
+                shard_at[t.shard] + t.offset,
+                shard_at[t.shard] + t.lock,
+                state_at + t.state,
+                t.start,
+                position[t.parameter] | t.size << 32,
+            )
+            for t in self._tiling.tiles
+            if t.parameter in position
+        ]
+        table = np.array(rows, dtype=np.uint64).reshape(len(rows), COLUMNS)
+        first = len(rows) * (self._rank % max(self._directory.workers, 1)) // max(self._directory.workers, 1)
+        return _Launch(members, dtype, gpuarray.array(table, context=self._context), len(rows), first, self._context)
+
+    def _take_refused(self) -> Refused | None:
+        """Return the first element refused since the last look, if the device has told of one."""
+        if not self._directory.flag(self._rank):
+            return None
+        word = int(np.asarray(self._refused)[0])
+        self._directory.clear_flag(self._rank)
+        self._refused[...] = _NOTHING_REFUSED
+        if word == _NOTHING_REFUSED:
+            return None
+        return Refused(word >> 40, word & ((1 << 40) - 1))
+
+
+class _Launch:
+    """What is kept between the launches of kernels on one group of parameters."""
+
+    def __init__(
+        self, parameters: list[int], dtype: Any, tiles: DeviceArray, count: int, first: int, context: Any
+    ) -> None:
+        self.parameters = parameters
+        self.dtype = dtype
+        self.tiles = tiles
+        self.count = count
+        self.first = first
+        self.table = gpuarray.zeros((len(parameters),), "uint64", context=context)
+        self.bases: list[int] = []
+
+
+class DeviceCenters:
+    """Opens the center of one job under its name.
+
+    Parameters
+    ----------
+    name : str
+        Posix name of the segment with the directory and the mirror.
+    workers : int
+        Number of workers launched together: each makes a shard.
+    context : pygpu GpuContext, of CUDA
+    gone : callable
+        ``gone(rank)`` tells whether a worker takes part no more.
+    """
+
+    place = "device"
+
+    def __init__(self, name: str, workers: int, context: Any, gone: Callable[[int], bool]) -> None:
+        self.name = name
+        self._workers = workers
+        self._context = context
+        self._gone = gone
+
+    @staticmethod
+    def takes(layout: Layout, rule: Rule) -> bool:
+        """Tell whether there are kernels for a rule on these parameters."""
+        return rule.kernel in ("easgd", "asgd") and {spec.dtype for spec in layout.specs} <= {"float32", "float64"}
+
+    def create(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
+        """Make the segment, replacing what a creator that died may have left."""
+        tiling = Tiling(layout, self._workers)
+        plan = DirectoryLayout(layout, tiling)
+        directory = Directory(Segment.create(self.name, plan.size_bytes), plan)
+        directory.begin()
+        return DeviceCenter(directory, self._context, layout, rule, rank, self._gone)
+
+    def attach(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
+        """Open the segment, and make this worker's shard.
+
+        Raises
+        ------
+        LayoutMismatchError
+            If the segment was made for another model or by another version of this package.
+        """
+        segment = Segment.attach(self.name)
+        shards = Directory.shards_in(segment)
+        if shards:
+            plan = DirectoryLayout(layout, Tiling(layout, shards))
+            if plan.fits(segment):
+                center = DeviceCenter(Directory(segment, plan), self._context, layout, rule, rank, self._gone)
+                center.make_shard()
+                return center
+        segment.close()
+        raise LayoutMismatchError(
+            f"the center in {self.name} was made for another model or by another version of this package; "
+            "run the same script and the same installation on every worker"
+        )

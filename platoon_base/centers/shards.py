@@ -1,0 +1,202 @@
+"""The directory of a center that is spread over devices: who owns which shard, and a mirror of the values.
+
+It lies in one segment of shared memory: a header, a flag for each worker, an entry for each shard, and the values of
+all shards, one after the other, as they were a few seconds ago.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.centers.tiles import Tiling
+from platoon_base.layout import Layout
+from platoon_base.segments import Segment
+
+__all__ = ["Directory", "DirectoryLayout", "Entry"]
+
+MAGIC = b"PLTNSHRD"
+VERSION = 1
+HANDLE_BYTES = 64
+_MAX_WORKERS = 256
+_PAGE = 4096
+
+_HEADER = np.dtype(
+    [("magic", "S8"), ("version", "u4"), ("shards", "u4"), ("changes", "i8"), ("fingerprint", "V32")], align=True
+)
+_FLAGS = 64
+_FLAG_BYTES = 4
+_ENTRIES = _FLAGS + _FLAG_BYTES * _MAX_WORKERS
+_ENTRY = np.dtype([("generation", "i8"), ("owner", "i8"), ("handle", f"V{HANDLE_BYTES}")])
+
+
+class Entry(NamedTuple):
+    """Who owns a shard.
+
+    Attributes
+    ----------
+    generation : int
+        0 until somebody has made it; it grows with every new owner.
+    owner : int
+        A rank.
+    handle : bytes
+        By which CUDA IPC opens its memory.
+    """
+
+    generation: int
+    owner: int
+    handle: bytes
+
+
+class DirectoryLayout:
+    """Where everything lies in the segment."""
+
+    def __init__(self, layout: Layout, tiling: Tiling) -> None:
+        self.layout = layout
+        self.tiling = tiling
+        self.shards = len(tiling.shard_bytes)
+        position = -(-(_ENTRIES + _ENTRY.itemsize * self.shards) // _PAGE) * _PAGE
+        self.mirrors: list[tuple[int, int]] = []
+        for size, start in zip(tiling.shard_bytes, tiling.values_start):
+            self.mirrors.append((position, size - start))
+            position += size - start
+        self.size_bytes = -(-position // _PAGE) * _PAGE
+
+    def fits(self, segment: Segment) -> bool:
+        """Tell whether a segment was made with this layout."""
+        header: Any = np.ndarray((), _HEADER, segment.buffer)
+        return (
+            len(segment.buffer) == self.size_bytes
+            and header["version"] == VERSION
+            and header["fingerprint"].tobytes() == self.layout.fingerprint
+        )
+
+
+class Directory:
+    """The open segment.
+
+    Attributes
+    ----------
+    tiling : Tiling
+    workers : int
+        Number of shards, and of workers launched together.
+    address, size_bytes : int
+        Of the whole segment.
+    """
+
+    def __init__(self, segment: Segment, plan: DirectoryLayout) -> None:
+        self._segment = segment
+        self._plan = plan
+        self.tiling = plan.tiling
+        self.workers = plan.shards
+        self.size_bytes = plan.size_bytes
+        self._bytes: Any = np.frombuffer(segment.buffer, dtype=np.uint8)
+        self.address = int(self._bytes.ctypes.data)
+        self._header: Any = np.ndarray((), _HEADER, segment.buffer)
+        self._flags: Any = np.ndarray((_MAX_WORKERS,), "u4", segment.buffer, _FLAGS)
+        self._entries: Any = np.ndarray((plan.shards,), _ENTRY, segment.buffer, _ENTRIES)
+
+    @staticmethod
+    def shards_in(segment: Segment) -> int:
+        """Return the number of shards of a directory that was begun; 0 if it is none."""
+        if len(segment.buffer) < _PAGE:
+            return 0
+        header: Any = np.ndarray((), _HEADER, segment.buffer)
+        return int(header["shards"]) if header["magic"].item() == MAGIC else 0
+
+    def begin(self) -> None:
+        """Write the header of a new directory."""
+        self._header["version"], self._header["shards"] = VERSION, self._plan.shards
+        self._header["fingerprint"] = np.void(self._plan.layout.fingerprint)
+        self._header["magic"] = MAGIC
+
+    @property
+    def version(self) -> int:
+        """A number that changes with every entry."""
+        return int(self._header["changes"])
+
+    @property
+    def complete(self) -> bool:
+        """Whether every shard has been made."""
+        return bool((self._entries["generation"] > 0).all())
+
+    def entry(self, shard: int) -> Entry:
+        """Read the entry of a shard, whole."""
+        while True:
+            found = self._entries[shard].copy()
+            if self._entries[shard]["generation"] == found["generation"]:
+                return Entry(int(found["generation"]), int(found["owner"]), found["handle"].tobytes())
+
+    def publish(self, shard: int, owner: int, handle: bytes) -> None:
+        """Enter a new owner; only under the shard's lock."""
+        entry = self._entries[shard]
+        entry["handle"], entry["owner"] = np.void(handle), owner
+        entry["generation"] += 1
+        self._header["changes"] += 1
+
+    def try_lock(self, shard: int) -> bool:
+        """Take the lock of a shard's entry, without waiting."""
+        return self._segment.try_lock(_ENTRIES + _ENTRY.itemsize * shard)
+
+    def unlock(self, shard: int) -> None:
+        """Free the lock of a shard's entry."""
+        self._segment.unlock(_ENTRIES + _ENTRY.itemsize * shard)
+
+    # Flags, by which a device tells its worker of elements refused.
+
+    def flag_offset(self, rank: int) -> int:
+        """Return where a worker's flag lies in the segment."""
+        return _FLAGS + _FLAG_BYTES * rank
+
+    def flag(self, rank: int) -> bool:
+        """Tell whether a worker's flag is up."""
+        return bool(self._flags[rank])
+
+    def clear_flag(self, rank: int) -> None:
+        """Take a worker's flag down."""
+        self._flags[rank] = 0
+
+    # The mirror.
+
+    def mirror_of(self, shard: int) -> tuple[int, int]:
+        """Return where the values of a shard are mirrored: offset in the segment, and size in bytes."""
+        return self._plan.mirrors[shard]
+
+    def mirror(self, shard: int) -> np.ndarray[Any, Any]:
+        """Return the mirrored values of a shard, as bytes."""
+        start, size = self._plan.mirrors[shard]
+        found: np.ndarray[Any, Any] = self._bytes[start : start + size]
+        return found
+
+    def read_values(self, out: Sequence[Any]) -> None:
+        """Copy the mirror into arrays, one for each parameter of the layout, of any kind."""
+        values = [np.empty(spec.shape, spec.dtype) for spec in self._plan.layout.specs]
+        for flat, start, stop, place in self._places(values):
+            flat[start:stop] = place
+        for array, value in zip(out, values):
+            array[...] = value
+
+    def write_values(self, values: Sequence[Any]) -> None:
+        """Copy arrays, one for each parameter of the layout, of any kind, into the mirror."""
+        for flat, start, stop, place in self._places([np.asarray(value, order="C") for value in values]):
+            place[...] = flat[start:stop]
+
+    def _places(self, values: list[np.ndarray[Any, Any]]) -> Any:
+        """Yield, tile by tile, a flat array, its first and last element, and where they are mirrored."""
+        for t in self.tiling.tiles:
+            flat = values[t.parameter].reshape(-1)
+            start = self._plan.mirrors[t.shard][0] + t.offset - self.tiling.values_start[t.shard]
+            place = self._bytes[start : start + t.size * flat.itemsize].view(flat.dtype)
+            yield flat, t.start, t.start + t.size, place
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._segment.closed
+
+    def close(self) -> None:
+        """Let go of the segment; a second call does nothing."""
+        del self._header, self._flags, self._entries, self._bytes
+        self._segment.close()

@@ -1,0 +1,76 @@
+"""How a center in the memory of several devices is cut up: tiles, dealt out to the shards in turn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from platoon_base.layout import Layout
+
+__all__ = ["ALIGNMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling"]
+
+TILE_BYTES = 1 << 16  # measured on NVLink: large against the cost of a lock, small enough for all blocks of a device
+ALIGNMENT = 256  # bytes
+LOCK_BYTES = 32  # from one tile's lock to the next: a sector of the device's cache
+
+
+class Tile(NamedTuple):
+    """Elements ``start`` to ``start + size`` of a parameter, and where the center keeps them.
+
+    Attributes
+    ----------
+    parameter, start, size : int
+        ``start`` and ``size`` in elements of the flattened parameter.
+    shard : int
+    lock, offset : int
+        Bytes from the start of the shard to the tile's lock and to its values.
+    state : int
+        Bytes from the start of a state buffer of one worker, which holds all tiles.
+    """
+
+    parameter: int
+    start: int
+    size: int
+    shard: int
+    lock: int
+    offset: int
+    state: int
+
+
+class Tiling:
+    """Cut a layout into tiles, dealt out to the shards in turn, so that all links are used at once.
+
+    Attributes
+    ----------
+    tiles : list of Tile
+    shard_bytes : list of int
+        Size of each shard: its locks, then its values.
+    values_start : list of int
+        Where the values begin in each shard, in bytes.
+    state_bytes : int
+        Size of a state buffer.
+    """
+
+    def __init__(self, layout: Layout, shards: int) -> None:
+        pieces = [
+            (index, start, min(spec.size - start, step), np.dtype(spec.dtype).itemsize)
+            for index, spec in enumerate(layout.specs)
+            for step in (TILE_BYTES // np.dtype(spec.dtype).itemsize,)
+            for start in range(0, spec.size, step)
+        ]
+        counts = [len(range(shard, len(pieces), shards)) for shard in range(shards)]
+        self.values_start = [_aligned(LOCK_BYTES * count) for count in counts]
+        ends, state = list(self.values_start), 0
+        self.tiles: list[Tile] = []
+        for number, (parameter, start, size, itemsize) in enumerate(pieces):
+            shard = number % shards
+            self.tiles.append(Tile(parameter, start, size, shard, LOCK_BYTES * (number // shards), ends[shard], state))
+            ends[shard] += _aligned(size * itemsize)
+            state += _aligned(size * itemsize)
+        self.shard_bytes = [max(end, ALIGNMENT) for end in ends]
+        self.state_bytes = max(state, ALIGNMENT)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // ALIGNMENT) * ALIGNMENT
