@@ -118,6 +118,10 @@ class ControlWords:
         self._rows[rank] = np.zeros((), dtype=_ROW)
         self._rows[rank]["loss"] = np.nan
 
+    def collectives(self, rank: int) -> Any:
+        """Return the word in which a worker counts its collectives on devices: an array of shape (1,)."""
+        return self._rows["collectives"][rank : rank + 1]
+
     def write_text(self, rank: int, field: str, text: str) -> None:
         """Write a text field of a row, cut to its length."""
         row = self._rows[rank]

@@ -136,7 +136,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
         on_close=leave,
-        collectives=lambda session: _Groups(session, place.rank, files.collective, peers, words.row(place.rank)),
+        collectives=lambda session: _Groups(session, place.rank, files.collective, peers, words),
     )
 
 
@@ -154,12 +154,12 @@ def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: P
 class _Groups(CollectiveFactory):
     """Forms the groups of one job on this host."""
 
-    def __init__(self, session: Session, rank: int, name: str, peers: JobPeers, row: Any) -> None:
+    def __init__(self, session: Session, rank: int, name: str, peers: JobPeers, words: ControlWords) -> None:
         self._session = session
         self._rank = rank
         self._name = name
         self._peers = peers
-        self._row = row
+        self._counter = words.collectives(rank)
 
     def host(self, timeout_s: float) -> Collective:
         """See `CollectiveFactory.host`."""
@@ -195,7 +195,7 @@ class _Groups(CollectiveFactory):
             return StagedCollective(host())
         ranks = tuple(reply.ranks)
         group: Collective = nccl.NcclCollective(
-            context, told[ranks[0]][1], ranks, ranks.index(self._rank), self._peers, self._row
+            context, told[ranks[0]][1], ranks, ranks.index(self._rank), self._peers, self._counter
         )
         return group
 

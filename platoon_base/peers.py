@@ -50,7 +50,7 @@ class JobPeers:
 
     def collectives(self, rank: int) -> int:
         """Return how many array collectives this worker has begun."""
-        return int(self._words.row(rank)["collectives"])
+        return int(self._words.collectives(rank)[0])
 
     def _is_stuck(self, rank: int) -> bool:
         """Tell whether a worker has been in one and the same wait of the control plane for long; it is odd inside."""

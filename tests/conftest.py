@@ -83,12 +83,13 @@ class Outcome(NamedTuple):
 def run_job(tmp_path):
     """Run a script, given as text, on N real worker processes, and return the outcome."""
 
-    def run(text, workers=2, *, args=(), environment=None, handler=None, seed=0):
+    def run(text, workers=2, *, args=(), environment=None, handler=None, seed=0, devices=None):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(text))
         with host_job(workers, seed=seed, handler=handler) as job:
             for rank in range(workers):
-                base = worker_environment("cpu", workers, {**os.environ, **(environment or {})})
+                device = devices[rank] if devices else "cpu"
+                base = worker_environment(device, workers, {**os.environ, **(environment or {})})
                 command = [*python_main("platoon_base.bootstrap"), str(script), str(tmp_path), *args]
                 job.start(rank, command, base, log_file(tmp_path, rank))
             result = job.serve()

@@ -95,8 +95,8 @@ def test_a_launched_worker_is_welcomed_to_its_place():
 
 def test_late_joiners_get_the_next_ranks():
     job = Job(2).join(0, 1)
-    assert job.answer("late", hello()) == msg.Welcome(rank=2, size=3, local_rank=2, local_size=3, seed=0)
-    assert job.answer("later", hello()) == msg.Welcome(rank=3, size=4, local_rank=3, local_size=4, seed=0)
+    assert job.answer("late", hello()) == msg.Welcome(rank=2, size=3, local_rank=2, local_size=3, seed=0, late=True)
+    assert job.answer("later", hello()) == msg.Welcome(rank=3, size=4, local_rank=3, local_size=4, seed=0, late=True)
 
 
 def test_a_late_joiner_does_not_take_the_place_of_one_that_left():

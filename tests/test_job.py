@@ -420,14 +420,15 @@ def test_if_the_creator_of_the_center_fails_another_one_makes_it(run_job):
         """
         import numpy as np
         from platoon_base import EASGD, connect
+        from platoon_base.centers.host import HostCenters
 
         with connect() as worker:
-            real = worker._centers.create
+            real = HostCenters.create
             def fail(*args):
                 if worker.global_rank == 0:
                     raise OSError("no room")
                 return real(*args)
-            worker._centers.create = fail
+            HostCenters.create = fail
             if worker.global_rank == 1:
                 worker.barrier("first has failed")
             try:

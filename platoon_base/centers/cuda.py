@@ -1,4 +1,4 @@
-"""The few calls of CUDA's driver that pygpu lacks: host memory that devices reach, and copies beside the stream."""
+"""The few calls of CUDA's driver that pygpu lacks: memory to share, host memory that devices reach, copies aside."""
 
 from __future__ import annotations
 
@@ -7,33 +7,35 @@ import ctypes
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["HostMemory"]
+__all__ = ["HANDLE_BYTES", "DeviceMemory", "Driver", "HostMemory"]
 
+HANDLE_BYTES = 64
+# The driver shares whole blocks of this size; smaller pieces of one could not be opened apart.
+_BLOCK_BYTES = 2 << 20
 _MAPPED, _PORTABLE = 2, 1
 _NON_BLOCKING = 1
+_LAZY_PEER_ACCESS = 1
 _NOT_READY = 600
 
 
-class HostMemory:
-    """Shared memory that a device can reach, and a stream of its own for copies to it.
+class _Handle(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * HANDLE_BYTES)]
+
+
+class Driver:
+    """CUDA's driver, within the context that pygpu computes in.
 
     Parameters
     ----------
     context : pygpu GpuContext, of CUDA
-    address, size_bytes : int
-        Of the memory, at whole pages.
-
-    Attributes
-    ----------
-    device_address : int
-        Where the device finds the memory.
     """
 
-    def __init__(self, context: Any, address: int, size_bytes: int) -> None:
+    def __init__(self, context: Any) -> None:
         self._context = context
-        self._address = address
         self._cuda = _load("libcuda.so.1")
         library = _load("libgpuarray.so.3")
         library.gpuarray_get_extension.restype = ctypes.c_void_p
@@ -41,49 +43,23 @@ class HostMemory:
         extension = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         self._enter = extension(library.gpuarray_get_extension(b"cuda_enter"))
         self._exit = extension(library.gpuarray_get_extension(b"cuda_exit"))
-        self._stream = ctypes.c_void_p()
-        found = ctypes.c_uint64()
+
+    def call(self, name: str, *args: Any, ignore: tuple[int, ...] = ()) -> int:
+        """Call a function of the driver.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If it fails with another code than those in ``ignore``.
+        """
         with self._entered():
-            self._call(
-                "cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(size_bytes), _MAPPED | _PORTABLE
+            code = int(getattr(self._cuda, name)(*args))
+        if code and code not in ignore:
+            raise BackendUnavailableError(
+                f"CUDA's {name} failed with error {code}: the center cannot live in GPU memory here; "
+                "launch with --center host"
             )
-            try:
-                self._call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), ctypes.c_void_p(address), 0)
-                self._call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
-            except BaseException:
-                self._call("cuMemHostUnregister", ctypes.c_void_p(address))
-                raise
-        self.device_address = int(found.value)
-        self._closed = False
-
-    def start_copy(self, source: int, offset: int, size_bytes: int) -> None:
-        """Begin to copy device memory at address ``source`` to ``offset`` of the host's, beside all other work."""
-        with self._entered():
-            target = ctypes.c_void_p(self._address + offset)
-            self._call(
-                "cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(source), ctypes.c_size_t(size_bytes), self._stream
-            )
-
-    @property
-    def copying(self) -> bool:
-        """Whether a copy is still under way."""
-        with self._entered():
-            return bool(self._cuda.cuStreamQuery(self._stream) == _NOT_READY)
-
-    def finish_copies(self) -> None:
-        """Wait for the copies begun."""
-        with self._entered():
-            self._call("cuStreamSynchronize", self._stream)
-
-    def close(self) -> None:
-        """Let the memory go; a second call does nothing."""
-        if self._closed:
-            return
-        self._closed = True
-        with self._entered():
-            self._cuda.cuStreamSynchronize(self._stream)
-            self._cuda.cuStreamDestroy_v2(self._stream)
-            self._cuda.cuMemHostUnregister(ctypes.c_void_p(self._address))
+        return code
 
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
@@ -93,13 +69,122 @@ class HostMemory:
         finally:
             self._exit(self._context.ptr)
 
-    def _call(self, name: str, *args: Any) -> None:
-        code = getattr(self._cuda, name)(*args)
-        if code:
-            raise BackendUnavailableError(
-                f"CUDA's {name} failed with error {code}: the center cannot live in GPU memory here; "
-                "launch with --center host"
-            )
+
+class DeviceMemory:
+    """Memory of a device that other processes may open; use `allocate` or `open`.
+
+    What was allocated stays until the process ends: CUDA wants it to outlive those who have it open.
+
+    Attributes
+    ----------
+    address, nbytes : int
+    """
+
+    def __init__(self, driver: Driver, address: int, nbytes: int) -> None:
+        self._driver = driver
+        self.address = address
+        self.nbytes = nbytes
+
+    @classmethod
+    def allocate(cls, driver: Driver, nbytes: int) -> DeviceMemory:
+        """Allocate memory of zeros."""
+        found = ctypes.c_uint64()
+        whole = -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
+        driver.call("cuMemAlloc_v2", ctypes.byref(found), ctypes.c_size_t(whole))
+        driver.call("cuMemsetD8_v2", found, ctypes.c_ubyte(0), ctypes.c_size_t(whole))
+        return cls(driver, int(found.value), nbytes)
+
+    @classmethod
+    def open(cls, driver: Driver, handle: bytes, nbytes: int) -> DeviceMemory:
+        """Open memory of another process by its handle."""
+        found = ctypes.c_uint64()
+        driver.call(
+            "cuIpcOpenMemHandle_v2",
+            ctypes.byref(found),
+            _Handle.from_buffer_copy(handle),
+            ctypes.c_uint(_LAZY_PEER_ACCESS),
+        )
+        return cls(driver, int(found.value), nbytes)
+
+    @property
+    def handle(self) -> bytes:
+        """What another process opens this memory by."""
+        handle = _Handle()
+        self._driver.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
+        return bytes(handle.bytes)
+
+    def write(self, offset: int, values: np.ndarray[Any, Any]) -> None:
+        """Copy bytes of the host to ``offset``, and wait for it."""
+        source = ctypes.c_void_p(values.ctypes.data)
+        self._driver.call(
+            "cuMemcpyHtoD_v2", ctypes.c_uint64(self.address + offset), source, ctypes.c_size_t(values.nbytes)
+        )
+
+    def copy(self, other: DeviceMemory, offset: int) -> None:
+        """Copy from ``offset`` on what another memory of the same size has there, and wait for it."""
+        size = ctypes.c_size_t(self.nbytes - offset)
+        target, source = ctypes.c_uint64(self.address + offset), ctypes.c_uint64(other.address + offset)
+        self._driver.call("cuMemcpyDtoD_v2", target, source, size)
+        self._driver.call("cuCtxSynchronize")
+
+    def close(self) -> None:
+        """Close memory that was opened."""
+        self._driver.call("cuIpcCloseMemHandle", ctypes.c_uint64(self.address))
+
+
+class HostMemory:
+    """Shared memory that a device can reach, and a stream of its own for copies to it.
+
+    Parameters
+    ----------
+    driver : Driver
+    address, size_bytes : int
+        Of the memory, at whole pages.
+
+    Attributes
+    ----------
+    device_address : int
+        Where the device finds the memory.
+    """
+
+    def __init__(self, driver: Driver, address: int, size_bytes: int) -> None:
+        self._driver = driver
+        self._address = address
+        self._stream = ctypes.c_void_p()
+        self._closed = False
+        found = ctypes.c_uint64()
+        memory = ctypes.c_void_p(address)
+        driver.call("cuMemHostRegister_v2", memory, ctypes.c_size_t(size_bytes), _MAPPED | _PORTABLE)
+        try:
+            driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), memory, 0)
+            driver.call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
+        except BaseException:
+            driver.call("cuMemHostUnregister", memory)
+            raise
+        self.device_address = int(found.value)
+
+    def start_copy(self, source: int, offset: int, size_bytes: int) -> None:
+        """Begin to copy device memory at address ``source`` to ``offset`` of the host's, beside all other work."""
+        target, size = ctypes.c_void_p(self._address + offset), ctypes.c_size_t(size_bytes)
+        self._driver.call("cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(source), size, self._stream)
+
+    @property
+    def copying(self) -> bool:
+        """Whether a copy is still under way."""
+        return self._driver.call("cuStreamQuery", self._stream, ignore=(_NOT_READY,)) == _NOT_READY
+
+    def finish_copies(self) -> None:
+        """Wait for the copies begun."""
+        self._driver.call("cuStreamSynchronize", self._stream)
+
+    def close(self) -> None:
+        """Let the memory go; a second call does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        self.finish_copies()
+        self._driver.call("cuStreamDestroy_v2", self._stream)
+        self._driver.call("cuMemHostUnregister", ctypes.c_void_p(self._address))
 
 
 def _load(library: str) -> Any:

@@ -14,7 +14,7 @@ import numpy as np
 from pygpu import gpuarray
 
 from platoon_base.centers.base import Refused
-from platoon_base.centers.cuda import HostMemory
+from platoon_base.centers.cuda import DeviceMemory, Driver, HostMemory
 from platoon_base.centers.device_kernels import COLUMNS, MOST_PARAMETERS, compile_kernel
 from platoon_base.centers.shards import Directory, DirectoryLayout
 from platoon_base.centers.tiles import Tiling
@@ -73,8 +73,9 @@ class DeviceCenter:
         self._gone = gone
         self._mirror_every_s = mirror_every_s
         self._tiling = directory.tiling
-        self._memory = HostMemory(context, directory.address, directory.size_bytes)
-        self._shards: dict[int, tuple[int, DeviceArray]] = {}  # shard -> generation and memory
+        self._driver = Driver(context)
+        self._memory = HostMemory(self._driver, directory.address, directory.size_bytes)
+        self._shards: dict[int, tuple[int, DeviceMemory]] = {}  # shard -> generation and memory
         self._own: set[int] = set()
         self._version = -1
         self._kernels: dict[tuple[str, Any, int], Any] = {}
@@ -128,17 +129,21 @@ class DeviceCenter:
         self._next_mirror = time.monotonic() + self._mirror_every_s
         for shard in self._own:
             start, size = self._directory.mirror_of(shard)
-            self._memory.start_copy(self._shards[shard][1].gpudata + self._tiling.values_start[shard], start, size)
+            self._memory.start_copy(self._shards[shard][1].address + self._tiling.values_start[shard], start, size)
 
     def close(self) -> None:
         """See `Center.close`."""
         if self._directory.closed:
             return
-        np.asarray(self._refused)  # every kernel writes to it as far as CUDA knows: all of them have ended
+        self._finish()
         self.mirror()
         self._memory.close()
         self._launches, self._shards = [], {}
         self._directory.close()
+
+    def _finish(self) -> None:
+        """Wait for the kernels queued: as far as pygpu knows, each of them writes to this array."""
+        np.asarray(self._refused)
 
     # The shards.
 
@@ -174,10 +179,11 @@ class DeviceCenter:
         return self._adopt(shard, entry.generation)
 
     def _open(self, shard: int, generation: int, handle: bytes) -> None:
-        nbytes = self._tiling.shard_bytes[shard]
-        data = gpuarray.open_ipc_handle(self._context, handle, nbytes)
-        memory = gpuarray.from_gpudata(data, 0, "uint8", (nbytes,), context=self._context)
-        self._shards[shard] = generation, memory
+        known = self._shards.pop(shard, None)
+        if known is not None:
+            self._finish()
+            known[1].close()
+        self._shards[shard] = generation, DeviceMemory.open(self._driver, handle, self._tiling.shard_bytes[shard])
         self._launches = []
 
     def _adopt(self, shard: int, generation: int) -> bool:
@@ -187,15 +193,16 @@ class DeviceCenter:
         try:
             if self._directory.entry(shard).generation != generation:
                 return False  # another worker was quicker
-            memory = gpuarray.zeros((self._tiling.shard_bytes[shard],), "uint8", context=self._context)
+            memory = DeviceMemory.allocate(self._driver, self._tiling.shard_bytes[shard])
             start = self._tiling.values_start[shard]
             known = self._shards.get(shard)
-            if known is not None:
-                memory[start:] = known[1][start:]
-            elif len(memory) > start:
-                memory[start:] = self._directory.mirror(shard)
-            memory.sync()
-            self._directory.publish(shard, self._rank, memory.get_ipc_handle())
+            if known is None:
+                memory.write(start, self._directory.mirror(shard))
+            else:
+                self._finish()
+                memory.copy(known[1], start)
+                known[1].close()
+            self._directory.publish(shard, self._rank, memory.handle)
             self._shards[shard] = generation + 1, memory
             self._own.add(shard)
             self._launches = []
@@ -251,12 +258,12 @@ class DeviceCenter:
 
     def _plan_one(self, dtype: Any, members: list[int]) -> _Launch:
         position = {parameter: i for i, parameter in enumerate(members)}
-        shard_at = {shard: memory.gpudata for shard, (_, memory) in self._shards.items()}
+        shard_at = {shard: memory.address for shard, (_, memory) in self._shards.items()}
         state_at = self._state.gpudata
         rows = [
             (
-                shard_at[t.shard] + t.offset,
-                shard_at[t.shard] + t.lock,
+                shard_at.get(t.shard, 0) + t.offset,  # not all are open when a worker remembers its first values
+                shard_at.get(t.shard, 0) + t.lock,
                 state_at + t.state,
                 t.start,
                 position[t.parameter] | t.size << 32,

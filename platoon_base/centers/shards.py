@@ -19,7 +19,7 @@ __all__ = ["Directory", "DirectoryLayout", "Entry"]
 
 MAGIC = b"PLTNSHRD"
 VERSION = 1
-HANDLE_BYTES = 64
+HANDLE_BYTES = 64  # of CUDA IPC
 _MAX_WORKERS = 256
 _PAGE = 4096
 

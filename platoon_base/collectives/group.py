@@ -41,7 +41,7 @@ class Collectives:
         self._factory = factory
         self._late = late
         self._host: Collective | None = None
-        self._devices: dict[int, Collective] = {}
+        self._devices: dict[Any, Collective] = {}
 
     def of(self, array: Any, timeout_s: float) -> Collective:
         """Return the group for this kind of array.
@@ -54,7 +54,7 @@ class Collectives:
         if isinstance(array, np.ndarray):
             return self._host or self._form_host(timeout_s)
         if is_device_array(array):
-            return self._devices.get(array.context.ptr) or self._form_device(array.context, timeout_s)
+            return self._devices.get(array.context) or self._form_device(array.context, timeout_s)
         raise ConfigurationError(
             f"got {type(array).__name__}: collectives take NumPy arrays and GpuArrays; use numpy.asarray(...)"
         )
@@ -72,7 +72,7 @@ class Collectives:
     def _form_device(self, context: Any, timeout_s: float) -> Collective:
         self._require_in_step()
         group = self._factory.device(context, lambda: self._host or self._form_host(timeout_s), timeout_s)
-        self._devices[context.ptr] = group
+        self._devices[context] = group
         return group
 
     def _require_in_step(self) -> None:

@@ -14,13 +14,15 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
+from pygpu import gpuarray
 from pygpu.collectives import GpuComm, GpuCommCliqueId
 from pygpu.elemwise import GpuElemwise, arg
+from pygpu.gpuarray import dtype_to_typecode
 
-from platoon_base.collectives.base import canonical_op, require_dtype, require_fit
+from platoon_base.collectives.base import DTYPES, canonical_op, require_dtype, require_fit
 from platoon_base.errors import (
     BackendUnavailableError,
     CollectiveTimeoutError,
@@ -33,9 +35,21 @@ __all__ = ["NcclCollective", "Watched", "new_clique_id"]
 
 log = logging.getLogger(__name__)
 
+_TYPECODES = frozenset(dtype_to_typecode(name) for name in DTYPES)
 _LOOK_S = 0.1
 _INIT_TIMEOUT_S = 60
 _OBJECT_HEAD_BYTES = 16  # of a PyObject; behind it a GpuComm has the pointer to its gpucomm {context, ncclComm_t}
+
+
+class _Step(NamedTuple):
+    """What NCCL does for an operation, and whether a division follows."""
+
+    op: str
+    divide: bool = False
+
+
+_STEPS = {"sum": _Step("sum"), "prod": _Step("prod"), "max": _Step("max"), "min": _Step("min")}
+_STEPS["mean"] = _Step("sum", divide=True)
 
 
 class Watched(Protocol):
@@ -87,24 +101,25 @@ class NcclCollective:
     index : int
         This worker's place among them.
     peers : Watched
-    row : structured scalar
-        This worker's row of the control words, in which its calls are counted for the others.
+    counter : ndarray, shape (1,) int64
+        A control word, in which this worker's calls are counted for the others.
     """
 
     def __init__(
-        self, context: Any, clique_id: bytes, ranks: tuple[int, ...], index: int, peers: Watched, row: Any
+        self, context: Any, clique_id: bytes, ranks: tuple[int, ...], index: int, peers: Watched, counter: Any
     ) -> None:
         self.rank, self.size = index, len(ranks)
         self._context = context
         self._others = tuple(rank for rank in ranks if rank != ranks[index])
         self._peers = peers
-        self._row = row
-        self._calls = int(row["collectives"])
+        self._counter = counter
+        self._calls = int(counter[0])
         self._deadline = float("inf")
         self._caller = threading.get_ident()
         self._broken: PlatoonError | None = None
         self._done = threading.Event()
         self._flag: Any = None
+        self._last: Any = None  # what the last call wrote
         with _no_longer_than(_INIT_TIMEOUT_S):
             self._comm = GpuComm(GpuCommCliqueId(context=context, comm_id=bytearray(clique_id)), self.size, index)
         self._watcher = threading.Thread(target=self._watch, name="platoon-nccl", daemon=True)
@@ -112,12 +127,14 @@ class NcclCollective:
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
         """See `Collective.all_reduce`."""
-        name = canonical_op(op)
-        array, out = self._prepared(array, out, array.shape)
+        step = _STEPS.get(op) or _STEPS[canonical_op(op)]
+        # In place, as in every training step, there is little to check; all of it counts in microseconds.
+        if out is not array or array.typecode not in _TYPECODES or not array.flags.c_contiguous:
+            array, out = self._prepared(array, out, array.shape)
         if array.size:
-            self._begin(timeout_s)
-            self._comm.all_reduce(array, "sum" if name == "mean" else name, out)
-            if name == "mean":
+            self._begin(out, timeout_s)
+            self._comm.all_reduce(array, step.op, out)
+            if step.divide:
                 self._divide(out)
         return out
 
@@ -127,7 +144,7 @@ class NcclCollective:
             raise ConfigurationError(f"got root={root!r}: this group has the ranks 0 to {self.size - 1}")
         source, _ = self._prepared(array, array, array.shape)
         if source.size:
-            self._begin(timeout_s)
+            self._begin(source, timeout_s)
             self._comm.broadcast(source, root)
             if source is not array:
                 array[...] = source
@@ -137,7 +154,7 @@ class NcclCollective:
         """See `Collective.all_gather`."""
         array, out = self._prepared(array, out, (self.size, *array.shape))
         if array.size:
-            self._begin(timeout_s)
+            self._begin(out, timeout_s)
             self._comm.all_gather(array.reshape((1, array.size)), out.reshape((self.size, array.size)))
         return out
 
@@ -150,10 +167,11 @@ class NcclCollective:
             )
         array, out = self._prepared(array, out, array.shape[1:])
         if array.size:
-            self._begin(timeout_s)
+            self._begin(out, timeout_s)
             flat = array.reshape((self.size, out.size))
-            self._comm.reduce_scatter(flat, "sum" if name == "mean" else name, out.reshape((1, out.size)))
-            if name == "mean":
+            step = _STEPS[name]
+            self._comm.reduce_scatter(flat, step.op, out.reshape((1, out.size)))
+            if step.divide:
                 self._divide(out)
         return out
 
@@ -169,13 +187,16 @@ class NcclCollective:
         if self._done.is_set():
             return
         try:
-            if self._broken is None and self._calls and self._flag is not None:
-                self._flag.sync()
+            if self._broken is None and self._last is not None:
+                np.asarray(self._last.reshape((self._last.size,))[:1])
         finally:
             self._done.set()
-            if threading.current_thread() is not self._watcher:
-                self._watcher.join(timeout=5)
-            del self._comm
+            self._watcher.join(timeout=5)
+            # Destroying it would wait for the others, who may still need it: its memory stays until the process ends.
+            handle = _find_comm(self._comm, self._context, self.size)
+            if handle is not None:
+                handle.value = 0
+            self._last = None
 
     def _prepared(self, array: Any, out: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
         require_dtype(array)
@@ -189,14 +210,15 @@ class NcclCollective:
             raise ConfigurationError("got an array that is not C-contiguous for the result: pass one that is")
         return array, out
 
-    def _begin(self, timeout_s: float) -> None:
+    def _begin(self, result: Any, timeout_s: float) -> None:
         if self._broken is not None:
             raise type(self._broken)(f"{self._broken}; this group of devices can be used no more")
         if self._done.is_set():
             raise ConfigurationError("this collective is closed")
         self._calls += 1
+        self._last = result
         self._deadline = time.monotonic() + timeout_s
-        self._row["collectives"] = self._calls
+        self._counter[0] = self._calls
 
     def _divide(self, out: Any) -> None:
         divide = _divider(out.context, out.dtype)
@@ -241,18 +263,24 @@ def _no_longer_than(seconds: float) -> Iterator[None]:
         faulthandler.cancel_dump_traceback_later()
 
 
-def _abort_comm(comm: Any, context: Any, size: int) -> None:
-    """Call ncclCommAbort on the communicator within a GpuComm; pygpu has no way to."""
+def _find_comm(comm: Any, context: Any, size: int) -> ctypes.c_uint64 | None:
+    """Find the word in which a GpuComm keeps its ncclComm_t, which pygpu does not show; 0 there is nobody's."""
     nccl = ctypes.CDLL("libnccl.so")
     address = ctypes.c_uint64.from_address(id(comm) + _OBJECT_HEAD_BYTES).value
-    words = [ctypes.c_uint64.from_address(address + 8 * i) for i in range(2)]
-    handle, count = ctypes.c_void_p(words[1].value), ctypes.c_int(-1)
-    known = words[0].value == context.ptr and nccl.ncclCommCount(handle, ctypes.byref(count)) == 0
-    if not known or count.value != size:
+    owner, handle = (ctypes.c_uint64.from_address(address + 8 * i) for i in range(2))
+    count = ctypes.c_int(-1)
+    known = owner.value == context.ptr and nccl.ncclCommCount(ctypes.c_void_p(handle.value), ctypes.byref(count)) == 0
+    return handle if known and count.value == size else None
+
+
+def _abort_comm(comm: Any, context: Any, size: int) -> None:
+    """Call ncclCommAbort on the communicator within a GpuComm; pygpu has no way to."""
+    handle = _find_comm(comm, context, size)
+    if handle is None:
         log.error("this pygpu keeps its communicator elsewhere: the waiting kernel cannot be ended")
         return
-    words[1].value = 0  # NCCL ignores a null communicator when pygpu frees its own
-    nccl.ncclCommAbort(handle)
+    address, handle.value = handle.value, 0  # NCCL ignores a null communicator when pygpu frees its own
+    ctypes.CDLL("libnccl.so").ncclCommAbort(ctypes.c_void_p(address))
 
 
 def _raise_in(thread: int, reason: PlatoonError) -> None:
@@ -265,20 +293,21 @@ def _raise_in(thread: int, reason: PlatoonError) -> None:
 
 
 def _new(shape: tuple[int, ...], dtype: Any, context: Any) -> Any:
-    from pygpu import gpuarray
-
     return gpuarray.empty(shape, dtype, context=context)
 
 
 @functools.cache
 def _divider(context: Any, dtype: Any) -> Callable[[Any, int], None]:
-    """Compile ``a := a / n``, which for integers rounds toward zero as C does."""
+    """Compile ``value := value / ranks``, which for integers rounds toward zero as C does."""
+    scalar = "int32" if dtype.kind in "iu" else "float64" if dtype == np.float64 else "float32"
     code = GpuElemwise(
         context,
-        "a = a / n",
+        "value = value / ranks",
         [
-            arg("a", dtype, scalar=False, read=True, write=True),
-            arg("n", np.dtype("int32") if dtype.kind in "iu" else dtype, scalar=True),
+            arg("value", dtype, scalar=False, read=True, write=True),
+            arg(
+                "ranks", "int32" if dtype.kind in "iu" else "float64" if dtype == "float64" else "float32", scalar=True
+            ),
         ],
         convert_f16=True,
     )

@@ -1,0 +1,295 @@
+"""Jobs on devices against NumPy: collectives, the center, workers that leave or are killed.
+
+On CUDA devices that reach each other these are NCCL and the center in their memory; elsewhere OpenCL on the CPU runs
+what is common, through the host.
+"""
+
+import textwrap
+
+import pytest
+
+from platoon_base.devices import can_share_center, list_devices
+from platoon_base.errors import BackendUnavailableError
+from platoon_base.job import CENTER
+
+pytestmark = pytest.mark.timeout(180)
+
+
+def devices_here():
+    """Name the devices to run on: those of CUDA, if there are two, or one of OpenCL twice."""
+    try:
+        found = list_devices()
+    except BackendUnavailableError:
+        return []
+    cuda = [name for name in found if name.startswith("cuda")]
+    return cuda if len(cuda) > 1 else [name for name in found if name.startswith("opencl")][:1] * 2
+
+
+DEVICES = devices_here()
+if len(DEVICES) < 2:
+    pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL", allow_module_level=True)
+
+WHY_NOT = can_share_center(DEVICES[:2])
+on_cuda = pytest.mark.skipif(bool(WHY_NOT), reason=f"needs two CUDA devices (README, 'Tests on GPUs'): {WHY_NOT}")
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import pygpu
+from pygpu import gpuarray
+from platoon_base import ASGD, EASGD, connect
+from platoon_base.errors import *
+
+context = pygpu.init(os.environ["PLATOON_DEVICE"])
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+
+def on_device(values, dtype=None):
+    return gpuarray.array(np.asarray(values, dtype=dtype), context=context)
+
+def draw(seed, shapes=((3, 5), (100_003,), (7,), (256, 300)), dtype="float32"):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+"""
+
+
+@pytest.fixture
+def run_on_devices(run_job):
+    """Run a script, given as text, on the first N devices."""
+
+    def run(text, workers=2):
+        devices = DEVICES[:workers]
+        return run_job(
+            HEAD + textwrap.dedent(text),
+            workers,
+            devices=devices,
+            environment={CENTER: "host" if WHY_NOT else "device"},
+        )
+
+    return run
+
+
+def test_every_operation_and_dtype(run_on_devices):
+    run_on_devices(
+        """
+        def parts(dtype, shape):
+            rng = np.random.default_rng(3)
+            return [rng.integers(1, 5, shape).astype(dtype) for _ in range(size)]
+
+        OPS = {"sum": np.sum, "prod": np.prod, "max": np.max, "min": np.min}
+        for dtype in ("float16", "float32", "float64", "int8", "int32", "int64", "uint8"):
+            for shape in ((), (1,), (17,), (3, 1000)):
+                mine = parts(dtype, shape)
+                for op, f in OPS.items():
+                    want = f(np.stack(mine).astype(dtype), axis=0).astype(dtype)
+                    got = worker.all_reduce(on_device(mine[rank]), op)
+                    assert np.array_equal(np.asarray(got), want), (dtype, shape, op, np.asarray(got), want)
+                total = np.sum(np.stack(mine), axis=0, dtype=dtype)
+                want = (total / size).astype(dtype) if dtype.startswith("f") else total // size
+                x = on_device(mine[rank])
+                assert worker.all_reduce(x, "mean", x) is x
+                assert np.array_equal(np.asarray(x), want), (dtype, shape, np.asarray(x), want)
+                assert np.array_equal(np.asarray(worker.all_gather(on_device(mine[rank]))), np.stack(mine))
+            whole = [np.stack(parts(dtype, (5,))) + r for r in range(size)]
+            whole = [w.astype(dtype) for w in whole]
+            got = worker.reduce_scatter(on_device(whole[rank]), "sum")
+            assert np.array_equal(np.asarray(got), np.sum(np.stack(whole), axis=0, dtype=dtype)[rank])
+            x = on_device(np.full((4, 3), rank + 1, dtype))
+            worker.broadcast([x], root=1)
+            assert (np.asarray(x) == 2).all()
+        x = on_device(np.arange(10, dtype="float32"))[::2]
+        assert np.array_equal(np.asarray(worker.all_reduce(x)), size * np.arange(10)[::2])
+        """,
+        workers=len(DEVICES),
+    ).require_success()
+
+
+@pytest.mark.parametrize("end", ["sys.exit(0)", "raise RuntimeError('oops')", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_a_rank_that_goes_ends_the_all_reduce_of_the_others(run_on_devices, end):
+    outcome = run_on_devices(
+        f"""
+        x = on_device(np.ones(1 << 20), "float32")
+        for _ in range(3):
+            worker.all_reduce(x, "mean", x)
+        np.asarray(x)
+        if rank == 1:
+            {end}
+        began = time.monotonic()
+        try:
+            worker.all_reduce(x, "sum", x)
+            np.asarray(x)
+            worker.all_reduce(x, "sum", x)
+        except WorkerLostError as exc:
+            worker.report({{"said": str(exc), "seconds": time.monotonic() - began}})
+        else:
+            worker.report({{"said": "nothing"}})
+        """
+    )
+    assert "rank 1" in outcome.reported["said"], outcome.logs
+    assert outcome.reported["seconds"] < 10
+
+
+def test_ranks_that_make_other_calls_are_told(run_on_devices):
+    outcome = run_on_devices(
+        """
+        x = on_device(np.ones(100), "float32")
+        worker.all_reduce(x)
+        try:
+            if rank == 0:
+                np.asarray(worker.all_reduce(x))
+                worker.all_reduce(x)
+            else:
+                worker.barrier("elsewhere")
+        except PlatoonError as exc:
+            if rank == 0:
+                worker.report({"said": str(exc)})
+        """
+    )
+    assert "rank 1 waits in 'barrier elsewhere'" in outcome.reported["said"], outcome.logs
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("locked", [True, False])
+@pytest.mark.parametrize("rule", ["EASGD(0.3)", "ASGD()"])
+def test_the_rules_are_their_equations_bit_by_bit(run_on_devices, rule, locked, dtype):
+    """The workers take turns, so NumPy can follow."""
+    run_on_devices(
+        f"""
+        rule, dtype = {rule}, {dtype!r}
+        starts = draw(0, dtype=dtype)
+        arrays = [on_device(a) for a in starts]
+        worker.init_shared_params(arrays, rule)
+        worker.barrier()
+        center = [a.copy() for a in starts]
+        locals_ = [[a.copy() for a in starts] for _ in range(size)]
+        olds = [[a.copy() for a in starts] for _ in range(size)]
+        for step in range(4):
+            for turn in range(size):
+                for x, add in zip(locals_[turn], draw(100 * step + turn, dtype=dtype)):
+                    x += add
+                for x, c, o in zip(locals_[turn], center, olds[turn]):
+                    rule.sync(x, c, (o,) if rule.local_state else ())
+                if turn == rank:
+                    for array, add in zip(arrays, draw(100 * step + turn, dtype=dtype)):
+                        array[...] = np.asarray(array) + add
+                    worker.sync_params({locked})
+                    for array, x in zip(arrays, locals_[turn]):
+                        assert np.array_equal(np.asarray(array), x), (step, turn)
+                worker.barrier()
+        with worker.center_params():
+            for array, c in zip(arrays, center):
+                assert np.allclose(np.asarray(array), c, rtol=1e-6), "center"
+        worker.barrier()
+        """,
+        workers=len(DEVICES),
+    ).require_success()
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_no_update_is_lost_when_all_synchronize_at_once(run_on_devices, locked):
+    """With ASGD the center is the sum of everybody's progress, exactly, in whole numbers."""
+    run_on_devices(
+        f"""
+        x = on_device(np.zeros(3_000_001), "float32")
+        worker.init_shared_params([x], ASGD())
+        worker.barrier()
+        for _ in range(200):
+            x[...] = np.asarray(x) + 1
+            worker.sync_params({locked})
+        np.asarray(x)
+        worker.barrier()
+        with worker.center_params():
+            found = np.asarray(x)
+        worker.barrier()
+        assert (found == 200 * size).all(), (found.min(), found.max())
+        """,
+        workers=len(DEVICES),
+    ).require_success()
+
+
+@on_cuda
+def test_what_is_not_finite_stays_out_and_is_told(run_on_devices):
+    run_on_devices(
+        """
+        a, b = on_device(np.zeros(50_000), "float32"), on_device(np.zeros((10, 10)), "float32")
+        worker.init_shared_params([a, b], EASGD(0.5))
+        worker.barrier()
+        if rank == 1:
+            values = np.ones((10, 10), "float32")
+            values[3, 4] = np.nan
+            b[...] = values
+            worker.sync_params()
+            np.asarray(b)
+            try:
+                worker.sync_params()
+            except NonFiniteError as exc:
+                assert "element 34 of parameter 1" in str(exc), exc
+            else:
+                raise AssertionError("not told")
+        worker.barrier()
+        with worker.center_params():
+            values = np.asarray(b)
+            assert np.isfinite(values).all() and values[3, 4] == 0 and values[0, 0] > 0
+        worker.barrier()
+        """
+    ).require_success()
+
+
+@on_cuda
+@pytest.mark.parametrize("end", ["worker.close(); os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
+def test_the_center_survives_those_who_own_it(run_on_devices, end):
+    """All but the last rank go, one after the other; the last one has the values of all."""
+    outcome = run_on_devices(
+        f"""
+        x = on_device(np.zeros(3_000_001), "float32")
+        worker.init_shared_params([x], ASGD())
+        for turn in range(size):
+            worker.barrier()
+            if rank < turn:
+                continue
+            x[...] = np.asarray(x) + 1
+            worker.sync_params()
+            np.asarray(x)
+            worker.barrier()
+            if rank == turn and turn < size - 1:
+                {end}
+        center, deadline = worker._shared.center, time.monotonic() + 10
+        while center._own != set(range(size)) and time.monotonic() < deadline:
+            worker.sync_params()  # the shards of the dead are made anew meanwhile
+        assert center._own == set(range(size)), center._own
+        found = np.asarray(x)
+        assert (found == sum(range(1, size + 1))).all(), (found.min(), found.max())
+        worker.report({{"done": 1}})
+        """,
+        workers=len(DEVICES),
+    )
+    assert outcome.reported == {"done": 1}, outcome.logs
+
+
+@on_cuda
+def test_the_mirror_has_the_values(run_on_devices):
+    run_on_devices(
+        """
+        values = draw(5)
+        arrays = [on_device(a) for a in values]
+        worker.init_shared_params(arrays, EASGD(0.5))
+        worker.barrier()
+        for array in arrays:
+            array[...] = np.asarray(array) + 2 * (rank == 0)
+        if rank == 0:
+            worker.sync_params()
+            np.asarray(arrays[0])
+        worker.barrier()
+        center = worker._shared.center
+        center._memory.finish_copies()
+        center._look_after(10)
+        center.mirror()
+        center._memory.finish_copies()
+        worker.barrier()
+        mirrored = [np.empty_like(a) for a in values]
+        center._directory.read_values(mirrored)
+        for m, a in zip(mirrored, values):
+            assert np.allclose(m, a + 1, rtol=1e-6)
+        worker.barrier()
+        """
+    ).require_success()
