@@ -35,7 +35,7 @@ __all__ = ["NcclCollective", "Watched", "new_clique_id"]
 
 log = logging.getLogger(__name__)
 
-_TYPECODES = frozenset(dtype_to_typecode(name) for name in DTYPES)
+_TYPECODES = {name: dtype_to_typecode(name) for name in DTYPES}
 _LOOK_S = 0.1
 _INIT_TIMEOUT_S = 60
 _OBJECT_HEAD_BYTES = 16  # of a PyObject; behind it a GpuComm has the pointer to its gpucomm {context, ncclComm_t}
@@ -122,6 +122,7 @@ class NcclCollective:
         self._last: Any = None  # what the last call wrote
         with _no_longer_than(_INIT_TIMEOUT_S):
             self._comm = GpuComm(GpuCommCliqueId(context=context, comm_id=bytearray(clique_id)), self.size, index)
+        self._plain = frozenset(code for name, code in _TYPECODES.items() if self._carries(name))
         self._watcher = threading.Thread(target=self._watch, name="platoon-nccl", daemon=True)
         self._watcher.start()
 
@@ -129,8 +130,10 @@ class NcclCollective:
         """See `Collective.all_reduce`."""
         step = _STEPS.get(op) or _STEPS[canonical_op(op)]
         # In place, as in every training step, there is little to check; all of it counts in microseconds.
-        if out is not array or array.typecode not in _TYPECODES or not array.flags.c_contiguous:
+        if out is not array or array.typecode not in self._plain or not array.flags.c_contiguous:
             array, out = self._prepared(array, out, array.shape)
+            if array.typecode not in self._plain:
+                return self._reduce_wide(self.all_reduce, array, step, out, timeout_s)
         if array.size:
             self._begin(out, timeout_s)
             self._comm.all_reduce(array, step.op, out)
@@ -143,7 +146,9 @@ class NcclCollective:
         if not 0 <= root < self.size:
             raise ConfigurationError(f"got root={root!r}: this group has the ranks 0 to {self.size - 1}")
         source, _ = self._prepared(array, array, array.shape)
-        if source.size:
+        if source.typecode not in self._plain:
+            array[...] = self.broadcast(_widened(source), root, timeout_s=timeout_s)
+        elif source.size:
             self._begin(source, timeout_s)
             self._comm.broadcast(source, root)
             if source is not array:
@@ -153,7 +158,9 @@ class NcclCollective:
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
         """See `Collective.all_gather`."""
         array, out = self._prepared(array, out, (self.size, *array.shape))
-        if array.size:
+        if array.typecode not in self._plain:
+            out[...] = self.all_gather(_widened(array), timeout_s=timeout_s)
+        elif array.size:
             self._begin(out, timeout_s)
             self._comm.all_gather(array.reshape((1, array.size)), out.reshape((self.size, array.size)))
         return out
@@ -166,10 +173,12 @@ class NcclCollective:
                 f"got shape {array.shape}: the first axis must be as long as there are ranks, {self.size}"
             )
         array, out = self._prepared(array, out, array.shape[1:])
+        step = _STEPS[name]
+        if array.typecode not in self._plain:
+            return self._reduce_wide(self.reduce_scatter, array, step, out, timeout_s)
         if array.size:
             self._begin(out, timeout_s)
             flat = array.reshape((self.size, out.size))
-            step = _STEPS[name]
             self._comm.reduce_scatter(flat, step.op, out.reshape((1, out.size)))
             if step.divide:
                 self._divide(out)
@@ -198,6 +207,14 @@ class NcclCollective:
                 handle.value = 0
             self._last = None
 
+    def _carries(self, dtype: str) -> bool:
+        """Tell whether this libgpuarray passes a dtype on to NCCL; it refuses before it does anything."""
+        try:
+            self._comm.all_reduce(_new((1,), np.dtype(dtype), self._context), "sum")
+        except gpuarray.GpuArrayException:
+            return False
+        return True
+
     def _prepared(self, array: Any, out: Any, shape: tuple[int, ...]) -> tuple[Any, Any]:
         require_dtype(array)
         if out is None:
@@ -219,6 +236,12 @@ class NcclCollective:
         self._last = result
         self._deadline = time.monotonic() + timeout_s
         self._counter[0] = self._calls
+
+    def _reduce_wide(self, call: Any, array: Any, step: _Step, out: Any, timeout_s: float) -> Any:
+        out[...] = call(_widened(array), step.op, timeout_s=timeout_s)
+        if step.divide:
+            self._divide(out)
+        return out
 
     def _divide(self, out: Any) -> None:
         divide = _divider(out.context, out.dtype)
@@ -294,6 +317,11 @@ def _raise_in(thread: int, reason: PlatoonError) -> None:
 
 def _new(shape: tuple[int, ...], dtype: Any, context: Any) -> Any:
     return gpuarray.empty(shape, dtype, context=context)
+
+
+def _widened(array: Any) -> Any:
+    """Copy to a dtype that NCCL is sure to be given; integers wrap around when they are copied back."""
+    return array.astype("float32" if array.dtype.kind == "f" else "int32")
 
 
 @functools.cache
