@@ -22,10 +22,32 @@ IMPURE_OF_OURS = {
     f"platoon_base.{name}"
     for name in ("segments", "registry", "centers", "channels", "processes", "controller", "worker", "job", "kernels")
 }
-BACK_ENDS = {"platoon_base.centers.host", "platoon_base.channels.zmq", "platoon_base.channels.inproc"}
+BACK_ENDS = {
+    f"platoon_base.{name}"
+    for name in (
+        "centers.host",
+        "centers.device",
+        "channels.zmq",
+        "channels.inproc",
+        "collectives.host",
+        "collectives.nccl",
+        "collectives.staged",
+    )
+}
+# Devices' back ends are imported by name, once there are devices.
+ALWAYS_CHOSEN = {name for name in BACK_ENDS if not name.endswith((".device", ".nccl", ".staged"))}
+
+# The files that talk to devices by pygpu; nothing imports them unless there are some.
+ABOUT_DEVICES = {
+    "centers/device.py",
+    "centers/device_kernels.py",
+    "collectives/flat_device.py",
+    "collectives/nccl.py",
+    "theano_ops/gpu.py",
+}
 
 # The modules that are about Theano; in all but the first it is imported inside functions, once the script has it.
-ABOUT_THEANO = {"theano_ops", "compat", "nursery", "theano_fixes"}
+ABOUT_THEANO = {"theano_ops", "platoon_api", "compat", "nursery", "theano_fixes"}
 
 
 def sources(folder):
@@ -114,6 +136,8 @@ def test_the_base_does_not_know_the_plugins(path):
 def test_frameworks_are_imported_only_where_they_are_the_matter(path):
     about = path.relative_to(BASE).with_suffix("").parts[0] in ABOUT_THEANO
     allowed = {"theano"} if about else set()
+    if path.relative_to(BASE).as_posix() in ABOUT_DEVICES:
+        allowed.add("pygpu")
     assert within(imports(path), FRAMEWORKS) == within(imports(path), allowed)
 
 
@@ -121,7 +145,7 @@ def test_frameworks_are_imported_only_where_they_are_the_matter(path):
 def test_only_the_job_chooses_back_ends(path):
     found = within(imports(path), BACK_ENDS)
     if path == BASE / "job.py":
-        assert found >= BACK_ENDS
+        assert found >= ALWAYS_CHOSEN
     else:
         assert found == set()
 
@@ -132,7 +156,8 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     found = imports(path)
     assert not within(found, {"zmq"}) or place == "channels/zmq.py"
     assert not within(found, {"posix_ipc"}) or place == "segments.py"
-    allowed = {"job.py", "registry.py", "doctor.py", "centers/host.py"}
+    allowed = {"job.py", "registry.py", "doctor.py", "centers/host.py", "centers/device.py", "centers/shards.py"}
+    allowed.add("collectives/host.py")
     assert not within(found, {"platoon_base.segments"}) or place in allowed
 
 

@@ -244,8 +244,7 @@ class NcclCollective:
         return out
 
     def _divide(self, out: Any) -> None:
-        divide = _divider(out.context, out.dtype)
-        divide(out, self.size)
+        _divider(out.context, out.dtype)(out, self.size)
 
     # In the watching thread.
 
@@ -328,19 +327,6 @@ def _widened(array: Any) -> Any:
 def _divider(context: Any, dtype: Any) -> Callable[[Any, int], None]:
     """Compile ``value := value / ranks``, which for integers rounds toward zero as C does."""
     scalar = "int32" if dtype.kind in "iu" else "float64" if dtype == np.float64 else "float32"
-    code = GpuElemwise(
-        context,
-        "value = value / ranks",
-        [
-            arg("value", dtype, scalar=False, read=True, write=True),
-            arg(
-                "ranks", "int32" if dtype.kind in "iu" else "float64" if dtype == "float64" else "float32", scalar=True
-            ),
-        ],
-        convert_f16=True,
-    )
-
-    def divide(array: Any, n: int) -> None:
-        code(array, n)
-
-    return divide
+    operands = [arg("value", dtype, scalar=False, read=True, write=True), arg("ranks", scalar, scalar=True)]
+    compiled: Callable[[Any, int], None] = GpuElemwise(context, "value = value / ranks", operands, convert_f16=True)
+    return compiled

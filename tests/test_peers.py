@@ -1,0 +1,133 @@
+"""What workers know of each other: real jobs, in which ranks leave, die, or wait elsewhere."""
+
+import pytest
+
+pytestmark = pytest.mark.base
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+from platoon_base import connect
+from platoon_base.errors import *
+
+worker = connect()
+rank = worker.global_rank
+x = np.ones(1000, "float32")
+worker.all_reduce(x)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "how"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", ["is lost", "killed by SIGKILL"]),
+        ("os._exit(3)", ["is lost", "exit status 3"]),
+        ("raise RuntimeError('oops')", ["rank 1"]),
+        ("sys.exit(0)", ["rank 1"]),
+    ],
+)
+def test_who_waits_in_an_all_reduce_learns_who_is_gone_and_how(run_job, end, how):
+    outcome = run_job(
+        HEAD
+        + f"""
+if rank == 1:
+    {end}
+try:
+    worker.all_reduce(x)
+except WorkerLostError as exc:
+    worker.report({{f"rank {{rank}}": str(exc)}})
+""",
+        workers=3,
+    )
+    assert set(outcome.reported) == {"rank 0", "rank 2"}, outcome.logs
+    for said in outcome.reported.values():
+        assert "rank 1" in said
+    # Whoever notices first tells how it went; the others may be told by that rank instead.
+    assert any(all(part in said for part in how) for said in outcome.reported.values()), outcome.reported
+
+
+def test_an_all_reduce_and_a_barrier_that_wait_for_each_other_end(run_job):
+    outcome = run_job(
+        HEAD
+        + """
+try:
+    if rank == 0:
+        worker.all_reduce(x)
+    else:
+        worker.barrier("epoch")
+except PlatoonError as exc:
+    if rank == 0:
+        worker.report({"said": str(exc)})
+""",
+    )
+    assert "rank 1 waits in 'barrier epoch'" in outcome.reported["said"], outcome.logs
+
+
+def test_uneven_numbers_of_calls_end_with_an_error(run_job):
+    outcome = run_job(
+        HEAD
+        + """
+try:
+    for _ in range(5 + (rank == 0)):
+        worker.all_reduce(x)
+except WorkerLostError as exc:
+    worker.report({"said": str(exc)})
+worker.close()
+""",
+    )
+    assert "rank 1" in outcome.reported["said"], outcome.logs
+
+
+def test_a_late_joiner_is_told_that_groups_are_fixed(run_job, write_script):
+    late = write_script(
+        """
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.errors import ConfigurationError
+
+        with connect() as worker:
+            try:
+                worker.all_reduce(np.ones(3))
+            except ConfigurationError as exc:
+                worker.report({"said": str(exc)})
+        """,
+        "late.py",
+    )
+    outcome = run_job(
+        """
+        import os, subprocess, sys
+        from platoon_base import connect
+
+        with connect() as worker:
+            if worker.global_rank == 0:
+                environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
+                subprocess.run([sys.executable, sys.argv[2]], env=environment, check=True, timeout=60)
+            worker.barrier()
+        """,
+        args=[str(late)],
+    ).require_success()
+    assert "joined late" in outcome.reported["said"]
+
+
+def test_a_group_that_cannot_be_made_fails_on_every_rank(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.collectives.host import HostCollective
+        from platoon_base.errors import PlatoonError
+
+        def fail(*args, **kwargs):
+            raise OSError("no room")
+
+        HostCollective.create = fail
+        with connect() as worker:
+            try:
+                worker.all_reduce(np.ones(3))
+            except (PlatoonError, OSError) as exc:
+                worker.report({f"rank {worker.global_rank}": str(exc)})
+            worker.barrier()
+        """
+    ).require_success()
+    assert set(outcome.reported) == {"rank 0", "rank 1"}
+    assert all("no room" in said for said in outcome.reported.values())

@@ -1,0 +1,124 @@
+"""How a center is dealt out to devices, and the directory in shared memory: against plain counting."""
+
+import os
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from platoon_base.centers.shards import Directory, DirectoryLayout
+from platoon_base.centers.tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling
+from platoon_base.layout import Layout, ParameterSpec
+from platoon_base.segments import Segment
+
+pytestmark = pytest.mark.base
+
+SHAPES = [(100_000,), (), (0,), (3, 5), (TILE_BYTES // 4,), (TILE_BYTES // 4 + 1,)]
+
+
+def layout_of(shapes, dtype="float32"):
+    return Layout(tuple(ParameterSpec(f"p{i}", shape, dtype) for i, shape in enumerate(shapes)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    shapes=st.lists(st.sampled_from([*SHAPES, (40_000,), (17, 19)]), min_size=1, max_size=8),
+    shards=st.integers(1, 5),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_every_element_lies_in_one_place_of_one_shard(shapes, shards, dtype):
+    tiling, itemsize = Tiling(layout_of(shapes, dtype), shards), np.dtype(dtype).itemsize
+    covered = [np.zeros(int(np.prod(shape)), int) for shape in shapes]
+    taken = [np.zeros(size, int) for size in tiling.shard_bytes]
+    state = np.zeros(tiling.state_bytes, int)
+    for tile in tiling.tiles:
+        nbytes = tile.size * itemsize
+        assert 0 < nbytes <= TILE_BYTES
+        assert tile.offset % ALIGNMENT == tile.state % ALIGNMENT == 0
+        assert tile.offset >= tiling.values_start[tile.shard]
+        assert tile.lock + LOCK_BYTES <= tiling.values_start[tile.shard]
+        covered[tile.parameter][tile.start : tile.start + tile.size] += 1
+        taken[tile.shard][tile.offset : tile.offset + nbytes] += 1
+        taken[tile.shard][tile.lock : tile.lock + LOCK_BYTES] += 1
+        state[tile.state : tile.state + nbytes] += 1
+    assert all((c == 1).all() for c in covered)
+    assert all((t <= 1).all() for t in taken)
+    assert (state <= 1).all()
+
+
+def test_the_shards_are_of_about_one_size():
+    sizes = Tiling(layout_of([(1_000_003,), (700_001,)]), 4).shard_bytes
+    # The last tile of each parameter is shorter than the others.
+    assert max(sizes) - min(sizes) <= 2 * (TILE_BYTES + ALIGNMENT)
+
+
+@pytest.fixture
+def directories():
+    """Two handles of one directory, as two workers have them."""
+    layout = layout_of(SHAPES)
+    name = f"/platoon-{os.getuid()}-test{os.getpid()}-center"
+    plan = DirectoryLayout(layout, Tiling(layout, 3))
+    first = Directory(Segment.create(name, plan.size_bytes), plan)
+    first.begin()
+    second = Directory(Segment.attach(name), plan)
+    yield first, second
+    first.close()
+    second.close()
+    Segment.unlink(name)
+
+
+def test_values_come_back_through_the_mirror(directories):
+    first, second = directories
+    rng = np.random.default_rng(0)
+    values = [np.asarray(rng.standard_normal(shape), "float32") for shape in SHAPES]
+    first.write_values(values)
+    found = [np.empty(shape, "float32") for shape in SHAPES]
+    second.read_values(found)
+    assert all(np.array_equal(a, b) for a, b in zip(values, found))
+    # Each shard's part of the mirror is its memory behind the locks.
+    for tile in first.tiling.tiles:
+        start = tile.offset - first.tiling.values_start[tile.shard]
+        part = second.mirror(tile.shard)[start : start + 4 * tile.size].view("float32")
+        assert np.array_equal(part, values[tile.parameter].reshape(-1)[tile.start : tile.start + tile.size])
+
+
+def test_owners_are_published_one_after_the_other(directories):
+    first, second = directories
+    assert not second.complete
+    for shard in range(3):
+        first.publish(shard, owner=shard, handle=bytes([shard]) * 64)
+    assert second.complete
+    before = second.version
+    second.publish(1, owner=2, handle=b"x" * 64)
+    assert first.version != before
+    assert first.entry(1) == (2, 2, b"x" * 64)
+    assert first.entry(0) == (1, 0, bytes(64))
+
+
+def test_the_lock_of_an_entry_keeps_the_other_out(directories):
+    first, second = directories
+    assert first.try_lock(0)
+    assert not second.try_lock(0)
+    assert second.try_lock(1)
+    first.unlock(0)
+    assert second.try_lock(0)
+
+
+def test_a_directory_of_another_model_is_refused(directories):
+    first, _ = directories
+    other = layout_of([*SHAPES[:-1], (5,)])
+    assert Directory.shards_in(first._segment) == 3
+    assert not DirectoryLayout(other, Tiling(other, 3)).fits(first._segment)
+    assert DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3)).fits(first._segment)
+
+
+def test_the_flag_of_a_worker_is_its_own(directories):
+    first, second = directories
+    words = np.frombuffer(first._segment.buffer, np.uint32)
+    words[second.flag_offset(7) // 4] = 1
+    assert second.flag(7)
+    assert not second.flag(6)
+    second.clear_flag(7)
+    assert not first.flag(7)
+    del words
