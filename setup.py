@@ -33,13 +33,14 @@ def extensions():
     # No contraction and no reordering: the results stay the bits that NumPy gives.
     flags = ["-O3", "-ffp-contract=off", "-fno-math-errno"]
     # Comparisons vectorize only where nobody asks which of them met a NaN.
-    return [_extension("_kernels", flags), _extension("_collectives", [*flags, "-fno-trapping-math"])]
+    return [_extension("_kernels", flags), _extension("_collectives", [*flags, "-fno-trapping-math"], "_reductions.h")]
 
 
-def _extension(name, flags):
+def _extension(name, flags, *headers):
     return Extension(
         f"platoon_base.{name}",
         [f"platoon_base/{name}.c"],
+        depends=[f"platoon_base/{header}" for header in headers],
         define_macros=[("Py_LIMITED_API", "0x03090000")],
         py_limited_api=True,
         optional=True,

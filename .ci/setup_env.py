@@ -26,6 +26,9 @@ DEBIAN_PYGPU = Path("/usr/lib/python3/dist-packages/pygpu")
 # Their setup.py files need the setuptools and wheel of the constraints, and NumPy, in place.
 OLD_SDISTS = ("picklable-itertools", "theano", "lasagne")
 BUILD_TOOLS = ("setuptools", "wheel")
+# Compiled against the system's MPI; the last version whose source holds the C code and so needs no Cython.
+OVER_MPI = ("mpi4py",)
+EXTENSIONS = ("_kernels", "_collectives")
 # Fails unless the distributions named, or all there are, have their files (bytecode may come and go).
 HAS_ITS_FILES = """
 import importlib.metadata as metadata, sys
@@ -43,12 +46,25 @@ def pins() -> dict[str, str]:
     return {line.partition("==")[0].lower(): line for line in lines if line and not line.startswith("#")}
 
 
+def has_mpi() -> bool:
+    return shutil.which("mpicc") is not None
+
+
+def wanted() -> dict[str, str]:
+    """The pinned requirements that can be installed here."""
+    apart = () if has_mpi() else OVER_MPI
+    return {name: requirement for name, requirement in pins().items() if name not in apart}
+
+
 def expected_stamp(missing: list[str]) -> str:
     scripts = [CI / "setup_env.py", CI / "common.py", CI / "system_packages.py"]
-    sources = [ROOT / "setup.py", CONSTRAINTS, ROOT / "platoon_base" / "_kernels.c", *scripts]
+    compiled = sorted((ROOT / "platoon_base").glob("_*.[ch]"))
+    sources = [ROOT / "setup.py", CONSTRAINTS, *compiled, *scripts]
     interpreter = f"{sys.base_prefix} {platform.python_version()} {ROOT}"
     # make clean removes the extension, which has to bring the set-up back.
-    return fingerprint(sources, interpreter, " ".join(missing), str(has_extension()), str(pygpu_link().exists()))
+    return fingerprint(
+        sources, interpreter, " ".join(missing), str(has_extensions()), str(pygpu_link().exists()), str(has_mpi())
+    )
 
 
 def is_ready(missing: list[str]) -> bool:
@@ -56,7 +72,7 @@ def is_ready(missing: list[str]) -> bool:
     python = VENV / "bin" / "python"
     return (
         read_stamp(VENV) == expected_stamp(missing)
-        and succeeds(python, HAS_ITS_FILES, *pins(), "platoon-plugins")
+        and succeeds(python, HAS_ITS_FILES, *wanted(), "platoon-plugins")
         and succeeds(python, "import platoon_base")
     )
 
@@ -116,8 +132,8 @@ def create_venv() -> None:
 
 def install_packages() -> None:
     """Install the pinned packages; the list is complete, so no resolver has to run."""
-    by_name = pins()
-    apart = {*OLD_SDISTS, *BUILD_TOOLS, "fuel"}
+    by_name = wanted()
+    apart = {*OLD_SDISTS, *BUILD_TOOLS, *OVER_MPI, "fuel"}
     wheels = [requirement for name, requirement in by_name.items() if name not in apart]
     say(f"installing {len(by_name)} Python packages")
     pip("install", "-q", "--no-deps", *(by_name[name] for name in BUILD_TOOLS), what="installing the build tools")
@@ -125,6 +141,10 @@ def install_packages() -> None:
     sdists = [by_name[name] for name in OLD_SDISTS]
     pip("install", "-q", "--no-deps", "--no-build-isolation", *sdists, what="installing Theano and Lasagne")
     pip("install", "-q", "--no-deps", fuel_wheel(by_name["fuel"]), what="installing Fuel")
+    for name in OVER_MPI:
+        if name in by_name:
+            options = ["--no-deps", "--no-build-isolation", "--no-binary", name]
+            pip("install", "-q", *options, by_name[name], what=f"building {name}")
 
 
 def fuel_wheel(requirement: str) -> Path:
@@ -176,12 +196,12 @@ def link_pygpu() -> None:
 
 
 def install_project() -> None:
-    say("installing platoon-plugins itself and its C extension")
+    say("installing platoon-plugins itself and its C extensions")
     pip("install", "-q", "--no-deps", "--no-build-isolation", "-e", ROOT, what="installing the project")
 
 
-def has_extension() -> bool:
-    return any((ROOT / "platoon_base").glob("_kernels*.so"))
+def has_extensions() -> bool:
+    return all(any((ROOT / "platoon_base").glob(f"{name}*.so")) for name in EXTENSIONS)
 
 
 def summarize(apt: system_packages.AptResult) -> None:
@@ -189,8 +209,10 @@ def summarize(apt: system_packages.AptResult) -> None:
     skipped = [group for group in system_packages.groups() if set(group.packages) & set(apt.missing)]
     for group in skipped:
         say(f"skipped: {group.gives}; {group.without}")
-    if not has_extension():
-        say("skipped: the C extension, which did not compile; the NumPy kernels are used")
+    if not has_extensions():
+        say("skipped: the C extensions, which did not compile; NumPy is used, many times slower")
+    if not has_mpi():
+        say("skipped: mpi4py, as there is no mpicc; the benchmark of all-reduce has nothing to compare with")
     if apt.missing:
         say(f"not installed: {apt.reason}; to get what is skipped, run this as root, then make setup:")
         print(f"  {system_packages.apt_line(apt.missing)}", flush=True)
@@ -200,7 +222,7 @@ def _installed() -> list[str]:
     by_name = pins()
     names = [by_name[name].replace("==", " ") for name in ("numpy", "scipy", "theano", "lasagne", "fuel")]
     system = [group.gives for group in system_packages.OPTIONAL if not _lacks(group)]
-    return [*names, *(["C extension"] if has_extension() else []), *system]
+    return [*names, *(["C extensions"] if has_extensions() else []), *system]
 
 
 def _lacks(group: system_packages.Group) -> bool:

@@ -61,11 +61,11 @@ def goal(text: str, reached: float, wanted: float, at_least: bool = True) -> dic
     return {"goal": text, "measured": reached, "wanted": f"{sign} {wanted:g}", "reached": ok}
 
 
-def save(name: str, results: dict) -> Path:
+def save(name: str, results: dict, folder: Path = FOLDER) -> Path:
     """Write results as JSON beside the machine's description; returns the path for the plot."""
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    (FOLDER / f"{name}.json").write_text(json.dumps({"machine": machine(), **results}, indent=1) + "\n")
-    return FOLDER / f"{name}.png"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"{name}.json").write_text(json.dumps({"machine": machine(), **results}, indent=1) + "\n")
+    return folder / f"{name}.png"
 
 
 def figure(**options):

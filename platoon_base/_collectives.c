@@ -15,16 +15,11 @@
 #include <stdint.h>
 #include <string.h>
 #include <time.h>
+#include "_reductions.h"
 #ifdef __linux__
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#endif
-
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
-#define CLONES __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define CLONES
 #endif
 
 #if defined(__x86_64__)
@@ -36,14 +31,9 @@
 #endif
 
 enum { ALL_REDUCE, BROADCAST, ALL_GATHER, REDUCE_SCATTER, BARRIER };
-enum { SUM, PROD, MAX, MIN, MEAN };
-enum { FLOAT16, FLOAT32, FLOAT64, INT8, INT32, INT64, UINT8 };
 enum { ENDED, AGAIN, BROKEN, MISMATCH };
-enum { ARRIVED, PUT, COMBINED, DONE }; /* the counters of a rank */
+enum { ARRIVED, PUT, COMBINED, DONE }; /* the counters of a rank; a fifth is Python's */
 
-static const int64_t ITEMSIZE[] = {2, 4, 8, 1, 4, 8, 1};
-
-#define BLOCK 2048         /* elements combined at a time where the sum needs a place of its own */
 #define COMBINE_LAG 1      /* steps */
 #define TAKE_LAG 2         /* steps; the segment has at least two buffers more */
 #define YIELD_NS 300000    /* how long a wait yields before it sleeps */
@@ -59,143 +49,19 @@ struct board {
 };
 
 struct line {
-    int64_t counters[16]; /* the first four; two cache lines, because processors fetch them in pairs */
+    int64_t counters[5];
+    uint64_t cores[11]; /* that this rank may run on, a bit each; so far two cache lines, as processors fetch pairs */
     int64_t headers[2][8]; /* of even and of odd calls */
 };
 
 /* Filled by Python once, except for `call` and what follows. */
 struct state {
-    int64_t segment, rank, size, chunk, buffers, direct, spins, lines, slots;
+    int64_t segment, rank, size, chunk, buffers, direct, roomy_spins, crowded_spins, lines, slots;
     int64_t call, step; /* calls begun; steps of all calls that have ended */
     int64_t waiting_for, until; /* a counter, and the value that all must reach; 0: for nobody */
-    int64_t header[8], array, out;
+    int64_t header[8], array, out, spins;
     int64_t stage, turn, steps, width, parts;
 };
-
-/* ---- Arithmetic ------------------------------------------------------------------------------------------------- */
-
-typedef void (*pair)(const void *, const void *, void *, int64_t);
-
-/* dst may be a or b. U wraps around where T must not overflow. */
-#define DEFINE_PAIR(name, type, T, expression)                                                                   \
-    CLONES static void name##_##type(const void *first, const void *second, void *to, int64_t n)                 \
-    {                                                                                                            \
-        const T *xs = first, *ys = second;                                                                       \
-        T *dst = to;                                                                                             \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++)                                                     \
-        {                                                                                                        \
-            T x = xs[i], y = ys[i];                                                                              \
-            dst[i] = (T)(expression);                                                                            \
-        }                                                                                                        \
-    }
-
-#define DEFINE_TYPE(type, T, U, W)                                                                               \
-    DEFINE_PAIR(sum, type, T, (U)x + (U)y)                                                                       \
-    DEFINE_PAIR(prod, type, T, (U)x * (U)y)                                                                      \
-    DEFINE_PAIR(max, type, T, ((x >= y) | (x != x)) ? x : y)                                                     \
-    DEFINE_PAIR(min, type, T, ((x <= y) | (x != x)) ? x : y)                                                     \
-    CLONES static void share_##type(void *values, int64_t n, int64_t size)                                       \
-    {                                                                                                            \
-        T *xs = values;                                                                                          \
-        W by = (W)size;                                                                                          \
-        for (int64_t i = 0; i < n; i++)                                                                          \
-            xs[i] = (T)((W)xs[i] / by);                                                                          \
-    }
-
-DEFINE_TYPE(float32, float, float, float)
-DEFINE_TYPE(float64, double, double, double)
-DEFINE_TYPE(int8, int8_t, uint8_t, int64_t)
-DEFINE_TYPE(int32, int32_t, uint32_t, int64_t)
-DEFINE_TYPE(int64, int64_t, uint64_t, int64_t)
-DEFINE_TYPE(uint8, uint8_t, uint8_t, int64_t)
-
-#define PAIRS(type) {sum_##type, prod_##type, max_##type, min_##type, sum_##type}
-static const pair pairs[][5] = {
-    PAIRS(float32), /* float16 is computed in float32 */
-    PAIRS(float32), PAIRS(float64), PAIRS(int8), PAIRS(int32), PAIRS(int64), PAIRS(uint8),
-};
-static void (*const shares[])(void *, int64_t, int64_t) = {
-    share_float32, share_float32, share_float64, share_int8, share_int32, share_int64, share_uint8,
-};
-
-/* Exact. Of subnormal numbers only halves, so that it holds whatever the processor is told to do with those. */
-CLONES static void widen(const void *from, void *to, int64_t n)
-{
-    const uint16_t *halves = from;
-    float *dst = to;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t half = halves[i], exponent = half & 0x7c00, bits = (half & 0x7fff) << 13, small;
-        uint32_t normal = bits + (UINT32_C(112) << 23), special = bits + (UINT32_C(224) << 23);
-        float value;
-        bits += UINT32_C(113) << 23;
-        memcpy(&value, &bits, 4);
-        value -= 0x1p-14f;
-        memcpy(&small, &value, 4);
-        bits = exponent == 0 ? small : normal;
-        bits = exponent == 0x7c00 ? special : bits;
-        bits |= (half & 0x8000) << 16;
-        memcpy(dst + i, &bits, 4);
-    }
-}
-
-/* To the nearest, ties to even; what is too large becomes infinite. */
-CLONES static void narrow(const void *from, void *to, int64_t n)
-{
-    const float *values = from;
-    uint16_t *dst = to;
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t bits, small, normal;
-        memcpy(&bits, values + i, 4);
-        uint32_t sign = bits >> 16 & 0x8000;
-        bits &= 0x7fffffff;
-        float shifted;
-        memcpy(&shifted, &bits, 4);
-        shifted += 0.5f; /* rounds at 2**-24, the unit of subnormal numbers */
-        memcpy(&small, &shifted, 4);
-        small -= UINT32_C(0x3f000000);
-        normal = (bits + UINT32_C(0xc8000fff) + (bits >> 13 & 1)) >> 13;
-        uint32_t half = bits < UINT32_C(0x38800000) ? small : normal;
-        half = bits >= UINT32_C(0x477ff000) ? 0x7c00 : half;
-        half = bits > UINT32_C(0x7f800000) ? 0x7e00 : half;
-        dst[i] = (uint16_t)(half | sign);
-    }
-}
-
-/* Combine n elements of all sources, in their order, into `out` and, if not NULL, `copy`. `out` may be a source. */
-static void combine(const char **sources, int64_t size, int op, int dtype, int64_t n, char *out, char *copy)
-{
-    int64_t item = ITEMSIZE[dtype], half = dtype == FLOAT16;
-    pair add = pairs[dtype][op];
-    if (size == 2 && !copy && !half && op != MEAN) {
-        add(sources[0], sources[1], out, n);
-        return;
-    }
-    double sum[BLOCK];
-    float wide[BLOCK];
-    for (int64_t start = 0; start < n; start += BLOCK) {
-        int64_t count = n - start < BLOCK ? n - start : BLOCK, from = start * item;
-        char *to = copy ? copy + from : out + from;
-        void *total = half || (size > 2 && !copy) ? (void *)sum : (void *)to; /* not yet where a source may lie */
-        if (half)
-            widen(sources[0] + from, sum, count);
-        else if (size == 1)
-            memmove(total, sources[0] + from, count * item);
-        for (int64_t q = 1; q < size; q++) {
-            const void *next = sources[q] + from;
-            if (half)
-                widen(next, wide, count);
-            add(q == 1 && !half ? sources[0] + from : total, half ? wide : next, total, count);
-        }
-        if (op == MEAN)
-            shares[dtype](total, count, size);
-        if (half)
-            narrow(sum, to, count);
-        else if (total != to)
-            memcpy(to, total, count * item);
-        if (copy)
-            memcpy(out + from, to, count * item);
-    }
-}
 
 /* ---- Waiting ---------------------------------------------------------------------------------------------------- */
 
@@ -380,6 +246,29 @@ static void put_and_announce(struct state *s, int64_t turn)
     announce(s, PUT, s->step + turn + 1);
 }
 
+/* How often to look before the core is given away: worth it only if the ranks have a core each, by their affinities. */
+static int64_t find_spins(const struct state *s)
+{
+    int64_t cores = 0;
+    for (size_t word = 0; word < sizeof line_of(s, 0)->cores / 8; word++) {
+        uint64_t any = 0;
+        for (int64_t q = 0; q < s->size; q++)
+            any |= line_of(s, q)->cores[word];
+        for (; any; any &= any - 1)
+            cores++;
+    }
+    return cores >= s->size ? s->roomy_spins : s->crowded_spins;
+}
+
+/* Wait, but first put what there is room for: others may be without a core, and need it as soon as they have one. */
+static int meet(struct state *s, int counter, int64_t value, int64_t patience_ns)
+{
+    const int64_t *put = &line_of(s, s->rank)->counters[PUT];
+    while (*put < s->step + s->steps && !all_reached(s, counter, value) && all_reached(s, DONE, *put + 1 - s->buffers))
+        put_and_announce(s, *put - s->step);
+    return wait_for(s, counter, value, patience_ns);
+}
+
 /* Cut the call into steps, tell the others what is called, and put the first step if there is room. */
 static void begin(struct state *s)
 {
@@ -397,6 +286,8 @@ static void begin(struct state *s)
         put(s, 0);
         __atomic_store_n(&own->counters[PUT], s->step + 1, __ATOMIC_RELEASE);
     }
+    if (s->call == 1) /* all were there in the call before */
+        s->spins = find_spins(s);
     s->call++;
     announce(s, ARRIVED, s->call);
 }
@@ -430,14 +321,14 @@ static int advance(struct state *s, int64_t patience_ns, const char **sources)
         }
         s->stage = s->stage < 2 ? 2 : s->stage;
         if (s->stage == 2 && combined >= 0 && combined < s->steps) {
-            if ((status = wait_for(s, PUT, s->step + combined + 1, patience_ns)) != ENDED)
+            if ((status = meet(s, PUT, s->step + combined + 1, patience_ns)) != ENDED)
                 return status;
             combine_step(s, combined, sources);
             announce(s, three ? COMBINED : DONE, s->step + combined + 1);
         }
         s->stage = 3;
         if (three && taken >= 0) {
-            if ((status = wait_for(s, COMBINED, s->step + taken + 1, patience_ns)) != ENDED)
+            if ((status = meet(s, COMBINED, s->step + taken + 1, patience_ns)) != ENDED)
                 return status;
             take(s, taken);
             announce(s, DONE, s->step + taken + 1);
@@ -454,38 +345,69 @@ static int advance(struct state *s, int64_t patience_ns, const char **sources)
     return ENDED;
 }
 
+/* What NumPy tells about an array in C, the same in all of its versions; the buffer protocol came to the limited API
+ * with Python 3.11 only. */
+struct array_interface {
+    int two, dimensions;
+    char kind;
+    int itemsize, flags;
+    intptr_t *shape, *strides;
+    void *data;
+};
+
+/* The array's memory stays where it is while the caller keeps the array. */
+static int find_data(PyObject *array, void **data)
+{
+    PyObject *capsule = PyObject_GetAttrString(array, "__array_struct__");
+    if (capsule == NULL)
+        return 0;
+    const struct array_interface *found = PyCapsule_GetPointer(capsule, NULL);
+    if (found != NULL)
+        *data = found->data;
+    Py_DECREF(capsule);
+    return found != NULL;
+}
+
+static int run(struct state *s, int64_t patience_ns, const char **sources, int fresh)
+{
+    if (__atomic_load_n(&board_of(s)->broken, __ATOMIC_ACQUIRE))
+        return BROKEN;
+    if (fresh)
+        begin(s);
+    return advance(s, patience_ns, sources);
+}
+
 /* Without the interpreter's lock: the ranks may be threads of one process. */
 static PyObject *py_run(PyObject *self, PyObject *args)
 {
-    unsigned long long state_address, header_address, array, out;
+    unsigned long long state_address;
+    PyObject *header, *array, *out;
+    void *header_data = NULL, *array_data, *out_data;
     double patience_s;
     int status;
     (void)self;
-    if (!PyArg_ParseTuple(args, "KKKKd:run", &state_address, &header_address, &array, &out, &patience_s))
+    if (!PyArg_ParseTuple(args, "KOOOd:run", &state_address, &header, &array, &out, &patience_s))
         return NULL;
     struct state *s = (struct state *)(uintptr_t)state_address;
+    if (header != Py_None) {
+        if (!find_data(header, &header_data) || !find_data(array, &array_data) || !find_data(out, &out_data))
+            return NULL;
+        memcpy(s->header, header_data, sizeof s->header);
+        s->array = (intptr_t)array_data;
+        s->out = (intptr_t)out_data;
+    }
     const char **sources = PyMem_Malloc((size_t)s->size * sizeof *sources);
     if (sources == NULL)
         return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-    if (__atomic_load_n(&board_of(s)->broken, __ATOMIC_ACQUIRE)) {
-        status = BROKEN;
-    } else {
-        if (header_address) {
-            memcpy(s->header, (const void *)(uintptr_t)header_address, sizeof s->header);
-            s->array = (int64_t)array;
-            s->out = (int64_t)out;
-            begin(s);
-        }
-        status = advance(s, (int64_t)(patience_s * 1e9), sources);
-    }
+    status = run(s, (int64_t)(patience_s * 1e9), sources, header_data != NULL);
     Py_END_ALLOW_THREADS
     PyMem_Free(sources);
     return PyLong_FromLong(status);
 }
 
 static PyMethodDef methods[] = {
-    {"run", py_run, METH_VARARGS, "run(state_address, header_address, array_address, out_address, patience_s)"},
+    {"run", py_run, METH_VARARGS, "run(state_address, header, array, out, patience_s)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -10,8 +10,8 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from platoon_base import compat
-from platoon_base.job import RANK
+from platoon_base import compat, device_warnings
+from platoon_base.job import DEVICE, RANK
 
 __all__ = ["main", "put_first_on_path", "run_script", "script_folder", "set_up_logging"]
 
@@ -21,6 +21,7 @@ def main() -> None:
     script, *args = sys.argv[1:]
     set_up_logging()
     compat.apply()
+    device_warnings.watch_theano(os.environ.get(DEVICE, "cpu"))
     run_script(script, args)
 
 

@@ -13,13 +13,23 @@ from rich.console import Console
 from rich.table import Table
 
 from platoon_base import __version__, bootstrap, registry
-from platoon_base.controller import Result
-from platoon_base.devices import is_device_name
+from platoon_base.controller import Result, Snapshot
+from platoon_base.device_warnings import LOG_MARK
+from platoon_base.devices import choose_devices, is_device_name
 from platoon_base.display import Display, summary, write_summary
 from platoon_base.doctor import checks
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import JOB, RANK
-from platoon_base.launcher import launch, log_file, new_log_folder, require_runnable, require_script
+from platoon_base.launcher import (
+    CENTERS,
+    choose_center,
+    launch,
+    log_file,
+    new_log_folder,
+    require_runnable,
+    require_script,
+)
+from platoon_base.log_lines import MarkedLines
 from platoon_base.registry import JobFiles
 
 __all__ = ["main"]
@@ -35,9 +45,23 @@ def commands() -> None:
 
 
 @commands.command("launch", context_settings=_SCRIPT, short_help="Run a script as N workers.")
-@click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, all on the CPU.")
 @click.option(
-    "-D", "--devices", multiple=True, metavar="DEV ...", help="One worker for each device, such as cuda0 cuda1."
+    "-n", "--workers", type=int, metavar="N", help="Number of workers: on the first N CUDA devices, or on the CPU."
+)
+@click.option(
+    "-D",
+    "--devices",
+    multiple=True,
+    metavar="DEV ...",
+    help="One worker for each device, such as cuda0 cuda1. Or one word: cuda, all CUDA devices; cpu, with -n; auto, "
+    "cuda where there is one, else cpu.  [auto]",
+)
+@click.option(
+    "--center",
+    type=click.Choice(CENTERS),
+    default="auto",
+    show_default=True,
+    help="Where the shared parameters live: in shared memory, or on the first GPU.",
 )
 @click.option(
     "--log-dir", type=click.Path(path_type=Path), help="Folder for the workers' logs.  [platoon_logs/SCRIPT/TIME]"
@@ -51,6 +75,7 @@ def commands() -> None:
 def launch_command(
     workers: int | None,
     devices: tuple[str, ...],
+    center: str,
     log_dir: Path | None,
     seed: int,
     summary_file: Path | None,
@@ -59,34 +84,52 @@ def launch_command(
 ) -> None:
     """Run SCRIPT with ARGS as N workers of one job.
 
+    Without -n and -D there is a worker for each CUDA device, of those that CUDA_VISIBLE_DEVICES lets through. Where
+    there is none, there is a worker for each core, at most 4. With -n alone the first N CUDA devices are taken; if
+    there are fewer, that is an error. With GPUs there, only -D cpu takes the CPU.
+
+    A worker on a GPU has Theano's device set, and floatX=float32 and dnn.enabled=False unless you have set them.
+
     The exit status is the worst of all workers'. Ctrl-C ends them all.
     """
     console = Console()
     _log_to(console)
-    places = _places(workers, devices)
+    require_script(script)
+    places, why = choose_devices(workers, devices)
     require_runnable(script, places)
+    center = choose_center(center, places)
     if summary_file is not None and not summary_file.resolve().parent.is_dir():
         raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
     folder = log_dir or new_log_folder(script)
-    console.print(f"{len(places)} workers, logs in {folder}", highlight=False, soft_wrap=True)
+    console.print(_opening(places, why, center, folder), markup=False, highlight=False, soft_wrap=True)
+    warned = MarkedLines([log_file(folder, rank) for rank in range(len(places))], LOG_MARK)
     with Display(console) as display:
-        result = launch(script, args, places, folder, seed=seed, observer=display.show)
+
+        def observe(snapshot: Snapshot) -> None:
+            display.show(snapshot)
+            _tell_warnings(console, warned)
+
+        result = launch(script, args, places, folder, seed=seed, center=center, observer=observe)
+    _tell_warnings(console, warned)
     _tell_result(console, result, len(places), folder)
     if summary_file is not None:
         write_summary(summary_file, summary(result, len(places)))
     sys.exit(result.status)
 
 
-def _places(workers: int | None, devices: tuple[str, ...]) -> list[str]:
-    if workers is not None and devices:
-        raise ConfigurationError("got both -n and -D: -D cuda0 cuda1 already says how many workers")
-    if devices:
-        return list(devices)
-    if workers is None:
-        raise ConfigurationError("say how many workers to start: -n 2, or -D cuda0 cuda1")
-    if workers < 1:
-        raise ConfigurationError(f"got -n {workers}: a job has at least 1 worker")
-    return ["cpu"] * workers
+def _opening(places: list[str], why: str, center: str, folder: Path) -> str:
+    """Return the first line of output: how many workers, where, and why there."""
+    where = "the CPU" if set(places) == {"cpu"} else " ".join(places)
+    reason = f" ({why})" if why else ""
+    memory = ", center in GPU memory" if center == "device" else ""
+    return f"{len(places)} worker{'s' * (len(places) > 1)} on {where}{reason}{memory}, logs in {folder}"
+
+
+def _tell_warnings(console: Console, warned: MarkedLines) -> None:
+    for rank, text in warned.new():
+        console.print(
+            f"WARNING, worker {rank}: {text}", style="bold red", markup=False, highlight=False, soft_wrap=True
+        )
 
 
 def _tell_result(console: Console, result: Result, workers: int, folder: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
 
-from platoon_base.devices import list_devices
+from platoon_base.devices import can_share_center, cuda_devices, list_devices
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.kernels import HAVE_FUSED
 from platoon_base.segments import SHM_FOLDER
@@ -60,6 +60,7 @@ def checks() -> Iterator[Check]:
     ):
         yield _importable(name, module, remedy)
     yield from _devices()
+    yield _center()
 
 
 def _installed(distribution: str, remedy: str) -> Check:
@@ -129,3 +130,12 @@ def _devices() -> Iterator[Check]:
         yield Check("CUDA", False, "no device: computations run on the CPU", "install an NVIDIA GPU and its driver")
     if not any(device.startswith("opencl") for device in devices):
         yield Check("OpenCL", False, "no device", "apt-get install pocl-opencl-icd ocl-icd-libopencl1 libclblast1")
+
+
+def _center() -> Check:
+    cuda = cuda_devices()
+    reason = can_share_center(cuda.names) if cuda.number else cuda.why_none()
+    if not reason:
+        return Check("center in GPU memory", True, f"yes, shared by {' '.join(cuda.names)}")
+    remedy = "leave one of them out with CUDA_VISIBLE_DEVICES; " if cuda.number else ""
+    return Check("center in GPU memory", False, f"no, because {reason}", f"{remedy}shared memory is used instead")

@@ -9,13 +9,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from platoon_base.controller import Result, Snapshot
-from platoon_base.devices import require_devices
+from platoon_base.devices import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import DEVICE, host_job
+from platoon_base.job import CENTER, DEVICE, host_job
 from platoon_base.prefork import Start, python_main
 from platoon_base.preload import modules_to_preload
+from platoon_base.theano_flags import worker_flags
 
-__all__ = ["launch", "log_file", "new_log_folder", "require_runnable", "require_script", "worker_environment"]
+__all__ = [
+    "CENTERS",
+    "choose_center",
+    "launch",
+    "log_file",
+    "new_log_folder",
+    "require_runnable",
+    "require_script",
+    "worker_environment",
+]
+
+CENTERS = ("auto", "host", "device")
+_KERNEL_CACHE = "GPUARRAY_CACHE_PATH"
 
 
 def require_runnable(script: str, devices: Sequence[str]) -> None:
@@ -50,6 +63,32 @@ def log_file(folder: Path, rank: int) -> Path:
     return folder / f"rank{rank}.log"
 
 
+def choose_center(wanted: str, devices: Sequence[str]) -> str:
+    """Decide where the center of a job on these devices lives: ``"host"`` (shared memory) or ``"device"``.
+
+    Parameters
+    ----------
+    wanted : {"auto", "host", "device"}
+        ``"auto"`` is the device where that is possible.
+    devices : sequence of str
+
+    Raises
+    ------
+    ConfigurationError
+        If ``"device"`` is wanted and impossible.
+    """
+    if wanted not in CENTERS:
+        raise ConfigurationError(f"got center {wanted!r}: it must be one of {', '.join(CENTERS)}")
+    if wanted == "host":
+        return "host"
+    reason = can_share_center(devices)
+    if reason and wanted == "device":
+        raise ConfigurationError(
+            f"the center cannot be in GPU memory: {reason}; leave --center out and it will be in shared memory"
+        )
+    return "host" if reason else "device"
+
+
 def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of one worker.
 
@@ -62,12 +101,17 @@ def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> di
     threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
     for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
         environment.setdefault(name, threads)
-    flags = [environment.get("THEANO_FLAGS", ""), f"device={device}"]
     if device != "cpu":
-        flags.append("dnn.enabled=False")  # Theano 1.0.5 knows cuDNN 5 to 7 only
-        environment.setdefault("GPUARRAY_CACHE_PATH", str(Path.home() / ".cache" / "platoon" / "gpuarray"))
-    environment["THEANO_FLAGS"] = ",".join(filter(None, flags))
+        environment.setdefault(_KERNEL_CACHE, str(Path.home() / ".cache" / "platoon" / "gpuarray"))
+    environment["THEANO_FLAGS"] = worker_flags(device, environment)
     return environment
+
+
+def _make_kernel_caches(environments: Sequence[Mapping[str, str]]) -> None:
+    """Make the folders in which libgpuarray keeps compiled kernels: it writes to none that is missing."""
+    for folder in {environment[_KERNEL_CACHE] for environment in environments if environment.get(_KERNEL_CACHE)}:
+        with contextlib.suppress(OSError):  # then kernels are compiled anew in each process
+            Path(folder).mkdir(parents=True, exist_ok=True)
 
 
 def launch(
@@ -77,6 +121,7 @@ def launch(
     log_folder: Path,
     *,
     seed: int = 0,
+    center: str = "auto",
     observer: Callable[[Snapshot], None] | None = None,
 ) -> Result:
     """Run ``script`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
@@ -92,12 +137,16 @@ def launch(
         Where ``rank0.log`` and so on go; made if needed.
     seed : int
         Common to all workers.
+    center : {"auto", "host", "device"}
+        See `choose_center`.
     observer : callable, optional
         Called with a `Snapshot` twice a second.
     """
     log_folder.mkdir(parents=True, exist_ok=True)
     command = [*python_main("platoon_base.bootstrap"), script, *args]
-    environments = [worker_environment(device, len(devices), os.environ) for device in devices]
+    base = {**os.environ, CENTER: choose_center(center, devices)}
+    environments = [worker_environment(device, len(devices), base) for device in devices]
+    _make_kernel_caches(environments)
     starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
     preload = _preload(script, devices)
     with host_job(len(devices), seed=seed, observer=observer) as job:

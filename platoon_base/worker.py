@@ -18,6 +18,7 @@ from platoon_base.channels.base import ClientChannel
 from platoon_base.collectives.group import CollectiveFactory, Collectives
 from platoon_base.collectives.local import LocalFactory
 from platoon_base.control_words import ControlWords
+from platoon_base.device_warnings import warn_if_not_on_device
 from platoon_base.errors import (
     CollectiveTimeoutError,
     ConfigurationError,
@@ -161,7 +162,9 @@ class Worker:
             raise ConfigurationError("parameters are shared already: init_shared_params is called once in a process")
         if isinstance(rule, type) or not callable(getattr(rule, "resolved", None)):
             raise ConfigurationError(f"got {rule!r} as the rule: pass a rule, such as EASGD() or ASGD()")
+        params = list(params) if isinstance(params, Iterator) else params
         parameters, resolved = Parameters(params), rule.resolved(self.global_size)
+        warn_if_not_on_device(self.device, params)
         shared = SharedParameters(parameters, resolved, None, on_nonfinite, self.global_rank, self._row)
         require_finite(parameters.layout, parameters.borrow())
         if self._centers is not None:

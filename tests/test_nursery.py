@@ -1,6 +1,7 @@
 """Workers forked from one prepared process must be what `python script.py` would be, and end as it would."""
 
 import contextlib
+import importlib.util
 import logging
 import os
 import select
@@ -312,3 +313,24 @@ def test_a_module_beside_the_script_is_not_taken_for_the_real_one(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import theano\nimport lasagne")
     assert modules_to_preload(str(script)) == ["lasagne"]
+
+
+@pytest.mark.theano
+def test_workers_forked_from_a_process_with_theano_end_where_mpi4py_is_installed(platoon, write_script):
+    """Theano would start MPI before the fork; the forked workers then hung in MPI_Finalize."""
+    for name, remedy in (("theano", "make setup"), ("mpi4py", "apt-get install libopenmpi-dev, then make setup")):
+        if importlib.util.find_spec(name) is None:  # importing mpi4py here would start MPI in the test process
+            pytest.skip(f"needs {name}: {remedy}")
+    script = write_script(
+        """
+        import sys
+        import theano
+        assert "mpi4py" not in sys.modules
+        from mpi4py import MPI  # whoever wants it still has it
+        from platoon_base import connect
+        with connect() as worker:
+            worker.report({f"rank {worker.global_rank}": MPI.COMM_WORLD.Get_size()})
+        """
+    )
+    run = platoon("launch", "-n", 2, script)
+    assert run.returncode == 0, run.stdout + run.stderr

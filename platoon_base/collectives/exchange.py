@@ -13,7 +13,7 @@ import importlib
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Protocol
 
 import numpy as np
@@ -40,18 +40,23 @@ ENDED, AGAIN, BROKEN, MISMATCH = range(4)
 ARRIVED, PUT, COMBINED, DONE, LEFT = range(5)
 
 PAGE = 4096  # bytes before the first line; from 256 on they are not the exchange's
-LINE = 32  # 64-bit words of a rank: 16 for counters, and the headers of its last two calls
+LINE = 32  # 64-bit words of a rank: five counters, a bit for each core it may use, the headers of its last two calls
 BUFFERS = 4  # slots of each rank
 COMBINE_LAG, TAKE_LAG = 1, 2  # steps, as in _collectives.c
 _BROKEN_WORD = 8  # of the page
 _DIMENSIONS = 6  # that a header has room for; the last stands for all from there on
 _NAP_S = 5e-5
+_CALL, _WAITING_FOR, _UNTIL = 10, 12, 13  # of `struct state` in C
 
 HAVE_FUSED = _collectives is not None
 # NumPy has no barriers: it stores data before the counter that announces it, and loads them the other way round, each
 # counter in one access. Processors that keep the order of stores and of loads among themselves, as x86 does, need no
 # more.
 HAVE_NUMPY = platform.machine() in ("x86_64", "AMD64", "i686")
+
+
+def _ceil(number: int, by: int) -> int:
+    return -(-number // by)
 
 
 class Memory:
@@ -70,19 +75,26 @@ class Memory:
         self.size, self.chunk_bytes = size, chunk_bytes
         self.page: Array = np.ndarray((PAGE // 8,), np.int64, buffer)
         self.lines: Array = np.ndarray((size, LINE), np.int64, buffer, PAGE)
-        self.counters = self.lines[:, :16]
+        self.counters = self.lines[:, :5]
+        self.cores = self.lines[:, 5:16].view(np.uint64)
         self.headers = self.lines[:, 16:].reshape(size, 2, 8)
         shape = (size, BUFFERS, chunk_bytes)
         self.slots: Array = np.ndarray(shape, np.uint8, buffer, self._slots_start(size))
 
     @staticmethod
     def _slots_start(size: int) -> int:
-        return -(-(PAGE + size * LINE * 8) // 4096) * 4096
+        return _ceil(PAGE + size * LINE * 8, 4096) * 4096
 
     @classmethod
     def size_bytes(cls, size: int, chunk_bytes: int) -> int:
         """Bytes of shared memory that a group takes."""
         return cls._slots_start(size) + size * BUFFERS * chunk_bytes
+
+    def tell_cores(self, rank: int, cores: Iterable[int]) -> None:
+        """Write down which cores a rank may use."""
+        for core in cores:
+            if core < 64 * self.cores.shape[1]:
+                self.cores[rank, core // 64] |= np.uint64(1 << core % 64)
 
     @property
     def broken(self) -> int:
@@ -144,7 +156,8 @@ def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Arra
 def describe(header: Array) -> str:
     """Tell in words which call a header stands for."""
     word = int(header[0])
-    kind, op, dtype, ndim, root = KINDS[word & 255], OPS[word >> 8 & 255], DTYPES[word >> 16 & 255], word >> 24 & 255, word >> 32  # fmt: skip
+    kind, op, dtype = KINDS[word & 255], OPS[word >> 8 & 255], DTYPES[word >> 16 & 255]
+    ndim, root = word >> 24 & 255, word >> 32
     if kind == "barrier":
         return "barrier()"
     shape = tuple(int(n) for n in header[2 : 2 + min(ndim, _DIMENSIONS)])
@@ -161,43 +174,41 @@ class FusedExchange:
     rank : int
     direct_bytes : int
         All-reduces up to this size are done by every rank for itself; larger ones are split. The same on all ranks.
-    spins : int
-        How often to look again before the core is given to others.
+    roomy_spins, crowded_spins : int
+        How often to look again before the core is given to others, where there are as many cores as ranks, and not.
     """
 
-    def __init__(self, memory: Memory, rank: int, direct_bytes: int, spins: int) -> None:
+    def __init__(
+        self, memory: Memory, rank: int, direct_bytes: int, roomy_spins: int = 2000, crowded_spins: int = 50
+    ) -> None:
         self._memory = memory
         # The fields of `struct state`.
         self._state = np.zeros(40, np.int64)
         start = memory.page.ctypes.data
         lines, slots = (view.ctypes.data - start for view in (memory.lines, memory.slots))
-        fixed = (start, rank, memory.size, memory.chunk_bytes, BUFFERS, direct_bytes, spins, lines, slots)
+        sizes = (rank, memory.size, memory.chunk_bytes, BUFFERS, direct_bytes)
+        fixed = (start, *sizes, roomy_spins, crowded_spins, lines, slots)
         self._state[: len(fixed)] = fixed
         self._address = self._state.ctypes.data
         self._rank = rank
-        self._run: Callable[[int, int, int, int, float], int] = _collectives.run
+        self._run: Callable[[int, Any, Any, Any, float], int] = _collectives.run
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
         """See `Exchange.begin`."""
-        return self._run(self._address, _address(header), _address(array), _address(out), patience_s)
+        return self._run(self._address, header, array, out, patience_s)
 
     def resume(self, patience_s: float) -> int:
         """See `Exchange.resume`."""
-        return self._run(self._address, 0, 0, 0, patience_s)
+        return self._run(self._address, None, None, None, patience_s)
 
     @property
     def calls(self) -> int:
         """See `Exchange.calls`."""
-        return int(self._state[9])
+        return int(self._state[_CALL])
 
     def missing(self) -> list[int]:
         """See `Exchange.missing`."""
-        return _missing(self._memory, self._rank, int(self._state[11]), int(self._state[12]))
-
-
-def _address(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address
+        return _missing(self._memory, self._rank, int(self._state[_WAITING_FOR]), int(self._state[_UNTIL]))
 
 
 def _missing(memory: Memory, rank: int, counter: int, value: int) -> list[int]:
@@ -292,8 +303,8 @@ class _Work:
         self._out = out.reshape(memory.size, n) if self._kind == "all_gather" else out.reshape(-1)
         item, chunk = array.itemsize, memory.chunk_bytes
         most = (chunk // memory.size // 64 * 64 if self._kind == "reduce_scatter" else chunk) // item
-        self.steps = 0 if self._kind == "barrier" else -(-n // most)
-        self._width = min(most, -(-(-(-n // self.steps)) // 64) * 64) if self.steps else 0
+        self.steps = 0 if self._kind == "barrier" else _ceil(n, most)
+        self._width = min(most, _ceil(_ceil(n, self.steps), 64) * 64) if self.steps else 0
         self.split = self._kind == "all_reduce" and n * item > direct_bytes and memory.size > 1
 
     def _at(self, turn: int) -> slice:
@@ -308,7 +319,7 @@ class _Work:
         """Elements of a step that a rank combines, in an all-reduce that is split."""
         at = self._at(turn)
         count = at.stop - at.start
-        each = -(-(-(-count // self._memory.size)) // 64) * 64
+        each = _ceil(_ceil(count, self._memory.size), 64) * 64
         return slice(min(each * rank, count), min(each * (rank + 1), count))
 
     def put(self, turn: int) -> None:
@@ -352,7 +363,7 @@ class _Work:
                 out[part] = self._slot(rank, turn)[part]
 
 
-_REDUCERS = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "mean": np.add}
+_REDUCERS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "mean": np.add}
 
 
 def _combined(op: str, sources: list[Array]) -> Array:
@@ -371,4 +382,5 @@ def _combined(op: str, sources: list[Array]) -> Array:
 def _toward_zero(total: Array, size: int) -> Array:
     wide = total.astype(np.int64)
     quotient: Array = wide // size
-    return quotient + ((wide < 0) & (quotient * size != wide))
+    quotient += (wide < 0) & (quotient * size != wide)
+    return quotient

@@ -44,7 +44,7 @@ Array = np.ndarray[Any, Any]
 
 MAGIC = b"PLTNCLTV"
 VERSION = 1
-CHUNK_BYTES = 1 << 17
+CHUNK_BYTES = 1 << 18
 DIRECT_BYTES = 1 << 13  # up to here, several ranks are quicker if each does all the work once than all a part of it
 _HEADER = np.dtype(
     [("magic", "S8"), ("version", "u4"), ("size", "u4"), ("chunk_bytes", "u8"), ("direct_bytes", "u8"), ("ranks", "u4"),
@@ -53,14 +53,14 @@ _HEADER = np.dtype(
 _REASON = 256  # where in the first page the text begins that tells why the group is broken
 _REASON_BYTES = 3072
 _LOCK_BYTE = 64  # held by whoever writes that text
-_CODES = {WorkerLostError: 1, CollectiveTimeoutError: 2, ConfigurationError: 3}
+_FAILED, _DIFFERED = 1, 2  # how a group was broken
 _PATIENCE_S, _LONGEST_PATIENCE_S = 0.05, 0.2
 _HEADLINES = 1024  # that are kept: scripts repeat the same few calls
 _NOTHING = np.zeros(0, np.uint8)
 
 
 class HostCollective:
-    """One rank of a group that shares a segment; see `Collective`. Use `create` on one rank, then `attach` on the others.
+    """One rank of a group that shares a segment; see `Collective`. One rank uses `create`, then the others `attach`.
 
     The segment's size does not depend on the arrays: they pass through slots, piece by piece. A failed call breaks
     the group: nobody can know how far the others came, so the waits of all others end too, and further calls are
@@ -88,6 +88,7 @@ class HostCollective:
         self._closing = False
         self._headlines: dict[tuple[Any, ...], Array] = {}
         self._memory: Memory | None = Memory(segment.buffer, len(ranks), header["chunk_bytes"].item())
+        self._memory.tell_cores(index, os.sched_getaffinity(0))
         self._exchange = _exchange(self._memory, index, header["direct_bytes"].item(), fused)
 
     @classmethod
@@ -262,12 +263,12 @@ class HostCollective:
         return out
 
     def _call(self, header: Array, array: Array, out: Array, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         if not self._busy.acquire(blocking=False):
             raise ConfigurationError(
                 "got a call while another thread is in one: the ranks could not tell them apart; use one group a thread"
             )
         try:
-            deadline = time.monotonic() + timeout_s
             status = self._exchange.begin(header, array, out, min(_PATIENCE_S, max(timeout_s, 0.0)))
             if status != ENDED:
                 self._insist(status, header, deadline, timeout_s)
@@ -293,7 +294,7 @@ class HostCollective:
         """Raise if there is no sense in waiting longer."""
         memory = self._open_memory()
         if self._closing:
-            raise ConfigurationError("another thread closed this collective while a call waited")
+            raise WorkerLostError("another thread closed this collective while a call waited")
         left = [q for q in range(self.size) if memory.counters[q, LEFT]]
         missing = self._exchange.missing()
         if not missing:
@@ -310,8 +311,8 @@ class HostCollective:
             raise WorkerLostError(f"{self._what(header)} cannot end: {why}")
         if time.monotonic() >= deadline:
             raise CollectiveTimeoutError(
-                f"{self._what(header)} waited {timeout_s:g} s for {_listed(ranks)}: does every rank make the same calls "
-                "in the same order? Look into their logs, or give a longer timeout_s"
+                f"{self._what(header)} waited {timeout_s:g} s for {_listed(ranks)}: does every rank make the same "
+                "calls in the same order? Look into their logs, or give a longer timeout_s"
             )
 
     def _what(self, header: Array) -> str:
@@ -341,7 +342,7 @@ class HostCollective:
                     if not memory.broken:
                         raw = text.encode()[: _REASON_BYTES - 1]
                         self._segment.buffer[_REASON : _REASON + len(raw) + 1] = raw + b"\0"
-                        memory.broken = next((c for kind, c in _CODES.items() if isinstance(exc, kind)), 1)
+                        memory.broken = _DIFFERED if isinstance(exc, ConfigurationError) else _FAILED
                 finally:
                     self._segment.unlock(_LOCK_BYTE)
             else:
@@ -351,7 +352,7 @@ class HostCollective:
         """Return the error for a group that is broken already."""
         raw = bytes(self._segment.buffer[_REASON : _REASON + _REASON_BYTES])
         text = raw.partition(b"\0")[0].decode(errors="replace")
-        if self._open_memory().broken == _CODES[ConfigurationError]:
+        if self._open_memory().broken == _DIFFERED:
             return ConfigurationError(text)
         return WorkerLostError(
             f"the collective of {_listed(self._ranks)} is broken since a call of one of them failed: {text}"
@@ -384,18 +385,13 @@ def _refuse_closed() -> NoReturn:
 
 def _exchange(memory: Memory, rank: int, direct_bytes: int, fused: bool | None) -> Exchange:
     if HAVE_FUSED if fused is None else fused:
-        return FusedExchange(memory, rank, direct_bytes, _spins(memory.size))
+        return FusedExchange(memory, rank, direct_bytes)
     if not HAVE_NUMPY:
         raise BackendUnavailableError(
             "there is no C extension, and without it this processor may reorder memory accesses: install a C compiler "
             "and reinstall platoon-plugins"
         )
     return NumpyExchange(memory, rank, direct_bytes)
-
-
-def _spins(size: int) -> int:
-    """Looks before the core is given away: worth it only where the others have cores of their own."""
-    return 2000 if size <= len(os.sched_getaffinity(0)) else 50
 
 
 def _checked(ranks: Iterable[int], index: int) -> tuple[int, ...]:

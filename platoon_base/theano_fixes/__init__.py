@@ -1,4 +1,4 @@
-"""Repairs of Theano 1.0.5 that make it start fast, alone and as N processes that share one compile directory.
+"""Repairs of Theano 1.0.5 that make it start fast and end well, alone and as N processes on one compile directory.
 
 Applied by `platoon_base.compat`, never by importing platoon_base. Each file states one fault, with the place in
 Theano's source, and its cure; what a compiled function computes is not touched.
@@ -11,8 +11,9 @@ import sys
 from types import ModuleType
 from typing import Callable
 
+from platoon_base.import_hook import AfterImport
 from platoon_base.theano_fixes import cache_files, cache_keys, compile_ahead, compile_lock
-from platoon_base.theano_fixes.import_hook import AfterImport
+from platoon_base.theano_fixes.no_mpi import HideMpi
 
 __all__ = ["VERIFIED", "install"]
 
@@ -34,9 +35,9 @@ def install() -> None:
     Nothing happens if Theano is imported already, if it turns out not to be the release these repairs were verified on,
     or, for a single repair, if that release lacks something the repair needs (a log line says so).
     """
-    if "theano" in sys.modules or any(isinstance(finder, AfterImport) for finder in sys.meta_path):
+    if "theano" in sys.modules or any(isinstance(finder, HideMpi) for finder in sys.meta_path):
         return
-    sys.meta_path.insert(0, AfterImport({name: _guarded(name, fix) for name, fix in _FIXES.items()}))
+    sys.meta_path[:0] = [AfterImport({name: _guarded(name, fix) for name, fix in _FIXES.items()}), HideMpi()]
 
 
 def _guarded(name: str, fix: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:

@@ -6,6 +6,16 @@ compat.apply()  # before Lasagne is imported, by this package or by the script
 
 from platoon_plugins.lasagne.data import iterate_minibatches, shard  # noqa: E402
 from platoon_plugins.lasagne.evaluation import StopOnPatience, evaluate  # noqa: E402
+from platoon_plugins.lasagne.gradients import all_reduce_grads  # noqa: E402
 from platoon_plugins.lasagne.updates import sync_updates  # noqa: E402
 
-__all__ = ["ASGD", "EASGD", "StopOnPatience", "evaluate", "iterate_minibatches", "shard", "sync_updates"]
+__all__ = [
+    "ASGD",
+    "EASGD",
+    "StopOnPatience",
+    "all_reduce_grads",
+    "evaluate",
+    "iterate_minibatches",
+    "shard",
+    "sync_updates",
+]

@@ -1,0 +1,204 @@
+"""Many arrays in one flat buffer, so that one collective call moves all of them.
+
+It works on ndarrays and on pygpu's GpuArrays, found by what they can do; nothing here imports a framework or waits for
+a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["ALONE_BYTES", "FlatBuffers", "by_dtype", "pack", "unpack"]
+
+# From here on, on the host, a call costs less than copying there and back (2 workers on 2 cores: 190 us either way).
+ALONE_BYTES = 1 << 18
+
+
+def by_dtype(arrays: Sequence[Any]) -> list[list[int]]:
+    """Group the indices of arrays by dtype, in the order in which the dtypes first appear."""
+    groups: dict[np.dtype[Any], list[int]] = {}
+    for index, array in enumerate(arrays):
+        groups.setdefault(np.dtype(array.dtype), []).append(index)
+    return list(groups.values())
+
+
+def pack(arrays: Sequence[Any], buffer: Any = None) -> Any:
+    """Copy arrays of one dtype one after the other into a flat buffer.
+
+    Parameters
+    ----------
+    arrays : sequence of array, at least one
+        Of any shapes, of one dtype, all on the host or all on one device.
+    buffer : array, shape=(n,), optional
+        Of their dtype and place; ``n`` is the sum of their sizes. A new one by default.
+
+    Returns
+    -------
+    array, shape=(n,)
+        ``buffer``, or the new one.
+    """
+    _require_one_dtype(arrays)
+    size = sum(array.size for array in arrays)
+    if buffer is None:
+        buffer = _empty_like(arrays[0], size)
+    _require_fit(buffer, arrays[0], size)
+    start = 0
+    for array in arrays:
+        stop = start + array.size
+        if array.size:
+            buffer[start:stop] = array.reshape((array.size,))
+        start = stop
+    return buffer
+
+
+def unpack(buffer: Any, arrays: Sequence[Any]) -> None:
+    """Copy a flat buffer back into arrays: the inverse of `pack`.
+
+    Parameters
+    ----------
+    buffer : array, shape=(n,)
+    arrays : sequence of array
+        C-contiguous, of the buffer's dtype; their sizes add up to ``n``.
+    """
+    _require_one_dtype(arrays)
+    _require_fit(buffer, arrays[0], sum(array.size for array in arrays))
+    if not all(array.flags.c_contiguous for array in arrays):
+        raise ConfigurationError("got an array that is not C-contiguous: a buffer cannot be unpacked into it; copy it")
+    start = 0
+    for array in arrays:
+        stop = start + array.size
+        if array.size:
+            array.reshape((array.size,))[...] = buffer[start:stop]
+        start = stop
+
+
+class FlatBuffers:
+    """The buffers of one place in a program where the same arrays are combined again and again.
+
+    They are kept from call to call, one for each dtype and device, and grow when arrays do.
+
+    Parameters
+    ----------
+    one_stream : bool
+        Whether all work on devices is queued in one stream, as in the contexts that Theano makes. On CUDA, one kernel
+        then packs any number of arrays, by their addresses.
+    """
+
+    def __init__(self, one_stream: bool = False) -> None:
+        self._one_stream = one_stream
+        self._buffers: dict[Any, Any] = {}
+        self._kernels: dict[Any, Any] = {}
+
+    def combine(
+        self, call: Callable[[Any, str, Any], Any], op: str, arrays: Sequence[Any], outs: Sequence[Any]
+    ) -> None:
+        """Combine arrays with those of the other ranks, in one call for each dtype.
+
+        On the host, arrays of `ALONE_BYTES` and more have calls of their own.
+
+        Parameters
+        ----------
+        call : callable(array, op, dest)
+            Puts the combined ``array`` into ``dest``, both flat, and maybe the same; such as a `Collective`'s
+            ``all_reduce``.
+        op : str
+            One of `platoon_base.collectives.base.OPS`.
+        arrays : sequence of array
+            The same number, shapes and dtypes on every rank, and everywhere on the host or everywhere on devices.
+        outs : sequence of array
+            C-contiguous; each may be the array in its place of ``arrays``, and shares no memory with another.
+        """
+        for indices in by_dtype(arrays):
+            # Which calls are made depends on dtypes and sizes only: memory may lie differently on another rank.
+            packed = [i for i in indices if not _travels_alone(arrays[i])]
+            alone = [i for i in indices if _travels_alone(arrays[i]) or len(packed) == 1]
+            for i in alone:
+                flat = _flat(arrays[i])
+                # The very same array tells a back end that it works in place.
+                call(flat, op, flat if outs[i] is arrays[i] else _flat(outs[i]))
+            if len(packed) > 1:
+                self._combine_packed(call, op, [arrays[i] for i in packed], [outs[i] for i in packed])
+
+    def _combine_packed(
+        self, call: Callable[[Any, str, Any], Any], op: str, ins: Sequence[Any], outs: Sequence[Any]
+    ) -> None:
+        if self._one_stream and _on_cuda(ins[0]):
+            self._combine_by_kernel(call, op, ins, outs)
+            return
+        buffer = pack(ins, self._buffer(ins[0], sum(array.size for array in ins)))
+        call(buffer, op, buffer)
+        unpack(buffer, outs)
+
+    def _combine_by_kernel(
+        self, call: Callable[[Any, str, Any], Any], op: str, ins: Sequence[Any], outs: Sequence[Any]
+    ) -> None:
+        device = _device()
+        ins = [_flat(array) for array in ins]
+        key = _key(ins[0])
+        if key not in self._kernels:
+            self._kernels[key] = device.Packer(ins[0])
+        # A one at the end of each rank's buffer makes their number the last element of the sum.
+        counted = op == "mean" and device.averages(ins[0].dtype)
+        buffer = self._buffer(ins[0], sum(array.size for array in ins) + counted)
+        self._kernels[key].pack(ins, buffer, counted)
+        call(buffer, "sum" if counted else op, buffer)
+        self._kernels[key].unpack(buffer, outs, counted)
+
+    def _buffer(self, like: Any, size: int) -> Any:
+        key = _key(like)
+        if key not in self._buffers or self._buffers[key].size < size:
+            self._buffers[key] = _empty_like(like, size)
+        return self._buffers[key][:size]
+
+
+def _travels_alone(array: Any) -> bool:
+    """Tell whether packing an array would cost more than a call of its own: on devices copies are all but free."""
+    return isinstance(array, np.ndarray) and array.nbytes >= ALONE_BYTES
+
+
+def _flat(array: Any) -> Any:
+    """Return an array as a flat one, a copy if its memory is not contiguous."""
+    return (array if array.flags.c_contiguous else array.copy(order="C")).reshape((array.size,))
+
+
+def _on_device(array: Any) -> bool:
+    return not isinstance(array, np.ndarray) and hasattr(array, "context")
+
+
+def _on_cuda(array: Any) -> bool:
+    return _on_device(array) and array.context.kind == b"cuda"
+
+
+def _device() -> Any:
+    """Import what works on devices; whoever has a GpuArray has its library."""
+    from platoon_base.collectives import flat_device
+
+    return flat_device
+
+
+def _empty_like(array: Any, size: int) -> Any:
+    return _device().empty_like(array, size) if _on_device(array) else np.empty(size, array.dtype)
+
+
+def _key(array: Any) -> tuple[Any, Any]:
+    return np.dtype(array.dtype), array.context.ptr if _on_device(array) else None
+
+
+def _require_one_dtype(arrays: Sequence[Any]) -> None:
+    dtypes = {np.dtype(array.dtype) for array in arrays}
+    if len(dtypes) != 1:
+        names = ", ".join(sorted(map(str, dtypes))) or "no array at all"
+        raise ConfigurationError(f"got {names}: one buffer holds one dtype; group the arrays with by_dtype")
+
+
+def _require_fit(buffer: Any, array: Any, size: int) -> None:
+    if tuple(buffer.shape) != (size,) or np.dtype(buffer.dtype) != np.dtype(array.dtype):
+        raise ConfigurationError(
+            f"got a buffer {buffer.dtype}{list(buffer.shape)} for arrays {array.dtype} of {size} elements in all: "
+            f"it must be {array.dtype}[{size}]"
+        )

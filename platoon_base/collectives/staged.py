@@ -1,0 +1,110 @@
+"""Collective operations on arrays of devices that have no collectives of their own: by way of the host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from platoon_base.collectives.base import Collective, require_fit
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["StagedCollective"]
+
+
+class StagedCollective:
+    """Copies device arrays to the host, combines them there, and copies the result back; see `Collective`.
+
+    Parameters
+    ----------
+    host : Collective
+        For ndarrays; closed together with this one.
+    empty : callable, optional
+        ``empty(like, shape)`` makes a device array of this shape, with the dtype and on the device of ``like``. By
+        default that is done as pygpu does it, with the function ``empty`` of the module of the array's class.
+
+    Notes
+    -----
+    A device array is anything with ``shape``, ``dtype``, ``flags``, ``np.asarray(a)``, and ``a.write(ndarray)`` or
+    ``a[...] = ndarray``, as GpuArrays have. ndarrays pass through.
+    """
+
+    def __init__(self, host: Collective, empty: Callable[[Any, tuple[int, ...]], Any] | None = None) -> None:
+        self.rank, self.size = host.rank, host.size
+        self._host = host
+        self._empty = _empty if empty is None else empty
+
+    def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
+        """See `Collective.all_reduce`."""
+        if isinstance(array, np.ndarray):
+            return self._host.all_reduce(array, op, out, timeout_s=timeout_s)
+        out = self._target(array, tuple(array.shape), out)
+        staged = _fetch(array)
+        return _store(out, self._host.all_reduce(staged, op, staged, timeout_s=timeout_s))
+
+    def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
+        """See `Collective.broadcast`."""
+        if isinstance(array, np.ndarray):
+            return self._host.broadcast(array, root, timeout_s=timeout_s)
+        staged = self._host.broadcast(_fetch(array), root, timeout_s=timeout_s)
+        return array if root == self.rank else _store(array, staged)
+
+    def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
+        """See `Collective.all_gather`."""
+        if isinstance(array, np.ndarray):
+            return self._host.all_gather(array, out, timeout_s=timeout_s)
+        out = self._target(array, (self.size, *array.shape), out)
+        return _store(out, self._host.all_gather(_fetch(array), timeout_s=timeout_s))
+
+    def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
+        """See `Collective.reduce_scatter`."""
+        if isinstance(array, np.ndarray):
+            return self._host.reduce_scatter(array, op, out, timeout_s=timeout_s)
+        shape = tuple(array.shape)
+        if not shape or shape[0] != self.size:
+            raise ConfigurationError(f"got shape {shape}: the first axis must be the number of ranks, {self.size}")
+        out = self._target(array, shape[1:], out)
+        return _store(out, self._host.reduce_scatter(_fetch(array), op, timeout_s=timeout_s))
+
+    def barrier(self, *, timeout_s: float) -> None:
+        """See `Collective.barrier`."""
+        self._host.barrier(timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """See `Collective.close`."""
+        self._host.close()
+
+    def _target(self, array: Any, shape: tuple[int, ...], out: Any) -> Any:
+        """Return where the result goes, checked or made before anything is sent."""
+        if out is None:
+            return self._empty(array, shape)
+        if isinstance(out, np.ndarray):
+            raise ConfigurationError("got a device array and an ndarray as out: pass a device array, or none")
+        require_fit(out, shape, array.dtype)
+        return out
+
+
+def _empty(like: Any, shape: tuple[int, ...]) -> Any:
+    return sys.modules[type(like).__module__].empty(shape, dtype=like.dtype, context=like.context)
+
+
+def _fetch(array: Any) -> np.ndarray[Any, Any]:
+    if not hasattr(array, "__array__"):
+        raise ConfigurationError(
+            f"got {type(array).__name__}: pass a NumPy array, or one of a device, such as GpuArray"
+        )
+    # A device's own copy may be read-only, or memory of the device after all.
+    staged = np.asarray(array)
+    return staged if staged.flags.carray and staged.flags.owndata else np.array(staged, order="C")
+
+
+def _store(array: Any, staged: np.ndarray[Any, Any]) -> Any:
+    if staged.size == 0:
+        return array
+    if hasattr(array, "write") and array.flags.c_contiguous:
+        array.write(staged)
+    else:
+        array[...] = staged
+    return array

@@ -1,0 +1,263 @@
+"""Synchronous rules on Theano shared variables, under the names of the original Platoon.
+
+``make_rule`` compiles the rule, calling the object runs it once. All workers do both, in the same order. The equations
+are those of `platoon_base.synchronous`; the variables may live on the host or on a device.
+
+    rule = AverageSGD(worker)
+    rule.make_rule(gradients)    # shared variables that the training function has computed
+    ...
+    compute(batch); rule(); apply()
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import theano
+from theano import tensor
+
+from platoon_base import rules
+from platoon_base.common_start import require_same_layout, start_together
+from platoon_base.errors import ConfigurationError, PlatoonWarning
+from platoon_base.job import connect
+from platoon_base.parameters import Parameters
+from platoon_base.synchronous import require_alike
+from platoon_base.theano_ops import all_reduce
+from platoon_base.worker import Worker
+
+__all__ = ["EASGD", "SGD", "AverageSGD", "Downpour", "GlobalDynamics", "SumSGD"]
+
+
+class GlobalDynamics:
+    """A step that all workers take together.
+
+    Parameters
+    ----------
+    worker : Worker, optional
+        The default is ``connect()``.
+    """
+
+    def __init__(self, worker: Worker | None = None) -> None:
+        self.worker = connect() if worker is None else worker
+        self._function: Callable[[], Any] | None = None
+
+    def make_rule(self, *args: Any) -> None:
+        """Compile the rule; subclasses say on what, and call `register_fn`."""
+        raise NotImplementedError(f"{type(self).__name__} has no rule of its own: call register_fn, or use a subclass")
+
+    def register_fn(self, fun: Callable[[], Any]) -> None:
+        """Let calls of this object call ``fun``, such as a compiled function without inputs.
+
+        Raises
+        ------
+        ConfigurationError
+            If it cannot be called.
+        """
+        if not callable(fun):
+            raise ConfigurationError(f"got {fun!r}: pass a function without arguments, such as theano.function([], ...)")
+        self._function = fun
+
+    def __call__(self) -> Any:
+        """Take one step, and return what the function returns.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is nothing to call yet.
+        """
+        if self._function is None:
+            raise ConfigurationError(f"{type(self).__name__} has no rule yet: call make_rule, or register_fn, first")
+        return self._function()
+
+    def _all_reduce(self, variables: list[Any], average: bool) -> list[Any]:
+        return all_reduce(*variables, op="mean" if average else "sum", worker=self.worker)
+
+
+class SGD(GlobalDynamics):
+    """Updates are replaced by their sum, or their mean, over all workers.
+
+    ::
+
+        u := sum_i u_i            (or 1/N sum_i u_i)
+
+    Parameters
+    ----------
+    average : bool
+    worker : Worker, optional
+        The default is ``connect()``.
+    """
+
+    def __init__(self, average: bool = False, worker: Worker | None = None) -> None:
+        super().__init__(worker)
+        self.average = average
+
+    def make_rule(self, local_updates: Any) -> None:
+        """Compile the rule.
+
+        Parameters
+        ----------
+        local_updates : Theano shared variable, or list of them
+            Of float dtypes; u_i before each step, u after it.
+
+        Raises
+        ------
+        ConfigurationError
+            If something else is given.
+        LayoutMismatchError
+            If other workers give others.
+        """
+        updates = _shared_variables(local_updates, "local_updates")
+        if self.worker.global_size > 1:
+            require_same_layout(Parameters(updates).layout, self.worker, f"SGD(average={self.average})")
+        reduced = self._all_reduce(updates, self.average)
+        self.register_fn(theano.function([], updates=list(zip(updates, reduced))))
+
+
+class SumSGD(SGD):
+    """`SGD` by sums."""
+
+    def __init__(self, worker: Worker | None = None) -> None:
+        super().__init__(average=False, worker=worker)
+
+
+class AverageSGD(SGD):
+    """`SGD` by means."""
+
+    def __init__(self, worker: Worker | None = None) -> None:
+        super().__init__(average=True, worker=worker)
+
+
+class EASGD(GlobalDynamics):
+    """Synchronous elastic averaging; see `platoon_base.synchronous.easgd`.
+
+    ::
+
+        d_i := alpha (x_i - c)
+        x_i := x_i - d_i
+        c := c + sum_i d_i
+    """
+
+    _alpha: Any = None
+
+    def make_rule(self, local_particle: Any, central_particle: Any, alpha: Any) -> None:
+        """Compile the rule; the first worker's center is given to all.
+
+        Parameters
+        ----------
+        local_particle, central_particle : Theano shared variable, or list of them
+            x_i, and this worker's replica of c, of the same shapes and float dtypes.
+        alpha : float in (0, 1], or scalar Theano shared variable
+            A shared variable is read at each step.
+
+        Raises
+        ------
+        ConfigurationError
+            If the variables do not go together, or alpha is outside (0, 1].
+        LayoutMismatchError
+            If other workers give others.
+        """
+        local = _shared_variables(local_particle, "local_particle")
+        center = _shared_variables(central_particle, "central_particle")
+        _require_alike(local_particle=local, central_particle=center)
+        shared = hasattr(alpha, "get_value")
+        self._require_alpha(float(alpha.get_value()) if shared else alpha)
+        self._alpha = alpha if shared else theano.shared(float(alpha), name="alpha")
+        start_together(center, self.worker, "EASGD")
+        d = [tensor.cast(self._alpha, x.dtype) * (x - c) for x, c in zip(local, center)]
+        totals = self._all_reduce(d, average=False)
+        updates = [(x, x - elastic) for x, elastic in zip(local, d)]
+        updates += [(c, c + total) for c, total in zip(center, totals)]
+        self.register_fn(theano.function([], updates=updates))
+
+    @property
+    def alpha(self) -> float:
+        """The strength of a spring; a new value holds from the next step on. Give all workers the same."""
+        if self._alpha is None:
+            raise ConfigurationError("alpha is not known yet: call make_rule first")
+        return float(self._alpha.get_value())
+
+    @alpha.setter
+    def alpha(self, value: float) -> None:
+        if self._alpha is None:
+            raise ConfigurationError("there is no rule yet: pass alpha to make_rule")
+        self._require_alpha(value)
+        self._alpha.set_value(value)
+
+    def _require_alpha(self, alpha: Any) -> None:
+        (value,) = rules.EASGD(alpha).kernel_args()
+        size = self.worker.global_size
+        if size > 1 and value >= 2 / (size + 1):
+            warnings.warn(
+                f"alpha={value:g} with {size} workers at once: from 2 / (N + 1) = {2 / (size + 1):g} on the springs drive "
+                f"workers and center apart; use 0.9 / N = {0.9 / size:g}",
+                PlatoonWarning,
+                stacklevel=3,
+            )
+
+
+class Downpour(GlobalDynamics):
+    """Synchronous Downpour; see `platoon_base.synchronous.downpour`.
+
+    ::
+
+        g := sum_i u_i            (or 1/N sum_i u_i)
+        c := c + g
+        x_i := c
+        u_i := 0
+
+    Parameters
+    ----------
+    average : bool
+    worker : Worker, optional
+        The default is ``connect()``.
+    """
+
+    def __init__(self, average: bool = False, worker: Worker | None = None) -> None:
+        super().__init__(worker)
+        self.average = average
+
+    def make_rule(self, local_particle: Any, local_acc_updates: Any, global_particle: Any) -> None:
+        """Compile the rule; the first worker's center is given to all.
+
+        Parameters
+        ----------
+        local_particle, local_acc_updates, global_particle : Theano shared variable, or list of them
+            x_i, u_i, and this worker's replica of c, of the same shapes and float dtypes.
+
+        Raises
+        ------
+        ConfigurationError
+            If the variables do not go together.
+        LayoutMismatchError
+            If other workers give others.
+        """
+        local = _shared_variables(local_particle, "local_particle")
+        accumulated = _shared_variables(local_acc_updates, "local_acc_updates")
+        center = _shared_variables(global_particle, "global_particle")
+        _require_alike(local_particle=local, local_acc_updates=accumulated, global_particle=center)
+        start_together(center, self.worker, f"Downpour(average={self.average})")
+        moved = [c + g for c, g in zip(center, self._all_reduce(accumulated, self.average))]
+        updates = [*zip(center, moved), *zip(local, moved), *((u, tensor.zeros_like(u)) for u in accumulated)]
+        self.register_fn(theano.function([], updates=updates))
+
+
+def _shared_variables(given: Any, name: str) -> list[Any]:
+    """Return a list of shared variables for one or a list of them."""
+    variables = list(given) if isinstance(given, (list, tuple)) else [given]
+    for variable in variables:
+        if not isinstance(variable, theano.compile.SharedVariable):
+            raise ConfigurationError(
+                f"got {type(variable).__name__} in {name}: a rule changes shared variables; pass one, or a list of them"
+            )
+    if not variables:
+        raise ConfigurationError(f"got no variable as {name}: pass a shared variable, or a list of them")
+    return variables
+
+
+def _require_alike(**lists: list[Any]) -> None:
+    """Raise `ConfigurationError` unless the variables go together, and each is given once."""
+    require_alike(**{name: [v.get_value(borrow=True) for v in variables] for name, variables in lists.items()})
+    everything = [variable for variables in lists.values() for variable in variables]
+    Parameters(everything)

@@ -1,0 +1,64 @@
+"""The collective operations of the original Platoon, inside compiled functions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.theano_ops import all_reduce
+from platoon_base.worker import Worker
+
+__all__ = ["AllReduceMax", "AllReduceMin", "AllReduceProd", "AllReduceSum"]
+
+
+def AllReduceSum(src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None) -> Any:  # noqa: N802
+    """Sum a variable over all workers.
+
+    Parameters
+    ----------
+    src : Theano variable
+        Of the same shape and dtype on every worker; on the host or on a device.
+    dest : Theano variable, optional
+        Of the type that the result must have, which is checked. The original wrote into its memory; here Theano
+        chooses the memory. To change a shared variable: ``updates=[(dest, AllReduceSum(src, dest))]``.
+    inplace : bool
+        Destroy the value of ``src``; seldom needed, see `platoon_base.theano_ops.all_reduce`. It takes
+        ``theano.function(..., accept_inplace=True)``.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    Theano variable
+        In a job of one, ``src``.
+
+    Raises
+    ------
+    ConfigurationError
+        If ``dest`` is of another type, or the dtype is not known.
+    """
+    return _all_reduce(src, "sum", dest, inplace, worker)
+
+
+def AllReduceProd(src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None) -> Any:  # noqa: N802
+    """Multiply a variable over all workers; see `AllReduceSum`."""
+    return _all_reduce(src, "prod", dest, inplace, worker)
+
+
+def AllReduceMax(src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None) -> Any:  # noqa: N802
+    """Take the maximum of a variable over all workers; see `AllReduceSum`."""
+    return _all_reduce(src, "max", dest, inplace, worker)
+
+
+def AllReduceMin(src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None) -> Any:  # noqa: N802
+    """Take the minimum of a variable over all workers; see `AllReduceSum`."""
+    return _all_reduce(src, "min", dest, inplace, worker)
+
+
+def _all_reduce(src: Any, op: str, dest: Any, inplace: bool, worker: Worker | None) -> Any:
+    (result,) = all_reduce(src, op=op, worker=worker, inplace=inplace)
+    if dest is not None and (dest.dtype, dest.ndim) != (src.dtype, src.ndim):
+        raise ConfigurationError(
+            f"got dest of type {dest.type} for src of type {src.type}: the result is like src; cast dest, or leave it out"
+        )
+    return result

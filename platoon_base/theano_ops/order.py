@@ -1,0 +1,149 @@
+"""The graph optimization that brings the collective calls of a function into one order, the same on all workers.
+
+Two nodes that do not depend on one another may be computed in any order, and Theano's order of them follows from
+everything else in the graph: one more output on one worker, or another device, and workers would wait for one another
+in different calls. So the order is made a part of the graph, where no linker and no copy of the function loses it.
+"""
+
+from __future__ import annotations
+
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import theano
+from theano.gof import Apply, Op, Optimizer, graph, toolbox
+from theano.gof.opt import copy_stack_trace
+
+from platoon_base.theano_ops.base import TOKEN, JobOp
+
+__all__ = ["After", "Done", "OneOrder"]
+
+
+class After(Op):  # type: ignore[misc]
+    """Its first input, a view, once there is a token."""
+
+    __props__ = ()
+    view_map = {0: [0]}  # noqa: RUF012 - Theano's name for it
+
+    def make_node(self, value: Any, token: Any) -> Apply:
+        """Take a value and a token."""
+        return Apply(self, [value, token], [value.type()])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        """Hand the value on."""
+        output_storage[0][0] = inputs[0]
+
+    def infer_shape(self, node: Apply, shapes: list[Any]) -> list[Any]:
+        """Return the shape of the value."""
+        return shapes[:1]
+
+
+class Done(Op):  # type: ignore[misc]
+    """A token, once there is a value."""
+
+    __props__ = ()
+
+    def make_node(self, value: Any) -> Apply:
+        """Take a value of any type."""
+        return Apply(self, [value], [theano.tensor.constant(TOKEN).type()])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        """Give the token."""
+        output_storage[0][0] = TOKEN
+
+    def infer_shape(self, node: Apply, shapes: list[Any]) -> list[Any]:
+        """Return that of a scalar."""
+        return [()]
+
+
+class _Caller(NamedTuple):
+    """A node that makes collective calls."""
+
+    level: int
+    turn: int
+    node: Apply
+
+
+class OneOrder(Optimizer):  # type: ignore[misc]
+    """Fuse the `JobOp` nodes of a worker that can be one call, and let a token run through what remains.
+
+    The level of a node is the longest path of nodes of its worker that lead to it. Nodes of one level do not depend on
+    one another, so those with the same fusion key become one node without making a cycle. The order is that of the
+    levels, and within a level that of the turns: both follow from the collective calls alone, whatever else the
+    function computes. A loop (`theano.scan`) with such nodes inside takes part as a whole.
+    """
+
+    def add_requirements(self, fgraph: Any) -> None:
+        """Let Theano check the replacements."""
+        fgraph.attach_feature(toolbox.ReplaceValidate())
+
+    def apply(self, fgraph: Any) -> None:
+        """Order the nodes of each worker."""
+        jobs: dict[int, Any] = {}
+        for node in fgraph.toposort():
+            jobs.update((id(op.job_key()), op.job_key()) for op in _job_ops(node))
+        for job in jobs.values():
+            callers = _callers(fgraph.toposort(), job)
+            if len(callers) > 1:
+                _chain(fgraph, _calls(callers))
+
+
+def _job_ops(node: Apply) -> list[JobOp]:
+    """List the Ops that talk to other workers in a node: its own, or those of the graph inside, if it has one."""
+    if isinstance(node.op, JobOp):
+        return [node.op]
+    for names in (("inputs", "outputs"), ("local_inputs", "local_outputs")):  # of Scan, of OpFromGraph
+        inside = [getattr(node.op, name, None) for name in names]
+        if all(isinstance(variables, (list, tuple)) for variables in inside):
+            return [op for inner in graph.io_toposort(*inside) for op in _job_ops(inner)]
+    return []
+
+
+def _callers(order: list[Apply], job: Any) -> list[_Caller]:
+    """List the nodes that make calls of a worker."""
+    levels: dict[Apply, int] = {}
+    found = []
+    for node in order:
+        ours = [op for op in _job_ops(node) if op.job_key() is job]
+        before = (levels[x.owner] for x in node.inputs if x.owner is not None)
+        levels[node] = bool(ours) + max(before, default=0)
+        if ours:
+            found.append(_Caller(levels[node], min(op.turn or 0 for op in ours), node))
+    return found
+
+
+def _calls(callers: list[_Caller]) -> list[list[Apply]]:
+    """Group nodes that become one call, each group in the order of turns, and order the groups."""
+    calls: list[list[Apply]] = []
+    # Equal turns come from copied graphs; sorting leaves those as Theano has them.
+    ordered = sorted(callers, key=lambda caller: caller[:2])
+    for _, of_level in groupby(ordered, key=lambda caller: caller.level):
+        groups: dict[Any, list[Apply]] = {}
+        for caller in of_level:
+            key = caller.node.op.fusion_key() if isinstance(caller.node.op, JobOp) else None
+            groups.setdefault(caller.node if key is None else key, []).append(caller.node)
+        calls += groups.values()
+    return calls
+
+
+def _chain(fgraph: Any, calls: list[list[Apply]]) -> None:
+    """Replace each group by one node; if there is more than one, each takes the token of the one before."""
+    token = theano.tensor.constant(TOKEN) if len(calls) > 1 else None
+    for group in calls:
+        first = group[0]
+        if not isinstance(first.op, JobOp):
+            fgraph.change_input(first, 0, After()(first.inputs[0], token), reason="platoon_one_order")
+            token = Done()(first.outputs[0])
+            continue
+        old = [output for node in group for output in node.op.values(node.outputs)]
+        new = [value for node in group for value in node.op.values(node.inputs)]
+        if token is None:
+            new = first.op.changed(ordered=False)(*new, return_list=True)
+        else:
+            *new, token = first.op.changed(ordered=True)(*new, token, return_list=True)
+        copy_stack_trace(old, new)
+        fgraph.replace_all_validate(list(zip(old, new)), reason="platoon_one_order")
+
+
+# After the move to GPUs at 48.5, which may split or spare transfers, and before values may be destroyed at 49.5.
+theano.compile.optdb.register("platoon_one_order", OneOrder(), 49.2, "fast_run", "fast_compile")

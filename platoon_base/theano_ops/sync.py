@@ -1,0 +1,63 @@
+"""The Op that lets a worker synchronize inside the compiled function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from platoon_base.schedule import EveryN
+from platoon_base.theano_ops.base import JobBound, JobOp, next_turn
+from platoon_base.worker import Worker
+
+__all__ = ["Sync", "Synchronizer"]
+
+
+class Synchronizer(JobBound):
+    """Counts the updates of one compiled training loop and synchronizes when it is time.
+
+    It is told apart by identity, so two Ops are equal only if they share one.
+    """
+
+    def __init__(self, worker: Worker, period: EveryN) -> None:
+        self.worker = worker
+        self.period = period
+        self.turn = next_turn()
+
+    def step(self, arrays: list[Any]) -> None:
+        """Count one update, and synchronize ``arrays`` in place if it is the N-th."""
+        self.worker.progress(steps=1)
+        if self.period.due():
+            self.worker.sync_arrays(arrays)
+
+
+class Sync(JobOp):
+    """Synchronize updated parameter values with the center on every N-th call; k inputs, k outputs.
+
+    In its in-place form, a step without a synchronization copies nothing.
+
+    Parameters
+    ----------
+    synchronizer : Synchronizer
+    inplace, ordered
+        See `JobOp`.
+    """
+
+    __props__: tuple[str, ...] = ("synchronizer", "inplace", "ordered")
+
+    def __init__(self, synchronizer: Synchronizer, inplace: tuple[int, ...] = (), ordered: bool = False) -> None:
+        self.synchronizer = synchronizer
+        self.turn = synchronizer.turn
+        self.ordered = ordered
+        self._set_inplace(inplace)
+
+    def job_key(self) -> Any:
+        """Return the worker: what it synchronizes and what it reduces keep one order."""
+        return self.synchronizer.worker
+
+    def work(self, values: list[Any], own: list[bool]) -> list[Any]:
+        """Count the step, and synchronize if it is time."""
+        arrays = [x if mine else x.copy(order="C") for x, mine in zip(values, own)]
+        self.synchronizer.step(arrays)
+        return arrays
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__}{{inplace={self.inplace}}}"

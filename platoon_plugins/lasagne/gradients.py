@@ -1,0 +1,123 @@
+"""Synchronous training: the gradients of all workers, averaged inside the compiled function."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import lasagne
+import theano
+
+from platoon_base import Worker, connect
+from platoon_base.common_start import start_together
+from platoon_base.errors import ConfigurationError
+from platoon_base.theano_ops import all_reduce
+from platoon_base.theano_ops.compressed import all_reduce_float16
+
+__all__ = ["all_reduce_grads"]
+
+
+def all_reduce_grads(
+    loss_or_grads: Any,
+    params: Iterable[Any],
+    average: bool = True,
+    *,
+    wire_dtype: str | None = None,
+    worker: Worker | None = None,
+) -> list[Any]:
+    """Return gradients that are averaged over all workers, for any function of `lasagne.updates`.
+
+    ::
+
+        g := 1/N sum_i g_i        (or sum_i g_i)
+
+    The sum is taken inside the compiled function, in one flattened all-reduce for each dtype of the gradients, so all
+    workers call that function the same number of times: give them as many mini-batches
+    (``iterate_minibatches(..., uneven="drop")``), and of the same size. With mini-batches of B rows and a loss that is
+    a mean over rows, N workers then train as one process does on mini-batches of N B rows. If sizes differ, the mean
+    is still that of the workers, not of the rows.
+
+    Call it after the initial values are in place (weights loaded): it copies the first worker's parameters to all
+    others, at once. What the optimizer keeps (velocities, moments) starts at zero and stays the same on all workers.
+    A NaN or an infinity of one worker comes to all.
+
+    Parameters
+    ----------
+    loss_or_grads : scalar Theano expression, or list of gradient expressions
+        A loss, or what `theano.grad` gave for it, one for each parameter; maybe clipped or the like.
+    params : list of Theano shared variable
+        The same number, order, names, shapes and float dtypes on every worker.
+    average : bool
+        Take the mean; False takes the sum. Regularization in the loss is averaged, or summed, with the rest.
+    wire_dtype : {None, "float16"}
+        Send gradients as they are, or in half the bytes, through float16: each worker keeps what was rounded away and
+        sends it later (error feedback), so it is delayed, not lost. See
+        `platoon_base.theano_ops.compressed.all_reduce_float16`; it makes two all-reduces, a large one and one of 3 %
+        of its bytes. Compile only one function from the gradients then: what is kept changes with each call.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    list of Theano expression
+        One for each parameter. In a job of one, the gradients as they were.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arguments cannot work: no scalar loss, a parameter that the loss does not depend on, that is no shared
+        variable or of integer dtype, gradients that are not as many as the parameters or not like them.
+    LayoutMismatchError
+        On every worker, before anything is changed, if the model of one is another, or its other arguments are.
+
+    References
+    ----------
+    Das et al.: Distributed deep learning using synchronous stochastic gradient descent, arXiv 1602.06709.
+
+    Examples
+    --------
+    >>> grads = all_reduce_grads(loss, params)                                      # doctest: +SKIP
+    >>> updates = lasagne.updates.adam(grads, params)                               # doctest: +SKIP
+    """
+    params = _shared_variables(params)
+    if wire_dtype not in (None, "float16"):
+        raise ConfigurationError(f'got wire_dtype={wire_dtype!r}: it must be None or "float16"')
+    grads = _gradients(loss_or_grads, params)
+    worker = connect() if worker is None else worker
+    start_together(params, worker, f"all_reduce_grads(average={bool(average)}, wire_dtype={wire_dtype!r})")
+    if worker.global_size == 1:
+        return grads
+    if wire_dtype is None:
+        return all_reduce(*grads, op="mean" if average else "sum", worker=worker)
+    shapes = [tuple(p.shape.eval()) for p in params]
+    return all_reduce_float16(grads, shapes, average, worker)
+
+
+def _shared_variables(params: Iterable[Any]) -> list[Any]:
+    params = list(params) if isinstance(params, Iterable) else [params]
+    for param in params:
+        if not isinstance(param, theano.compile.SharedVariable):
+            raise ConfigurationError(
+                f"got {param!r} of type {type(param).__name__} in params: pass a list of shared variables, such as "
+                "lasagne.layers.get_all_params(network, trainable=True)"
+            )
+    return params
+
+
+def _gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
+    """Return gradients that go together with the parameters."""
+    given = list(loss_or_grads) if isinstance(loss_or_grads, (list, tuple)) else loss_or_grads
+    try:
+        grads: list[Any] = lasagne.updates.get_or_compute_grads(given, params)
+    except (ValueError, TypeError, AttributeError) as exc:  # Theano's error for a missing path is a ValueError
+        raise ConfigurationError(
+            f"no gradients from {loss_or_grads!r}: {exc}; pass a scalar loss that depends on each parameter, or one "
+            "gradient for each, and leave other parameters out"
+        ) from exc
+    for grad, param in zip(grads, params):
+        if not hasattr(grad, "ndim") or grad.ndim != param.ndim or grad.dtype not in theano.tensor.float_dtypes:
+            raise ConfigurationError(
+                f"got {getattr(grad, 'type', type(grad).__name__)} as the gradient of {param}, which is {param.type}: "
+                "pass the gradients in the order of the parameters, as theano.grad(loss, params) gives them"
+            )
+    return grads

@@ -1,0 +1,663 @@
+"""One contract for all collectives of the host, against NumPy on all inputs; ranks are threads or real processes."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from platoon_base.collectives import host
+from platoon_base.collectives.base import DTYPES, OPS
+from platoon_base.collectives.exchange import HAVE_FUSED, HAVE_NUMPY, FusedExchange
+from platoon_base.collectives.host import HostCollective
+from platoon_base.collectives.local import LocalCollective
+from platoon_base.collectives.staged import StagedCollective
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.segments import Segment
+
+pytestmark = pytest.mark.base
+
+TIMEOUT_S = 60  # never reached by a test that passes
+SMALL = 4096  # bytes of a slot, so that small arrays take several steps
+numbers = itertools.count()
+
+FORMS = [
+    pytest.param(True, id="c", marks=pytest.mark.skipif(not HAVE_FUSED, reason="no C extension")),
+    pytest.param(False, id="numpy", marks=pytest.mark.skipif(not HAVE_NUMPY, reason="no NumPy form here")),
+]
+BACK_ENDS = [pytest.param((LocalCollective, 1), id="local-1")] + [
+    pytest.param((form.values[0], size), id=f"{form.id}-{size}", marks=form.marks)
+    for form in FORMS
+    for size in (1, 2, 3)
+]
+
+
+class Willing:
+    """Peers that may all still come; counts how often it was asked."""
+
+    def __init__(self):
+        self.asked = threading.Semaphore(0)
+
+    def why_absent(self, ranks):
+        self.asked.release()
+        return ""
+
+
+class Gone:
+    def why_absent(self, ranks):
+        return f"rank {', '.join(map(str, ranks))} was killed by signal 9"
+
+
+class Group:
+    """The ranks of a group as threads of this process, each with its own handle."""
+
+    def __init__(self, size, forms, chunk_bytes=SMALL, peers=None, ranks=None):
+        self.name = f"/platoon-{os.getuid()}-test{os.getpid()}-group{next(numbers)}"
+        self.peers = peers or [Willing() for _ in range(size)]
+        ranks = ranks or range(size)
+        self.members = []
+        for i, fused in zip(range(size), forms):
+            if i == 0:
+                made = HostCollective.create(self.name, ranks, 0, self.peers[0], chunk_bytes=chunk_bytes, fused=fused)
+            else:
+                made = HostCollective.attach(self.name, ranks, i, self.peers[i], fused=fused)
+            self.members.append(made)
+        self._threads = ThreadPoolExecutor(size)
+
+    def start(self, call, *members):
+        """Let these members (all by default) do ``call(member)``; returns futures."""
+        return [self._threads.submit(call, member) for member in members or self.members]
+
+    def run(self, call):
+        """Let all members do ``call(member)``; returns the results."""
+        return [future.result() for future in self.start(call)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for member in self.members:
+            member.close()
+        self._threads.shutdown()
+
+
+class Alone(Group):
+    def __init__(self):
+        self.members = [LocalCollective()]
+        self._threads = ThreadPoolExecutor(1)
+
+
+@pytest.fixture(params=BACK_ENDS)
+def group(request):
+    form, size = request.param
+    with Alone() if form is LocalCollective else Group(size, [form] * size) as made:
+        yield made
+
+
+@pytest.fixture(params=FORMS)
+def make(request):
+    """Make a group of one of the two forms."""
+    return lambda size, **options: Group(size, [request.param] * size, **options)
+
+
+def values(seed, shape, dtype):
+    """Numbers of all sizes: integers wrap around when they are added."""
+    rng = np.random.default_rng(seed)
+    dtype = np.dtype(dtype)
+    if dtype.kind == "f":
+        return np.asarray(rng.normal(scale=3, size=shape), dtype=dtype)
+    limits = np.iinfo(dtype)
+    return np.asarray(rng.integers(limits.min, limits.max, shape, dtype, endpoint=True))
+
+
+def oracle(arrays, op):
+    """Rank after rank; float16 in float32 and rounded once; integers wrap around and are divided toward zero."""
+    dtype = arrays[0].dtype
+    wide = np.float32 if dtype == np.float16 else dtype
+    function = {"prod": np.multiply, "max": np.maximum, "min": np.minimum}.get(op, np.add)
+    with np.errstate(all="ignore"):
+        total = functools.reduce(function, [a.astype(wide) for a in arrays])
+        if op == "mean" and dtype.kind == "f":
+            total = np.divide(total, len(arrays), dtype=wide)
+        elif op == "mean":
+            exact = [(abs(int(v)) // len(arrays)) * (1 if v >= 0 else -1) for v in np.ravel(total)]
+            total = np.array(exact, dtype=object).reshape(np.shape(total))
+        return np.asarray(total).astype(dtype)
+
+
+def require_equal(results, expected):
+    """All results have the expected bits, and the expected shape and dtype."""
+    for result in results:
+        assert result.dtype == expected.dtype
+        assert result.shape == expected.shape
+        np.testing.assert_array_equal(result, expected)
+        assert result.tobytes() == results[0].tobytes()
+
+
+SHAPES = [(), (0,), (1,), (7, 3), (2, 0, 5), (1025,), (3, 2001)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_all_reduce_is_numpys(group, dtype):
+    size = len(group.members)
+    for op, shape in itertools.product(OPS, SHAPES):
+        arrays = [values(rank, shape, dtype) for rank in range(size)]
+        results = group.run(lambda c, a=arrays, op=op: c.all_reduce(a[c.rank], op, timeout_s=TIMEOUT_S))
+        require_equal(results, oracle(arrays, op))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("op", ["max", "min", "sum", "mean"])
+def test_nan_and_infinity_go_through(group, dtype, op):
+    special = [0.0, 1.0, -2.0, np.inf, -np.inf, np.nan, 60000.0, 6e-8]
+    pairs = np.array(list(itertools.product(special, repeat=3)), dtype=dtype).T
+    arrays = [np.tile(row, 9) for row in pairs][: len(group.members)]
+    results = group.run(lambda c: c.all_reduce(arrays[c.rank], op, timeout_s=TIMEOUT_S))
+    require_equal(results, oracle(arrays, op))
+
+
+@pytest.mark.skipif(not HAVE_FUSED, reason="no C extension")
+def test_every_float16_is_converted_as_numpy_does():
+    every = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    shuffled = np.random.default_rng(0).permutation(every)
+    with Group(2, [True] * 2) as group:
+        for arrays in ([every, np.zeros_like(every)], [every, shuffled]):
+            results = group.run(lambda c, a=arrays: c.all_reduce(a[c.rank], timeout_s=TIMEOUT_S))
+            require_equal(results, oracle(arrays, "sum"))
+
+
+@pytest.mark.parametrize("shape", [(), (5,), (70, 60)])
+def test_all_reduce_in_place_and_into_out(group, shape):
+    arrays = [values(rank, shape, "float32") for rank in range(len(group.members))]
+    expected = oracle(arrays, "sum")
+
+    def call(c):
+        own, other, out = arrays[c.rank].copy(), arrays[c.rank].copy(), np.empty(shape, np.float32)
+        assert c.all_reduce(own, out=own, timeout_s=TIMEOUT_S) is own
+        assert c.all_reduce(other, "+", out[...], timeout_s=TIMEOUT_S) is not other
+        c.all_reduce(other, out=out, timeout_s=TIMEOUT_S)
+        np.testing.assert_array_equal(other, arrays[c.rank])
+        return [own, out]
+
+    for results in group.run(call):
+        require_equal(results, expected)
+
+
+def test_arrays_may_lie_as_they_like(group):
+    size = len(group.members)
+    arrays = [values(rank, (60, 50), "float32") for rank in range(size)]
+
+    def call(c):
+        mine = arrays[c.rank]
+        strided, fortran = np.repeat(mine, 2, axis=1)[:, ::2], np.asfortranarray(mine)
+        unaligned = np.frombuffer(b"x" + mine.tobytes(), np.uint8)[1:].view(np.float32).reshape(mine.shape)
+        out = np.zeros((50, 60), np.float32).T
+        results = [c.all_reduce(array, timeout_s=TIMEOUT_S) for array in (strided, fortran, unaligned)]
+        results.append(c.all_reduce(strided, out=out, timeout_s=TIMEOUT_S).copy())
+        results.append(c.all_reduce(strided, out=strided, timeout_s=TIMEOUT_S).copy())
+        sent = c.broadcast(np.asfortranarray(mine), root=size - 1, timeout_s=TIMEOUT_S)
+        return results, sent
+
+    for results, sent in group.run(call):
+        require_equal(results, oracle(arrays, "sum"))
+        require_equal([sent], arrays[-1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_other_calls_are_numpys(group, dtype):
+    size = len(group.members)
+    for shape in SHAPES:
+        arrays = [values(rank, (size, *shape), dtype) for rank in range(size)]
+
+        def call(c, arrays=arrays, shape=shape):
+            mine = arrays[c.rank]
+            c.barrier(timeout_s=TIMEOUT_S)
+            gathered = c.all_gather(mine[0, ...], timeout_s=TIMEOUT_S)
+            scattered = c.reduce_scatter(mine, "mean", timeout_s=TIMEOUT_S)
+            target = np.empty(shape, mine.dtype)
+            assert c.reduce_scatter(mine, "max", target, timeout_s=TIMEOUT_S) is target
+            sent = [c.broadcast(mine.copy(), root, timeout_s=TIMEOUT_S) for root in range(size)]
+            return gathered, scattered, target, sent
+
+        for rank, (gathered, scattered, target, sent) in enumerate(group.run(call)):
+            require_equal([gathered], np.stack([a[0] for a in arrays]))
+            require_equal([scattered], oracle([a[rank] for a in arrays], "mean"))
+            require_equal([target], oracle([a[rank] for a in arrays], "max"))
+            for root in range(size):
+                require_equal([sent[root]], arrays[root])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_more_than_all_slots_hold(make, size):
+    arrays = [values(rank, (1_000_003,), "float32") for rank in range(size)]
+    with make(size, chunk_bytes=host.CHUNK_BYTES) as group:
+        require_equal(group.run(lambda c: c.all_reduce(arrays[c.rank], timeout_s=TIMEOUT_S)), oracle(arrays, "sum"))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_quick_calls_do_not_overtake_each_other(make, size):
+    def call(c):
+        for i in range(1000):
+            n = 1 + i * 37 % 2500 if i % 10 == 0 else 1 + i % 300
+            array = np.full(n, i * (c.rank + 1), np.int32)
+            c.all_reduce(array, out=array, timeout_s=TIMEOUT_S)
+            if (array != i * size * (size + 1) // 2).any():
+                return i
+        return None
+
+    with make(size) as group:
+        assert group.run(call) == [None] * size
+
+
+a_call = st.tuples(
+    st.sampled_from(["all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier"]),
+    st.sampled_from(OPS),
+    st.integers(0, 9000),
+)
+
+
+@pytest.mark.parametrize("forms", [[True, True], [True, True, True], [True, False, True]], ids=["2", "3", "mixed"])
+@pytest.mark.skipif(not (HAVE_FUSED and HAVE_NUMPY), reason="one of the forms is missing")
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(calls=st.lists(a_call, max_size=12))
+def test_any_calls_in_a_row(forms, calls):
+    size = len(forms)
+    arrays = [
+        [values(100 * i + rank, (size, n), "float32") for rank in range(size)] for i, (_, _, n) in enumerate(calls)
+    ]
+
+    def do(c, kind, op, array, root):
+        if kind == "all_reduce":
+            return c.all_reduce(array, op, timeout_s=TIMEOUT_S)
+        if kind == "broadcast":
+            return c.broadcast(array.copy(), root, timeout_s=TIMEOUT_S)
+        if kind == "all_gather":
+            return c.all_gather(array, timeout_s=TIMEOUT_S)
+        if kind == "reduce_scatter":
+            return c.reduce_scatter(array, op, timeout_s=TIMEOUT_S)
+        return c.barrier(timeout_s=TIMEOUT_S)
+
+    with Group(size, forms) as group:
+        results = group.run(
+            lambda c: [do(c, kind, op, arrays[i][c.rank], i % size) for i, (kind, op, _) in enumerate(calls)]
+        )
+    for i, (kind, op, _) in enumerate(calls):
+        mine = [result[i] for result in results]
+        if kind == "all_reduce":
+            require_equal(mine, oracle(arrays[i], op))
+        elif kind == "broadcast":
+            require_equal(mine, arrays[i][i % size])
+        elif kind == "all_gather":
+            require_equal(mine, np.stack(arrays[i]))
+        elif kind == "reduce_scatter":
+            for rank in range(size):
+                require_equal([mine[rank]], oracle([a[rank] for a in arrays[i]], op))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_call_goes_on_after_every_wait_in_vain(make, size, monkeypatch):
+    monkeypatch.setattr(host, "_PATIENCE_S", 0.0)
+    monkeypatch.setattr(host, "_LONGEST_PATIENCE_S", 0.0)
+    monkeypatch.setattr(host, "FusedExchange", functools.partial(FusedExchange, roomy_spins=0, crowded_spins=0))
+    arrays = [values(rank, (30_001,), "float32") for rank in range(size)]
+
+    def call(c):
+        c.barrier(timeout_s=TIMEOUT_S)
+        return [c.all_reduce(arrays[c.rank], op, timeout_s=TIMEOUT_S) for op in ("sum", "prod")]
+
+    with make(size) as group:
+        futures = group.start(call, group.members[0])
+        assert group.peers[0].asked.acquire(timeout=TIMEOUT_S)
+        futures += group.start(call, *group.members[1:])
+        sums, products = zip(*(future.result() for future in futures))
+    require_equal(sums, oracle(arrays, "sum"))
+    require_equal(products, oracle(arrays, "prod"))
+
+
+def test_a_late_rank_is_waited_for(make):
+    with make(2) as group:
+        first, late = group.members
+        (future,) = group.start(lambda c: c.all_reduce(np.ones(3), timeout_s=TIMEOUT_S), first)
+        for _ in range(2):
+            assert group.peers[0].asked.acquire(timeout=TIMEOUT_S)
+        late.all_reduce(np.ones(3), timeout_s=TIMEOUT_S)
+        np.testing.assert_array_equal(future.result(), [2, 2, 2])
+
+
+F32 = np.zeros(6, np.float32)
+DIFFERENT = {
+    "op": [
+        lambda c: c.all_reduce(F32, "sum", timeout_s=TIMEOUT_S),
+        lambda c: c.all_reduce(F32, "max", timeout_s=TIMEOUT_S),
+    ],
+    "dtype": [
+        lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S),
+        lambda c: c.all_reduce(F32.astype(np.int32), timeout_s=TIMEOUT_S),
+    ],
+    "size": [
+        lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S),
+        lambda c: c.all_reduce(np.zeros(99999, np.float32), timeout_s=TIMEOUT_S),
+    ],
+    "shape": [
+        lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S),
+        lambda c: c.all_reduce(F32.reshape(2, 3), timeout_s=TIMEOUT_S),
+    ],
+    "kind": [lambda c: c.all_gather(F32, timeout_s=TIMEOUT_S), lambda c: c.barrier(timeout_s=TIMEOUT_S)],
+    "root": [
+        lambda c: c.broadcast(F32.copy(), 0, timeout_s=TIMEOUT_S),
+        lambda c: c.broadcast(F32.copy(), 1, timeout_s=TIMEOUT_S),
+    ],
+}
+
+
+@pytest.mark.parametrize("what", DIFFERENT)
+def test_different_calls_are_refused_on_all_ranks(make, what):
+    common, other = DIFFERENT[what]
+    with make(3, ranks=(2, 5, 7)) as group:
+        group.run(lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S))
+        futures = group.start(lambda c: (other if c.rank == 1 else common)(c))
+        errors = [future.exception() for future in futures]
+        assert [type(error) for error in errors] == [ConfigurationError] * 3
+        for error in errors:
+            assert "differ in collective call 2" in str(error)
+            assert "rank 5 called" in str(error)
+        for future in group.start(lambda c: c.barrier(timeout_s=TIMEOUT_S)):
+            with pytest.raises(ConfigurationError, match="differ in collective call 2"):
+                future.result()
+
+
+def test_a_mismatch_tells_what_each_did(make):
+    with make(2) as group:
+        calls = [
+            lambda c: c.all_reduce(np.zeros((4, 5)), "max", timeout_s=TIMEOUT_S),
+            lambda c: c.barrier(timeout_s=TIMEOUT_S),
+        ]
+        for future in group.start(lambda c: calls[c.rank](c)):
+            with pytest.raises(ConfigurationError) as caught:
+                future.result()
+            assert "rank 0 called all_reduce(float64 of shape (4, 5), 'max')" in str(caught.value)
+            assert "rank 1 called barrier()" in str(caught.value)
+
+
+def test_arrays_of_many_dimensions_are_told_apart(make):
+    shapes = [(1, 2, 1, 2, 1, 2, 3), (1, 2, 1, 2, 1, 3, 2), (1, 2, 1, 2, 1, 6, 2)]
+    with make(2) as group:
+        group.run(lambda c: c.all_reduce(np.zeros(shapes[0]), timeout_s=TIMEOUT_S))
+        for future in group.start(lambda c: c.all_reduce(np.zeros(shapes[2 * c.rank]), timeout_s=TIMEOUT_S)):
+            with pytest.raises(ConfigurationError, match="differ in collective call 2"):
+                future.result()
+
+
+def test_a_deadline_names_who_is_missing(make):
+    with make(3, ranks=(0, 4, 6)) as group:
+        waiting = group.start(lambda c: c.all_reduce(F32, timeout_s=0.2), group.members[0], group.members[2])
+        errors = [future.exception() for future in waiting]
+        # Whichever comes first breaks the group for the other.
+        assert any(isinstance(error, CollectiveTimeoutError) for error in errors)
+        for error in errors:
+            assert isinstance(error, (CollectiveTimeoutError, WorkerLostError))
+            assert "for rank 4:" in str(error)
+        with pytest.raises(WorkerLostError, match="waited 0.2 s for rank 4"):
+            group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S)
+
+
+def test_a_peer_that_is_absent_ends_the_wait(make):
+    peers = [Willing(), Gone(), Willing()]
+    with make(3, peers=peers, ranks=(0, 4, 6)) as group:
+        waiting = group.start(lambda c: c.all_reduce(F32, "max", timeout_s=TIMEOUT_S), *group.members[:2])
+        for future in waiting:
+            with pytest.raises(WorkerLostError, match="rank 6 was killed by signal 9") as caught:
+                future.result()
+            assert "collective call 1 of rank 4, all_reduce(float32 of shape (6,), 'max')" in str(caught.value)
+        with pytest.raises(WorkerLostError, match="rank 6 was killed"):
+            group.members[0].barrier(timeout_s=TIMEOUT_S)
+
+
+def test_who_closes_is_not_waited_for(make):
+    with make(2) as group:
+        group.run(lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S))
+        group.members[1].close()
+        group.members[1].close()
+        with pytest.raises(WorkerLostError, match="rank 1 closed"):
+            group.members[0].all_reduce(F32, timeout_s=TIMEOUT_S)
+        with pytest.raises(ConfigurationError, match="after close"):
+            group.members[1].barrier(timeout_s=TIMEOUT_S)
+
+
+def test_an_interrupt_breaks_the_group(make):
+    class Interrupting:
+        def why_absent(self, ranks):
+            signal.raise_signal(signal.SIGINT)
+            return ""
+
+    with make(2, peers=[Interrupting(), Willing()]) as group:
+        with pytest.raises(KeyboardInterrupt):
+            group.members[0].all_reduce(F32, timeout_s=TIMEOUT_S)
+        with pytest.raises(WorkerLostError, match="of rank 0.* ended with KeyboardInterrupt"):
+            group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S)
+
+
+def test_a_second_thread_is_refused_and_a_close_ends_the_wait(make):
+    with make(2) as group:
+        first, second = group.members
+        (future,) = group.start(lambda c: c.barrier(timeout_s=TIMEOUT_S), first)
+        assert group.peers[0].asked.acquire(timeout=TIMEOUT_S)
+        with pytest.raises(ConfigurationError, match="another thread"):
+            first.barrier(timeout_s=TIMEOUT_S)
+        first.close()
+        with pytest.raises(WorkerLostError, match="closed this collective"):
+            future.result()
+        with pytest.raises(WorkerLostError, match="closed this collective"):
+            second.barrier(timeout_s=TIMEOUT_S)
+
+
+WRONG = {
+    "a list": lambda c: c.all_reduce([1.0], timeout_s=1),
+    "dtype": lambda c: c.all_reduce(np.zeros(2, np.complex64), timeout_s=1),
+    "byte order": lambda c: c.all_reduce(np.zeros(2, ">f4"), timeout_s=1),
+    "op": lambda c: c.all_reduce(F32, "median", timeout_s=1),
+    "op of no name": lambda c: c.all_reduce(F32, None, timeout_s=1),
+    "root": lambda c: c.broadcast(F32.copy(), 2, timeout_s=1),
+    "shape of out": lambda c: c.all_reduce(F32, out=np.zeros(5, np.float32), timeout_s=1),
+    "dtype of out": lambda c: c.all_gather(F32, np.zeros((2, 6)), timeout_s=1),
+    "parts": lambda c: c.reduce_scatter(np.zeros((3, 4)), timeout_s=1),
+    "a scalar's parts": lambda c: c.reduce_scatter(np.zeros(()), timeout_s=1),
+    "read-only out": lambda c: c.all_reduce(F32, out=np.broadcast_to(np.float32(0), 6), timeout_s=1),
+    "read-only broadcast": lambda c: c.broadcast(np.broadcast_to(np.float32(0), 6), 1, timeout_s=1),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_what_cannot_work_is_refused_before_anything_is_sent(make, what):
+    with make(2) as group:
+        with pytest.raises(ConfigurationError, match="got"):
+            WRONG[what](group.members[0])
+        require_equal(group.run(lambda c: c.all_reduce(F32 + 1, timeout_s=TIMEOUT_S)), F32 + 2)
+
+
+def test_overlaps_other_than_in_place_are_refused(make):
+    memory = np.arange(40, dtype=np.float32)
+    with make(2) as group:
+        c = group.members[0]
+        for call in (
+            lambda: c.all_reduce(memory[:20], out=memory[10:30], timeout_s=1),
+            lambda: c.all_reduce(memory[:20], out=memory[:20][::-1], timeout_s=1),
+            lambda: c.all_gather(memory[:20], memory.reshape(2, 20), timeout_s=1),
+            lambda: c.reduce_scatter(memory.reshape(2, 20), out=memory[:20], timeout_s=1),
+        ):
+            with pytest.raises(ConfigurationError, match="overlaps"):
+                call()
+        results = group.run(lambda c: c.all_reduce(a := memory.copy(), out=a[:], timeout_s=TIMEOUT_S))
+        require_equal(results, memory * 2)
+
+
+def test_groups_that_cannot_be_are_refused(make):
+    with make(2) as group, Segment.create(f"{group.name}-other", 100_000) as other:
+        for ranks, index in (((), 0), ((1, 0), 0), ((0, 0), 0), ((0, 1), 2), ((0, 1), -1)):
+            with pytest.raises(ConfigurationError, match="got"):
+                HostCollective.create(f"{group.name}-more", ranks, index, Willing())
+        with pytest.raises(ConfigurationError, match="chunk_bytes"):
+            HostCollective.create(f"{group.name}-more", (0, 1), 0, Willing(), chunk_bytes=5000)
+        with pytest.raises(ConfigurationError, match="not made for a group of the ranks"):
+            HostCollective.attach(group.name, (0, 2), 1, Willing())
+        with pytest.raises(ConfigurationError, match="not made for"):
+            HostCollective.attach(other.name, (0, 1), 1, Willing())
+        with pytest.raises(ConfigurationError, match="cannot be opened"):
+            HostCollective.attach(f"{group.name}-more", (0, 1), 1, Willing())
+        Segment.unlink(other.name)
+
+
+def test_the_name_can_go_before_the_group(make):
+    with make(2) as group:
+        for member in group.members:
+            member.unlink()
+        assert not os.path.exists("/dev/shm" + group.name)
+        require_equal(group.run(lambda c: c.all_reduce(F32 + 1, timeout_s=TIMEOUT_S)), F32 + 2)
+
+
+def test_without_the_extension_numpy_does_it():
+    code = """
+import numpy as np
+from platoon_base.collectives import exchange, host
+c = host.HostCollective.create(NAME, (3,), 0, None)
+print(exchange.HAVE_FUSED, c.all_reduce(np.ones(2), "mean", timeout_s=1))
+c.close()
+""".replace("NAME", repr(f"/platoon-{os.getuid()}-test{os.getpid()}-numpy"))
+    environment = {**os.environ, "PLATOON_NO_KERNELS": "1"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False [1. 1.]\n"
+
+
+WORKER = """
+import sys
+import numpy as np
+from platoon_base.collectives.host import HostCollective
+from platoon_base.segments import Segment
+
+name, size, index, fused = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
+life = Segment.attach(name + "-life")
+life.try_lock(index)
+
+class Locks:
+    def why_absent(self, ranks):
+        dead = [rank for rank in ranks if not life.locked(rank)]
+        return f"rank {dead} holds its lock no more" if dead else ""
+
+open_group = HostCollective.create if index == 0 else HostCollective.attach
+group = open_group(name, range(size), index, Locks(), fused=fused)
+print("attached", flush=True)
+input()
+x = np.ones(300_000, np.float32)
+try:
+    while True:
+        assert (group.all_reduce(x, timeout_s=60) == size).all()
+        group.all_reduce(x[:9], timeout_s=60)
+        print("went on", flush=True)
+except Exception as exc:
+    print(type(exc).__name__, exc, flush=True)
+group.close()
+"""
+
+
+@pytest.mark.parametrize("fused", FORMS)
+def test_real_processes_survive_a_kill(fused, write_script):
+    size, script = 3, write_script(WORKER)
+    name = f"/platoon-{os.getuid()}-test{os.getpid()}-kill"
+    processes = []
+    with Segment.create(f"{name}-life", 4096) as life:
+        try:
+            for index in range(size):
+                command = [sys.executable, script, name, str(size), str(index), str(fused)]
+                pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+                processes.append(subprocess.Popen(command, text=True, **pipes))
+                assert processes[-1].stdout.readline() == "attached\n"
+            for process in processes:
+                process.stdin.write("go\n")
+                process.stdin.flush()
+            for _ in range(20):
+                assert processes[1].stdout.readline() == "went on\n"
+            processes[1].kill()
+            for process in (processes[0], processes[2]):
+                last = process.communicate(timeout=TIMEOUT_S)[0].splitlines()[-1]
+                assert last.startswith("WorkerLostError")
+                assert "rank [1] holds its lock no more" in last
+                assert process.returncode == 0
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+                process.stdin.close()
+                process.stdout.close()
+            Segment.unlink(life.name)
+            Segment.unlink(name)
+
+
+class DeviceArray:
+    """An array that lies elsewhere, with the face of a GpuArray."""
+
+    context = "device 0"
+
+    def __init__(self, data):
+        self._data = np.array(data)
+        self.shape, self.dtype, self.flags = self._data.shape, self._data.dtype, self._data.flags
+
+    def __array__(self, dtype=None, copy=None):
+        return self._data.copy()
+
+    def write(self, source):
+        self._data[...] = source
+
+
+def empty(shape, dtype, context):
+    assert context == "device 0"
+    return DeviceArray(np.empty(shape, dtype))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 4), (5000,)])
+def test_device_arrays_go_by_way_of_the_host(group, shape):
+    size = len(group.members)
+    arrays = [values(rank, (size, *shape), "float32") for rank in range(size)]
+
+    def call(c):
+        staged = StagedCollective(c)
+        assert (staged.rank, staged.size) == (c.rank, size)
+        staged.barrier(timeout_s=TIMEOUT_S)
+        mine, own, sent = (DeviceArray(arrays[c.rank]) for _ in range(3))
+        assert staged.all_reduce(own, out=own, timeout_s=TIMEOUT_S) is own
+        assert staged.broadcast(sent, size - 1, timeout_s=TIMEOUT_S) is sent
+        reduced = staged.all_reduce(mine, "max", timeout_s=TIMEOUT_S)
+        gathered = staged.all_gather(mine, timeout_s=TIMEOUT_S)
+        scattered = staged.reduce_scatter(mine, timeout_s=TIMEOUT_S)
+        plain = staged.all_reduce(arrays[c.rank], timeout_s=TIMEOUT_S)
+        assert isinstance(reduced, DeviceArray)
+        return [np.asarray(a) for a in (own, sent, reduced, gathered, scattered, plain)]
+
+    for rank, (own, sent, reduced, gathered, scattered, plain) in enumerate(group.run(call)):
+        require_equal([own, plain], oracle(arrays, "sum"))
+        require_equal([sent], arrays[-1])
+        require_equal([reduced], oracle(arrays, "max"))
+        require_equal([gathered], np.stack(arrays))
+        require_equal([scattered], oracle([a[rank] for a in arrays], "sum"))
+
+
+def test_device_arrays_that_cannot_work_are_refused():
+    staged = StagedCollective(LocalCollective())
+    array = DeviceArray(np.zeros((2, 3)))
+    for call in (
+        lambda: staged.all_reduce(array, out=np.zeros((2, 3)), timeout_s=1),
+        lambda: staged.all_reduce(array, out=DeviceArray(np.zeros(3)), timeout_s=1),
+        lambda: staged.reduce_scatter(array, timeout_s=1),
+        lambda: staged.broadcast("array", timeout_s=1),
+    ):
+        with pytest.raises(ConfigurationError, match="got"):
+            call()

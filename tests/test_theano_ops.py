@@ -1,0 +1,430 @@
+"""Collective calls inside the compiled function: values, gradients, graph optimizations, one order on all workers."""
+
+import copy
+import os
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+
+import theano.tensor as T
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import solo
+from platoon_base.rules import EASGD
+from platoon_base.schedule import EveryN
+from platoon_base.theano_ops import (
+    AllReduceMax,
+    AllReduceMean,
+    AllReduceMin,
+    AllReduceProd,
+    AllReduceSum,
+    Sync,
+    Synchronizer,
+    all_reduce,
+)
+from platoon_base.theano_ops.base import JobOp
+
+pytestmark = pytest.mark.theano
+
+OPS = [AllReduceSum, AllReduceProd, AllReduceMax, AllReduceMin, AllReduceMean]
+
+
+@pytest.fixture
+def worker():
+    """A worker of a job of one, whose collective calls return what they are given."""
+    with solo() as worker:
+        yield worker
+
+
+def nodes(function):
+    return [node for node in function.maker.fgraph.toposort() if isinstance(node.op, JobOp)]
+
+
+def test_values_of_all_ops_dtypes_and_shapes(run_job):
+    """Each of two workers computes by NumPy what both should get."""
+    run_job(
+        """
+        import numpy as np
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+        from platoon_base.theano_ops import all_reduce
+
+        NUMPY = {
+            "sum": np.add.reduce, "prod": np.multiply.reduce, "max": np.maximum.reduce, "min": np.minimum.reduce,
+            "mean": lambda both: (both.astype("float64").sum(axis=0) / 2).astype(both.dtype),
+        }
+        DTYPES = ["float16", "float32", "float64", "int8", "int32", "int64", "uint8"]
+        SHAPES = [(), (3,), (2, 3), (0, 2), (1, 2, 2)]
+
+        def values(rank):
+            rng = np.random.RandomState(rank)
+            return [np.asarray(rng.randint(0 if d == "uint8" else -9, 11, s), d) for d in DTYPES for s in SHAPES]
+
+        def different(rank):
+            # A second call with other shapes, and arrays that are not contiguous.
+            rng = np.random.RandomState(rank + 2)
+            shapes = [(), (5,), (3, 4), (2, 1), (4, 1, 2)]
+            return [np.asarray(rng.randint(0, 9, s), d).T for d in DTYPES for s in shapes]
+
+        worker = connect()
+        variables = [T.TensorType(d, [False] * len(s))() for d in DTYPES for s in SHAPES]
+        for op, reduce in NUMPY.items():
+            reduced = all_reduce(*variables, op=op)
+            assert len({v.owner for v in reduced}) == 1
+            function = theano.function(variables, reduced)
+            for draw in (values, different):
+                found = function(*draw(worker.global_rank))
+                for a, b, x, variable in zip(draw(0), draw(1), found, variables):
+                    expected = reduce(np.stack([a, b]))
+                    assert x.dtype == variable.dtype and x.shape == a.shape, (op, x, expected)
+                    np.testing.assert_allclose(x, expected, rtol=1e-6, err_msg=f"{op} {variable.type}")
+        empty = theano.function([variables[3]], all_reduce(variables[3]))
+        assert empty(np.zeros((0, 2), "float16"))[0].shape == (0, 2)
+        """
+    ).require_success()
+
+
+def test_workers_whose_functions_differ_in_other_things_make_the_same_calls(run_job):
+    """Without a common order, the sum of one would meet the maximum of the other; hashes differ between the two."""
+    run_job(
+        """
+        import numpy as np
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+        from platoon_base.theano_ops import all_reduce
+        from platoon_base.theano_ops.base import JobOp
+
+        worker, rank = connect(), connect().global_rank
+        for mode in ("FAST_RUN", "FAST_COMPILE"):
+            x = T.vector("x")
+            a, = all_reduce(x * 2)
+            b, = all_reduce(x * 3, op="max")
+            c, = all_reduce(x + 1, op="min")
+            d, = all_reduce(x * 4)
+            e, = all_reduce(a * b)
+            outputs = [a, b, c, d, e]
+            if rank:
+                # The monitoring of one worker alone: an output that needs the last call first.
+                outputs = [T.sqr(c) * b, *outputs[::-1]]
+            function = theano.function([x], outputs, mode=mode)
+            calls = [n for n in function.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
+            assert [n.op.reduction for n in calls] == ["sum", "max", "min", "sum"], calls
+            found = function(np.full(2, rank + 1, theano.config.floatX))
+            expected = [6, 6, 2, 12, 72]
+            if rank:
+                expected = [24, *expected[::-1]]
+            np.testing.assert_allclose(np.array(found)[:, 0], expected)
+            np.testing.assert_allclose(np.array(function.copy()(np.full(2, rank + 1, x.dtype)))[:, 0], expected)
+        """,
+        environment={"PYTHONHASHSEED": "random"},
+    ).require_success()
+
+
+def test_gradients_are_those_of_the_sum_of_all_workers_costs(run_job):
+    run_job(
+        """
+        import numpy as np
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+        from platoon_base.theano_ops import all_reduce
+
+        # In both arrays: nothing special, a tie, a zero of one worker, zeros of both.
+        X = np.array([[2.0, 5.0, 0.0, 0.0], [3.0, 5.0, 7.0, 0.0]])
+        C = np.array([[1.0, 2.0, 3.0, 4.0], [10.0, 20.0, 30.0, 40.0]])
+        G = C.sum(axis=0)
+        EXPECTED = {
+            "sum": [G, G],
+            "mean": [G / 2, G / 2],
+            "max": [G * [0, 0.5, 0, 0.5], G * [1, 0.5, 1, 0.5]],
+            "min": [G * [1, 0.5, 1, 0.5], G * [0, 0.5, 0, 0.5]],
+            "prod": [G * [3, 5, 7, 0], G * [2, 5, 0, 0]],
+        }
+        rank = connect().global_rank
+        x, z = T.dvector("x"), T.dscalar("z")
+        n = T.lvector("n")
+        for op, expected in EXPECTED.items():
+            y, square, whole, _ = all_reduce(x, z, n, x + 1, op=op)
+            cost = (y * C[rank]).sum() + square ** 2 + (whole * 2).sum()
+            dx, dz, dn = theano.grad(cost, [x, z, n])
+            # z is 1 and 1: every op but the sum gives 1.
+            s = 2.0 if op == "sum" else 1.0
+            dz_expected = {"sum": 4 * s, "mean": 2 * s, "max": 2 * s, "min": 2 * s, "prod": 4 * s}[op]
+            found = theano.function([x, z, n], [dx, dz, dn])(X[rank], 1.0, [1, 2, 3])
+            np.testing.assert_allclose(found[0], expected[rank], err_msg=op)
+            np.testing.assert_allclose(found[1], dz_expected, err_msg=op)
+            np.testing.assert_array_equal(found[2], np.zeros(3))
+        """
+    ).require_success()
+
+
+def test_a_worker_that_has_left_is_an_error_of_the_others(run_job):
+    run_job(
+        """
+        import numpy as np
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+        from platoon_base.errors import WorkerLostError
+        from platoon_base.theano_ops import all_reduce
+
+        with connect() as worker:
+            x = T.vector("x")
+            function = theano.function([x], all_reduce(x))
+            function(np.ones(3, x.dtype))
+            if worker.global_rank == 0:
+                try:
+                    function(np.ones(3, x.dtype))
+                except WorkerLostError as exc:
+                    assert "rank 1" in str(exc), exc
+                else:
+                    raise RuntimeError("the call returned")
+        """
+    ).require_success()
+
+
+ORDER_OF_A_MODEL = """
+import sys
+from platoon_base import compat
+compat.apply()
+import numpy as np
+import theano
+import theano.tensor as T
+from platoon_base.job import solo
+from platoon_base.theano_ops import AllReduceMax, AllReduceSum
+from platoon_base.theano_ops.base import JobOp
+
+junk = [object() for _ in range(int(sys.argv[1]))]  # other addresses
+with solo() as worker:
+    x = T.fmatrix("x")
+    weights = [theano.shared(np.eye(3, dtype="float32"), name=f"w{i}") for i in range(4)]
+    layers = [x]
+    for w in weights:
+        layers.append(T.nnet.sigmoid((layers[-1].dimshuffle(0, 1, "x") * w).sum(axis=1)))
+    cost = AllReduceSum(worker)(layers[2]).sum() + AllReduceMax(worker)(layers[-1]).sum()
+    grads = [AllReduceSum(worker)(g) for g in theano.grad(cost, weights)]
+    outputs = [cost] if len(sys.argv) < 3 else [T.sqr(grads[2]).sum(), layers[3], cost]
+    function = theano.function([x], outputs, updates=[(w, w - g) for w, g in zip(weights, grads)])
+    for node in function.maker.fgraph.toposort():
+        if isinstance(node.op, JobOp):
+            print("call", type(node.op).__name__, node.op.turn, len(node.inputs))
+    if len(sys.argv) < 3:
+        print(theano.printing.debugprint(function, file="str"))
+"""
+
+
+@pytest.mark.slow
+def test_the_order_is_the_same_for_all_hashes_addresses_and_other_outputs(tmp_path):
+    script = tmp_path / "order.py"
+    script.write_text(ORDER_OF_A_MODEL)
+    orders = []
+    for seed, words in (("1", ["0"]), ("2", ["5000"]), ("3", ["77", "more outputs"])):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        command = [sys.executable, str(script), *words]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100, check=False)
+        assert run.returncode == 0, run.stderr
+        orders.append(run.stdout)
+    assert orders[0] == orders[1]
+    calls = [[line for line in order.splitlines() if line.startswith("call")] for order in orders]
+    assert calls[0] == calls[2]
+    assert len(calls[0]) > 2
+
+
+def test_calls_that_can_be_one_become_one(worker):
+    x, y = T.fvector("x"), T.fvector("y")
+    outputs = [AllReduceSum(worker)(x * 2), AllReduceSum(worker)(y * 3), AllReduceSum(worker)(x * 4, y)[1]]
+    (node,) = nodes(theano.function([x, y], outputs))
+    assert len(node.inputs) == 4
+    assert not node.op.ordered
+
+
+def test_calls_that_need_one_another_stay_apart_and_the_others_join_them(worker):
+    x = T.fvector("x")
+    first = AllReduceSum(worker)(x)
+    second = AllReduceSum(worker)(first + 1)
+    alone = AllReduceSum(worker)(x * 2)
+    one, two = nodes(theano.function([x], [second, alone]))
+    assert (len(one.inputs), len(two.inputs)) == (3, 2)  # the last is the token
+    assert two.inputs[-1].owner is one
+
+
+def test_the_token_runs_through_calls_of_all_kinds(worker):
+    x = T.fvector("x")
+    outputs = [op(worker)(x * i) for i, op in enumerate(OPS)]
+    found = nodes(theano.function([x], outputs[::-1]))
+    assert [type(node.op) for node in found] == OPS
+    assert all(node.op.ordered for node in found)
+    for before, after in zip(found, found[1:]):
+        assert after.inputs[-1].owner is before
+
+
+def test_two_jobs_are_not_ordered_with_one_another(worker):
+    x = T.fvector("x")
+    with solo() as other:
+        found = nodes(theano.function([x], [AllReduceSum(worker)(x), AllReduceSum(other)(x)]))
+    assert len(found) == 2
+    assert not any(node.op.ordered for node in found)
+
+
+def test_each_call_is_made_even_if_two_are_alike(worker):
+    op, x = AllReduceSum(worker), T.fvector("x")
+    (node,) = nodes(theano.function([x], [op(x), op(x)]))
+    assert len(node.inputs) == 2
+
+
+def test_in_place_where_a_value_is_nobody_elses(worker):
+    x, y = T.fvector("x"), T.fvector("y")
+    z = y * 3
+    outputs = AllReduceMax(worker)(x * 2, y, z, z[1:])
+    (node,) = nodes(theano.function([x, y], outputs))
+    assert node.op.inplace == (0,)  # y is an input of the function, and z has a view on it
+    assert node.op.destroy_map == {0: [0]}
+
+
+def test_a_value_that_is_needed_elsewhere_stays(worker):
+    x = T.fvector("x")
+    y, z = x * 2, x * 3
+    function = theano.function([x], [*AllReduceSum(worker)(y, z), y.reshape((1, -1))])
+    (node,) = nodes(function)
+    assert node.op.inplace == (1,)
+    reduced, _, kept = function([1, 2])
+    np.testing.assert_array_equal(reduced, [2, 4])
+    assert not np.shares_memory(reduced, kept)
+
+
+def test_in_place_the_result_lies_in_the_memory_of_the_value(worker):
+    x = np.ones(3, "float32")
+    op = AllReduceSum(worker, (0,))
+    variables = [T.fvector("x"), T.fvector("y")]
+    storage = [[None], [None]]
+    op.perform(op.make_node(*variables), [x, x.copy()], storage)
+    assert storage[0][0] is x
+    assert not np.shares_memory(storage[1][0], x)
+
+
+def test_theanos_own_checks_find_nothing(worker):
+    """DebugMode compares memory before and after, with and without each optimization."""
+    x, y = T.fmatrix("x"), T.fvector("y")
+    a, b = AllReduceSum(worker)(x * 2, y + 1)
+    outputs = [a, b, AllReduceMax(worker)(x.T * 3), AllReduceMean(worker)(y * a.sum())]
+    mode = theano.compile.debugmode.DebugMode(stability_patience=2)
+    found = theano.function([x, y], outputs, mode=mode)(np.ones((2, 3), "float32"), np.ones(2, "float32"))
+    for value, expected in zip(found, (2, 2, 3, 12)):
+        np.testing.assert_array_equal(value, np.full(value.shape, expected))
+
+
+def test_the_user_may_ask_for_in_place(worker, monkeypatch):
+    monkeypatch.setattr(worker, "global_size", 2)
+    x, y = T.fvector("x"), T.fvector("y")
+    reduced = all_reduce(x * 2, y * 2, worker=worker, inplace=True)
+    assert reduced[0].owner.op.destroy_map == {0: [0], 1: [1]}
+    (node,) = nodes(theano.function([x, y], reduced, accept_inplace=True))
+    assert node.op.inplace == (0, 1)
+
+
+def test_a_shape_is_known_without_a_call(worker):
+    x, s = T.fmatrix("x"), T.fscalar("s")
+    y, z = AllReduceMean(worker)(x * 2, s)
+    function = theano.function([x, s], [y.shape, z.shape], on_unused_input="ignore")
+    assert nodes(function) == []
+    assert [shape.tolist() for shape in function(np.zeros((2, 3), "float32"), 1)] == [[2, 3], []]
+
+
+def test_constants_are_not_folded(worker):
+    assert len(nodes(theano.function([], AllReduceSum(worker)(T.constant(2.0) * 2)))) == 1
+
+
+@pytest.mark.parametrize("op", ["sum", "prod", "max", "min", "mean", "+", "average"])
+def test_alone_the_variables_are_as_they_were(worker, op):
+    x, y = T.fvector("x"), T.fscalar("y")
+    assert all_reduce(x, y, op=op, worker=worker) == [x, y]
+
+
+def test_the_worker_is_the_one_of_the_job_unless_given(worker, monkeypatch):
+    monkeypatch.setattr("platoon_base.theano_ops.reductions.connect", lambda: worker)
+    x = T.fvector("x")
+    assert all_reduce(x) == [x]
+
+
+def test_ops_are_told_apart_by_worker_turn_and_places(worker):
+    with solo() as other:
+        assert AllReduceSum(worker) == AllReduceSum(worker)
+        assert hash(AllReduceSum(worker)) == hash(AllReduceSum(worker))
+        assert AllReduceSum(worker) != AllReduceSum(other)
+        assert AllReduceSum(worker) != AllReduceMean(worker)
+        assert AllReduceSum(worker) != AllReduceSum(worker, (0,))
+        assert AllReduceSum(worker, turn=1) != AllReduceSum(worker, turn=2)
+
+
+def test_a_copy_works_in_the_same_job_and_pickling_is_refused(worker):
+    x = T.fvector("x")
+    function = theano.function([x], AllReduceSum(worker)(x))
+    for again in (function.copy(), copy.deepcopy(function)):
+        np.testing.assert_array_equal(np.ravel(again([1, 2])), [1, 2])
+        assert nodes(again)[0].op.worker is worker
+    with pytest.raises(ConfigurationError, match="save the parameters"):
+        pickle.dumps(function)
+
+
+def test_what_cannot_work_is_refused(worker):
+    with pytest.raises(ConfigurationError, match="no variable"):
+        all_reduce(worker=worker)
+    with pytest.raises(ConfigurationError, match="one by one"):
+        all_reduce([T.fvector()], worker=worker)
+    with pytest.raises(ConfigurationError, match="'median'"):
+        all_reduce(T.fvector(), op="median", worker=worker)
+    with pytest.raises(ConfigurationError, match="no value"):
+        AllReduceMin(worker)()
+    with pytest.raises(ConfigurationError, match="x of dtype complex64"):
+        AllReduceProd(worker)(T.cvector("x"))
+
+
+def test_a_loop_takes_part_in_the_order_as_a_whole(run_job):
+    """Calls before, inside and after a loop; the outputs of the two workers stand in opposite orders."""
+    run_job(
+        """
+        import numpy as np
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+        from platoon_base.theano_ops import all_reduce
+
+        rank = connect().global_rank
+        x = T.matrix("x")
+        early, = all_reduce(x, op="max")
+        steps, _ = theano.scan(lambda row, total: total + all_reduce(row)[0], sequences=x,
+                               outputs_info=T.zeros_like(x[0]))
+        late, = all_reduce(x + 1, op="min")
+        outputs = [early, steps, late]
+        found = theano.function([x], outputs[::-1] if rank else outputs)(np.full((3, 2), rank, x.dtype))
+        early, steps, late = found[::-1] if rank else found
+        np.testing.assert_array_equal(early, np.ones((3, 2)))
+        np.testing.assert_array_equal(steps, [[1, 1], [2, 2], [3, 3]])
+        np.testing.assert_array_equal(late, np.ones((3, 2)))
+        """
+    ).require_success()
+
+
+def test_a_synchronization_takes_part_in_the_order(job_of_one):
+    worker = job_of_one
+    w = theano.shared(np.zeros(3, "float32"), name="w")
+    worker.init_shared_params([w], EASGD(0.5))
+    x = T.fvector("x")
+    first = AllReduceSum(worker)(x)
+    synced = Sync(Synchronizer(worker, EveryN(1)))(w + x)
+    last = AllReduceMax(worker)(x)
+    function = theano.function([x], [last, first], updates=[(w, synced)])
+    assert [type(node.op) for node in nodes(function)] == [AllReduceSum, Sync, AllReduceMax]
+    assert nodes(function)[1].op.inplace == (0,)
+    np.testing.assert_array_equal(function([1, 2, 3])[0], [1, 2, 3])
+    np.testing.assert_array_equal(w.get_value(), [0.5, 1, 1.5])
