@@ -14,7 +14,7 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 
-__all__ = ["Array", "Parameters", "is_device_array"]
+__all__ = ["Array", "Parameters", "assign", "is_device_array"]
 
 Array = np.ndarray[Any, Any]
 
@@ -42,6 +42,14 @@ class _Parameter(Protocol):
 def is_device_array(array: Any) -> bool:
     """Tell whether an array is a GpuArray, without importing pygpu."""
     return hasattr(type(array), "get_ipc_handle")
+
+
+def assign(array: Any, values: Any) -> None:
+    """Do ``array[...] = values``, for 0-d GpuArrays too, which pygpu does not index."""
+    if array.shape or isinstance(array, np.ndarray):
+        array[...] = values
+    else:
+        array.reshape((1,))[...] = values.reshape((1,))
 
 
 class _NumPyParameter:
@@ -73,7 +81,7 @@ class _DeviceParameter:
         return np.array(self._array, order="C")
 
     def give_back(self, array: Array) -> None:
-        self._array[...] = array
+        assign(self._array, array)
 
     def memory(self) -> None:
         return None

@@ -13,7 +13,7 @@ import numpy as np
 from platoon_base.centers.base import Center, Refused
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
-from platoon_base.parameters import Parameters, is_device_array
+from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules import Rule
 
 __all__ = ["ON_NONFINITE", "SharedParameters", "require_finite"]
@@ -91,7 +91,7 @@ class SharedParameters:
         finally:
             for array, values in zip(arrays, taken):
                 if array is not values:
-                    array[...] = values
+                    assign(array, values)
 
     def copy_to_local(self, timeout_s: float) -> None:
         """Parameters := center."""
@@ -119,7 +119,7 @@ class SharedParameters:
         finally:
             arrays = self._borrow()
             for array, value in zip(arrays, own):
-                array[...] = value
+                assign(array, value)
             self._give_back(arrays)
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from platoon_base.centers.tiles import Tiling
 from platoon_base.layout import Layout
+from platoon_base.parameters import assign
 from platoon_base.segments import Segment
 
 __all__ = ["Directory", "DirectoryLayout", "Entry"]
@@ -176,7 +177,7 @@ class Directory:
         for flat, start, stop, place in self._places(values):
             flat[start:stop] = place
         for array, value in zip(out, values):
-            array[...] = value
+            assign(array, value)
 
     def write_values(self, values: Sequence[Any]) -> None:
         """Copy arrays, one for each parameter of the layout, of any kind, into the mirror."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from platoon_base.collectives.base import Collective, canonical_op, require_dtype, require_fit
 from platoon_base.errors import ConfigurationError
+from platoon_base.parameters import assign
 
 __all__ = ["LocalCollective", "LocalFactory"]
 
@@ -68,5 +69,5 @@ def _copied(array: Any, shape: tuple[int, ...], out: Any) -> Any:
         return (np.array(array, order="C") if isinstance(array, np.ndarray) else array.copy()).reshape(shape)
     require_fit(out, shape, array.dtype)
     if out is not array:
-        out[...] = array.reshape(shape)
+        assign(out, array.reshape(shape))
     return out

@@ -30,6 +30,7 @@ from platoon_base.errors import (
     PlatoonError,
     WorkerLostError,
 )
+from platoon_base.parameters import assign
 
 __all__ = ["NcclCollective", "Watched", "new_clique_id"]
 
@@ -147,19 +148,19 @@ class NcclCollective:
             raise ConfigurationError(f"got root={root!r}: this group has the ranks 0 to {self.size - 1}")
         source, _ = self._prepared(array, array, array.shape)
         if source.typecode not in self._plain:
-            array[...] = self.broadcast(_widened(source), root, timeout_s=timeout_s)
+            assign(array, self.broadcast(_widened(source), root, timeout_s=timeout_s))
         elif source.size:
             self._begin(source, timeout_s)
             self._comm.broadcast(source, root)
             if source is not array:
-                array[...] = source
+                assign(array, source)
         return array
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
         """See `Collective.all_gather`."""
         array, out = self._prepared(array, out, (self.size, *array.shape))
         if array.typecode not in self._plain:
-            out[...] = self.all_gather(_widened(array), timeout_s=timeout_s)
+            assign(out, self.all_gather(_widened(array), timeout_s=timeout_s))
         elif array.size:
             self._begin(out, timeout_s)
             self._comm.all_gather(array.reshape((1, array.size)), out.reshape((self.size, array.size)))
@@ -238,7 +239,7 @@ class NcclCollective:
         self._counter[0] = self._calls
 
     def _reduce_wide(self, call: Any, array: Any, step: _Step, out: Any, timeout_s: float) -> Any:
-        out[...] = call(_widened(array), step.op, timeout_s=timeout_s)
+        assign(out, call(_widened(array), step.op, timeout_s=timeout_s))
         if step.divide:
             self._divide(out)
         return out

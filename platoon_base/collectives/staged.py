@@ -10,6 +10,7 @@ import numpy as np
 
 from platoon_base.collectives.base import Collective, require_fit
 from platoon_base.errors import ConfigurationError
+from platoon_base.parameters import assign
 
 __all__ = ["StagedCollective"]
 
@@ -106,5 +107,5 @@ def _store(array: Any, staged: np.ndarray[Any, Any]) -> Any:
     if hasattr(array, "write") and array.flags.c_contiguous:
         array.write(staged)
     else:
-        array[...] = staged
+        assign(array, staged)
     return array

@@ -10,14 +10,35 @@ import theano
 from theano import tensor
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops.reductions import all_reduce
+from platoon_base.theano_ops.reductions import AllReduceSum, all_reduce
 from platoon_base.worker import Worker
 
-__all__ = ["BLOCK", "all_reduce_float16"]
+__all__ = ["BLOCK", "Float16Sum", "all_reduce_float16"]
 
 BLOCK = 64  # elements that share a quantum: it costs float32/64 to send, 3 % of the rest
 _EXACT = 2048  # all integers up to here are float16 numbers, and so are all sums that stay below
 _SMALLEST, _GREATEST = 2.0**-100, 2.0**120  # the range of a block's maximum, in which no quantum leaves float32's
+
+
+class Float16Sum(AllReduceSum):
+    """`AllReduceSum` of float32 values that travel as float16; whoever uses it sees to it that they are such.
+
+    Theano computes with float16 on the host element by element in Python, so no variable of the graph is one.
+    """
+
+    def fusion_key(self) -> Any:
+        """Return None: values of one call are one array already."""
+        return None
+
+    def work(self, values: list[Any], own: list[bool]) -> list[Any]:
+        """Convert, sum, and convert back."""
+        return [self._summed(value) for value in values]
+
+    def _summed(self, value: Any) -> Any:
+        with np.errstate(over="ignore"):  # what is infinite then was not finite before, or stands beside such a value
+            wire = value.astype("float16")
+        self.worker.all_reduce(wire, "sum", dest=wire)
+        return wire.astype(value.dtype)
 
 
 def all_reduce_float16(
@@ -79,12 +100,12 @@ def all_reduce_float16(
     exponent = tensor.ceil(tensor.log2(greatest / np.float32(limit)))
     (quantum,) = all_reduce(tensor.exp2(exponent), op="max", worker=worker)
     quantum = quantum.dimshuffle(0, "x")
-    sent = tensor.cast(tensor.round(v / quantum, mode="half_away_from_zero"), "float16")
-    (total,) = all_reduce(sent, worker=worker)
+    sent = tensor.round(v / quantum, mode="half_away_from_zero")
+    total = Float16Sum(worker)(sent)
 
-    kept = v - quantum * tensor.cast(sent, "float32")
+    kept = v - quantum * sent
     residual.default_update = tensor.switch(tensor.isnan(kept) + tensor.isinf(kept), np.float32(0), kept)
-    result = tensor.cast(total, "float32") * (quantum / np.float32(size if average else 1))
+    result = total * (quantum / np.float32(size if average else 1))
     return _unblocked(result, variables, shapes, sizes)
 
 

@@ -1,0 +1,308 @@
+"""The original Platoon's synchronous rules and collective operations, under its names, on real workers."""
+
+import numpy as np
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+
+import theano.tensor as T
+
+from platoon_base import platoon_api, rules
+from platoon_base.errors import ConfigurationError, PlatoonWarning
+from platoon_base.job import solo
+from platoon_base.platoon_api import global_dynamics, ops
+
+pytestmark = pytest.mark.theano
+
+STEPS = 4
+FORMS = ["easgd", "downpour", "downpour mean", "sum", "average"]
+
+TRAIN = """
+import sys
+import numpy as np
+import theano
+from platoon_base import connect
+from platoon_base.platoon_api.global_dynamics import EASGD, SGD, AverageSGD, Downpour, SumSGD
+from platoon_base.theano_ops.base import JobOp
+
+SHAPES = [(3, 4), (), (5,)]
+
+def draw(seed):
+    rng = np.random.RandomState(seed)
+    return [np.asarray(rng.randn(*shape), dtype) for shape, dtype in zip(SHAPES, ["f4", "f8", "f4"])]
+
+def shared(values):
+    return [theano.shared(value, name=f"v{i}") for i, value in enumerate(values)]
+
+worker = connect()
+rank, size, seen = worker.global_rank, worker.global_size, {}
+for form in ("easgd", "downpour", "downpour mean", "sum", "average"):
+    # The center of the other workers is another one until the rule is made.
+    x, c, u = shared(draw(rank)), shared(draw(99 + rank)), shared(draw(rank + 20))
+    if form == "easgd":
+        rule = EASGD(worker)
+        rule.make_rule(x, c, 0.2)
+    elif form == "sum":
+        rule = SumSGD(worker)
+        rule.make_rule(u)
+    elif form == "average":
+        rule = AverageSGD()
+        rule.make_rule(u)
+    else:
+        rule = Downpour(average=form == "downpour mean", worker=worker)
+        rule.make_rule(x, u, c)
+    nodes = [n for n in rule._function.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
+    assert len(nodes) == 1, nodes
+    for step in range(4):
+        for a, b, move in zip(x, u, draw(1000 * rank + step)):
+            a.set_value(a.get_value() + move)
+            b.set_value(b.get_value() + move)
+        if form == "easgd":
+            rule.alpha = 0.2 + 0.01 * step  # after compilation
+        rule()
+        for name, variables in (("x", x), ("c", c), ("u", u)):
+            seen.update({f"{form} {step} {name} {i}": v.get_value() for i, v in enumerate(variables)})
+
+one = theano.shared(np.float32(rank))
+rule = SGD(average=False)
+rule.make_rule(one)  # not in a list
+rule()
+assert one.get_value() == sum(range(size))
+np.savez(f"{sys.argv[1]}/seen{rank}.npz", **seen)
+"""
+
+
+def draw(seed):
+    rng = np.random.RandomState(seed)
+    return [np.asarray(rng.randn(*s), d).astype("f8") for s, d in zip([(3, 4), (), (5,)], ["f4", "f8", "f4"])]
+
+
+def by_hand(form, size):
+    """Yield x of all workers, c, and u of all workers after each step."""
+    x, c, u = [draw(rank) for rank in range(size)], draw(99), [draw(rank + 20) for rank in range(size)]
+    n = range(len(c))
+    for step in range(STEPS):
+        moves = [draw(1000 * rank + step) for rank in range(size)]
+        x = [[a + m for a, m in zip(*pair)] for pair in zip(x, moves)]
+        u = [[a + m for a, m in zip(*pair)] for pair in zip(u, moves)]
+        if form == "easgd":
+            d = [[(0.2 + 0.01 * step) * (xi[i] - c[i]) for i in n] for xi in x]
+            x = [[xi[i] - di[i] for i in n] for xi, di in zip(x, d)]
+            c = [c[i] + sum(di[i] for di in d) for i in n]
+        else:
+            total = [sum(ui[i] for ui in u) / (size if form in ("average", "downpour mean") else 1) for i in n]
+            u = [total] * size
+            if form.startswith("downpour"):
+                c = [c[i] + total[i] for i in n]
+                x, u = [c] * size, [[0 * t for t in total]] * size
+        yield x, c, u
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
+    run_job(TRAIN, workers=size).require_success()
+    seen = []
+    for rank in range(size):
+        with np.load(tmp_path / f"seen{rank}.npz") as file:
+            seen.append(dict(file))
+    for form in FORMS:
+        for step, (x, c, u) in enumerate(by_hand(form, size)):
+            for rank in range(size):
+                for name, expected in (("x", x[rank]), ("c", c), ("u", u[rank])):
+                    if name == "c" and form in ("sum", "average"):
+                        continue
+                    for i, value in enumerate(expected):
+                        got, first = (s[f"{form} {step} {name} {i}"] for s in (seen[rank], seen[0]))
+                        np.testing.assert_allclose(got, value, rtol=1e-4, atol=1e-5, err_msg=f"{form} {step} {name}")
+                        if name == "c" or (name == "u" and form != "easgd"):
+                            assert got.tobytes() == first.tobytes()
+
+
+def test_average_sgd_with_n_batches_of_b_rows_is_one_process_with_n_b_rows(run_job, tmp_path):
+    """As the original is used: one function computes gradients, the rule averages them, another applies them."""
+    run_job(
+        """
+        import sys
+        import numpy as np
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+        from platoon_base.platoon_api.global_dynamics import AverageSGD
+
+        worker = connect()
+        rng = np.random.RandomState(0)
+        data, targets = rng.randn(50, 8, 3), rng.randn(50, 8)
+        x, y = T.dmatrix("x"), T.dvector("y")
+        weights = [theano.shared(np.zeros(3), name="together"), theano.shared(np.zeros(3), name="one process")]
+        gradients = [theano.shared(np.zeros(3), name=f"gradient {i}") for i in range(2)]
+        costs = [T.sqr(T.dot(x, w) - y).mean() for w in weights]
+        compute = [theano.function([x, y], updates=[(g, T.grad(c, w))]) for c, w, g in zip(costs, weights, gradients)]
+        apply = theano.function([], updates=[(w, w - 0.05 * g) for w, g in zip(weights, gradients)])
+        rule = AverageSGD(worker)
+        rule.make_rule(gradients[0])
+        mine = slice(4 * worker.global_rank, 4 * worker.global_rank + 4)
+        for inputs, outputs in zip(data, targets):
+            compute[0](inputs[mine], outputs[mine])
+            compute[1](inputs, outputs)
+            rule()
+            apply()
+        together, alone = (w.get_value() for w in weights)
+        assert abs(alone).max() > 0.01
+        np.testing.assert_allclose(together, alone, rtol=1e-10)
+        """
+    ).require_success()
+
+
+def test_operations_of_all_workers(run_job):
+    run_job(
+        """
+        import numpy as np
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+        from platoon_base.platoon_api import ops
+
+        rank = connect().global_rank
+        x = T.fvector("x")
+        dest = theano.shared(np.zeros(2, "f4"))
+        outputs = [op(x) for op in (ops.AllReduceSum, ops.AllReduceProd, ops.AllReduceMax, ops.AllReduceMin)]
+        f = theano.function([x], outputs, updates=[(dest, ops.AllReduceSum(x * 2, dest))])
+        found = f(np.array([rank + 1, 3], "f4"))
+        np.testing.assert_array_equal(found, [[3, 6], [2, 9], [2, 3], [1, 3]])
+        np.testing.assert_array_equal(dest.get_value(), [6, 12])
+        destroying = ops.AllReduceSum(x + 1, inplace=True)
+        assert destroying.owner.op.destroy_map == {0: [0]}
+        assert (theano.function([x], destroying, accept_inplace=True)(np.ones(1, "f4")) == 4).all()
+        """
+    ).require_success()
+
+
+def test_models_that_differ_are_refused_and_not_mixed(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        import theano
+        from platoon_base import connect
+        from platoon_base.errors import LayoutMismatchError
+        from platoon_base.platoon_api.global_dynamics import EASGD, AverageSGD, Downpour, SumSGD
+
+        worker = connect()
+        rank = worker.global_rank
+        x, c, u = (theano.shared(np.zeros((2, 3) if rank else (3, 2)), name=name) for name in "xcu")
+        makers = {
+            "easgd": lambda: EASGD().make_rule(x, c, 0.5),
+            "downpour": lambda: Downpour().make_rule(x, u, c),
+            "sgd": lambda: AverageSGD().make_rule(u),
+            "mixed": lambda: (AverageSGD if rank else SumSGD)().make_rule(theano.shared(0.0, name="s")),
+        }
+        for name, make in makers.items():
+            try:
+                make()
+            except LayoutMismatchError as exc:
+                worker.report({f"{name} {rank}": str(exc)})
+        """
+    ).require_success()
+    assert len(outcome.reported) == 8
+    assert "got c float64[3, 2] as parameter 0, worker 1's is c float64[2, 3]" in outcome.reported["easgd 0"]
+    assert "got SGD(average=True), worker 0 has SGD(average=False)" in outcome.reported["mixed 1"]
+
+
+@pytest.fixture
+def worker():
+    with solo() as worker:
+        yield worker
+
+
+def shared(value=1.0, dtype="f8"):
+    return theano.shared(np.full(2, value, dtype))
+
+
+def test_alone_the_rules_are_those_of_one_worker(worker):
+    x, c, u = shared(3), shared(1), shared(5)
+    rule = global_dynamics.EASGD(worker)
+    rule.make_rule(x, [c], 0.25)
+    rule()
+    np.testing.assert_array_equal([x.get_value(), c.get_value()], [[2.5, 2.5], [1.5, 1.5]])
+    for average in (False, True):
+        rule = global_dynamics.SGD(average, worker)
+        rule.make_rule([u])
+        rule()
+        np.testing.assert_array_equal(u.get_value(), [5, 5])
+    rule = global_dynamics.Downpour(worker=worker)
+    rule.make_rule(x, u, c)
+    rule()
+    np.testing.assert_array_equal([v.get_value() for v in (x, u, c)], [[6.5, 6.5], [0, 0], [6.5, 6.5]])
+    assert ops.AllReduceSum(x, worker=worker) is x
+
+
+def test_a_new_alpha_holds_from_the_next_step_on(worker):
+    x, c, alpha = shared(8), shared(0), theano.shared(0.5, name="alpha")
+    by_number, by_variable = global_dynamics.EASGD(worker), global_dynamics.EASGD(worker)
+    by_number.make_rule(x, c, 0.5)
+    by_number()
+    np.testing.assert_array_equal(x.get_value(), [4, 4])
+    c.set_value(np.zeros(2))
+    by_number.alpha = 0.25
+    assert by_number.alpha == 0.25
+    by_number()
+    np.testing.assert_array_equal(x.get_value(), [3, 3])
+    c.set_value(np.zeros(2))
+    by_variable.make_rule(x, c, alpha)
+    alpha.set_value(1.0)
+    assert by_variable.alpha == 1.0
+    by_variable()
+    np.testing.assert_array_equal([x.get_value(), c.get_value()], [[0, 0], [3, 3]])
+    with pytest.raises(ConfigurationError, match="outside"):
+        by_number.alpha = 2
+
+
+def test_an_alpha_too_great_for_so_many_workers_warns(worker, monkeypatch):
+    monkeypatch.setattr(worker, "global_size", 4)
+    rule = global_dynamics.EASGD(worker)
+    monkeypatch.setattr(global_dynamics, "start_together", lambda *_: None)
+    with pytest.warns(PlatoonWarning, match=r"alpha=0.5 with 4 workers.* = 0.4 .* use 0.9 / N = 0.225"):
+        rule.make_rule(shared(), shared(), 0.5)
+
+
+def test_any_function_can_be_a_rule(worker):
+    rule = global_dynamics.GlobalDynamics(worker)
+    with pytest.raises(ConfigurationError, match="make_rule"):
+        rule()
+    with pytest.raises(NotImplementedError, match="register_fn"):
+        rule.make_rule(shared())
+    rule.register_fn(lambda: 7)
+    assert rule() == 7
+    with pytest.raises(ConfigurationError, match="without arguments"):
+        rule.register_fn(7)
+
+
+X = shared()
+
+
+@pytest.mark.parametrize(
+    ("make", "complaint"),
+    [
+        (lambda w: global_dynamics.SumSGD(w).make_rule([]), "no variable as local_updates"),
+        (lambda w: global_dynamics.SumSGD(w).make_rule([T.dvector()]), "TensorVariable in local_updates"),
+        (lambda w: global_dynamics.SumSGD(w).make_rule(np.ones(2)), "ndarray in local_updates"),
+        (lambda w: global_dynamics.EASGD(w).make_rule(X, X, 0.5), "are the same"),
+        (lambda w: global_dynamics.EASGD(w).make_rule(X, [X, X], 0.5), "number 1 of central_particle"),
+        (lambda w: global_dynamics.EASGD(w).make_rule(X, shared(dtype="f4"), 0.5), "float32"),
+        (lambda w: global_dynamics.EASGD(w).make_rule(X, shared(), 0), "alpha=0"),
+        (lambda w: global_dynamics.EASGD(w).make_rule(X, shared(), theano.shared(3.0)), "alpha=3.0"),
+        (lambda w: global_dynamics.EASGD(w).alpha, "make_rule first"),
+        (lambda w: setattr(global_dynamics.EASGD(w), "alpha", 0.5), "no rule yet"),
+        (lambda w: global_dynamics.Downpour(worker=w).make_rule(X, shared(dtype="i4"), shared()), "int32"),
+        (lambda w: ops.AllReduceSum(X, dest=T.dmatrix(), worker=w), "dest of type TensorType.float64, matrix"),
+    ],
+)
+def test_what_cannot_work_is_refused(worker, make, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        make(worker)
+
+
+def test_the_rules_of_the_center_have_their_old_names():
+    assert (platoon_api.EASGD, platoon_api.ASGD) == (rules.EASGD, rules.ASGD)

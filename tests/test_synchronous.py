@@ -1,0 +1,252 @@
+"""Synchronous rules on real workers, against their equations written out over all workers; the common start."""
+
+import numpy as np
+import pytest
+
+from platoon_base.common_start import require_same_layout, start_together
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import solo
+from platoon_base.layout import Layout
+from platoon_base.synchronous import FlatAllReduce, average_sgd, downpour, easgd, sum_sgd
+
+pytestmark = pytest.mark.base
+
+STEPS = 5
+SHAPES = [(3, 4), (), (70_000,), (0, 2)]  # the third is large enough to travel alone
+
+TRAIN = """
+import sys
+import numpy as np
+from platoon_base import connect
+from platoon_base.synchronous import FlatAllReduce, average_sgd, downpour, easgd, sum_sgd
+
+SHAPES = [(3, 4), (), (70_000,), (0, 2)]
+
+def draw(seed):
+    rng = np.random.RandomState(seed)
+    return [np.asarray(rng.randn(*shape), dtype) for shape, dtype in zip(SHAPES, ["f4", "f8", "f4", "f4"])]
+
+def note(name, arrays):
+    seen.update({f"{name} {i}": np.array(a) for i, a in enumerate(arrays)})
+
+with connect() as worker:
+    rank, seen = worker.global_rank, {}
+    reduce = FlatAllReduce(worker)
+    for form in ("easgd", "downpour", "downpour mean", "sum", "average"):
+        x, c, u = draw(rank), draw(99), draw(rank + 20)
+        for step in range(5):
+            moves = draw(1000 * rank + step)
+            for a, b, move in zip(x, u, moves):
+                a += move
+                b += move
+            if form == "easgd":
+                easgd(x, c, 0.2 + 0.01 * step, reduce)
+            elif form == "sum":
+                sum_sgd(u, reduce)
+            elif form == "average":
+                average_sgd(u, reduce)
+            else:
+                downpour(x, u, c, reduce, average=form == "downpour mean")
+            for name, arrays in (("x", x), ("c", c), ("u", u)):
+                note(f"{form} {step} {name}", arrays)
+    np.savez(f"{sys.argv[1]}/seen{rank}.npz", **seen)
+"""
+
+
+def draw(seed):
+    rng = np.random.RandomState(seed)
+    return [np.asarray(rng.randn(*shape), dtype) for shape, dtype in zip(SHAPES, ["f4", "f8", "f4", "f4"])]
+
+
+def load(path):
+    with np.load(path) as file:
+        return dict(file)
+
+
+def by_hand(form, size, steps=STEPS):
+    """Yield x of all workers, c, and u of all workers after each step, in float64."""
+
+    def wide(seeds):
+        return [[a.astype("f8") for a in draw(seed)] for seed in seeds]
+
+    x, (c,), u = wide(range(size)), wide([99]), wide(range(20, 20 + size))
+    n = range(len(c))
+    for step in range(steps):
+        moves = wide(1000 * rank + step for rank in range(size))
+        x = [[a + m for a, m in zip(*pair)] for pair in zip(x, moves)]
+        u = [[a + m for a, m in zip(*pair)] for pair in zip(u, moves)]
+        if form == "easgd":
+            alpha = 0.2 + 0.01 * step
+            d = [[alpha * (xi[i] - c[i]) for i in n] for xi in x]
+            x = [[xi[i] - di[i] for i in n] for xi, di in zip(x, d)]
+            c = [c[i] + sum(di[i] for di in d) for i in n]
+        else:
+            total = [sum(ui[i] for ui in u) / (size if form in ("average", "downpour mean") else 1) for i in n]
+            u = [total] * size
+            if form.startswith("downpour"):
+                c = [c[i] + total[i] for i in n]
+                x, u = [c] * size, [[0 * t for t in total]] * size
+        yield x, c, u
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
+    run_job(TRAIN, workers=size).require_success()
+    seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(size)]
+    for form in ("easgd", "downpour", "downpour mean", "sum", "average"):
+        for step, (x, c, u) in enumerate(by_hand(form, size)):
+            for rank in range(size):
+                for name, expected in (("x", x[rank]), ("c", c), ("u", u[rank])):
+                    for i, value in enumerate(expected):
+                        got = seen[rank][f"{form} {step} {name} {i}"]
+                        assert got.shape == SHAPES[i]
+                        scale = max(1, abs(value).max(initial=0))
+                        np.testing.assert_allclose(got / scale, value / scale, atol=1e-5, err_msg=f"{form} {step} {name}")
+                        if name == "c" or (name == "u" and form != "easgd"):
+                            assert got.tobytes() == seen[0][f"{form} {step} {name} {i}"].tobytes()
+
+
+def test_average_sgd_with_n_batches_of_b_rows_is_one_process_with_n_b_rows(run_job, tmp_path):
+    """A linear model, 50 steps; float64, so that a wrong weight is told from a rounding error."""
+    run_job(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.synchronous import FlatAllReduce, average_sgd
+
+        with connect() as worker:
+            rng = np.random.RandomState(0)
+            data, targets = rng.randn(50, 2, 4, 3), rng.randn(50, 2, 4)
+            w, reduce = np.zeros(3), FlatAllReduce(worker)
+            for x, y in zip(data[:, worker.global_rank], targets[:, worker.global_rank]):
+                gradient = [2 * x.T @ (x @ w - y) / len(x)]
+                average_sgd(gradient, reduce)
+                w -= 0.05 * gradient[0]
+            np.save(f"{sys.argv[1]}/w{worker.global_rank}.npy", w)
+        """
+    ).require_success()
+    rng = np.random.RandomState(0)
+    data, targets = rng.randn(50, 2, 4, 3).reshape(50, 8, 3), rng.randn(50, 2, 4).reshape(50, 8)
+    w = np.zeros(3)
+    for x, y in zip(data, targets):
+        w -= 0.05 * 2 * x.T @ (x @ w - y) / len(x)
+    both = [np.load(tmp_path / f"w{rank}.npy") for rank in range(2)]
+    assert both[0].tobytes() == both[1].tobytes()
+    np.testing.assert_allclose(both[0], w, rtol=1e-12)
+
+
+def test_a_step_makes_one_call_for_each_dtype():
+    calls = []
+
+    class Worker:
+        def all_reduce(self, array, op, dest, timeout_s):
+            calls.append((array.dtype.name, array.size, op, timeout_s))
+
+    reduce = FlatAllReduce(Worker(), timeout_s=7)
+    arrays = [np.ones((3, 2), "f4"), np.ones(5), np.ones((), "f4"), np.ones(2, "f4")]
+    easgd(arrays, [a.copy() for a in arrays], 0.5, reduce)
+    assert calls == [("float32", 9, "sum", 7), ("float64", 5, "sum", 7)]
+
+
+def test_alone_the_rules_are_those_of_one_worker():
+    with solo() as worker:
+        reduce = FlatAllReduce(worker)
+        x, c, u = [np.full(2, 3.0)], [np.full(2, 1.0)], [np.full(2, 5.0)]
+        easgd(x, c, 0.25, reduce)
+        np.testing.assert_array_equal([x[0], c[0]], [[2.5, 2.5], [1.5, 1.5]])
+        sum_sgd(u, reduce)
+        average_sgd(u, reduce)
+        downpour(x, u, c, reduce)
+        np.testing.assert_array_equal([x[0], c[0], u[0]], [[6.5, 6.5], [6.5, 6.5], [0, 0]])
+        start_together(x, worker)
+        np.testing.assert_array_equal(x[0], [6.5, 6.5])
+
+
+ONE, TWO = np.ones(2), np.ones(3)
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda r: easgd([ONE], [ONE.copy()], 0.0, r), r"alpha=0.0: outside \(0, 1\]"),
+        (lambda r: easgd([ONE], [ONE.copy()], 1.5, r), r"alpha=1.5: outside"),
+        (lambda r: easgd([ONE], [ONE.copy()], None, r), "alpha is not known yet"),
+        (lambda r: easgd([ONE], [TWO], 0.5, r), r"float64\[3\] as number 0 of center, and float64\[2\].* of local"),
+        (lambda r: easgd([ONE], [], 0.5, r), "nothing as number 0 of center"),
+        (lambda r: easgd([ONE], [ONE.astype("f4")], 0.5, r), "float32"),
+        (lambda r: downpour([ONE], [ONE], [ONE, TWO], r), r"float64\[3\] as number 1 of center, and nothing"),
+        (lambda r: downpour([ONE], [TWO], [ONE], r), "number 0 of accumulated"),
+        (lambda r: sum_sgd([np.ones((2, 2)).T], r), "number 0, which is no C-contiguous array"),
+        (lambda r: sum_sgd([np.float32(1)], r), "float32 number 0"),
+        (lambda r: average_sgd([[1.0]], r), "list number 0"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_is_changed(call, complaint):
+    before = [np.ones((2, 2)).T, ONE.copy(), TWO.copy()]
+    del before[0]
+    with solo() as worker, pytest.raises(ConfigurationError, match=complaint):
+        call(FlatAllReduce(worker))
+    np.testing.assert_array_equal(ONE, before[0])
+    np.testing.assert_array_equal(TWO, before[1])
+
+
+def test_all_workers_start_with_the_first_ones_values(run_job, tmp_path):
+    run_job(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.common_start import start_together
+
+        with connect() as worker:
+            rank = worker.global_rank
+            odd = np.asfortranarray(np.arange(6.0).reshape(2, 3)) + rank
+            params = [np.full(3, rank + 1, "f4"), odd, np.array(rank + 0.1), np.full((), np.nan if rank else -0.0)]
+            start_together(params, worker)
+            np.savez(f"{sys.argv[1]}/{rank}.npz", *params)
+        """,
+        workers=3,
+    ).require_success()
+    for rank in range(3):
+        found = load(tmp_path / f"{rank}.npz").values()
+        expected = [np.ones(3, "f4"), np.arange(6.0).reshape(2, 3), np.array(0.1), np.array(-0.0)]
+        assert [a.tobytes() for a in found] == [a.tobytes() for a in expected]
+
+
+def test_another_model_or_purpose_is_refused_on_every_worker(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.common_start import start_together
+        from platoon_base.errors import LayoutMismatchError
+
+        with connect() as worker:
+            rank = worker.global_rank
+            for name, params, purpose in (
+                ("shape", [np.full(4, rank), np.full((2, 3 + (rank == 2)), rank)], ""),
+                ("number", [np.full(4, rank)] * (1 + (rank == 0)), ""),
+                ("purpose", [np.full(4, rank)], f"mean={rank == 1}"),
+            ):
+                params = [p.astype("f4") for p in params]
+                try:
+                    start_together(params, worker, purpose)
+                except LayoutMismatchError as exc:
+                    worker.report({f"{name} {rank}": str(exc)})
+                assert all((p == rank).all() for p in params)
+            start_together([np.ones(1)], worker)
+        """,
+        workers=3,
+    ).require_success()
+    seen = outcome.reported
+    assert len(seen) == 9
+    assert "got parameter 1 float32[2, 3] as parameter 1, worker 2's is parameter 1 float32[2, 4]" in seen["shape 0"]
+    assert "worker 0's is parameter 1 float32[2, 3]" in seen["shape 2"]
+    assert "got 2 parameters, worker 1's model has 1" in seen["number 0"]
+    assert "got mean=False, worker 1 has mean=True" in seen["purpose 2"]
+
+
+def test_alone_every_layout_is_the_same():
+    with solo() as worker:
+        require_same_layout(Layout.of([ONE], ["a"]), worker)
