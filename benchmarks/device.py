@@ -21,7 +21,7 @@ from pathlib import Path
 
 import report
 
-from platoon_base.job import CENTER, host_job
+from platoon_base.job import host_job
 from platoon_base.launcher import worker_environment
 from platoon_base.segments import Segment
 
@@ -135,10 +135,10 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=report.FOLDER, help="where the results go")
     options = parser.parse_args()
     size = len(options.devices)
-    with tempfile.TemporaryDirectory() as name, host_job(size) as job:
+    with tempfile.TemporaryDirectory() as name, host_job(size, center="device") as job:
         folder = Path(name)
         for rank, device in enumerate(options.devices):
-            environment = {**worker_environment(device, size, os.environ), CENTER: "device"}
+            environment = worker_environment(device, size, os.environ)
             environment["PYTHONPATH"] = os.pathsep.join([str(WORKER.parent.parent), environment.get("PYTHONPATH", "")])
             job.start(
                 rank, [sys.executable, str(WORKER), name, "ours"], environment, options.folder / f"rank{rank}.log"

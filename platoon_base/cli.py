@@ -28,6 +28,7 @@ from platoon_base.launcher import (
     new_log_folder,
     require_runnable,
     require_script,
+    worker_environment,
 )
 from platoon_base.log_lines import MarkedLines
 from platoon_base.registry import JobFiles
@@ -162,13 +163,16 @@ def _log_to(console: Console) -> None:
 
 
 @commands.command("join", context_settings=_SCRIPT, short_help="Add one more worker to a running job.")
+@click.option("-D", "--device", default="cpu", show_default=True, help="What the worker computes on, such as cuda1.")
 @click.argument("job")
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def join_command(job: str, script: str, args: tuple[str, ...]) -> None:
+def join_command(device: str, job: str, script: str, args: tuple[str, ...]) -> None:
     """Run SCRIPT as one more worker of JOB, which `platoon jobs` names."""
-    require_script(script)
-    os.environ[JOB] = JobFiles.find(job).folder
+    require_runnable(script, [device])
+    files = JobFiles.find(job)
+    os.environ.update(worker_environment(device, files.size + 1, os.environ))
+    os.environ[JOB] = files.folder
     os.environ.pop(RANK, None)
     sys.argv = ["platoon-join", script, *args]
     bootstrap.main()

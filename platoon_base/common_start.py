@@ -17,7 +17,7 @@ from platoon_base.worker import Worker
 __all__ = ["require_same_layout", "start_together"]
 
 
-def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> None:
+def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> Layout:
     """Give the values of the first worker's parameters to all others, bit by bit.
 
     All workers call it, at the same point of their scripts; in a job of one nothing happens.
@@ -30,6 +30,11 @@ def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> 
     purpose : str
         What else must be the same on all workers, such as the rule and its options.
 
+    Returns
+    -------
+    Layout
+        That of the parameters.
+
     Raises
     ------
     ConfigurationError
@@ -40,12 +45,12 @@ def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> 
         If a worker does not come.
     """
     parameters = Parameters(params)
-    if worker.global_size == 1:
-        return
-    require_same_layout(parameters.layout, worker, purpose)
-    values = parameters.borrow()
-    worker.broadcast(values)
-    parameters.give_back(values)
+    if worker.global_size > 1:
+        require_same_layout(parameters.layout, worker, purpose)
+        values = parameters.borrow()
+        worker.broadcast(values)
+        parameters.give_back(values)
+    return parameters.layout
 
 
 def require_same_layout(layout: Layout, worker: Worker, purpose: str = "") -> None:

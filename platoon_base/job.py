@@ -41,11 +41,10 @@ from platoon_base.segments import Segment, abandoned
 from platoon_base.session import Session
 from platoon_base.worker import Lock, Place, Worker
 
-__all__ = ["CENTER", "DEVICE", "JOB", "RANK", "Job", "connect", "host_job", "join", "solo"]
+__all__ = ["DEVICE", "JOB", "RANK", "Job", "connect", "host_job", "join", "solo"]
 
 # The environment by which a launcher tells a process its job.
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
-CENTER = "PLATOON_CENTER"  # "host" or "device": where the launcher found that the center can live
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +141,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
 
 def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: Parameters, rule: Rule) -> CenterFactory:
     """Put the center on the devices if the launcher found that they reach each other and the parameters are there."""
-    context = parameters.context if os.environ.get(CENTER) == "device" else None
+    context = parameters.context if files.place == "device" else None
     if context is not None and context.kind == b"cuda":
         device = importlib.import_module("platoon_base.centers.device")
         if device.DeviceCenters.takes(parameters.layout, rule):
@@ -211,18 +210,20 @@ def host_job(
     size: int,
     *,
     seed: int = 0,
+    center: str = "host",
     handler: UserHandler | None = None,
     observer: Callable[[Snapshot], None] | None = None,
     observe_every_s: float = 0.5,
 ) -> Iterator[Job]:
     """Open a new job on this host; within the ``with`` block start its workers and serve it.
 
-    On leaving the block nothing of the job is left: no process, no shared memory, no folder.
+    ``center`` tells where the center is to live: ``"host"``, or ``"device"`` if all workers compute on CUDA devices
+    that reach each other. On leaving the block nothing of the job is left: no process, no shared memory, no folder.
     """
     if not 1 <= size <= MAX_WORKERS:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(size)
+        files = JobFiles.create(size, center)
         stack.callback(files.remove)
         segment = stack.enter_context(Segment.create(files.words, ControlWords.size_bytes(MAX_WORKERS)))
         segment.try_lock(CONTROLLER_LOCK)

@@ -11,7 +11,7 @@ from pathlib import Path
 from platoon_base.controller import Result, Snapshot
 from platoon_base.devices import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import CENTER, DEVICE, host_job
+from platoon_base.job import DEVICE, host_job
 from platoon_base.prefork import Start, python_main
 from platoon_base.preload import modules_to_preload
 from platoon_base.theano_flags import worker_flags
@@ -144,12 +144,12 @@ def launch(
     """
     log_folder.mkdir(parents=True, exist_ok=True)
     command = [*python_main("platoon_base.bootstrap"), script, *args]
-    base = {**os.environ, CENTER: choose_center(center, devices)}
-    environments = [worker_environment(device, len(devices), base) for device in devices]
+    place = choose_center(center, devices)
+    environments = [worker_environment(device, len(devices), os.environ) for device in devices]
     _make_kernel_caches(environments)
     starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
     preload = _preload(script, devices)
-    with host_job(len(devices), seed=seed, observer=observer) as job:
+    with host_job(len(devices), seed=seed, center=place, observer=observer) as job:
         if preload:
             job.start_forked(script, args, preload, starts)
         else:

@@ -35,11 +35,14 @@ class JobFiles(msgspec.Struct, frozen=True):
     folder : str
     size : int
         Number of workers that the launcher starts.
+    place : str
+        Where the center is to live, ``"host"`` or ``"device"``.
     """
 
     job: str
     folder: str
     size: int
+    place: str = "host"
 
     @property
     def address(self) -> str:
@@ -62,12 +65,12 @@ class JobFiles(msgspec.Struct, frozen=True):
         return f"{_prefix()}{self.job}-collective"
 
     @classmethod
-    def create(cls, size: int) -> JobFiles:
+    def create(cls, size: int, place: str = "host") -> JobFiles:
         """Make the folder of a new job."""
         job = secrets.token_hex(6)
         folder = _jobs_folder() / job
         folder.mkdir(mode=0o700)
-        files = cls(job, str(folder), size)
+        files = cls(job, str(folder), size, place)
         if len(files.address.encode()) > _LONGEST_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(

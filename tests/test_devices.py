@@ -204,10 +204,12 @@ def test_doctor_tells_where_the_center_can_be(gpus, no_driver, monkeypatch):
 SHOW = """
     import os
     from platoon_base import connect
+    from platoon_base.registry import JobFiles
 
-    names = ("THEANO_FLAGS", "PLATOON_CENTER", "GPUARRAY_CACHE_PATH")
+    place = JobFiles.read(os.environ["PLATOON_JOB"]).place
+    flags, cache = os.environ.get("THEANO_FLAGS"), os.environ.get("GPUARRAY_CACHE_PATH")
     with connect() as worker:
-        print(worker.device, *(f"{name}:{os.environ.get(name)}" for name in names), flush=True)
+        print(f"{worker.device} THEANO_FLAGS:{flags} center:{place} GPUARRAY_CACHE_PATH:{cache}", flush=True)
 """
 
 
@@ -226,11 +228,11 @@ def test_each_gpu_worker_gets_its_device_and_what_it_needs(platoon, write_script
     for rank in range(3):
         assert (tmp_path / "logs" / f"rank{rank}.log").read_text().split("\n")[0] == (
             f"cuda{rank} THEANO_FLAGS:blas.ldflags=,device=cuda{rank},dnn.enabled=False,floatX=float32 "
-            f"PLATOON_CENTER:device GPUARRAY_CACHE_PATH:{cache}"
+            f"center:device GPUARRAY_CACHE_PATH:{cache}"
         )
     done = platoon("launch", "-n", 2, "--center", "host", "--log-dir", "two", write_script(SHOW))
     assert done.stdout.startswith("2 workers on cuda0 cuda1 (the first 2 of 3; -D cpu for the CPU), logs in two\n")
-    assert "PLATOON_CENTER:host" in (tmp_path / "two" / "rank1.log").read_text()
+    assert "center:host" in (tmp_path / "two" / "rank1.log").read_text()
     done = platoon("launch", "-D", "cuda0", "cpu", "--center", "device", write_script(SHOW))
     assert done.returncode == 2
     assert "the center cannot be in GPU memory: cpu is not a CUDA device" in done.stderr
@@ -241,7 +243,7 @@ def test_a_launch_without_gpus_says_that_it_takes_the_cpu(platoon, write_script,
     done = platoon("launch", "--log-dir", "logs", write_script(SHOW))
     assert done.returncode == 0, done.stdout
     assert "on the CPU (there is no CUDA device here, nor a driver; one worker a core" in done.stdout.splitlines()[0]
-    assert "PLATOON_CENTER:host GPUARRAY_CACHE_PATH:None" in (tmp_path / "logs" / "rank0.log").read_text()
+    assert "center:host GPUARRAY_CACHE_PATH:None" in (tmp_path / "logs" / "rank0.log").read_text()
 
 
 @base

@@ -101,7 +101,9 @@ def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
                         got = seen[rank][f"{form} {step} {name} {i}"]
                         assert got.shape == SHAPES[i]
                         scale = max(1, abs(value).max(initial=0))
-                        np.testing.assert_allclose(got / scale, value / scale, atol=1e-5, err_msg=f"{form} {step} {name}")
+                        np.testing.assert_allclose(
+                            got / scale, value / scale, atol=1e-5, err_msg=f"{form} {step} {name}"
+                        )
                         if name == "c" or (name == "u" and form != "easgd"):
                             assert got.tobytes() == seen[0][f"{form} {step} {name} {i}"].tobytes()
 

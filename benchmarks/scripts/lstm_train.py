@@ -49,7 +49,7 @@ def main(args):
             train(step, batches, EVERY, synchronizers[mode])  # until the workers have fallen into step
             stamps, cost = train(step, batches, args.batches, synchronizers[mode])
             result = {"mode": mode, "repeat": repeat, "rank": rank, "stamps": stamps, "cost": cost}
-            write(args, result, ready_after=ready_after, on_gpu=on_gpu(params), center=os.environ.get("PLATOON_CENTER"))
+            write(args, result, ready_after=ready_after, on_gpu=on_gpu(params), center=center_of(worker))
 
 
 def train(step, batches, number, synchronize):
@@ -86,6 +86,13 @@ def on_gpu(params):
     import numpy as np
 
     return not any(isinstance(p.get_value(borrow=True, return_internal_type=True), np.ndarray) for p in params)
+
+
+def center_of(worker):
+    """Where the center lives: "host" or "device"; None without one."""
+    if worker is None or not worker.shares:
+        return None
+    return "device" if worker._shared.center.on_device else "host"
 
 
 def meet(folder, name, rank, peers, timeout_s=300):

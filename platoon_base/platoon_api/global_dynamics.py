@@ -56,7 +56,9 @@ class GlobalDynamics:
             If it cannot be called.
         """
         if not callable(fun):
-            raise ConfigurationError(f"got {fun!r}: pass a function without arguments, such as theano.function([], ...)")
+            raise ConfigurationError(
+                f"got {fun!r}: pass a function without arguments, such as theano.function([], ...)"
+            )
         self._function = fun
 
     def __call__(self) -> Any:

@@ -40,9 +40,10 @@ def iterate_minibatches(
     shuffle: bool = False,
     *,
     epoch: int = 0,
+    uneven: str = "keep",
     worker: Worker | None = None,
 ) -> Iterator[tuple[Any, Any]]:
-    """Yield this worker's mini-batches of one epoch; over all workers each row comes exactly once.
+    """Yield this worker's mini-batches of one epoch; over all workers each row comes exactly once, unless told else.
 
     Unlike the loop of Lasagne's examples the last, smaller batch is not left out.
 
@@ -55,6 +56,10 @@ def iterate_minibatches(
         Draw a new order, common to all workers, from the job's seed and ``epoch``.
     epoch : int
         Pass the number of the epoch when shuffling, or every epoch has the same order.
+    uneven : {"keep", "drop", "wrap"}
+        What to do with rows that cannot be dealt out evenly, see `platoon_base.sharding.epoch_indices`. Synchronous
+        training needs as many mini-batches on every worker: leave up to N - 1 rows out of an epoch ("drop"), or use
+        some twice ("wrap").
     worker : Worker, optional
         The default is ``connect()``.
     """
@@ -62,7 +67,7 @@ def iterate_minibatches(
     if batchsize < 1:
         raise ConfigurationError(f"got batchsize={batchsize!r}: it counts rows and must be at least 1")
     worker = connect() if worker is None else worker
-    rows = worker.shard(len(inputs), shuffle=shuffle, epoch=epoch)
+    rows = worker.shard(len(inputs), shuffle=shuffle, epoch=epoch, uneven=uneven)
     for start in range(0, len(rows), batchsize):
         batch: np.ndarray[Any, Any] = rows[start : start + batchsize]
         yield inputs[batch], targets[batch]

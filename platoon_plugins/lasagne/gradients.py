@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import lasagne
 import theano
 
 from platoon_base import Worker, connect
@@ -84,40 +83,57 @@ def all_reduce_grads(
         raise ConfigurationError(f'got wire_dtype={wire_dtype!r}: it must be None or "float16"')
     grads = _gradients(loss_or_grads, params)
     worker = connect() if worker is None else worker
-    start_together(params, worker, f"all_reduce_grads(average={bool(average)}, wire_dtype={wire_dtype!r})")
+    layout = start_together(params, worker, f"all_reduce_grads(average={bool(average)}, wire_dtype={wire_dtype!r})")
     if worker.global_size == 1:
         return grads
     if wire_dtype is None:
         return all_reduce(*grads, op="mean" if average else "sum", worker=worker)
-    shapes = [tuple(p.shape.eval()) for p in params]
-    return all_reduce_float16(grads, shapes, average, worker)
+    return all_reduce_float16(grads, [spec.shape for spec in layout.specs], average, worker)
 
 
 def _shared_variables(params: Iterable[Any]) -> list[Any]:
-    params = list(params) if isinstance(params, Iterable) else [params]
+    # A lone Theano variable has __iter__, which raises.
+    if isinstance(params, theano.Variable) or not isinstance(params, Iterable):
+        raise ConfigurationError(f"got {params!r} as params: pass a list of shared variables, even of one")
+    params = list(params)
     for param in params:
         if not isinstance(param, theano.compile.SharedVariable):
             raise ConfigurationError(
-                f"got {param!r} of type {type(param).__name__} in params: pass a list of shared variables, such as "
+                f"got {param!r} of type {type(param).__name__} in params: pass shared variables, such as "
                 "lasagne.layers.get_all_params(network, trainable=True)"
             )
     return params
 
 
 def _gradients(loss_or_grads: Any, params: Sequence[Any]) -> list[Any]:
-    """Return gradients that go together with the parameters."""
-    given = list(loss_or_grads) if isinstance(loss_or_grads, (list, tuple)) else loss_or_grads
-    try:
-        grads: list[Any] = lasagne.updates.get_or_compute_grads(given, params)
-    except (ValueError, TypeError, AttributeError) as exc:  # Theano's error for a missing path is a ValueError
+    """Return one gradient for each parameter."""
+    if not isinstance(loss_or_grads, (list, tuple)):
+        return _gradients_of_loss(loss_or_grads, params)
+    if len(loss_or_grads) != len(params):
         raise ConfigurationError(
-            f"no gradients from {loss_or_grads!r}: {exc}; pass a scalar loss that depends on each parameter, or one "
-            "gradient for each, and leave other parameters out"
-        ) from exc
-    for grad, param in zip(grads, params):
-        if not hasattr(grad, "ndim") or grad.ndim != param.ndim or grad.dtype not in theano.tensor.float_dtypes:
+            f"got {len(loss_or_grads)} gradients for {len(params)} parameters: give one for each, in the same order"
+        )
+    for grad, param in zip(loss_or_grads, params):
+        fits = isinstance(grad, theano.Variable) and grad.dtype in theano.tensor.float_dtypes
+        if not fits or grad.ndim != param.ndim:
             raise ConfigurationError(
                 f"got {getattr(grad, 'type', type(grad).__name__)} as the gradient of {param}, which is {param.type}: "
                 "pass the gradients in the order of the parameters, as theano.grad(loss, params) gives them"
             )
+    return list(loss_or_grads)
+
+
+def _gradients_of_loss(loss: Any, params: Sequence[Any]) -> list[Any]:
+    if not isinstance(loss, theano.Variable) or getattr(loss, "ndim", None) != 0:
+        raise ConfigurationError(
+            f"got {getattr(loss, 'type', loss)!r} as the loss: pass a scalar expression, such as loss.mean(), "
+            "or a list of gradients"
+        )
+    grads: list[Any] = theano.grad(loss, params, disconnected_inputs="ignore", return_disconnected="None")
+    missing = [str(param) for param, grad in zip(params, grads) if grad is None]
+    if missing:
+        raise ConfigurationError(
+            f"the loss does not depend on {', '.join(missing)}, or not in a way that has a gradient: leave out of "
+            "params what is not trained"
+        )
     return grads

@@ -1,0 +1,357 @@
+"""Gradients averaged inside the compiled function: all update rules of Lasagne, float16, what is refused."""
+
+import numpy as np
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+
+import lasagne
+import theano.tensor as T
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import solo
+from platoon_plugins.lasagne import all_reduce_grads
+
+pytestmark = pytest.mark.theano
+
+RULES = """
+import lasagne
+
+def constrained(grads, params):
+    return lasagne.updates.sgd(lasagne.updates.total_norm_constraint(grads, 0.5), params, 0.1)
+
+def norm_constrained(grads, params):
+    updates = lasagne.updates.sgd(grads, params, 0.1)
+    updates[params[0]] = lasagne.updates.norm_constraint(updates[params[0]], 0.9)
+    return updates
+
+def with_momentum(grads, params):
+    return lasagne.updates.apply_momentum(lasagne.updates.sgd(grads, params, 0.1), params)
+
+def with_nesterov_momentum(grads, params):
+    return lasagne.updates.apply_nesterov_momentum(lasagne.updates.rmsprop(grads, params, 0.1), params)
+
+RULES = {
+    "sgd": lambda g, p: lasagne.updates.sgd(g, p, 0.1),
+    "momentum": lambda g, p: lasagne.updates.momentum(g, p, 0.1),
+    "nesterov_momentum": lambda g, p: lasagne.updates.nesterov_momentum(g, p, 0.1),
+    "adagrad": lambda g, p: lasagne.updates.adagrad(g, p, 0.1),
+    "rmsprop": lambda g, p: lasagne.updates.rmsprop(g, p, 0.1),
+    "adadelta": lambda g, p: lasagne.updates.adadelta(g, p),
+    "adam": lambda g, p: lasagne.updates.adam(g, p, 0.1),
+    "total_norm_constraint": constrained,
+    "norm_constraint": norm_constrained,
+    "apply_momentum": with_momentum,
+    "apply_nesterov_momentum": with_nesterov_momentum,
+}
+for later in {"adamax", "amsgrad"} & set(lasagne.updates.__all__):  # of other versions of Lasagne
+    RULES[later] = lambda g, p, rule=getattr(lasagne.updates, later): rule(g, p, 0.1)
+"""
+scope = {}
+exec(RULES, scope)
+RULE_FUNCTIONS = scope["RULES"]
+
+EVERY_RULE = """
+import sys
+import numpy as np
+from platoon_plugins.lasagne import all_reduce_grads
+import theano
+import theano.tensor as T
+from platoon_base import connect
+from platoon_base.theano_ops.base import JobOp
+
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+data = np.random.RandomState(7).randn(6, 5 * size, 4).astype("f4")
+
+def make_params(seed):
+    rng = np.random.RandomState(seed)
+    return [theano.shared(rng.randn(4, 3).astype("f4"), name="W"), theano.shared(rng.randn(3).astype("f4"), name="b")]
+
+x = T.fmatrix("x")
+def loss_of(params):
+    return T.sqr(T.tanh(T.dot(x, params[0]) + params[1]) - 0.3).mean()
+
+together, reference, updates_of_all = {}, {}, []
+steps = []
+for name, rule in RULES.items():
+    # The other workers begin elsewhere, until the graph is built.
+    params = together[name] = make_params(3 + rank)
+    loss = loss_of(params)
+    updates = rule(all_reduce_grads(loss, params), params)
+    step = theano.function([x], loss, updates=updates)
+    nodes = [n for n in step.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
+    assert len(nodes) == 1 and type(nodes[0].op).__name__ == "AllReduceMean", nodes
+    steps.append(step)
+    params = reference[name] = make_params(3)
+    loss = loss_of(params)
+    updates_of_all += rule(theano.grad(loss, params), params).items()
+alone = theano.function([x], updates=updates_of_all)
+
+mine = slice(5 * rank, 5 * rank + 5)
+for batch in data:
+    for step in steps:
+        step(batch[mine])
+    alone(batch)
+seen = {}
+for name in RULES:
+    start = make_params(3)
+    for ours, theirs, first in zip(together[name], reference[name], start):
+        moved = abs(theirs.get_value() - first.get_value()).max()
+        assert moved > 1e-3, (name, moved)
+        np.testing.assert_allclose(ours.get_value(), theirs.get_value(), rtol=1e-4, atol=1e-5, err_msg=name)
+        seen[f"{name} {ours.name}"] = ours.get_value()
+np.savez(f"{sys.argv[1]}/{rank}.npz", **seen)
+"""
+
+
+def load(path):
+    with np.load(path) as file:
+        return dict(file)
+
+
+@pytest.mark.slow
+def test_n_workers_with_b_rows_are_one_process_with_n_b_rows_under_every_rule(run_job, tmp_path):
+    run_job(RULES + EVERY_RULE).require_success()
+    first, second = (load(tmp_path / f"{rank}.npz") for rank in range(2))
+    assert len(first) == 2 * len(RULE_FUNCTIONS)
+    for name, value in first.items():
+        assert value.tobytes() == second[name].tobytes(), name
+
+
+def test_no_function_of_lasagne_is_forgotten():
+    assert set(lasagne.updates.__all__) == set(RULE_FUNCTIONS)
+
+
+def test_sums_lists_of_gradients_and_three_workers(run_job):
+    run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import all_reduce_grads
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+
+        worker = connect()
+        rank = worker.global_rank
+        w, v = theano.shared(np.ones(3, "f4"), name="w"), theano.shared(np.ones((), "f8"), name="v")
+        x = T.fvector("x")
+        loss = (w * x).sum() + v ** 2 * x.sum()
+        clipped = [T.clip(g, 0, 3) for g in theano.grad(loss, [w, v])]
+        mean, total = (all_reduce_grads(clipped, (w, v), average=average) for average in (True, False))
+        assert [g.dtype for g in total] == ["float32", "float64"]
+        found = theano.function([x], mean + total)(np.array([1, 2, 30 * rank], "f4"))
+        np.testing.assert_allclose(found[0], [1, 2, 2])
+        np.testing.assert_allclose(found[1], 3)
+        np.testing.assert_allclose(found[2], [3, 6, 6])
+        np.testing.assert_allclose(found[3], 9)
+        """,
+        workers=3,
+    ).require_success()
+
+
+FLOAT16 = """
+import sys
+import numpy as np
+from platoon_plugins.lasagne import all_reduce_grads
+import lasagne
+import theano
+import theano.tensor as T
+from platoon_base import connect
+
+def gradients(rank, step):
+    rng = np.random.RandomState(100 * step + rank)
+    # Constant values, that another worker's would swallow in a float16 sum; and noise of all sizes.
+    constant = np.linspace(0.1, 1, 70) * (1e-4 if rank else 1)
+    noise = rng.randn(70) * 10.0 ** rng.randint(-6, 6, 70)
+    return [np.stack([constant, noise]).astype("f4"), np.float32(1e30 * (1 + rank))]
+
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+params = [theano.shared(np.zeros((2, 70), "f4"), name="W"), theano.shared(np.float32(0), name="b")]
+inputs = [T.fmatrix(), T.fscalar()]
+for average in (True, False):
+    averaged = all_reduce_grads(inputs, params, average, wire_dtype="float16")
+    assert [g.type for g in averaged] == [p.type for p in params]
+    sent = theano.function(inputs, averaged, updates=lasagne.updates.sgd(averaged, params, 0.1))
+    total, seen = [0.0, 0.0], []
+    for step in range(200):
+        got = sent(*gradients(rank, step))
+        total = [t + g.astype("f8") for t, g in zip(total, got)]
+    np.savez(f"{sys.argv[1]}/{rank} {average}.npz", *total)
+"""
+
+
+def float16_gradients(rank, step):
+    text = FLOAT16[FLOAT16.index("def gradients") : FLOAT16.index("worker =")]
+    space = {"np": np}
+    exec(text, space)
+    return space["gradients"](rank, step)
+
+
+def quanta(values, size):
+    """By the equations: the quantum of each block of 64 elements."""
+    flat = np.abs(values).reshape(len(values), -1)
+    blocks = np.pad(flat, ((0, 0), (0, -flat.shape[1] % 64))).reshape(len(values), -1, 64).max(axis=(0, 2))
+    return np.repeat(2.0 ** np.ceil(np.log2(blocks / (2048 // size))), 64)[: flat.shape[1]].reshape(values.shape[1:])
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_through_float16_nothing_is_lost_only_delayed(run_job, tmp_path, size):
+    run_job(FLOAT16, workers=size).require_success()
+    draws = [[float16_gradients(rank, step) for rank in range(size)] for step in range(200)]
+    for k in range(2):
+        wanted = np.array([[np.asarray(g[k], "f8") for g in ranks] for ranks in draws])
+        # v has at most one half of a quantum more than g, so its quantum is at most twice that of g.
+        quantum = 2 * quanta(wanted.reshape(-1, *wanted.shape[2:]), size)
+        for average in (True, False):
+            exact = wanted.sum(axis=(0, 1)) / (size if average else 1)
+            kept = quantum / 2 * (1 if average else size)
+            totals = [load(tmp_path / f"{rank} {average}.npz")[f"arr_{k}"] for rank in range(size)]
+            assert (np.abs(totals[0] - exact) <= kept).all()
+            assert all(total.tobytes() == totals[0].tobytes() for total in totals)
+    # Without feedback, and summed in float16, the same constants drift away.
+    constants = np.array([g[0][0] for g in draws[0]])
+    one = constants.astype("f2").sum(axis=0, dtype="f2").astype("f8")
+    drift = np.abs(200 * one - 200 * constants.astype("f8").sum(axis=0))
+    allowed = 2 * quanta(constants[:, None, :].reshape(size, -1), size)
+    assert (drift > size / 2 * allowed).mean() > 0.5
+
+
+def test_what_is_not_finite_is_not_hidden_and_does_not_stay(run_job):
+    run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import all_reduce_grads
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+
+        rank = connect().global_rank
+        p, x = theano.shared(np.zeros(300, "f4"), name="p"), T.fvector()
+        for wire_dtype in (None, "float16"):
+            f = theano.function([x], all_reduce_grads([x], [p], wire_dtype=wire_dtype))
+            bad = np.ones(300, "f4")
+            if rank:
+                bad[[0, 100, 200]] = np.nan, np.inf, -np.inf
+            (found,) = f(bad)
+            assert not np.isfinite(found[[0, 100, 200]]).any(), found
+            assert np.isfinite(found[256:]).all()  # blocks without such a value
+            for _ in range(3):
+                (found,) = f(np.ones(300, "f4"))
+            assert np.isfinite(found).all(), (wire_dtype, found)
+            np.testing.assert_allclose(found, 1, rtol=0.5)
+        """
+    ).require_success()
+
+
+def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import all_reduce_grads
+        import theano
+        from platoon_base import connect
+        from platoon_base.errors import LayoutMismatchError
+
+        worker = connect()
+        rank = worker.global_rank
+        w = theano.shared(np.full((2, 3 + rank), float(rank)), name="w")
+        s = theano.shared(float(rank), name="s")
+        for name, call in {
+            "shape": lambda: all_reduce_grads((w ** 2).sum(), [w]),
+            "average": lambda: all_reduce_grads(s ** 2, [s], average=rank == 0),
+            "wire": lambda: all_reduce_grads(s ** 2, [s], wire_dtype="float16" if rank else None),
+        }.items():
+            try:
+                call()
+            except LayoutMismatchError as exc:
+                worker.report({f"{name} {rank}": str(exc)})
+        assert (w.get_value() == rank).all() and s.get_value() == rank
+        """
+    ).require_success()
+    seen = outcome.reported
+    assert len(seen) == 6
+    assert "got w float64[2, 3] as parameter 0, worker 1's is w float64[2, 4]" in seen["shape 0"]
+    assert "got all_reduce_grads(average=False, wire_dtype=None), worker 0 has" in seen["average 1"]
+    assert "wire_dtype='float16'" in seen["wire 0"]
+
+
+def test_a_worker_that_has_fewer_batches_ends_the_training_of_the_others(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import all_reduce_grads
+        import lasagne
+        import theano
+        import time
+        from platoon_base import connect
+        from platoon_base.errors import WorkerLostError
+
+        worker = connect()
+        s = theano.shared(1.0, name="s")
+        step = theano.function([], updates=lasagne.updates.sgd(all_reduce_grads(s ** 2, [s]), [s], 0.1))
+        try:
+            for i in range(2 + 3 * (worker.global_rank == 0)):
+                began = time.monotonic()
+                step()
+        except WorkerLostError as exc:
+            worker.report({"steps": i, "seconds": time.monotonic() - began, "error": str(exc)})
+        """
+    ).require_success()
+    assert outcome.reported["steps"] == 2
+    assert outcome.reported["seconds"] < 10
+    assert "1" in outcome.reported["error"]
+
+
+@pytest.fixture
+def worker():
+    with solo() as worker:
+        yield worker
+
+
+def make_params():
+    return [theano.shared(np.ones((4, 3)), name="W"), theano.shared(np.ones(3), name="b")]
+
+
+@pytest.mark.parametrize("wire_dtype", [None, "float16"])
+def test_alone_the_gradients_are_as_they_were(worker, wire_dtype):
+    params = make_params()
+    loss = (params[0] ** 2).sum() + params[1].sum()
+    grads = theano.grad(loss, params)
+    assert all_reduce_grads(grads, params, wire_dtype=wire_dtype, worker=worker) == grads
+    ours = all_reduce_grads(loss, params, wire_dtype=wire_dtype, worker=worker)
+    assert [theano.printing.debugprint(g, file="str") for g in ours] == [
+        theano.printing.debugprint(g, file="str") for g in grads
+    ]
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda w, b: (T.sqr(w), [w]), "float64, matrix.* as the loss: pass a scalar"),
+        (lambda w, b: (w.sum(), [w, b]), "the loss does not depend on b, "),
+        (lambda w, b: (7.0, [w]), "got 7.0 as the loss"),
+        (lambda w, b: ([w], [w, b]), "1 gradients for 2 parameters"),
+        (lambda w, b: ([b, w], [w, b]), "in the order of the parameters"),
+        (lambda w, b: ([np.ones((4, 3))], [w]), "as the gradient of W"),
+        (lambda w, b: ([T.cast(w, "int32")], [w]), "int32.* as the gradient of W"),
+        (lambda w, b: (w.sum(), [T.dmatrix("m")]), "m of type TensorVariable in params"),
+        (lambda w, b: (w.sum(), w), "W as params: pass a list"),
+        (lambda w, b: (w.sum(), []), "no param"),
+        (lambda w, b: ([w, w], [w, w]), "same memory"),
+        (lambda w, b: ([T.dvector()], [theano.shared(np.ones(3, "int64"), name="n")]), "n is of dtype int64"),
+    ],
+)
+def test_what_cannot_work_is_refused(worker, call, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        all_reduce_grads(*call(*make_params()), worker=worker)
+
+
+@pytest.mark.parametrize("wire_dtype", ["float32", "int8", np.float16])
+def test_another_wire_dtype_is_refused(worker, wire_dtype):
+    with pytest.raises(ConfigurationError, match='None or "float16"'):
+        all_reduce_grads([], make_params(), wire_dtype=wire_dtype, worker=worker)
