@@ -1,6 +1,7 @@
 """A Lasagne network learns scikit-learn's handwritten digits.
 
-Start it with `platoon launch -n 2 examples/lasagne_digits.py` for two workers and asynchronous EASGD, or with
+Start it with `platoon launch -n 2 examples/lasagne_digits.py` for two workers and asynchronous EASGD, with
+`platoon launch -n 2 examples/lasagne_digits.py --sync` for averaged gradients, or with
 `python examples/lasagne_digits.py` alone.
 """
 
@@ -10,7 +11,14 @@ import time
 
 import numpy as np
 
-from platoon_plugins.lasagne import EASGD, StopOnPatience, evaluate, iterate_minibatches, sync_updates  # isort: skip
+from platoon_plugins.lasagne import (  # isort: skip
+    EASGD,
+    StopOnPatience,
+    all_reduce_grads,
+    evaluate,
+    iterate_minibatches,
+    sync_updates,
+)
 
 import lasagne
 import theano
@@ -44,8 +52,8 @@ def load_data():
     return [(images[rows], labels[rows]) for rows in np.split(order, [1077, 1437])]
 
 
-def build(worker):
-    """Compile the training function, which synchronizes by itself, and the validation function."""
+def build(worker, sync):
+    """Compile the training function, in which the workers meet by themselves, and the validation function."""
     x, y = T.matrix("x"), T.ivector("y")
     lasagne.random.set_rng(np.random.RandomState(worker.shard_seed))
     network = ReshapeLayer(InputLayer((None, 64), x), (-1, 1, 8, 8))
@@ -56,8 +64,11 @@ def build(worker):
     params = get_all_params(network, trainable=True)
 
     loss = lasagne.objectives.categorical_crossentropy(get_output(network), y).mean()
-    updates = lasagne.updates.adam(loss, params, LEARNING_RATE)
-    updates = sync_updates(updates, params, EASGD(), every_n_updates=SYNC_EVERY)
+    if sync:
+        updates = lasagne.updates.adam(all_reduce_grads(loss, params), params, LEARNING_RATE)
+    else:
+        updates = lasagne.updates.adam(loss, params, LEARNING_RATE)
+        updates = sync_updates(updates, params, EASGD(), every_n_updates=SYNC_EVERY)
     train = theano.function([x, y], loss, updates=updates)
 
     prediction = get_output(network, deterministic=True)
@@ -65,12 +76,12 @@ def build(worker):
     return train, theano.function([x, y], error)
 
 
-def main(num_epochs=500, plot="lasagne_digits.png", summary=None):
+def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None):
     """Train until the validation error has stopped falling; returns the summary."""
     started = time.monotonic()
     worker = connect()
     train_set, valid_set, test_set = load_data()
-    train, error = build(worker)
+    train, error = build(worker, sync)
     worker.barrier("compiled")
     began = time.monotonic()
 
@@ -78,7 +89,7 @@ def main(num_epochs=500, plot="lasagne_digits.png", summary=None):
     history = []  # rows of (seconds, error of the center, error of each worker's own parameters)
     for epoch in range(1, num_epochs + 1):
         losses = []
-        for batch in iterate_minibatches(*train_set, BATCH_SIZE, shuffle=True, epoch=epoch):
+        for batch in iterate_minibatches(*train_set, BATCH_SIZE, shuffle=True, epoch=epoch, uneven="drop"):
             losses.append(train(*batch))
             worker.progress(epoch=epoch, loss=losses[-1])
         own = worker.reduce_metrics({f"worker {worker.global_rank}": (float(error(*valid_set)), 1.0)})
@@ -100,15 +111,15 @@ def main(num_epochs=500, plot="lasagne_digits.png", summary=None):
     worker.report({name: result[name] for name in ("test_accuracy", "valid_error", "epochs", "train_seconds")})
     if worker.global_rank == 0:
         if plot:
-            draw(history, plot)
+            draw(history, plot, "averaged gradients" if sync else "EASGD")
         if summary:
             with open(summary, "w") as file:
                 json.dump(result, file, indent=2)
     return result
 
 
-def draw(history, path):
-    """Plot the validation error over time, of the center and of each worker."""
+def draw(history, path, title):
+    """Plot the validation error over time, of the center, if there is one, and of each worker."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -119,7 +130,7 @@ def draw(history, path):
     for name in sorted(history[0][2]):
         axes.plot(seconds, [row[2].get(name, np.nan) for row in history], linewidth=0.8, label=name)
     axes.plot(seconds, [row[1] for row in history], color="black", linewidth=1.6, label="center")
-    axes.set(xlabel="seconds of training", ylabel="validation error", yscale="log", title="Digits, EASGD")
+    axes.set(xlabel="seconds of training", ylabel="validation error", yscale="log", title=f"Digits, {title}")
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
@@ -127,6 +138,7 @@ def draw(history, path):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-epochs", type=int, default=500)
+    parser.add_argument("--sync", action="store_true", help="average gradients in each step, instead of EASGD")
     parser.add_argument("--plot", default="lasagne_digits.png", help="file for the plot; empty for none")
     parser.add_argument("--summary", help="file for the summary, as JSON")
     print(json.dumps(main(**vars(parser.parse_args())), indent=2))

@@ -66,8 +66,8 @@ def require_same_layout(layout: Layout, worker: Worker, purpose: str = "") -> No
         layout.require_same(other, whose=f"worker {place}'s")
         if purpose != wanted:
             raise LayoutMismatchError(
-                f"got {purpose}, worker {place} has {wanted}: what they compute would not go together; call it with the "
-                "same arguments on every worker"
+                f"got {purpose}, worker {place} has {wanted}: what they compute would not go together; call "
+                "it with the same arguments on every worker"
             )
 
 

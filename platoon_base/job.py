@@ -179,7 +179,7 @@ class _Groups(CollectiveFactory):
             try:
                 clique, why = nccl.new_clique_id(context), ""
             except BackendUnavailableError as exc:
-                why = str(exc)
+                why = str(exc)[:500]
         identity = context.unique_id if context.kind == b"cuda" else ""
         note = msgspec.msgpack.encode([identity, clique, why])
         reply = self._session.gather("form device collective", note, timeout_s)

@@ -5,8 +5,8 @@ a `FlatAllReduce` made from a worker, or any other callable of that kind. Arrays
 
 ``sum_i`` runs over the workers, N is their number. All workers call a rule the same number of times, on arrays of the
 same shapes and dtypes. Whatever a rule calls center is kept by every worker, and is the same, bit by bit, on all of
-them if it was so before: see `platoon_base.common_start.start_together`. A NaN or an infinity of one worker reaches all, where
-it is seen; nothing is hidden.
+them if it was so before: see `platoon_base.common_start.start_together`. A NaN or an infinity of one worker reaches
+all of them, where it is seen.
 
 The same rules as compiled functions on Theano shared variables, also on devices, are those of
 `platoon_base.platoon_api.global_dynamics`.

@@ -695,3 +695,23 @@ def test_every_request_is_answered_once_whatever_happens():
     run_state_machine_as_test(
         AnyJob, settings=settings(max_examples=200, stateful_step_count=50, deadline=None, derandomize=True)
     )
+
+
+def test_notes_reach_all_who_meet():
+    job = Job(3).join(0, 1, 2)
+    assert job.ask(0, msg.Reduce(name="meet", pairs={}, timeout_s=5, note=b"id")) == []
+    assert job.ask(2, msg.Reduce(name="meet", pairs={}, timeout_s=5)) == []
+    actions = job.ask(1, msg.Reduce(name="meet", pairs={}, timeout_s=5, note=b"two"))
+    assert {action.to.peer for action in actions} == {b"0", b"1", b"2"}
+    assert all(action.reply.notes == {0: b"id", 1: b"two"} and action.reply.ranks == [0, 1, 2] for action in actions)
+
+
+def test_a_center_has_one_place():
+    job = Job(2).join(0, 1)
+    on_device = msg.InitCenter(specs=SMALL, rule="EASGD", place="device")
+    assert job.answer(0, on_device) == msg.CenterRole(create=True)
+    job.answer(0, msg.CenterReady())
+    refusal = job.answer(1, msg.InitCenter(specs=SMALL, rule="EASGD", place="host"))
+    assert refusal.kind == "ConfigurationError"
+    assert "on the host, the job's are on the device" in refusal.message
+    assert job.answer(1, on_device) == msg.CenterRole(create=False)

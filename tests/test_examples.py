@@ -32,6 +32,18 @@ def test_lasagne_digits_on_two_workers(platoon, tmp_path):
         assert summary["seconds"] > 0
 
 
+def test_lasagne_digits_with_averaged_gradients_on_two_workers(platoon, tmp_path):
+    done = platoon(
+        "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
+        EXAMPLES / "lasagne_digits.py", "--sync", "--num-epochs", 12, "--plot", "", "--summary", "script.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "script.json").read_text())
+    assert summary["test_accuracy"] >= 0.93
+    assert summary["workers"] == 2
+    assert summary["stopped_by"] == "epochs >= 12"
+
+
 def test_lasagne_digits_alone(tmp_path):
     script = EXAMPLES / "lasagne_digits.py"
     subprocess.run(

@@ -13,7 +13,8 @@ import theano.tensor as T
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import solo
-from platoon_plugins.lasagne import all_reduce_grads
+from platoon_base.theano_ops.compressed import all_reduce_float16
+from platoon_plugins.lasagne import all_reduce_grads, iterate_minibatches
 
 pytestmark = pytest.mark.theano
 
@@ -307,6 +308,18 @@ def test_a_worker_that_has_fewer_batches_ends_the_training_of_the_others(run_job
     assert "1" in outcome.reported["error"]
 
 
+@pytest.mark.parametrize(("uneven", "batches"), [("keep", [3, 3, 4]), ("drop", [3, 3, 3]), ("wrap", [4, 4, 4])])
+def test_all_workers_can_have_as_many_mini_batches(worker, monkeypatch, uneven, batches):
+    monkeypatch.setattr(worker, "global_size", 3)
+    rows = np.arange(28)
+    found = []
+    for rank in range(3):
+        monkeypatch.setattr(worker, "global_rank", rank)
+        found.append([len(x) for x, _ in iterate_minibatches(rows, rows, 3, uneven=uneven, worker=worker)])
+    assert [len(sizes) for sizes in found] == batches
+    assert (found[0] == found[1] == found[2]) == (uneven != "keep")
+
+
 @pytest.fixture
 def worker():
     with solo() as worker:
@@ -355,3 +368,9 @@ def test_what_cannot_work_is_refused(worker, call, complaint):
 def test_another_wire_dtype_is_refused(worker, wire_dtype):
     with pytest.raises(ConfigurationError, match='None or "float16"'):
         all_reduce_grads([], make_params(), wire_dtype=wire_dtype, worker=worker)
+
+
+def test_more_workers_than_float16_can_count_are_refused(worker, monkeypatch):
+    monkeypatch.setattr(worker, "global_size", 2049)
+    with pytest.raises(ConfigurationError, match="2048 at most"):
+        all_reduce_float16(make_params(), [(4, 3), (3,)], True, worker)

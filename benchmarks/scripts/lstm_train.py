@@ -47,20 +47,22 @@ def main(args):
         for mode in args.modes:
             meet(Path(args.folder), f"{repeat}-{mode}", rank, peers)
             train(step, batches, EVERY, synchronizers[mode])  # until the workers have fallen into step
-            stamps, cost = train(step, batches, args.batches, synchronizers[mode])
-            result = {"mode": mode, "repeat": repeat, "rank": rank, "stamps": stamps, "cost": cost}
+            stamps, cost, waits = train(step, batches, args.batches, synchronizers[mode])
+            result = {"mode": mode, "repeat": repeat, "rank": rank, "stamps": stamps, "cost": cost, "waits": waits}
             write(args, result, ready_after=ready_after, on_gpu=on_gpu(params), center=center_of(worker))
 
 
 def train(step, batches, number, synchronize):
-    """Run the loop; returns the time of its beginning and of the end of each mini-batch, and the last cost."""
-    stamps = [time.monotonic()]
+    """Run the loop; returns when it began and each mini-batch ended, the last cost, and the seconds of each wait."""
+    stamps, waits = [time.monotonic()], []
     for i in range(1, number + 1):
         cost = step(*next(batches))
         if synchronize is not None and i % EVERY == 0:
+            before = time.monotonic()
             synchronize()  # (3)
+            waits.append(time.monotonic() - before)
         stamps.append(time.monotonic())
-    return stamps, float(cost)
+    return stamps, float(cost), waits
 
 
 def asynchronous(worker, params):

@@ -192,8 +192,8 @@ class EASGD(GlobalDynamics):
         size = self.worker.global_size
         if size > 1 and value >= 2 / (size + 1):
             warnings.warn(
-                f"alpha={value:g} with {size} workers at once: from 2 / (N + 1) = {2 / (size + 1):g} on the springs drive "
-                f"workers and center apart; use 0.9 / N = {0.9 / size:g}",
+                f"alpha={value:g} with {size} workers at once: from 2 / (N + 1) = {2 / (size + 1):g} on the springs "
+                f"drive workers and center apart; use 0.9 / N = {0.9 / size:g}",
                 PlatoonWarning,
                 stacklevel=3,
             )

@@ -59,6 +59,7 @@ def _all_reduce(src: Any, op: str, dest: Any, inplace: bool, worker: Worker | No
     (result,) = all_reduce(src, op=op, worker=worker, inplace=inplace)
     if dest is not None and (dest.dtype, dest.ndim) != (src.dtype, src.ndim):
         raise ConfigurationError(
-            f"got dest of type {dest.type} for src of type {src.type}: the result is like src; cast dest, or leave it out"
+            f"got dest of type {dest.type} for src of type {src.type}: the result is like src; cast dest, or "
+            "leave it out"
         )
     return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -133,3 +134,8 @@ def _unblocked(
         results.append(variable.type.filter_variable(tensor.cast(flat.reshape(shape), variable.dtype)))
         row += _rows(size)
     return results
+
+
+# As in the package's __init__: there is something to do only where Theano has a device.
+if getattr(sys.modules.get("theano.gpuarray"), "pygpu_activated", False):
+    import platoon_base.theano_ops.compressed_gpu  # noqa: F401
