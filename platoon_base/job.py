@@ -105,9 +105,18 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         What this worker computes on.
     """
     files = JobFiles.read(folder)
-    segment = Segment.attach(files.words)
-    words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
-    channel = ZmqClient(files.address, lambda: segment.locked(CONTROLLER_LOCK))
+    with contextlib.ExitStack() as undo:
+        segment = Segment.attach(files.words)
+        undo.callback(segment.close)
+        channel = ZmqClient(files.address, lambda: segment.locked(CONTROLLER_LOCK))
+        undo.callback(channel.close)
+        worker = _enter(files, segment, channel, rank, device)
+        undo.pop_all()
+    return worker
+
+
+def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | None, device: str) -> Worker:
+    """Say hello on a channel that is open, and take the place given."""
 
     def leave() -> None:
         # Without a controller the last one out tidies up.
@@ -116,12 +125,8 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         if orphaned and abandoned(files.words):
             files.remove()
 
-    try:
-        place = _say_hello(channel, rank, device)
-    except BaseException:
-        channel.close()
-        segment.close()
-        raise
+    words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
+    place = _say_hello(channel, rank, device)
     words.start_row(place.rank)
     segment.try_lock(WORKER_LOCKS + place.rank)
     peers = JobPeers(words, lambda other: segment.locked(WORKER_LOCKS + other))

@@ -728,3 +728,21 @@ def test_a_variable_that_names_no_job_is_an_error_and_not_a_job_of_one(monkeypat
     monkeypatch.setenv("PLATOON_JOB", str(tmp_path))
     with pytest.raises(PlatoonError, match="unset it to run alone"):
         connect()
+
+
+def test_a_worker_that_fails_while_it_joins_ends(run_job):
+    """What it has opened by then is closed, and the job ends with its status."""
+    outcome = run_job(
+        """
+        import platoon_base.job as job
+
+        def fail(*args, **kwargs):
+            raise RuntimeError("oops")
+
+        job.Worker = fail
+        job.connect()
+        """,
+        workers=1,
+    )
+    assert outcome.result.status == 1
+    assert "RuntimeError: oops" in outcome.logs[0]

@@ -37,9 +37,8 @@ def all_reduce_grads(
     is still that of the workers, not of the rows.
 
     Call it after the initial values are in place (weights loaded): it copies the first worker's parameters to all
-    others, at once. What the optimizer keeps (velocities, moments) starts the same and stays the same on all workers,
-    and so do the parameters, as far as one device computes what the other does. A NaN or an infinity of one worker comes
-    to all.
+    others, at once. They stay the same on all workers, and so does what the optimizer keeps (velocities, moments), as
+    far as one device computes what the other does. A NaN or an infinity of one worker comes to all.
 
     Parameters
     ----------
