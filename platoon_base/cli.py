@@ -62,7 +62,7 @@ def commands() -> None:
     type=click.Choice(CENTERS),
     default="auto",
     show_default=True,
-    help="Where the shared parameters live: in shared memory, or on the first GPU.",
+    help="Where the shared parameters live: in shared memory, or on the GPUs, a part on each.",
 )
 @click.option(
     "--log-dir", type=click.Path(path_type=Path), help="Folder for the workers' logs.  [platoon_logs/SCRIPT/TIME]"

@@ -119,7 +119,7 @@ class ControlWords:
         self._rows[rank]["loss"] = np.nan
 
     def collectives(self, rank: int) -> Any:
-        """Return the word in which a worker counts its collectives on devices: an array of shape (1,)."""
+        """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""
         return self._rows["collectives"][rank : rank + 1]
 
     def write_text(self, rank: int, field: str, text: str) -> None:

@@ -95,6 +95,7 @@ class _Waiting:
     pairs: Pairs
     deadline: float
     note: bytes = b""
+    launched_only: bool = False
 
 
 @dataclass
@@ -231,7 +232,9 @@ class Coordinator:
         if member.rank in waiting:
             text = f"rank {member.rank} already waits in {request.name!r}; one call at a time"
             return [_refuse(asker, "ProtocolError", text)]
-        waiting[member.rank] = _Waiting(asker, request.pairs, now + request.timeout_s, request.note)
+        waiting[member.rank] = _Waiting(
+            asker, request.pairs, now + request.timeout_s, request.note, request.launched_only
+        )
         return self._complete(request.name) or self._refuse_cross_wait()
 
     @_answer.register
@@ -327,7 +330,9 @@ class Coordinator:
         return [SendReply(asker, msg.CenterRole(create=True))]
 
     def _missing(self, waiting: dict[int, _Waiting]) -> set[int]:
-        return self.participants - set(waiting)
+        late = {rank for rank, member in self.members.items() if not member.launched}
+        excused = late if any(w.launched_only for w in waiting.values()) else set()
+        return self.participants - set(waiting) - excused
 
     def _complete(self, name: str) -> list[Action]:
         waiting = self._reductions[name]

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import NamedTuple
 
+from platoon_base.collectives.exchange import HAVE_FUSED as HAVE_FUSED_COLLECTIVES
 from platoon_base.devices import can_share_center, cuda_devices, list_devices
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.kernels import HAVE_FUSED
@@ -46,7 +47,8 @@ def checks() -> Iterator[Check]:
     yield Check("Python", True, platform.python_version())
     for name in ("numpy", "pyzmq", "posix_ipc", "msgspec"):
         yield _installed(name, "pip install platoon-plugins")
-    yield _fused()
+    yield _compiled("fused kernels", HAVE_FUSED)
+    yield _compiled("all-reduce on the host", HAVE_FUSED_COLLECTIVES)
     yield _shared_memory()
     yield _tool("C++ compiler for Theano", "g++", "apt-get install g++")
     yield _openblas()
@@ -88,14 +90,12 @@ def _importable(name: str, module: str, remedy: str) -> Check:
     return installed
 
 
-def _fused() -> Check:
-    if HAVE_FUSED:
-        return Check("fused kernels", True, "C extension")
+def _compiled(name: str, found: bool) -> Check:
+    if found:
+        return Check(name, True, "C extension")
     if os.environ.get("PLATOON_NO_KERNELS"):
-        return Check("fused kernels", False, "switched off: NumPy is used", "unset PLATOON_NO_KERNELS")
-    return Check(
-        "fused kernels", False, "not built: NumPy is used, several times slower", "install gcc, then pip install again"
-    )
+        return Check(name, False, "switched off: NumPy is used", "unset PLATOON_NO_KERNELS")
+    return Check(name, False, "not built: NumPy is used, several times slower", "install gcc, then pip install again")
 
 
 def _shared_memory() -> Check:
@@ -128,8 +128,19 @@ def _devices() -> Iterator[Check]:
     yield Check("pygpu", True, "devices " + " ".join(devices))
     if not any(device.startswith("cuda") for device in devices):
         yield Check("CUDA", False, "no device: computations run on the CPU", "install an NVIDIA GPU and its driver")
+    else:
+        yield _nccl()
     if not any(device.startswith("opencl") for device in devices):
         yield Check("OpenCL", False, "no device", "apt-get install pocl-opencl-icd ocl-icd-libopencl1 libclblast1")
+
+
+def _nccl() -> Check:
+    try:
+        ctypes.CDLL("libnccl.so")
+    except OSError as exc:
+        remedy = "install NCCL (libnccl-dev) where the loader finds libnccl.so"
+        return Check("NCCL", False, f"{exc}: all-reduces pass through the host", remedy)
+    return Check("NCCL", True, "all-reduces between GPUs")
 
 
 def _center() -> Check:

@@ -24,8 +24,9 @@ from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.collectives.base import Collective
-from platoon_base.collectives.group import CollectiveFactory, form
+from platoon_base.collectives.group import CollectiveFactory, Membership
 from platoon_base.collectives.host import HostCollective
+from platoon_base.collectives.staged import StagedCollective
 from platoon_base.control_words import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS, ControlWords
 from platoon_base.controller import Controller, Result, Snapshot
 from platoon_base.coordinator import MAX_WORKERS, Coordinator
@@ -140,7 +141,9 @@ def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | No
         Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
         on_close=leave,
-        collectives=lambda session: _Groups(session, place.rank, files.collective, peers, words),
+        collectives=lambda session: _Groups(
+            Membership(session, place.rank, files.size, peers), files.collective, peers, words.collectives(place.rank)
+        ),
     )
 
 
@@ -158,12 +161,11 @@ def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: P
 class _Groups(CollectiveFactory):
     """Forms the groups of one job on this host."""
 
-    def __init__(self, session: Session, rank: int, name: str, peers: JobPeers, words: ControlWords) -> None:
-        self._session = session
-        self._rank = rank
+    def __init__(self, membership: Membership, name: str, peers: JobPeers, counter: Any) -> None:
+        self._membership = membership
         self._name = name
         self._peers = peers
-        self._counter = words.collectives(rank)
+        self._counter = counter
 
     def host(self, timeout_s: float) -> Collective:
         """See `CollectiveFactory.host`."""
@@ -174,7 +176,7 @@ class _Groups(CollectiveFactory):
         def attach(ranks: tuple[int, ...], index: int) -> Collective:
             return HostCollective.attach(self._name, ranks, index, self._peers)
 
-        return form(self._session, "host collective", self._rank, create, attach, timeout_s)
+        return self._membership.form("host collective", create, attach, timeout_s)
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
         """See `CollectiveFactory.device`: NCCL if every rank has a CUDA device of its own, or else by the host."""
@@ -187,20 +189,17 @@ class _Groups(CollectiveFactory):
                 why = str(exc)[:500]
         identity = context.unique_id if context.kind == b"cuda" else ""
         note = msgspec.msgpack.encode([identity, clique, why])
-        reply = self._session.gather("form device collective", note, timeout_s)
-        told = {rank: msgspec.msgpack.decode(reply.notes[rank], type=tuple[str, bytes, str]) for rank in reply.ranks}
+        notes = self._membership.meet("form device collective", note, timeout_s)
+        told = {rank: msgspec.msgpack.decode(note, type=tuple[str, bytes, str]) for rank, note in notes.items()}
         reasons = [f"rank {rank}: {reason}" for rank, (_, _, reason) in told.items() if reason]
         if len({identity for identity, _, _ in told.values()}) < len(told):
             reasons.append("some ranks share one device")
         if reasons:
             log.info("all-reduces of this job's devices pass through the host (%s)", "; ".join(reasons))
-            from platoon_base.collectives.staged import StagedCollective
-
             return StagedCollective(host())
-        ranks = tuple(reply.ranks)
-        group: Collective = nccl.NcclCollective(
-            context, told[ranks[0]][1], ranks, ranks.index(self._rank), self._peers, self._counter
-        )
+        ranks = tuple(told)
+        index = ranks.index(self._membership.rank)
+        group: Collective = nccl.NcclCollective(context, told[ranks[0]][1], ranks, index, self._peers, self._counter)
         return group
 
 

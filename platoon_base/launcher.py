@@ -109,7 +109,8 @@ def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> di
 
 def _make_kernel_caches(environments: Sequence[Mapping[str, str]]) -> None:
     """Make the folders in which libgpuarray keeps compiled kernels: it writes to none that is missing."""
-    for folder in {environment[_KERNEL_CACHE] for environment in environments if environment.get(_KERNEL_CACHE)}:
+    caches = (_KERNEL_CACHE, "POCL_CACHE_DIR")
+    for folder in {environment[name] for environment in environments for name in caches if environment.get(name)}:
         with contextlib.suppress(OSError):  # then kernels are compiled anew in each process
             Path(folder).mkdir(parents=True, exist_ok=True)
 
@@ -146,6 +147,9 @@ def launch(
     command = [*python_main("platoon_base.bootstrap"), script, *args]
     place = choose_center(center, devices)
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
+    for rank, device in enumerate(devices):
+        if device.startswith("opencl"):  # pocl's cache is not safe to share: compiled kernels were seen to crash
+            environments[rank].setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / f"pocl{rank}"))
     _make_kernel_caches(environments)
     starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
     preload = _preload(script, devices)

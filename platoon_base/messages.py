@@ -79,13 +79,15 @@ class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
     """A contribution to a sum over all workers; with no pairs it is a meeting.
 
     ``note`` is a few bytes for all others, such as the address of something. With ``late_pass`` a late joiner that has
-    not met the others yet is let through: they may have passed long ago.
+    not met the others yet is let through: they may have passed long ago. With ``launched_only`` late joiners are not
+    waited for.
     """
 
     name: str
     pairs: dict[str, tuple[float, float]]
     timeout_s: float
     late_pass: bool = False
+    launched_only: bool = False
     note: Annotated[bytes, msgspec.Meta(max_length=MAX_NOTE_BYTES)] = b""
 
 

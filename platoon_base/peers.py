@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
+from platoon_base.collectives.faults import Call
 from platoon_base.control_words import ControlWords
 
 __all__ = ["JobPeers"]
@@ -31,7 +32,7 @@ class JobPeers:
     def why_absent(self, ranks: Sequence[int]) -> str:
         """See `platoon_base.collectives.base.Peers`."""
         for rank in ranks:
-            if not self._alive(rank):
+            if self._words.row(rank)["left"] or not self._alive(rank):  # it says goodbye before it lets go
                 return self._how_it_went(rank)
             if self._is_stuck(rank):
                 return (
@@ -41,16 +42,17 @@ class JobPeers:
         return ""
 
     def gone(self, rank: int) -> bool:
-        """Tell whether this worker takes part no more."""
-        return not self._alive(rank)
+        """Tell whether this worker takes part no more; one that has yet to join is not gone."""
+        ended = self._words.row(rank)["left"] or self._words.row(rank)["ending"]
+        return bool(ended) and not self._alive(rank)
 
     def died(self, rank: int) -> bool:
         """Tell whether this worker is gone without having said so."""
         return not self._alive(rank) and not self._words.row(rank)["left"]
 
-    def collectives(self, rank: int) -> int:
-        """Return how many array collectives this worker has begun."""
-        return int(self._words.collectives(rank)[0])
+    def latest_call(self, rank: int) -> Call:
+        """Return the latest collective call on devices that this worker has begun."""
+        return Call.of(int(self._words.collectives(rank)[0]))
 
     def _is_stuck(self, rank: int) -> bool:
         """Tell whether a worker has been in one and the same wait of the control plane for long; it is odd inside."""

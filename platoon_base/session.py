@@ -57,9 +57,12 @@ class Session:
         timeout_s: float,
         late_pass: bool = False,
         note: bytes = b"",
+        launched_only: bool = False,
     ) -> msg.Reduced:
         """Make a collective call; see `platoon_base.messages.Reduce`."""
-        request = msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s, late_pass=late_pass, note=note)
+        request = msg.Reduce(
+            name=name, pairs=pairs, timeout_s=timeout_s, late_pass=late_pass, note=note, launched_only=launched_only
+        )
         with self._seen_waiting(name):
             reply = self.ask(request, msg.Reduced, timeout_s + GRACE_S)
         if set(reply.lost) - self._known_lost:
@@ -68,8 +71,8 @@ class Session:
         return reply
 
     def gather(self, name: str, note: bytes, timeout_s: float) -> msg.Reduced:
-        """Meet all workers and exchange a few bytes; the reply has their ranks, and the notes that are not empty."""
-        return self.reduce(name, {}, timeout_s, note=note)
+        """Meet all workers launched together and exchange a few bytes; the reply has ranks, and notes if not empty."""
+        return self.reduce(name, {}, timeout_s, note=note, launched_only=True)
 
     @contextlib.contextmanager
     def _seen_waiting(self, name: str) -> Iterator[None]:

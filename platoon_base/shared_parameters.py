@@ -152,6 +152,8 @@ class SharedParameters:
         for spec, array in zip(specs, arrays):
             if on_device and not is_device_array(array):
                 raise LayoutMismatchError(f"{spec.name} was shared on the device: pass a GpuArray, not {type(array)}")
+            if on_device and not array.flags.c_contiguous:
+                raise LayoutMismatchError(f"{spec.name} is not C-contiguous: pass array.copy('C')")
             if array.shape != spec.shape or array.dtype != spec.dtype:
                 raise LayoutMismatchError(
                     f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"

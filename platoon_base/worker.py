@@ -326,6 +326,8 @@ class Worker:
             The worker's place among those that take part, 0 for the lowest rank.
         """
         self._require_open()
+        if hasattr(arrays, "dtype"):
+            raise ConfigurationError("got one array: pass a list, even of one")
         for array in arrays:
             self._arrays.of(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
 
@@ -539,6 +541,11 @@ class Worker:
     def _require_open(self) -> None:
         if self._closed:
             raise ConfigurationError("this worker has left the job: nothing can be done after close()")
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                "this is a forked child of the worker's process: its place in the job is its parent's; let the process "
+                "that joined make the calls"
+            )
 
     def _require_controller(self) -> None:
         if self.should_stop and not self._controller_alive():

@@ -288,7 +288,6 @@ def test_a_worker_that_has_fewer_batches_ends_the_training_of_the_others(run_job
         from platoon_plugins.lasagne import all_reduce_grads
         import lasagne
         import theano
-        import time
         from platoon_base import connect
         from platoon_base.errors import WorkerLostError
 
@@ -297,14 +296,12 @@ def test_a_worker_that_has_fewer_batches_ends_the_training_of_the_others(run_job
         step = theano.function([], updates=lasagne.updates.sgd(all_reduce_grads(s ** 2, [s]), [s], 0.1))
         try:
             for i in range(2 + 3 * (worker.global_rank == 0)):
-                began = time.monotonic()
                 step()
         except WorkerLostError as exc:
-            worker.report({"steps": i, "seconds": time.monotonic() - began, "error": str(exc)})
+            worker.report({"steps": i, "error": str(exc)})
         """
     ).require_success()
     assert outcome.reported["steps"] == 2
-    assert outcome.reported["seconds"] < 10
     assert "1" in outcome.reported["error"]
 
 

@@ -131,3 +131,94 @@ def test_a_group_that_cannot_be_made_fails_on_every_rank(run_job):
     ).require_success()
     assert set(outcome.reported) == {"rank 0", "rank 1"}
     assert all("no room" in said for said in outcome.reported.values())
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        "os.kill(os.getpid(), signal.SIGKILL)",
+        "raise RuntimeError('oops')",
+        "connect().close(); sys.exit(0)",
+        "sys.exit(3)",
+    ],
+)
+def test_a_group_without_one_of_the_launched_workers_is_not_formed(run_job, end):
+    """What fewer combine is not what the script means."""
+    outcome = run_job(
+        f"""
+        import os, signal, sys
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.errors import WorkerLostError
+
+        if os.environ["PLATOON_RANK"] == "2":
+            {end}
+        with connect() as worker:
+            try:
+                found = worker.all_reduce(np.ones(3), "mean")
+            except WorkerLostError as exc:
+                worker.report({{f"rank {{worker.global_rank}}": str(exc)}})
+        """,
+        workers=3,
+    )
+    assert set(outcome.reported) == {"rank 0", "rank 1"}, outcome.logs
+    for said in outcome.reported.values():
+        assert "a group of all 3 workers cannot be formed: rank 2" in said
+
+
+def test_a_late_joiner_that_has_met_the_others_does_not_keep_them_from_forming_a_group(run_job, write_script):
+    late = write_script(
+        """
+        import sys
+        from platoon_base import connect
+
+        with connect() as worker:
+            worker.sum_pairs("n", {})  # from now on the others wait for it in such calls
+            sys.stdin.read()
+        """,
+        "late.py",
+    )
+    run_job(
+        """
+        import os, subprocess, sys
+        import numpy as np
+        from platoon_base import connect
+
+        with connect() as worker:
+            if worker.global_rank == 0:
+                environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
+                late = subprocess.Popen([sys.executable, sys.argv[2]], stdin=subprocess.PIPE, env=environment)
+            while 2 not in worker.sum_pairs("n", {})[1]:
+                pass
+            assert (worker.all_reduce(np.ones(3)) == 2).all()
+            if worker.global_rank == 0:
+                late.communicate(b"go", timeout=60)
+                assert late.returncode == 0
+        """,
+        args=[str(late)],
+    ).require_success()
+
+
+def test_a_forked_child_is_refused(run_job):
+    run_job(
+        """
+        import os
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.errors import ConfigurationError
+
+        with connect() as worker:
+            x = np.ones(3)
+            worker.all_reduce(x)
+            if worker.global_rank == 1:
+                child = os.fork()
+                if child == 0:
+                    try:
+                        worker.all_reduce(100 * x)
+                    except ConfigurationError as exc:
+                        os._exit(0 if "forked child" in str(exc) else 1)
+                    os._exit(2)
+                assert os.waitpid(child, 0)[1] == 0
+            assert (worker.all_reduce(x) == 2).all()
+        """
+    ).require_success()

@@ -136,6 +136,7 @@ class DeviceCenter:
         if self._directory.closed:
             return
         self._finish()
+        self._memory.finish_copies()
         self.mirror()
         self._memory.close()
         self._launches, self._shards = [], {}
@@ -196,11 +197,13 @@ class DeviceCenter:
             memory = DeviceMemory.allocate(self._driver, self._tiling.shard_bytes[shard])
             start = self._tiling.values_start[shard]
             known = self._shards.get(shard)
-            if known is None:
-                memory.write(start, self._directory.mirror(shard))
-            else:
+            if known is not None:
                 self._finish()
+            if known is not None and known[0] == generation:
                 memory.copy(known[1], start)
+            else:  # what is open here may have had another owner since
+                memory.write(start, self._directory.mirror(shard))
+            if known is not None:
                 known[1].close()
             self._directory.publish(shard, self._rank, memory.handle)
             self._shards[shard] = generation + 1, memory

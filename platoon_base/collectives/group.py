@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.collectives.base import Collective
-from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.collectives.base import Collective, Peers
+from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.parameters import is_device_array
 from platoon_base.session import Session
 
-__all__ = ["CollectiveFactory", "Collectives", "form"]
+__all__ = ["CollectiveFactory", "Collectives", "Membership"]
 
 
 class CollectiveFactory(Protocol):
@@ -42,6 +44,7 @@ class Collectives:
         self._late = late
         self._host: Collective | None = None
         self._devices: dict[Any, Collective] = {}
+        self._forming = threading.RLock()
 
     def of(self, array: Any, timeout_s: float) -> Collective:
         """Return the group for this kind of array.
@@ -66,14 +69,17 @@ class Collectives:
 
     def _form_host(self, timeout_s: float) -> Collective:
         self._require_in_step()
-        self._host = self._factory.host(timeout_s)
+        with self._forming:  # two threads may come first
+            self._host = self._host or self._factory.host(timeout_s)
         return self._host
 
     def _form_device(self, context: Any, timeout_s: float) -> Collective:
         self._require_in_step()
-        group = self._factory.device(context, lambda: self._host or self._form_host(timeout_s), timeout_s)
-        self._devices[context] = group
-        return group
+        with self._forming:
+            if context not in self._devices:
+                host = functools.partial(self._form_host, timeout_s)
+                self._devices[context] = self._factory.device(context, host, timeout_s)
+        return self._devices[context]
 
     def _require_in_step(self) -> None:
         if self._late:
@@ -83,38 +89,70 @@ class Collectives:
             )
 
 
-def form(
-    session: Session,
-    name: str,
-    rank: int,
-    create: Callable[[tuple[int, ...], int], Collective],
-    attach: Callable[[tuple[int, ...], int], Collective],
-    timeout_s: float,
-) -> Collective:
-    """Let the lowest rank create the shared part of a group and the others attach to it.
+class Membership:
+    """Forms groups of all the workers launched together, by meetings over the control plane.
 
     Parameters
     ----------
-    create, attach : callable
-        Called with the ranks of the group and this worker's place among them.
-
-    Raises
-    ------
-    PlatoonError
-        On every rank, if it cannot be created.
+    session : Session
+    rank : int
+        Of this worker.
+    size : int
+        Number of workers launched.
+    peers : Peers
     """
-    ranks = tuple(session.gather(f"form {name}", b"", timeout_s).ranks)
-    index = ranks.index(rank)
-    if index == 0:
-        try:
-            group = create(ranks, index)
-        except BaseException as exc:
-            session.gather(f"formed {name}", repr(exc).encode()[:500], timeout_s)
-            raise
-        session.gather(f"formed {name}", b"", timeout_s)
-        return group
-    failures = session.gather(f"formed {name}", b"", timeout_s).notes
-    if failures:
-        text = ", ".join(note.decode(errors="replace") for note in failures.values())
-        raise PlatoonError(f"rank {ranks[0]} could not create the {name}: {text}")
-    return attach(ranks, index)
+
+    def __init__(self, session: Session, rank: int, size: int, peers: Peers) -> None:
+        self._session = session
+        self.rank = rank
+        self._size = size
+        self.peers = peers
+
+    def meet(self, name: str, note: bytes, timeout_s: float) -> dict[int, bytes]:
+        """Meet all, and return the notes of the ranks, in order.
+
+        Raises
+        ------
+        WorkerLostError
+            On every rank, if one is missing: what fewer combine is not what the script means.
+        """
+        reply = self._session.gather(name, note, timeout_s)
+        missing = sorted(set(range(self._size)) - set(reply.ranks))
+        if missing:
+            why = self.peers.why_absent(missing) or f"ranks {missing} are gone"
+            raise WorkerLostError(f"a group of all {self._size} workers cannot be formed: {why}")
+        return {rank: reply.notes.get(rank, b"") for rank in reply.ranks}
+
+    def form(
+        self,
+        name: str,
+        create: Callable[[tuple[int, ...], int], Collective],
+        attach: Callable[[tuple[int, ...], int], Collective],
+        timeout_s: float,
+    ) -> Collective:
+        """Let the lowest rank create the shared part of a group and the others attach to it.
+
+        Parameters
+        ----------
+        create, attach : callable
+            Called with the ranks of the group and this worker's place among them.
+
+        Raises
+        ------
+        PlatoonError
+            On every rank, if it cannot be created.
+        """
+        ranks = tuple(self.meet(f"form {name}", b"", timeout_s))
+        index = ranks.index(self.rank)
+        if index == 0:
+            try:
+                group = create(ranks, index)
+            except BaseException as exc:
+                self.meet(f"formed {name}", repr(exc).encode()[:500], timeout_s)
+                raise
+            self.meet(f"formed {name}", b"", timeout_s)
+            return group
+        failure = self.meet(f"formed {name}", b"", timeout_s)[ranks[0]]
+        if failure:
+            raise PlatoonError(f"rank {ranks[0]} could not create the {name}: {failure.decode(errors='replace')}")
+        return attach(ranks, index)

@@ -13,8 +13,8 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from pygpu import gpuarray
@@ -23,16 +23,15 @@ from pygpu.elemwise import GpuElemwise, arg
 from pygpu.gpuarray import dtype_to_typecode
 
 from platoon_base.collectives.base import DTYPES, canonical_op, require_dtype, require_fit
+from platoon_base.collectives.faults import Call, Fault, Watched, find_fault, sign
 from platoon_base.errors import (
     BackendUnavailableError,
-    CollectiveTimeoutError,
     ConfigurationError,
     PlatoonError,
-    WorkerLostError,
 )
-from platoon_base.parameters import assign
+from platoon_base.parameters import assign, is_device_array
 
-__all__ = ["NcclCollective", "Watched", "new_clique_id"]
+__all__ = ["NcclCollective", "new_clique_id"]
 
 log = logging.getLogger(__name__)
 
@@ -45,32 +44,14 @@ _OBJECT_HEAD_BYTES = 16  # of a PyObject; behind it a GpuComm has the pointer to
 class _Step(NamedTuple):
     """What NCCL does for an operation, and whether a division follows."""
 
+    code: int
     op: str
     divide: bool = False
 
 
-_STEPS = {"sum": _Step("sum"), "prod": _Step("prod"), "max": _Step("max"), "min": _Step("min")}
-_STEPS["mean"] = _Step("sum", divide=True)
-
-
-class Watched(Protocol):
-    """What is asked about the other workers of the job; `platoon_base.peers.JobPeers` answers."""
-
-    def why_absent(self, ranks: Sequence[int]) -> str:
-        """See `platoon_base.collectives.base.Peers`."""
-        ...
-
-    def gone(self, rank: int) -> bool:
-        """Tell whether a worker takes part no more."""
-        ...
-
-    def died(self, rank: int) -> bool:
-        """Tell whether a worker is gone without having said so."""
-        ...
-
-    def collectives(self, rank: int) -> int:
-        """Return how many array collectives a worker has begun."""
-        ...
+_STEPS = {name: _Step(code, name) for code, name in enumerate(("sum", "prod", "max", "min"))}
+_STEPS["mean"] = _Step(4, "sum", divide=True)
+_REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = 8, 16, 32  # kinds of call besides the all-reduce, in their signatures
 
 
 def new_clique_id(context: Any) -> bytes:
@@ -102,20 +83,19 @@ class NcclCollective:
     index : int
         This worker's place among them.
     peers : Watched
-    counter : ndarray, shape (1,) int64
-        A control word, in which this worker's calls are counted for the others.
+    words : ndarray, shape (1,) int64
+        The control word in which the others see this worker's latest call.
     """
 
     def __init__(
-        self, context: Any, clique_id: bytes, ranks: tuple[int, ...], index: int, peers: Watched, counter: Any
+        self, context: Any, clique_id: bytes, ranks: tuple[int, ...], index: int, peers: Watched, words: Any
     ) -> None:
         self.rank, self.size = index, len(ranks)
         self._context = context
         self._others = tuple(rank for rank in ranks if rank != ranks[index])
         self._peers = peers
-        self._counter = counter
-        self._calls = int(counter[0])
-        self._deadline = float("inf")
+        self._words = words
+        self._call = Call.of(int(words[0]))
         self._caller = threading.get_ident()
         self._broken: PlatoonError | None = None
         self._done = threading.Event()
@@ -129,14 +109,14 @@ class NcclCollective:
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
         """See `Collective.all_reduce`."""
-        step = _STEPS.get(op) or _STEPS[canonical_op(op)]
+        step = _STEPS[op if type(op) is str and op in _STEPS else canonical_op(op)]
         # In place, as in every training step, there is little to check; all of it counts in microseconds.
         if out is not array or array.typecode not in self._plain or not array.flags.c_contiguous:
             array, out = self._prepared(array, out, array.shape)
             if array.typecode not in self._plain:
                 return self._reduce_wide(self.all_reduce, array, step, out, timeout_s)
         if array.size:
-            self._begin(out, timeout_s)
+            self._begin(sign(step.code, out.typecode, array.size), out, timeout_s)
             self._comm.all_reduce(array, step.op, out)
             if step.divide:
                 self._divide(out)
@@ -150,7 +130,7 @@ class NcclCollective:
         if source.typecode not in self._plain:
             assign(array, self.broadcast(_widened(source), root, timeout_s=timeout_s))
         elif source.size:
-            self._begin(source, timeout_s)
+            self._begin(sign(_BROADCAST + root, source.typecode, source.size), source, timeout_s)
             self._comm.broadcast(source, root)
             if source is not array:
                 assign(array, source)
@@ -162,7 +142,7 @@ class NcclCollective:
         if array.typecode not in self._plain:
             assign(out, self.all_gather(_widened(array), timeout_s=timeout_s))
         elif array.size:
-            self._begin(out, timeout_s)
+            self._begin(sign(_ALL_GATHER, out.typecode, array.size), out, timeout_s)
             self._comm.all_gather(array.reshape((1, array.size)), out.reshape((self.size, array.size)))
         return out
 
@@ -178,7 +158,7 @@ class NcclCollective:
         if array.typecode not in self._plain:
             return self._reduce_wide(self.reduce_scatter, array, step, out, timeout_s)
         if array.size:
-            self._begin(out, timeout_s)
+            self._begin(sign(_REDUCE_SCATTER + step.code, out.typecode, array.size), out, timeout_s)
             flat = array.reshape((self.size, out.size))
             self._comm.reduce_scatter(flat, step.op, out.reshape((1, out.size)))
             if step.divide:
@@ -220,6 +200,8 @@ class NcclCollective:
         require_dtype(array)
         if out is None:
             out = _new(shape, array.dtype, self._context)
+        elif not is_device_array(out) or out.context.ptr != self._context.ptr:
+            raise ConfigurationError(f"got {type(out).__name__} for the result: pass a GpuArray of the array's device")
         elif out is not array or out.shape != shape:
             require_fit(out, shape, array.dtype)
         if not array.flags.c_contiguous:
@@ -228,15 +210,15 @@ class NcclCollective:
             raise ConfigurationError("got an array that is not C-contiguous for the result: pass one that is")
         return array, out
 
-    def _begin(self, result: Any, timeout_s: float) -> None:
+    def _begin(self, signature: int, result: Any, timeout_s: float) -> None:
         if self._broken is not None:
             raise type(self._broken)(f"{self._broken}; this group of devices can be used no more")
         if self._done.is_set():
             raise ConfigurationError("this collective is closed")
-        self._calls += 1
+        begun, self._caller = time.monotonic(), threading.get_ident()
+        self._call = Call(self._call.number + 1, signature, begun, begun + timeout_s)
         self._last = result
-        self._deadline = time.monotonic() + timeout_s
-        self._counter[0] = self._calls
+        self._words[0] = self._call.word
 
     def _reduce_wide(self, call: Any, array: Any, step: _Step, out: Any, timeout_s: float) -> Any:
         assign(out, call(_widened(array), step.op, timeout_s=timeout_s))
@@ -251,29 +233,17 @@ class NcclCollective:
 
     def _watch(self) -> None:
         while not self._done.wait(_LOOK_S):
-            reason = self._find_fault()
-            if reason is not None:
-                self._abort(reason)
+            fault = find_fault(self._call, self._others, self._peers, time.monotonic())
+            if fault is not None:
+                self._abort(fault)
                 return
 
-    def _find_fault(self) -> PlatoonError | None:
-        calls, deadline = self._calls, self._deadline
-        behind = [rank for rank in self._others if self._peers.collectives(rank) < calls]
-        dead = [rank for rank in self._others if self._peers.died(rank)]
-        why = self._peers.why_absent(behind or dead) if behind or dead else ""
-        if why:
-            return WorkerLostError(f"collective number {calls} on this device cannot complete: {why}")
-        if behind and time.monotonic() > deadline:
-            who = ", ".join(f"rank {rank}" for rank in behind)
-            return CollectiveTimeoutError(f"waited for {who} in collective number {calls} on this device")
-        return None
-
-    def _abort(self, reason: PlatoonError) -> None:
-        self._broken = reason
-        log.error("%s", reason)
+    def _abort(self, fault: Fault) -> None:
+        self._broken = fault.error
+        log.error("%s", fault.error)
         _abort_comm(self._comm, self._context, self.size)
-        if not self._done.is_set():
-            _raise_in(self._caller, reason)
+        if fault.interrupt and not self._done.is_set():
+            _raise_in(self._caller, fault.error)
 
 
 @contextlib.contextmanager

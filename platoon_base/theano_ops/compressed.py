@@ -61,7 +61,7 @@ def all_reduce_float16(
     are made, and no value is too great or too small for float16. With N workers, a value has ``12 - log2(N)`` bits.
 
     e_i is one shared variable with a ``default_update``: every compiled function that contains the result changes it.
-    Where a value is NaN or infinite, so is y, and e_i starts again from 0.
+    A block of 64 in which a value is NaN or infinite becomes NaN as a whole, and its e_i start again from 0.
 
     Parameters
     ----------

@@ -1,0 +1,76 @@
+"""When a collective on devices counts as lost: each case by hand."""
+
+import pytest
+
+from platoon_base.collectives.faults import SETTLED_S, Call, find_fault, sign
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+
+pytestmark = pytest.mark.base
+
+SAME = sign(0, 11, 1000)
+MINE = Call(number=5, signature=SAME, begun=100.0, deadline=400.0)
+
+
+class Others:
+    """Two other ranks, as the control words and the kernel's locks would show them."""
+
+    def __init__(self, calls, dead=(), absent=""):
+        self.calls, self.dead, self.absent = calls, dead, absent
+
+    def latest_call(self, rank):
+        return self.calls[rank]
+
+    def died(self, rank):
+        return rank in self.dead
+
+    def why_absent(self, ranks):
+        return self.absent if self.absent or not set(ranks) & set(self.dead) else f"rank {min(ranks)} is lost"
+
+
+def look(first=MINE, second=MINE, now=101.0, mine=MINE, **others):
+    return find_fault(mine, [1, 2], Others({1: Call.of(first.word), 2: Call.of(second.word)}, **others), now)
+
+
+def test_a_word_holds_number_and_signature():
+    call = Call.of(Call(1 << 38, SAME).word)
+    assert (call.number, call.signature) == (1 << 38, SAME)
+    assert Call(1 << 38, SAME).word < 2**63
+    assert len({sign(kind, code, size) for kind in (0, 1, 8, 33) for code in (1, 11) for size in (1, 2)}) == 16
+
+
+def test_nothing_is_wrong_while_all_may_come():
+    assert look() is None
+    assert look(first=Call(4, 0), second=Call(7, 0)) is None  # one has not come yet, one is far ahead
+    assert look(first=Call(4, 0), now=399.0) is None
+    assert look(now=1e9) is None  # all have begun: the device may long have completed it
+    assert look(mine=Call(0, 0), dead=[1]) is None  # no call, nothing lost
+
+
+def test_a_rank_that_did_not_make_the_call_and_never_will():
+    fault = look(first=Call(4, 0), absent="rank 1 has left the job")
+    assert isinstance(fault.error, WorkerLostError)
+    assert "collective number 5" in str(fault.error)
+    assert "rank 1 has left the job" in str(fault.error)
+    assert fault.interrupt
+
+
+def test_a_rank_that_died_after_it_had_begun_the_call():
+    recent, settled = look(dead=[2], now=101.0), look(dead=[2], now=100.1 + SETTLED_S)
+    assert isinstance(recent.error, WorkerLostError)
+    assert recent.interrupt  # its part may be missing
+    assert isinstance(settled.error, WorkerLostError)
+    assert not settled.interrupt  # an asynchronous job goes on; only this group is lost
+
+
+def test_a_deadline_names_who_is_missing():
+    fault = look(second=Call(4, 0), now=401.0)
+    assert isinstance(fault.error, CollectiveTimeoutError)
+    assert "rank 2" in str(fault.error)
+    assert fault.interrupt
+
+
+def test_another_call_under_the_same_number():
+    fault = look(second=Call(5, sign(0, 11, 999)))
+    assert isinstance(fault.error, ConfigurationError)
+    assert "rank 2" in str(fault.error)
+    assert look(second=Call(6, sign(0, 11, 999))) is None  # it is further on already
