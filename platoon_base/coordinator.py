@@ -381,7 +381,7 @@ class Coordinator:
         who = ", ".join(f"rank {rank} ({self.members[rank].phase.name.lower()})" for rank in sorted(missing))
         return (
             f"waited in {name!r} for {who}: every worker must make this call; "
-            "look into the logs of those ranks, or give a longer timeout_s"
+            "look into the logs of those ranks, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
         )
 
 

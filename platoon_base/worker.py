@@ -37,7 +37,20 @@ __all__ = ["DEFAULT_TIMEOUT_S", "Lock", "Place", "Worker"]
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
-DEFAULT_TIMEOUT_S = 300.0  # as long as a cold compilation on a busy machine may take
+
+
+def _default_timeout_s() -> float:
+    text = os.environ.get("PLATOON_TIMEOUT_S", "300")  # as long as a cold compilation on a busy machine may take
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not 0 < seconds < float("inf"):
+        raise ConfigurationError(f"got PLATOON_TIMEOUT_S={text!r}: it must be a positive number of seconds")
+    return seconds
+
+
+DEFAULT_TIMEOUT_S = _default_timeout_s()
 _LOOK_S = 0.5
 
 
@@ -63,7 +76,8 @@ class Lock(NamedTuple):
 class Worker:
     """One of the cooperating processes of a job.
 
-    `platoon_base.connect` makes it. All calls that wait take ``timeout_s``, in seconds.
+    `platoon_base.connect` makes it. All calls that wait take ``timeout_s``, in seconds; the environment variable
+    ``PLATOON_TIMEOUT_S`` sets the default, 300, which also holds for waits within compiled functions.
 
     Parameters
     ----------

@@ -1,5 +1,9 @@
 """The worker alone: a job of one behaves as the script without this package, and bad calls get clear errors."""
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
@@ -131,3 +135,15 @@ def test_progress_is_counted(worker):
     seen = worker._words.progress(0)
     assert (seen.steps, seen.epoch, seen.loss) == (5, 1, 0.5)
     assert seen.updated >= seen.started > 0
+
+
+def test_the_environment_sets_how_long_all_calls_wait():
+    code = "from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker\nprint(DEFAULT_TIMEOUT_S)"
+
+    def run(seconds):
+        environment = {**os.environ, "PLATOON_TIMEOUT_S": seconds}
+        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+
+    assert run("12.5").stdout == "12.5\n"
+    for wrong in ("0", "-1", "nan", "inf", "soon"):
+        assert f"ConfigurationError: got PLATOON_TIMEOUT_S='{wrong}'" in run(wrong).stderr

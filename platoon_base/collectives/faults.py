@@ -108,6 +108,7 @@ def find_fault(mine: Call, others: Sequence[int], peers: Watched, now: float) ->
         return Fault(WorkerLostError(text), interrupt=bool(behind) or now - mine.begun < SETTLED_S)
     if behind and now > mine.deadline:
         who = ", ".join(f"rank {rank}" for rank in behind)
-        text = f"waited for {who} in collective number {mine.number} on this device: look into their logs"
+        text = f"waited for {who} in collective number {mine.number} on this device: look into "
+        text += "their logs, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
         return Fault(CollectiveTimeoutError(text), interrupt=True)
     return None
