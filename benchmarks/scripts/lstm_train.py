@@ -9,7 +9,6 @@ Started by benchmarks/lstm.py. What follows is the plain loop and, marked with (
 import argparse
 import itertools
 import json
-import os
 import time
 from pathlib import Path
 
