@@ -447,6 +447,25 @@ def test_an_interrupt_breaks_the_group(make):
             group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S)
 
 
+def test_a_close_from_within_a_call_ends_it(make):
+    class Closing:
+        def why_absent(self, ranks):
+            group.members[0].close()
+            with pytest.raises(ConfigurationError, match="got a call"):
+                group.members[0].barrier(timeout_s=TIMEOUT_S)
+            return ""
+
+    with make(2, peers=[Closing(), Willing()]) as group:
+        with pytest.raises(WorkerLostError, match="closed this collective"):
+            group.members[0].all_reduce(F32, timeout_s=TIMEOUT_S)
+        assert group.members[0]._segment.closed
+        assert not os.path.exists("/dev/shm" + group.name)
+        with pytest.raises(WorkerLostError, match="closed"):
+            group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S)
+        with pytest.raises(ConfigurationError, match="after close"):
+            group.members[0].barrier(timeout_s=TIMEOUT_S)
+
+
 def test_a_second_thread_is_refused_and_a_close_ends_the_wait(make):
     with make(2) as group:
         first, second = group.members
@@ -472,31 +491,91 @@ WRONG = {
     "dtype of out": lambda c: c.all_gather(F32, np.zeros((2, 6)), timeout_s=1),
     "parts": lambda c: c.reduce_scatter(np.zeros((3, 4)), timeout_s=1),
     "a scalar's parts": lambda c: c.reduce_scatter(np.zeros(()), timeout_s=1),
+    "op in a list": lambda c: c.all_reduce(F32, ["sum"], timeout_s=1),
+    "op in an array": lambda c: c.reduce_scatter(np.zeros((c.size, 4)), np.array(["sum"]), timeout_s=1),
+    "root of no number": lambda c: c.broadcast(F32.copy(), "a", timeout_s=1),
+    "root of no integer": lambda c: c.broadcast(F32.copy(), 0.0, timeout_s=1),
+    "negative root": lambda c: c.broadcast(F32.copy(), -1, timeout_s=1),
+    "timeout of none": lambda c: c.all_reduce(F32, timeout_s=None),
+    "timeout in words": lambda c: c.all_gather(F32, timeout_s="1"),
+    "timeout of no number": lambda c: c.barrier(timeout_s=float("nan")),
+    "negative timeout": lambda c: c.broadcast(F32.copy(), timeout_s=-1.0),
+    "timeout beyond floats": lambda c: c.barrier(timeout_s=10**400),
+    "out of a list": lambda c: c.all_reduce(F32, out=[0.0] * 6, timeout_s=1),
+    "out of a device": lambda c: c.all_reduce(F32, out=DeviceArray(F32), timeout_s=1),
+    "masked": lambda c: c.all_reduce(np.ma.masked_less(F32, 1), timeout_s=1),
+    "masked broadcast": lambda c: c.broadcast(np.ma.masked_less(F32, 1), timeout_s=1),
+    "masked out": lambda c: c.all_reduce(F32, out=np.ma.zeros(6, np.float32), timeout_s=1),
+    "overlap": lambda c: c.all_reduce(F32[:4], out=F32[2:], timeout_s=1),
+    "a scalar": lambda c: c.all_reduce(np.float64(1), timeout_s=1),
+    "long double": lambda c: c.all_reduce(np.zeros(2, np.longdouble), timeout_s=1),
+    "read-only broadcast of root": lambda c: c.broadcast(np.broadcast_to(np.float32(0), 6), timeout_s=1),
     "read-only out": lambda c: c.all_reduce(F32, out=np.broadcast_to(np.float32(0), 6), timeout_s=1),
-    "read-only broadcast": lambda c: c.broadcast(np.broadcast_to(np.float32(0), 6), 1, timeout_s=1),
+    "read-only broadcast": lambda c: c.broadcast(np.broadcast_to(np.float32(0), 6), c.size - 1, timeout_s=1),
 }
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_cannot_work_is_refused_before_anything_is_sent(make, what):
-    with make(2) as group:
-        with pytest.raises(ConfigurationError, match="got"):
+def test_what_cannot_work_is_refused_and_breaks_the_group(make, what):
+    with make(2, ranks=(3, 5)) as group:
+        waiting = group.start(lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S), group.members[1])
+        with pytest.raises(ConfigurationError, match="^got"):
             WRONG[what](group.members[0])
-        require_equal(group.run(lambda c: c.all_reduce(F32 + 1, timeout_s=TIMEOUT_S)), F32 + 2)
+        # Or else these two calls would meet, which are not the same of the script.
+        for future in waiting + group.start(lambda c: c.all_reduce(F32, timeout_s=TIMEOUT_S), group.members[0]):
+            with pytest.raises(ConfigurationError, match="rank 3 refused its collective call 1.*: got"):
+                future.result()
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_a_group_of_one_refuses_the_same_and_goes_on(make, what):
+    with make(1) as group, Alone() as alone:
+        for member in group.members + alone.members:
+            with pytest.raises(ConfigurationError, match="^got"):
+                WRONG[what](member)
+            require_equal([member.all_reduce(F32 + 1, timeout_s=TIMEOUT_S)], F32 + 1)
+
+
+def test_a_refusal_while_another_thread_is_in_a_call_breaks_the_next(make):
+    with make(2) as group:
+        first, second = group.members
+        (future,) = group.start(lambda c: c.all_reduce(F32 + 1, timeout_s=TIMEOUT_S), first)
+        assert group.peers[0].asked.acquire(timeout=TIMEOUT_S)
+        for call in (lambda: first.barrier(timeout_s=TIMEOUT_S), lambda: first.all_reduce(F32, "no", timeout_s=1)):
+            with pytest.raises(ConfigurationError, match="got"):
+                call()
+        require_equal([second.all_reduce(F32 + 1, timeout_s=TIMEOUT_S), future.result()], F32 + 2)
+        for member in group.members:
+            with pytest.raises(ConfigurationError, match="rank 0 refused"):
+                member.barrier(timeout_s=TIMEOUT_S)
+
+
+def test_an_endless_deadline_and_numbers_of_numpy_are_taken(group):
+    for timeout_s in (float("inf"), np.float32(TIMEOUT_S), TIMEOUT_S):
+        sent = group.run(lambda c, t=timeout_s: c.broadcast(F32 + c.rank, np.int64(0), timeout_s=t))
+        require_equal(sent, F32)
+
+
+def test_a_stopped_rank_that_holds_the_lock_keeps_nobody(make):
+    with make(2, peers=[Gone(), Willing()]) as group, Segment.attach(group.name) as stopped:
+        assert stopped.try_lock(host._LOCK_BYTE)
+        with pytest.raises(WorkerLostError, match="was killed by signal 9"):
+            group.members[0].barrier(timeout_s=TIMEOUT_S)
+        with pytest.raises(WorkerLostError, match="its reason could not be told"):
+            group.members[1].barrier(timeout_s=TIMEOUT_S)
 
 
 def test_overlaps_other_than_in_place_are_refused(make):
     memory = np.arange(40, dtype=np.float32)
+    for call in (
+        lambda c: c.all_reduce(memory[:20], out=memory[10:30], timeout_s=1),
+        lambda c: c.all_reduce(memory[:20], out=memory[:20][::-1], timeout_s=1),
+        lambda c: c.all_gather(memory[:20], memory.reshape(2, 20), timeout_s=1),
+        lambda c: c.reduce_scatter(memory.reshape(2, 20), out=memory[:20], timeout_s=1),
+    ):
+        with make(2) as group, pytest.raises(ConfigurationError, match="overlaps"):
+            call(group.members[0])
     with make(2) as group:
-        c = group.members[0]
-        for call in (
-            lambda: c.all_reduce(memory[:20], out=memory[10:30], timeout_s=1),
-            lambda: c.all_reduce(memory[:20], out=memory[:20][::-1], timeout_s=1),
-            lambda: c.all_gather(memory[:20], memory.reshape(2, 20), timeout_s=1),
-            lambda: c.reduce_scatter(memory.reshape(2, 20), out=memory[:20], timeout_s=1),
-        ):
-            with pytest.raises(ConfigurationError, match="overlaps"):
-                call()
         results = group.run(lambda c: c.all_reduce(a := memory.copy(), out=a[:], timeout_s=TIMEOUT_S))
         require_equal(results, memory * 2)
 
@@ -602,6 +681,58 @@ def test_real_processes_survive_a_kill(fused, write_script):
             Segment.unlink(name)
 
 
+TERMINATED = """
+import os
+import signal
+import sys
+import numpy as np
+from platoon_base.collectives.host import HostCollective
+
+class Telling:
+    def why_absent(self, ranks):
+        print("waiting", flush=True)
+        return ""
+
+def end(*_):
+    group.close()
+    {handler}
+
+name, index, fused = sys.argv[1], int(sys.argv[2]), sys.argv[3] == "True"
+group = HostCollective.attach(name, range(3), index, Telling(), fused=fused)
+signal.signal(signal.SIGTERM, end)
+try:
+    group.all_reduce(np.ones(300_000, np.float32), timeout_s=60)
+except Exception as exc:
+    print(type(exc).__name__, exc, flush=True)
+    sys.exit(7)
+"""
+
+
+@pytest.mark.parametrize("handler", ["sys.exit(7)", "os._exit(7)", "pass"])
+@pytest.mark.parametrize("fused", FORMS)
+def test_a_signal_handler_may_close(fused, handler, write_script):
+    script = write_script(TERMINATED.replace("{handler}", handler))
+    with Group(3, [fused]) as group:  # the third never comes
+        processes = []
+        try:
+            for index in (1, 2):
+                command = [sys.executable, script, group.name, str(index), str(fused)]
+                processes.append(subprocess.Popen(command, text=True, stdout=subprocess.PIPE))
+            for process in processes:
+                assert process.stdout.readline() == "waiting\n"
+            closing, other = processes
+            closing.terminate()
+            assert closing.wait(TIMEOUT_S) == 7
+            last = other.communicate(timeout=TIMEOUT_S)[0].splitlines()[-1]
+            assert last.startswith("WorkerLostError")
+            assert "of rank 1 cannot end" in last
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+                process.stdout.close()
+
+
 class DeviceArray:
     """An array that lies elsewhere, with the face of a GpuArray."""
 
@@ -657,7 +788,18 @@ def test_device_arrays_that_cannot_work_are_refused():
         lambda: staged.all_reduce(array, out=np.zeros((2, 3)), timeout_s=1),
         lambda: staged.all_reduce(array, out=DeviceArray(np.zeros(3)), timeout_s=1),
         lambda: staged.reduce_scatter(array, timeout_s=1),
+        lambda: staged.all_reduce(array, out=[[0.0] * 3] * 2, timeout_s=1),
+        lambda: staged.all_reduce("array", timeout_s=1),
         lambda: staged.broadcast("array", timeout_s=1),
+        lambda: staged.all_reduce(array, timeout_s=float("nan")),
     ):
         with pytest.raises(ConfigurationError, match="got"):
             call()
+
+
+def test_a_refused_device_array_breaks_the_group(make):
+    with make(2) as group:
+        with pytest.raises(ConfigurationError, match="^got a device array and an ndarray"):
+            StagedCollective(group.members[0]).all_reduce(DeviceArray(F32), out=F32, timeout_s=1)
+        with pytest.raises(ConfigurationError, match="rank 0 refused its collective call 1.*: got a device array"):
+            group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S)

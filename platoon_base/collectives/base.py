@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import numbers
+import operator
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,7 +12,10 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["DTYPES", "OPS", "Collective", "Peers", "canonical_op", "require_dtype", "require_fit"]
+__all__ = [
+    "DTYPES", "OPS", "Collective", "Peers", "canonical_op", "canonical_root", "require_dtype", "require_fit",
+    "require_out", "require_timeout", "require_writable",
+]  # fmt: skip
 
 OPS = ("sum", "prod", "max", "min", "mean")
 DTYPES = ("float16", "float32", "float64", "int8", "int32", "int64", "uint8")
@@ -34,7 +40,8 @@ class Collective(Protocol):
     """One group of ranks that operates on arrays together.
 
     Every rank makes the same calls in the same order, with arrays of the same shape and dtype. A call ends within
-    seconds if a rank that it needs has left or died, and with a deadline otherwise. Which arrays a back end takes
+    seconds if a rank that it needs has left or died, and with a deadline otherwise: ``timeout_s`` is not negative,
+    and infinity stands for none. Which arrays a back end takes
     is its own: ndarrays on the host, GpuArrays on devices. Nothing is cast.
 
     Attributes
@@ -77,7 +84,10 @@ class Collective(Protocol):
         ...
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
-        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``."""
+        """Copy the array of rank ``root`` of the group into ``array`` of all others; returns ``array``.
+
+        All ranks pass an array that can be written to.
+        """
         ...
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
@@ -99,14 +109,40 @@ class Collective(Protocol):
 
 def canonical_op(op: str) -> str:
     """Return one of `OPS` for a name of an operation, such as ``"+"`` or ``"maximum"``."""
-    name = _OTHER_NAMES.get(op, op) if isinstance(op, str) else op
+    name = _OTHER_NAMES.get(op, op) if isinstance(op, str) else ""
     if name not in OPS:
         raise ConfigurationError(f"got op={op!r}: it must be one of {', '.join(OPS)}")
     return name
 
 
+def canonical_root(root: Any, size: int) -> int:
+    """Return the rank in the group that ``root`` stands for."""
+    try:
+        index = operator.index(root)
+    except TypeError:
+        index = -1
+    if not 0 <= index < size:
+        raise ConfigurationError(f"got root={root!r}: it must be a rank of this group, an integer of 0 .. {size - 1}")
+    return index
+
+
+def require_timeout(timeout_s: Any) -> None:
+    """Raise `ConfigurationError` unless this is a number of seconds, or infinity; NaN would never pass."""
+    if isinstance(timeout_s, (float, int, numbers.Real)):
+        try:
+            if float(timeout_s) >= 0:
+                return
+        except OverflowError:
+            pass
+    raise ConfigurationError(f"got timeout_s={timeout_s!r}: it must be a number of seconds, 0 or more, or {math.inf}")
+
+
 def require_dtype(array: Any) -> None:
     """Raise `ConfigurationError` unless the dtype of an array is one that all back ends know."""
+    if isinstance(array, np.generic) or not (hasattr(array, "dtype") and hasattr(array, "shape")):
+        raise ConfigurationError(f"got {type(array).__name__}: collectives take arrays; use numpy.asarray(...)")
+    if type(array) is not np.ndarray:
+        _refuse_masked(array)
     if array.dtype not in _KNOWN_DTYPES:
         raise ConfigurationError(
             f"got an array of dtype {array.dtype}: collectives take {', '.join(DTYPES)} of this machine's byte order"
@@ -115,8 +151,50 @@ def require_dtype(array: Any) -> None:
 
 def require_fit(out: Any, shape: tuple[int, ...], dtype: Any) -> None:
     """Raise `ConfigurationError` unless ``out`` can hold a result of this shape and dtype."""
+    if not (hasattr(out, "shape") and hasattr(out, "dtype")):
+        raise ConfigurationError(f"got out of type {type(out).__name__}: pass an array of the same kind, or none")
     if tuple(out.shape) != tuple(shape) or np.dtype(out.dtype) != np.dtype(dtype):
         raise ConfigurationError(
             f"got out of shape {tuple(out.shape)} and dtype {out.dtype}: the result has shape {tuple(shape)} and "
             f"dtype {np.dtype(dtype)}"
+        )
+
+
+def require_writable(array: Any, what: str) -> None:
+    """Raise `ConfigurationError` if this is an ndarray that cannot be written to."""
+    if isinstance(array, np.ndarray) and not array.flags.writeable:
+        raise ConfigurationError(f"got a read-only {what}: the result goes there; pass a copy, or other memory")
+
+
+def require_out(out: Any, array: np.ndarray[Any, Any], shape: tuple[int, ...], in_place: bool) -> None:
+    """Raise `ConfigurationError` unless the result for an ndarray can go to ``out``.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Of the result.
+    in_place : bool
+        Whether ``out`` may be the array itself.
+    """
+    if not isinstance(out, np.ndarray):
+        raise ConfigurationError(
+            f"got an ndarray and out of type {type(out).__name__}: the result of an ndarray lies on the host; pass an "
+            "ndarray as out (dest), or none"
+        )
+    if type(out) is not np.ndarray:
+        _refuse_masked(out)
+    require_fit(out, shape, array.dtype)
+    require_writable(out, "out")
+    if (in_place and out is array) or not np.may_share_memory(array, out):
+        return
+    # Parts of it would be written before the same memory is read.
+    same = array.__array_interface__["data"] == out.__array_interface__["data"] and array.strides == out.strides
+    if not (in_place and same and array.shape == out.shape):
+        raise ConfigurationError("got an out that overlaps the array in memory: pass the array itself or other memory")
+
+
+def _refuse_masked(array: Any) -> None:
+    if isinstance(array, np.ma.MaskedArray):
+        raise ConfigurationError(
+            "got a masked array: collectives would lose its mask; pass array.filled(...) and the mask separately"
         )

@@ -12,7 +12,15 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from platoon_base.collectives.base import Peers, canonical_op, require_dtype, require_fit
+from platoon_base.collectives.base import (
+    Peers,
+    canonical_op,
+    canonical_root,
+    require_dtype,
+    require_out,
+    require_timeout,
+    require_writable,
+)
 from platoon_base.collectives.exchange import (
     AGAIN,
     ARRIVED,
@@ -53,6 +61,8 @@ _HEADER = np.dtype(
 _REASON = 256  # where in the first page the text begins that tells why the group is broken
 _REASON_BYTES = 3072
 _LOCK_BYTE = 64  # held by whoever writes that text
+_LOCK_S = 1.0  # it is waited for: its holder may be stopped
+_CLOSE_S = 5.0  # that a call of another thread has to end in
 _FAILED, _DIFFERED = 1, 2  # how a group was broken
 _PATIENCE_S, _LONGEST_PATIENCE_S = 0.05, 0.2
 _HEADLINES = 1024  # that are kept: scripts repeat the same few calls
@@ -64,7 +74,8 @@ class HostCollective:
 
     The segment's size does not depend on the arrays: they pass through slots, piece by piece. A failed call breaks
     the group: nobody can know how far the others came, so the waits of all others end too, and further calls are
-    refused.
+    refused. So does one that is refused for its arguments, unless the group is of one: the next call of this rank
+    would meet calls of the others that are not the same.
 
     Attributes
     ----------
@@ -84,8 +95,10 @@ class HostCollective:
         self._ranks = ranks
         self._peers = peers
         self._owner = owner
-        self._busy = threading.Lock()
+        self._busy = threading.RLock()  # so that a signal handler may close what its own thread is busy with
+        self._inside = False  # a call, in the thread that has the lock
         self._closing = False
+        self._refused: BaseException | None = None
         self._headlines: dict[tuple[Any, ...], Array] = {}
         self._memory: Memory | None = Memory(segment.buffer, len(ranks), header["chunk_bytes"].item())
         self._memory.tell_cores(index, os.sched_getaffinity(0))
@@ -177,16 +190,17 @@ class HostCollective:
 
     def all_reduce(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
         """See `Collective.all_reduce`. Floats are combined in the order of the ranks, float16 in float32."""
-        header = self._headline("all_reduce", op, 0, array)
-        _refuse_overlap(array, out, in_place=True)
-        return self._into(out, array.shape, header, array, timeout_s)
+        return self._combine("all_reduce", op, array, out, timeout_s)
 
     def broadcast(self, array: Array, root: int = 0, *, timeout_s: float) -> Array:
         """See `Collective.broadcast`."""
-        header = self._headline("broadcast", "sum", root, array)
-        if not array.flags.writeable and root != self.rank:
-            raise ConfigurationError("got a read-only array: broadcast fills it on all ranks but root; pass a copy")
-        plain = _plain(array)
+        try:
+            header = self._headline("broadcast", "sum", canonical_root(root, self.size), array, timeout_s)
+            require_writable(array, "array")
+            plain = _plain(array)
+        except BaseException as exc:
+            self.refuse(exc)
+            raise
         self._call(header, plain, plain, timeout_s)
         if plain is not array and root != self.rank:
             array[...] = plain.reshape(array.shape)
@@ -194,19 +208,37 @@ class HostCollective:
 
     def all_gather(self, array: Array, out: Array | None = None, *, timeout_s: float) -> Array:
         """See `Collective.all_gather`."""
-        header = self._headline("all_gather", "sum", 0, array)
-        _refuse_overlap(array, out, in_place=False)
-        return self._into(out, (self.size, *array.shape), header, array, timeout_s)
+        return self._combine("all_gather", "sum", array, out, timeout_s)
 
     def reduce_scatter(self, array: Array, op: str = "sum", out: Array | None = None, *, timeout_s: float) -> Array:
         """See `Collective.reduce_scatter`; combined as by `all_reduce`."""
-        header = self._headline("reduce_scatter", op, 0, array)
-        _refuse_overlap(array, out, in_place=False)
-        return self._into(out, array.shape[1:], header, array, timeout_s)
+        return self._combine("reduce_scatter", op, array, out, timeout_s)
 
     def barrier(self, *, timeout_s: float) -> None:
         """See `Collective.barrier`."""
-        self._call(self._headline("barrier", "sum", 0, _NOTHING), _NOTHING, _NOTHING, timeout_s)
+        try:
+            header = self._headline("barrier", "sum", 0, _NOTHING, timeout_s)
+        except BaseException as exc:
+            self.refuse(exc)
+            raise
+        self._call(header, _NOTHING, _NOTHING, timeout_s)
+
+    def refuse(self, exc: BaseException) -> None:
+        """Break the group, unless it is of one: this rank does not make a call, and tells the others why."""
+        if self.size == 1:
+            return
+        self._refused = exc
+        if self._busy.acquire(blocking=False):  # or else the next call of this rank tells them
+            try:
+                self._give_up(exc, self._refusal(exc))
+            finally:
+                self._busy.release()
+
+    def _refusal(self, exc: BaseException) -> str:
+        return (
+            f"rank {self._ranks[self.rank]} refused its collective call {self._exchange.calls + 1}, and no other may "
+            f"take its place: {exc if isinstance(exc, PlatoonError) else repr(exc)}"
+        )
 
     def unlink(self) -> None:
         """Remove the segment's name, once all ranks are attached: then nothing can be left behind, whoever dies."""
@@ -215,27 +247,45 @@ class HostCollective:
             Segment.unlink(self.name)
 
     def close(self) -> None:
-        """See `Collective.close`; a call of another thread ends first, with an error if it still waits."""
+        """See `Collective.close`; a call that still waits ends with an error.
+
+        That of another thread ends first. One that this thread is in, whose signal handler this is called from, ends
+        as soon as the handler has returned.
+        """
         self._closing = True
-        with self._busy:
-            if self._memory is None:
-                return
-            self._memory.counters[self.rank, LEFT] = 1
-            self._memory, self._exchange = None, _Closed()
-            self._segment.close()
+        memory = self._memory
+        if memory is not None:
+            memory.counters[self.rank, LEFT] = 1
+        if self._busy.acquire(timeout=_CLOSE_S):
+            try:
+                if self._inside:
+                    self._give_up(exc := self._closed_meanwhile(), str(exc))  # now: the handler may end the process
+                else:
+                    self._release()
+            finally:
+                self._busy.release()
         self.unlink()
 
-    def _headline(self, kind: str, op: str, root: int, array: Array) -> Array:
-        """Check what tells calls apart, and return their description, which is kept for the next time."""
+    def _release(self) -> None:
+        """Let go of the memory; the caller has the lock."""
+        if self._memory is not None:
+            self._memory, self._exchange = None, _Closed()
+            self._segment.close()
+
+    def _headline(self, kind: str, op: str, root: int, array: Array, timeout_s: float) -> Array:
+        """Check arguments, and return the description that tells calls apart, which is kept for the next time."""
+        require_timeout(timeout_s)
+        if not isinstance(op, str):
+            canonical_op(op)
         if not isinstance(array, np.ndarray):
             raise ConfigurationError(f"got {type(array).__name__}: collectives on the host take NumPy arrays")
+        if type(array) is not np.ndarray:
+            require_dtype(array)
         key = (kind, op, root, array.dtype, array.shape)
         header = self._headlines.get(key)
         if header is None:
             name = canonical_op(op)
             require_dtype(array)
-            if not 0 <= operator.index(root) < self.size:
-                raise ConfigurationError(f"got root={root}: this group has the ranks 0 .. {self.size - 1}")
             elements = array.size
             if kind == "reduce_scatter":
                 if not array.shape or array.shape[0] != self.size:
@@ -243,21 +293,28 @@ class HostCollective:
                         f"got shape {array.shape}: the first axis must be the number of ranks, {self.size}"
                     )
                 elements //= self.size
-            header = headline(kind, name, operator.index(root), array, elements)
+            header = headline(kind, name, root, array, elements)
             if len(self._headlines) < _HEADLINES:
                 self._headlines[key] = header
         return header
 
-    def _into(self, out: Array | None, shape: tuple[int, ...], header: Array, array: Array, timeout_s: float) -> Array:
-        """Make a call whose result has this shape and goes to ``out``, through plain memory where that is not."""
-        if out is None:
-            result = out = np.empty(shape, array.dtype)
-        else:
-            require_fit(out, shape, array.dtype)
-            if not out.flags.writeable:
-                raise ConfigurationError("got a read-only out: pass one that can be written to, or none")
-            result = out if out.flags.carray else np.empty(shape, array.dtype)
-        self._call(header, _plain(array), result, timeout_s)
+    def _combine(self, kind: str, op: str, array: Array, out: Array | None, timeout_s: float) -> Array:
+        """Make a call whose result goes to ``out``, through plain memory where that is not."""
+        try:
+            header = self._headline(kind, op, 0, array, timeout_s)
+            shape = array.shape
+            if kind != "all_reduce":
+                shape = (self.size, *shape) if kind == "all_gather" else shape[1:]
+            if out is None:
+                result = out = np.empty(shape, array.dtype)
+            else:
+                require_out(out, array, shape, in_place=kind == "all_reduce")
+                result = out if out.flags.carray else np.empty(shape, array.dtype)
+            plain = _plain(array)
+        except BaseException as exc:
+            self.refuse(exc)
+            raise
+        self._call(header, plain, result, timeout_s)
         if result is not out:
             out[...] = result
         return out
@@ -265,18 +322,33 @@ class HostCollective:
     def _call(self, header: Array, array: Array, out: Array, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
         if not self._busy.acquire(blocking=False):
-            raise ConfigurationError(
-                "got a call while another thread is in one: the ranks could not tell them apart; use one group a thread"
-            )
+            self._refuse_second()
+        if self._inside:
+            self._busy.release()
+            self._refuse_second()
         try:
-            status = self._exchange.begin(header, array, out, min(_PATIENCE_S, max(timeout_s, 0.0)))
+            self._inside = True
+            if self._refused is not None:
+                self._give_up(self._refused, self._refusal(self._refused))
+            status = self._exchange.begin(header, array, out, min(_PATIENCE_S, timeout_s))
             if status != ENDED:
                 self._insist(status, header, deadline, timeout_s)
         except BaseException as exc:
-            self._give_up(exc, header)
+            text = str(exc) if isinstance(exc, PlatoonError) else f"{self._what(header)} ended with {exc!r}"
+            self._give_up(exc, text)
             raise
         finally:
+            self._inside = False
+            if self._closing:
+                self._release()
             self._busy.release()
+
+    def _refuse_second(self) -> NoReturn:
+        self._refused = ConfigurationError(
+            "got a call while another thread is in one, or this thread, whose signal handler makes another: the ranks "
+            "could not tell them apart; use one group a thread"
+        )
+        raise self._refused
 
     def _insist(self, status: int, header: Array, deadline: float, timeout_s: float) -> None:
         """Go on with a call that did not end at once, until it ends or somebody it needs will not come."""
@@ -294,7 +366,7 @@ class HostCollective:
         """Raise if there is no sense in waiting longer."""
         memory = self._open_memory()
         if self._closing:
-            raise WorkerLostError("another thread closed this collective while a call waited")
+            raise self._closed_meanwhile()
         left = [q for q in range(self.size) if memory.counters[q, LEFT]]
         missing = self._exchange.missing()
         if not missing:
@@ -315,6 +387,12 @@ class HostCollective:
                 "calls in the same order? Look into their logs, or give a longer timeout_s"
             )
 
+    def _closed_meanwhile(self) -> WorkerLostError:
+        return WorkerLostError(
+            f"collective call {self._exchange.calls} of rank {self._ranks[self.rank]} cannot end: another thread or a "
+            "signal handler of that rank closed this collective meanwhile; close it after the last call"
+        )
+
     def _what(self, header: Array) -> str:
         return f"collective call {self._exchange.calls} of rank {self._ranks[self.rank]}, {describe(header)},"
 
@@ -330,28 +408,31 @@ class HostCollective:
             "same order, with arrays of the same shape and dtype"
         )
 
-    def _give_up(self, exc: BaseException, header: Array) -> None:
-        """Break the group, so that nobody waits for this rank."""
+    def _give_up(self, exc: BaseException, text: str) -> None:
+        """Break the group, so that nobody waits for this rank, and leave a text that tells why."""
         memory = self._memory
         if memory is None:
             return
-        text = str(exc) if isinstance(exc, PlatoonError) else f"{self._what(header)} ended with {exc!r}"
+        how = _DIFFERED if isinstance(exc, ConfigurationError) else _FAILED
+        deadline = time.monotonic() + _LOCK_S
         while not memory.broken:  # or another rank breaks it at this moment
             if self._segment.try_lock(_LOCK_BYTE):
                 try:
                     if not memory.broken:
                         raw = text.encode()[: _REASON_BYTES - 1]
                         self._segment.buffer[_REASON : _REASON + len(raw) + 1] = raw + b"\0"
-                        memory.broken = _DIFFERED if isinstance(exc, ConfigurationError) else _FAILED
+                        memory.broken = how
                 finally:
                     self._segment.unlock(_LOCK_BYTE)
+            elif time.monotonic() >= deadline:
+                memory.broken = how
             else:
                 time.sleep(1e-3)
 
     def _reason(self) -> PlatoonError:
         """Return the error for a group that is broken already."""
         raw = bytes(self._segment.buffer[_REASON : _REASON + _REASON_BYTES])
-        text = raw.partition(b"\0")[0].decode(errors="replace")
+        text = raw.partition(b"\0")[0].decode(errors="replace") or "its reason could not be told; look into the logs"
         if self._open_memory().broken == _DIFFERED:
             return ConfigurationError(text)
         return WorkerLostError(
@@ -415,13 +496,3 @@ def _listed(ranks: Iterable[int]) -> str:
 def _plain(array: Array) -> Array:
     """Return the array itself if C can read it as it is, or else a copy."""
     return array if array.flags.c_contiguous and array.flags.aligned else np.array(array, order="C")
-
-
-def _refuse_overlap(array: Array, out: Array | None, in_place: bool) -> None:
-    """Raise if parts of ``out`` would be written before the same memory is read as ``array``."""
-    if out is None or (in_place and out is array) or not np.may_share_memory(array, out):
-        return
-    same = array.__array_interface__["data"] == out.__array_interface__["data"] and array.strides == out.strides
-    if in_place and same and array.shape == out.shape:
-        return
-    raise ConfigurationError("got an out that overlaps the array in memory: pass the array itself or other memory")

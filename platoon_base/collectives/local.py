@@ -7,7 +7,16 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.collectives.base import Collective, canonical_op, require_dtype, require_fit
+from platoon_base.collectives.base import (
+    Collective,
+    canonical_op,
+    canonical_root,
+    require_dtype,
+    require_fit,
+    require_out,
+    require_timeout,
+    require_writable,
+)
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign
 
@@ -21,32 +30,31 @@ class LocalCollective:
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0) -> Any:
         """See `Collective.all_reduce`."""
-        canonical_op(op)
-        require_dtype(array)
-        return _copied(array, array.shape, out)
+        _check(array, timeout_s, op)
+        return _copied(array, array.shape, out, in_place=True)
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float = 0.0) -> Any:
         """See `Collective.broadcast`."""
-        require_dtype(array)
-        if root != 0:
-            raise ConfigurationError(f"got root={root!r}: this group has the one rank 0")
+        _check(array, timeout_s)
+        canonical_root(root, 1)
+        require_writable(array, "array")
         return array
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float = 0.0) -> Any:
         """See `Collective.all_gather`."""
-        require_dtype(array)
+        _check(array, timeout_s)
         return _copied(array, (1, *array.shape), out)
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float = 0.0) -> Any:
         """See `Collective.reduce_scatter`."""
-        canonical_op(op)
-        require_dtype(array)
+        _check(array, timeout_s, op)
         if not array.shape or array.shape[0] != 1:
             raise ConfigurationError(f"got shape {array.shape}: the first axis must be the number of ranks, 1")
         return _copied(array, array.shape[1:], out)
 
     def barrier(self, *, timeout_s: float = 0.0) -> None:
         """See `Collective.barrier`."""
+        require_timeout(timeout_s)
 
     def close(self) -> None:
         """See `Collective.close`."""
@@ -64,10 +72,21 @@ class LocalFactory:
         return LocalCollective()
 
 
-def _copied(array: Any, shape: tuple[int, ...], out: Any) -> Any:
+def _check(array: Any, timeout_s: float, op: str = "sum") -> None:
+    require_timeout(timeout_s)
+    canonical_op(op)
+    require_dtype(array)
+
+
+def _copied(array: Any, shape: tuple[int, ...], out: Any, in_place: bool = False) -> Any:
     if out is None:
         return (np.array(array, order="C") if isinstance(array, np.ndarray) else array.copy()).reshape(shape)
-    require_fit(out, shape, array.dtype)
+    if isinstance(array, np.ndarray):
+        require_out(out, array, shape, in_place)
+    elif isinstance(out, np.ndarray):
+        raise ConfigurationError("got a device array and an ndarray as out: pass a device array, or none")
+    else:
+        require_fit(out, shape, array.dtype)
     if out is not array:
         assign(out, array.reshape(shape))
     return out

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from platoon_base.collectives.base import Collective, require_fit
+from platoon_base.collectives.base import Collective, require_dtype, require_fit
+from platoon_base.collectives.host import HostCollective
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign
 
@@ -41,33 +43,37 @@ class StagedCollective:
         """See `Collective.all_reduce`."""
         if isinstance(array, np.ndarray):
             return self._host.all_reduce(array, op, out, timeout_s=timeout_s)
-        out = self._target(array, tuple(array.shape), out)
-        staged = _fetch(array)
+        with self._refusing():
+            out = self._target(array, 0, out)
+            staged = _fetch(array)
         return _store(out, self._host.all_reduce(staged, op, staged, timeout_s=timeout_s))
 
     def broadcast(self, array: Any, root: int = 0, *, timeout_s: float) -> Any:
         """See `Collective.broadcast`."""
         if isinstance(array, np.ndarray):
             return self._host.broadcast(array, root, timeout_s=timeout_s)
-        staged = self._host.broadcast(_fetch(array), root, timeout_s=timeout_s)
+        with self._refusing():
+            staged = _fetch(array)
+        self._host.broadcast(staged, root, timeout_s=timeout_s)
         return array if root == self.rank else _store(array, staged)
 
     def all_gather(self, array: Any, out: Any = None, *, timeout_s: float) -> Any:
         """See `Collective.all_gather`."""
         if isinstance(array, np.ndarray):
             return self._host.all_gather(array, out, timeout_s=timeout_s)
-        out = self._target(array, (self.size, *array.shape), out)
-        return _store(out, self._host.all_gather(_fetch(array), timeout_s=timeout_s))
+        with self._refusing():
+            out = self._target(array, 1, out)
+            staged = _fetch(array)
+        return _store(out, self._host.all_gather(staged, timeout_s=timeout_s))
 
     def reduce_scatter(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
         """See `Collective.reduce_scatter`."""
         if isinstance(array, np.ndarray):
             return self._host.reduce_scatter(array, op, out, timeout_s=timeout_s)
-        shape = tuple(array.shape)
-        if not shape or shape[0] != self.size:
-            raise ConfigurationError(f"got shape {shape}: the first axis must be the number of ranks, {self.size}")
-        out = self._target(array, shape[1:], out)
-        return _store(out, self._host.reduce_scatter(_fetch(array), op, timeout_s=timeout_s))
+        with self._refusing():
+            out = self._target(array, -1, out)
+            staged = _fetch(array)
+        return _store(out, self._host.reduce_scatter(staged, op, timeout_s=timeout_s))
 
     def barrier(self, *, timeout_s: float) -> None:
         """See `Collective.barrier`."""
@@ -77,8 +83,23 @@ class StagedCollective:
         """See `Collective.close`."""
         self._host.close()
 
-    def _target(self, array: Any, shape: tuple[int, ...], out: Any) -> Any:
-        """Return where the result goes, checked or made before anything is sent."""
+    @contextlib.contextmanager
+    def _refusing(self) -> Iterator[None]:
+        """Let the others know if this rank does not make the call."""
+        try:
+            yield
+        except BaseException as exc:
+            if isinstance(self._host, HostCollective):
+                self._host.refuse(exc)
+            raise
+
+    def _target(self, array: Any, more: int, out: Any) -> Any:
+        """Return where the result goes, of ``more`` dimensions than the array, checked or made before all else."""
+        require_dtype(array)
+        shape = tuple(array.shape)
+        if more < 0 and shape[:1] != (self.size,):
+            raise ConfigurationError(f"got shape {shape}: the first axis must be the number of ranks, {self.size}")
+        shape = {-1: shape[1:], 0: shape, 1: (self.size, *shape)}[more]
         if out is None:
             return self._empty(array, shape)
         if isinstance(out, np.ndarray):
