@@ -550,6 +550,21 @@ def test_a_refusal_while_another_thread_is_in_a_call_breaks_the_next(make):
                 member.barrier(timeout_s=TIMEOUT_S)
 
 
+def test_a_second_call_within_one_leaves_a_group_of_one_whole(make, monkeypatch):
+    with make(1) as group:
+        (c,) = group.members
+        begin = c._exchange.begin
+
+        def interrupted(*args):
+            with pytest.raises(ConfigurationError, match="signal handler makes another"):
+                c.barrier(timeout_s=TIMEOUT_S)
+            return begin(*args)
+
+        monkeypatch.setattr(c._exchange, "begin", interrupted)
+        for _ in range(2):
+            require_equal([c.all_reduce(F32 + 1, timeout_s=TIMEOUT_S)], F32 + 1)
+
+
 def test_an_endless_deadline_and_numbers_of_numpy_are_taken(group):
     for timeout_s in (float("inf"), np.float32(TIMEOUT_S), TIMEOUT_S):
         sent = group.run(lambda c, t=timeout_s: c.broadcast(F32 + c.rank, np.int64(0), timeout_s=t))

@@ -344,11 +344,12 @@ class HostCollective:
             self._busy.release()
 
     def _refuse_second(self) -> NoReturn:
-        self._refused = ConfigurationError(
+        exc = ConfigurationError(
             "got a call while another thread is in one, or this thread, whose signal handler makes another: the ranks "
             "could not tell them apart; use one group a thread"
         )
-        raise self._refused
+        self.refuse(exc)
+        raise exc
 
     def _insist(self, status: int, header: Array, deadline: float, timeout_s: float) -> None:
         """Go on with a call that did not end at once, until it ends or somebody it needs will not come."""

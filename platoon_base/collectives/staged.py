@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from platoon_base.collectives.base import Collective, require_dtype, require_fit
-from platoon_base.collectives.host import HostCollective
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import assign
 
@@ -89,7 +88,7 @@ class StagedCollective:
         try:
             yield
         except BaseException as exc:
-            if isinstance(self._host, HostCollective):
+            if hasattr(self._host, "refuse"):  # only a group of several can be broken
                 self._host.refuse(exc)
             raise
 
