@@ -8,7 +8,9 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import Callable
 
-__all__ = ["AfterImport"]
+__all__ = ["AfterImport", "Body", "spec_around"]
+
+Body = Callable[[types.ModuleType], None]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
@@ -30,14 +32,23 @@ class AfterImport(importlib.abc.MetaPathFinder):
         action = self._actions.pop(fullname, None)
         if action is None:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        run_body = spec.loader.exec_module
 
-        def exec_module(module: types.ModuleType) -> None:
-            run_body(module)
+        def run(module: types.ModuleType, body: Body) -> None:
+            body(module)
             action(module)
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+        return spec_around(fullname, path, target, run)
+
+
+def spec_around(
+    fullname: str,
+    path: Sequence[str] | None,
+    target: types.ModuleType | None,
+    run: Callable[[types.ModuleType, Body], None],
+) -> importlib.machinery.ModuleSpec | None:
+    """Find a module as Python's own finder would, and let ``run(module, body)`` execute its body."""
+    spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+    if spec is not None and spec.loader is not None:
+        body = spec.loader.exec_module
+        spec.loader.exec_module = lambda module: run(module, body)  # type: ignore[method-assign]
+    return spec

@@ -13,7 +13,7 @@ from platoon_base.errors import BackendUnavailableError
 
 __all__ = ["HANDLE_BYTES", "DeviceMemory", "Driver", "HostMemory"]
 
-HANDLE_BYTES = 64
+HANDLE_BYTES = 64  # by which CUDA IPC opens memory
 # The driver shares whole blocks of this size; smaller pieces of one could not be opened apart.
 _BLOCK_BYTES = 2 << 20
 _MAPPED, _PORTABLE = 2, 1

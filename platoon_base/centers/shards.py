@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from platoon_base.centers.cuda import HANDLE_BYTES
 from platoon_base.centers.tiles import Tiling
 from platoon_base.layout import Layout
 from platoon_base.parameters import assign
@@ -20,7 +21,6 @@ __all__ = ["Directory", "DirectoryLayout", "Entry"]
 
 MAGIC = b"PLTNSHRD"
 VERSION = 1
-HANDLE_BYTES = 64  # of CUDA IPC
 _MAX_WORKERS = 256
 _PAGE = 4096
 

@@ -12,6 +12,8 @@ import sys
 import types
 from collections.abc import Sequence
 
+from platoon_base.import_hook import Body, spec_around
+
 __all__ = ["HideMpi"]
 
 _ASKS_FOR_MPI = "theano.tensor.io"
@@ -26,17 +28,12 @@ class HideMpi(importlib.abc.MetaPathFinder):
         """Answer for the module that asks for mpi4py, as Python's own finder would."""
         if fullname != _ASKS_FOR_MPI or "mpi4py" in sys.modules:
             return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None:
-            return spec
-        run_body = spec.loader.exec_module
+        return spec_around(fullname, path, target, _run_without_mpi)
 
-        def exec_module(module: types.ModuleType) -> None:
-            sys.modules["mpi4py"] = None  # type: ignore[assignment]
-            try:
-                run_body(module)
-            finally:
-                del sys.modules["mpi4py"]
 
-        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+def _run_without_mpi(module: types.ModuleType, body: Body) -> None:
+    sys.modules["mpi4py"] = None  # type: ignore[assignment]
+    try:
+        body(module)
+    finally:
+        del sys.modules["mpi4py"]
