@@ -1,0 +1,20 @@
+"""Data parallelism for Keras scripts: callbacks passed to ``fit``, on Keras 2.3.1 with Theano and on Keras 3."""
+
+from platoon_base import ASGD, EASGD, compat
+
+compat.apply()  # before Keras is imported, by this package or by the script
+
+from platoon_plugins.keras.data import shard  # noqa: E402
+from platoon_plugins.keras.distribute import distribute  # noqa: E402
+from platoon_plugins.keras.learning_rate import LearningRateWarmup, scale_learning_rate  # noqa: E402
+from platoon_plugins.keras.optimizer import DistributedOptimizer  # noqa: E402
+
+__all__ = [
+    "ASGD",
+    "EASGD",
+    "DistributedOptimizer",
+    "LearningRateWarmup",
+    "distribute",
+    "scale_learning_rate",
+    "shard",
+]

@@ -1,0 +1,118 @@
+"""A fit whose worker trains by itself, and synchronizes with the center every N batches."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import numpy as np
+
+from platoon_base import Worker
+from platoon_base.rules import Rule
+from platoon_base.schedule import EveryN
+from platoon_plugins.keras.backends.base import Backend
+
+__all__ = ["Asynchronous"]
+
+
+class Asynchronous:
+    """See `platoon_plugins.keras.training.Mode`.
+
+    Parameters
+    ----------
+    worker : Worker
+    backend : Backend
+    rule : Rule
+    every_n_batches : int
+    on_nonfinite : {"raise", "skip", "restore"}
+    policy : {"any", "all", "leader"}
+        Whose votes end the fit.
+    """
+
+    def __init__(
+        self, worker: Worker, backend: Backend, rule: Rule, every_n_batches: int, on_nonfinite: str, policy: str
+    ) -> None:
+        self._worker, self._backend, self._rule = worker, backend, rule
+        self._period = EveryN(every_n_batches)
+        self._on_nonfinite, self._policy = on_nonfinite, policy
+        self._members: list[int] = []
+        self._model: Any = None
+        self._swapped: contextlib.ExitStack | None = None
+        self._put_in: list[np.ndarray[Any, Any]] = []
+
+    @property
+    def purpose(self) -> str:
+        """What must be the same on all workers."""
+        return f"sync={self._rule!r}"
+
+    def start(self, model: Any, members: list[int]) -> None:
+        """Share the weights, which are the same on all workers."""
+        self._model, self._members = model, members
+        self._worker.init_shared_params(self._backend.weights(model), self._rule, on_nonfinite=self._on_nonfinite)
+        self._worker.ballot.open(self._worker.ballot.number + 1)
+
+    def batches_done(self, count: int) -> None:
+        """Synchronize, if it is time."""
+        due = [self._period.due() for _ in range(count)]
+        if any(due):
+            self._sync()
+
+    @property
+    def stops(self) -> bool:
+        """Whether the votes cast so far suffice."""
+        ballot = self._worker.ballot
+        return bool(ballot.voters()) and ballot.passed(self._policy, self._members)
+
+    def vote(self) -> None:
+        """Vote for the end of the fit."""
+        self._worker.ballot.cast()
+
+    def epoch_ends(self) -> None:
+        """Give the center what was learned since the last synchronization."""
+        self._sync()
+        self._period = EveryN(self._period.n)
+
+    def members_are(self, ranks: list[int]) -> None:
+        """Take note of who takes part."""
+        self._members = ranks
+
+    def enter_center(self) -> None:
+        """Put the center into the model, once all workers have given it theirs."""
+        self._swapped = contextlib.ExitStack()
+        self._swapped.enter_context(self._worker.center_params())
+        self._put_in = self._copies()
+
+    def leave_center(self) -> None:
+        """Take the worker's own weights back, unless a callback has changed what was put in: that stays, everywhere."""
+        if self._swapped is None:
+            return
+        now = self._copies()
+        changed = any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(now, self._put_in))
+        self._swapped.close()
+        self._swapped, self._put_in = None, []
+        if changed:
+            for variable, value in zip(self._backend.weights(self._model), now):
+                variable.set_value(value)
+            self._worker.copy_to_global()
+
+    @contextlib.contextmanager
+    def center(self) -> Any:
+        """Within the ``with`` block, in the middle of an epoch, the model has the center's weights."""
+        if self._swapped is not None:
+            yield
+            return
+        self._backend.attach(self._model)
+        with self._worker.center_params():
+            yield
+
+    def finish(self) -> None:
+        """Leave the center in the model."""
+        self._worker.copy_to_local()
+        self._worker.release_shared_params()
+
+    def _sync(self) -> None:
+        self._backend.attach(self._model)
+        self._worker.sync_params()
+
+    def _copies(self) -> list[np.ndarray[Any, Any]]:
+        return [np.array(v.get_value(borrow=True)) for v in self._backend.weights(self._model)]

@@ -1,0 +1,31 @@
+"""What differs from one back end of Keras to the next: one small module each, which has a ``backend()``."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+
+import keras
+
+from platoon_base.errors import BackendUnavailableError
+from platoon_plugins.keras.backends.base import Backend, Metrics, Variable
+
+__all__ = ["Backend", "Metrics", "Variable", "current"]
+
+
+def current() -> Backend:
+    """Return what this package knows of the back end that Keras runs on in this process.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If it knows nothing of it.
+    """
+    name = f"{__name__}.{keras.backend.backend()}"
+    if importlib.util.find_spec(name) is None:
+        raise BackendUnavailableError(
+            f"got Keras {keras.__version__} on {keras.backend.backend()}: training is distributed on torch, jax and "
+            "tensorflow (Keras 3) and theano (Keras 2.3.1); set KERAS_BACKEND to one of them"
+        )
+    found: Backend = importlib.import_module(name).backend()
+    return found

@@ -1,0 +1,154 @@
+"""What the adapter needs of a back end of Keras."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["Average", "Backend", "Metrics", "Variable", "not_additive"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Variable(Protocol):
+    """A variable of a model, with the methods of Theano's shared variables.
+
+    Attributes
+    ----------
+    name : str
+    """
+
+    name: str
+
+    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
+        """Return the value; if ``borrow``, the memory itself where that can be had."""
+        ...
+
+    def set_value(self, value: Array, borrow: bool = False) -> None:
+        """Change the value."""
+        ...
+
+
+class Average(Protocol):
+    """Averages gradients over the workers; see `platoon_plugins.keras.gradients.GradientAverage`."""
+
+    def __call__(self, gradients: Sequence[Any]) -> list[Array]:
+        """Return the averages, in new arrays."""
+        ...
+
+    def in_place(self, gradients: Sequence[Array]) -> None:
+        """Replace gradients by their averages."""
+        ...
+
+
+class Metrics(Protocol):
+    """The state behind the values in ``logs``, as arrays that may be added up over workers."""
+
+    def require_additive(self) -> None:
+        """Raise `ConfigurationError` if a metric's state cannot be added up; called when all were just reset."""
+        ...
+
+    def train_batch(self, logs: Mapping[str, Any]) -> None:
+        """Take in the end of a training batch."""
+        ...
+
+    def test_begins(self) -> None:
+        """Take in the begin of an evaluation."""
+        ...
+
+    def test_batch(self, logs: Mapping[str, Any]) -> None:
+        """Take in the end of a batch of an evaluation."""
+        ...
+
+    def epoch_begins(self) -> None:
+        """Take in the begin of an epoch."""
+        ...
+
+    def train_state(self) -> list[Array]:
+        """Return the state of the training metrics, at the end of an epoch's batches."""
+        ...
+
+    def test_state(self) -> list[Array]:
+        """Return the state of the metrics at the end of an evaluation."""
+        ...
+
+    def results(self, state: Sequence[Array]) -> dict[str, float]:
+        """Return what is logged for a state."""
+        ...
+
+
+class Backend(Protocol):
+    """One back end of Keras.
+
+    Attributes
+    ----------
+    watches_batches : bool
+        Whether its `Metrics` need to see the end of every batch.
+    """
+
+    watches_batches: bool
+
+    def require_trainable(self, model: Any, averaged: bool) -> None:
+        """Raise `ConfigurationError` if the model cannot be trained here; ``averaged`` if gradients are averaged."""
+        ...
+
+    def weights(self, model: Any) -> list[Variable]:
+        """Return the trainable weights, which follow the synchronization rule."""
+        ...
+
+    def statistics(self, model: Any) -> list[Variable]:
+        """Return the other float state, which is averaged: running statistics of BatchNormalization and the like."""
+        ...
+
+    def optimizer_state(self, model: Any) -> list[Variable]:
+        """Return the variables of the optimizer, learning rate and counters included."""
+        ...
+
+    def vary_noise(self, model: Any, rank: int) -> None:
+        """Let the random layers of this worker's model draw other numbers than those of other ranks."""
+        ...
+
+    def attach(self, model: Any) -> None:
+        """Make sure, within an epoch, that the variables hold the present values and that writes to them count."""
+        ...
+
+    def initial_epoch(self, model: Any) -> int:
+        """Return the epoch at which a callback wants training to resume, 0 if none does."""
+        ...
+
+    def resume_at(self, model: Any, epoch: int) -> None:
+        """Let training begin at this epoch."""
+        ...
+
+    def metrics(self, model: Any) -> Metrics:
+        """Return the metrics of a model that is compiled."""
+        ...
+
+    def silence(self, params: dict[str, Any]) -> None:
+        """Turn the progress bar of a fit off, by the parameters that its callbacks are about to read."""
+        ...
+
+    def average(self, worker: Any) -> Any:
+        """Make what averages gradients here: a `GradientAverage`."""
+        ...
+
+    def apply_of(self, optimizer_class: type, average: Any) -> dict[str, Callable[..., Any]]:
+        """Return the methods by which a subclass of an optimizer averages gradients before anything else."""
+        ...
+
+    def set_learning_rate(self, model: Any, value: float) -> None:
+        """Change the optimizer's learning rate."""
+        ...
+
+
+def not_additive(metric: str, variable: str) -> ConfigurationError:
+    """Make the error about a metric whose state does not begin with zeros."""
+    return ConfigurationError(
+        f"metric {metric!r} keeps {variable!r}, which does not start from zero: it is no sum over samples, so the "
+        "states of several workers cannot be added up to that of all the data. Use a metric made of totals and counts, "
+        "or compute this one in a callback on one worker"
+    )

@@ -1,0 +1,33 @@
+"""Keras 3 on JAX: within an epoch the weights are in the trainer's state, and gradients leave the compiled step by a
+callback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.experimental import io_callback
+
+from platoon_plugins.keras.backends.keras3 import Keras3
+from platoon_plugins.keras.gradients import GradientAverage
+
+__all__ = ["backend"]
+
+
+class _Jax(Keras3):
+    def attach(self, model: Any) -> None:
+        """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
+        model.jax_state_sync()
+
+    def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
+        """See `Keras3.averaged`: ordered, as all workers must make the calls in one order."""
+        shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
+        averages: Sequence[Any] = io_callback(average, shapes, list(gradients), ordered=True)
+        return averages
+
+
+def backend() -> _Jax:
+    """Return the back end."""
+    return _Jax()

@@ -1,0 +1,157 @@
+"""What the back ends of Keras 3 have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.sharding import shard_seed
+from platoon_plugins.keras.backends.base import not_additive
+from platoon_plugins.keras.gradients import GradientAverage
+
+__all__ = ["Keras3", "Keras3Metrics", "KerasVariable"]
+
+Array = np.ndarray[Any, Any]
+
+
+class KerasVariable:
+    """A variable of Keras 3 with the methods of Theano's shared variables: values are copied out and in."""
+
+    def __init__(self, variable: Any) -> None:
+        self.name: str = variable.path
+        self.variable = variable
+
+    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Array:
+        """See `Variable.get_value`."""
+        value: Array = np.asarray(keras.ops.convert_to_numpy(self.variable))
+        return value if borrow else value.copy()
+
+    def set_value(self, value: Array, borrow: bool = False) -> None:
+        """See `Variable.set_value`."""
+        self.variable.assign(value)
+
+
+class Keras3Metrics:
+    """All values in ``logs`` come from metric objects, whose variables are the state."""
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+
+    def require_additive(self) -> None:
+        """See `Metrics.require_additive`: sums and counts start from zero."""
+        for metric in self._model.metrics:
+            for variable in metric.variables:
+                if np.any(keras.ops.convert_to_numpy(variable) != 0):
+                    raise not_additive(metric.name, variable.name)
+
+    def train_batch(self, logs: Mapping[str, Any]) -> None:
+        """See `Metrics.train_batch`."""
+
+    def test_begins(self) -> None:
+        """See `Metrics.test_begins`."""
+
+    def test_batch(self, logs: Mapping[str, Any]) -> None:
+        """See `Metrics.test_batch`."""
+
+    def epoch_begins(self) -> None:
+        """See `Metrics.epoch_begins`."""
+
+    def train_state(self) -> list[Array]:
+        """See `Metrics.train_state`: an evaluation has not reset it yet when it calls on_test_begin."""
+        return [np.asarray(keras.ops.convert_to_numpy(v)) for v in self._model.metrics_variables]
+
+    test_state = train_state
+
+    def results(self, state: Sequence[Array]) -> dict[str, float]:
+        """See `Metrics.results`."""
+        for variable, value in zip(self._model.metrics_variables, state):
+            variable.assign(np.asarray(value).astype(keras.backend.standardize_dtype(variable.dtype)))
+        flat: dict[str, float] = {}
+        for name, value in self._model.get_metrics_result().items():
+            flat.update(value if isinstance(value, dict) else {name: value})
+        return {name: float(keras.ops.convert_to_numpy(value)) for name, value in flat.items()}
+
+
+class Keras3:
+    """See `Backend`; torch, jax and tensorflow add what is theirs."""
+
+    watches_batches = False
+    variable = KerasVariable
+
+    def require_trainable(self, model: Any, averaged: bool) -> None:
+        """See `Backend.require_trainable`."""
+        if not getattr(model, "compiled", False):
+            raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
+
+    def weights(self, model: Any) -> list[KerasVariable]:
+        """See `Backend.weights`."""
+        return [self.variable(v) for v in model.trainable_variables]
+
+    def statistics(self, model: Any) -> list[KerasVariable]:
+        """See `Backend.statistics`: frozen weights are among them, alike on all workers, and stay so."""
+        return [self.variable(v) for v in model.non_trainable_variables if _is_float(v)]
+
+    def optimizer_state(self, model: Any) -> list[KerasVariable]:
+        """See `Backend.optimizer_state`."""
+        return [self.variable(v) for v in model.optimizer.variables]
+
+    def vary_noise(self, model: Any, rank: int) -> None:
+        """See `Backend.vary_noise`: every random layer has a seed generator, whose state is a variable."""
+        for variable in model.non_trainable_variables:
+            if variable.path.endswith("seed_generator_state"):
+                state = np.array(keras.ops.convert_to_numpy(variable))
+                state[0] = shard_seed(int(state[0]), rank) % 2**31
+                variable.assign(state)
+
+    def attach(self, model: Any) -> None:
+        """See `Backend.attach`."""
+
+    def initial_epoch(self, model: Any) -> int:
+        """See `Backend.initial_epoch`: BackupAndRestore leaves it in the model."""
+        return getattr(model, "_initial_epoch", None) or 0
+
+    def resume_at(self, model: Any, epoch: int) -> None:
+        """See `Backend.resume_at`."""
+        model._initial_epoch = epoch
+
+    def metrics(self, model: Any) -> Keras3Metrics:
+        """See `Backend.metrics`."""
+        return Keras3Metrics(model)
+
+    def silence(self, params: dict[str, Any]) -> None:
+        """See `Backend.silence`."""
+        params["verbose"] = 0
+
+    def average(self, worker: Any) -> GradientAverage:
+        """See `Backend.average`."""
+        return GradientAverage(worker)
+
+    def apply_of(self, optimizer_class: type, average: GradientAverage) -> dict[str, Callable[..., Any]]:
+        """See `Backend.apply_of`: ``apply`` clips, accumulates and updates, so gradients are averaged before it."""
+
+        def apply(optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
+            there = [i for i, grad in enumerate(grads) if grad is not None]
+            averaged = list(grads)
+            if there:
+                for i, grad in zip(there, self.averaged([grads[i] for i in there], average)):
+                    averaged[i] = grad
+            return optimizer_class.apply(optimizer, averaged, trainable_variables)  # type: ignore[attr-defined]
+
+        return {"apply": apply}
+
+    def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
+        """Return the averages of gradients, which are the back end's tensors."""
+        raise NotImplementedError
+
+    def set_learning_rate(self, model: Any, value: float) -> None:
+        """See `Backend.set_learning_rate`."""
+        self.attach(model)
+        model.optimizer.learning_rate = value
+
+
+def _is_float(variable: Any) -> bool:
+    return keras.backend.is_float_dtype(keras.backend.standardize_dtype(variable.dtype))

@@ -1,0 +1,42 @@
+"""Keras 3 on TensorFlow: gradients leave the graph by a NumPy function."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.backends.keras3 import Keras3
+from platoon_plugins.keras.gradients import GradientAverage
+
+__all__ = ["backend"]
+
+
+class _TensorFlow(Keras3):
+    def require_trainable(self, model: Any, averaged: bool) -> None:
+        """See `Backend.require_trainable`."""
+        super().require_trainable(model, averaged)
+        if averaged and model.jit_compile:
+            raise ConfigurationError(
+                "got a model compiled with jit_compile=True and a DistributedOptimizer: XLA cannot leave its program "
+                "to average gradients; call model.compile(..., jit_compile=False)"
+            )
+
+    def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
+        """See `Keras3.averaged`."""
+        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]  # an embedding's come as IndexedSlices
+
+        def call(*arrays: Any) -> list[Any]:
+            return average(arrays)
+
+        averages = tf.numpy_function(call, dense, [gradient.dtype for gradient in dense])
+        for gradient, result in zip(dense, averages):
+            result.set_shape(gradient.shape)
+        return averages  # type: ignore[no-any-return]
+
+
+def backend() -> _TensorFlow:
+    """Return the back end."""
+    return _TensorFlow()

@@ -1,0 +1,63 @@
+"""Keras 3 on torch: on the CPU weights and gradients are changed in place, as NumPy views of their memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
+from platoon_plugins.keras.gradients import GradientAverage
+
+__all__ = ["backend"]
+
+Array = np.ndarray[Any, Any]
+
+
+class _TorchVariable(KerasVariable):
+    def __init__(self, variable: Any) -> None:
+        super().__init__(variable)
+        self._memory: tuple[int, Array] | None = None
+
+    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Array:
+        """See `Variable.get_value`."""
+        tensor = self.variable.value.detach()
+        if not borrow or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return super().get_value(borrow)
+        # The same array for the same memory tells the caller that nothing has to be written back.
+        if self._memory is None or self._memory[0] != tensor.data_ptr():
+            self._memory = tensor.data_ptr(), tensor.numpy()
+        return self._memory[1]
+
+
+class _Torch(Keras3):
+    variable = _TorchVariable
+
+    def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
+        """See `Keras3.averaged`."""
+        arrays = [_view_or_copy(gradient) for gradient in gradients]
+        average.in_place(arrays)
+        for gradient, array in zip(gradients, arrays):
+            if array.ctypes.data != gradient.data_ptr():
+                gradient.copy_(_tensor(array))
+        return gradients
+
+
+def _view_or_copy(gradient: Any) -> Array:
+    tensor = gradient.detach()
+    if tensor.is_sparse:
+        raise TypeError("got a sparse gradient: it cannot be averaged; make the layer's gradient dense")
+    array: Array = tensor.contiguous().cpu().numpy()
+    return array
+
+
+def _tensor(array: Array) -> Any:
+    import torch
+
+    return torch.from_numpy(array)
+
+
+def backend() -> _Torch:
+    """Return the back end."""
+    return _Torch()

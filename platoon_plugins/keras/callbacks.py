@@ -1,0 +1,114 @@
+"""The callbacks of this package: the first and the last of the list, and one that guards a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from platoon_plugins.keras.training import Training
+
+__all__ = ["hooks_into_batches", "in_center", "make_first", "make_last"]
+
+
+class _First(keras.callbacks.Callback):  # type: ignore[misc]
+    """Comes before the user's callbacks, which then see the values of all workers."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__()
+        self._training = training
+        self._owner: Any = None
+
+    def set_params(self, params: Any) -> None:
+        """Take the parameters, in a dict that all callbacks share."""
+        super().set_params(params)
+        self._training.read_params(params)
+
+    def set_model(self, model: Any) -> None:
+        """Take the model."""
+        super().set_model(model)
+        self._owner = model  # self.model would fetch JAX's state at every batch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._training.prepare(self._owner)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._training.epoch_begins(epoch)
+
+    # Not at a batch's end: where no callback has something to do there, Keras does not wait for the batch's logs.
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._training.batch_begins(batch)
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._training.test_begins()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._training.test_ends()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._training.epoch_ends(epoch, logs)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._training.finish()
+
+
+class _FirstAtBatches(_First):
+    """Also sees the end of batches, on back ends whose metrics need that."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._training.batch_ends(logs)
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._training.test_batch_ends(logs)
+
+
+class _Last(keras.callbacks.Callback):  # type: ignore[misc]
+    """Comes after the user's callbacks: what they decided is decided for all workers."""
+
+    def __init__(self, training: Training) -> None:
+        super().__init__()
+        self._training = training
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._training.start()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._training.close_epoch()
+
+
+class _LastAtBatches(_Last):
+    """Also takes up stops in the middle of an epoch."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._training.hear_callbacks()
+
+
+def make_first(training: Training, at_batches: bool) -> keras.callbacks.Callback:
+    """Make the callback that comes first."""
+    return (_FirstAtBatches if at_batches else _First)(training)
+
+
+def make_last(training: Training, at_batches: bool) -> keras.callbacks.Callback:
+    """Make the callback that comes last."""
+    return (_LastAtBatches if at_batches else _Last)(training)
+
+
+def hooks_into_batches(callback: Any) -> bool:
+    """Whether a callback does something at the end of a training batch."""
+    plain = keras.callbacks.Callback
+    return any(
+        getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)
+        for name in ("on_batch_end", "on_train_batch_end")
+    )
+
+
+def in_center(callback: Any, training: Training) -> None:
+    """Let a checkpoint that is written in the middle of an epoch save the common weights."""
+    save: Callable[..., Any] = callback._save_model
+
+    def save_center(*args: Any, **kwargs: Any) -> Any:
+        with training.center():
+            return save(*args, **kwargs)
+
+    callback._save_model = save_center

@@ -1,0 +1,242 @@
+"""A worker's part of the data: arrays in any nesting, data sets, and sequences of batches."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from platoon_base import Worker, connect
+from platoon_base.errors import ConfigurationError
+from platoon_base.sharding import UNEVEN, take
+
+__all__ = ["shard"]
+
+_SequenceBase = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
+
+
+def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worker: Worker | None = None) -> Any:
+    """Return this worker's part of each argument, ready for ``fit(*shard(x, y))``.
+
+    Of arrays, worker r of N takes the rows r, r + N, r + 2N, ...: each row is one worker's, and together the k-th
+    mini-batches of all workers are the k-th of one process with mini-batches N times as large. Lists, tuples and dicts
+    of arrays are taken apart. A `keras.utils.PyDataset` or `Sequence` of L batches becomes one of ceil(L / N), the
+    same number on every worker: if N does not divide L, several workers share the rows of a last batch, so each row
+    still comes once in an epoch. Its ``on_epoch_end`` draws the same random numbers on all workers, so that what it
+    shuffles remains one data set. A `tf.data.Dataset` is asked for its own shard.
+
+    Parameters
+    ----------
+    *data : array, nested arrays, or PyDataset, Sequence, tf.data.Dataset
+        Such as x, y and sample_weight; arrays of the same number of rows.
+    uneven : {"keep", "drop", "wrap"}
+        If N does not divide the number of rows: some workers have one more; the last rows are left out; or some
+        workers take one of the first rows too. For arrays.
+    validation_split : float
+        Set this fraction apart for validation, the last rows of the whole as ``fit`` does for one process, and return
+        ``(train, validation)``, two tuples. (``fit(validation_split=...)`` would take the last rows of each shard:
+        other rows for each number of workers.) For arrays.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    tuple, or what was given if that was one argument
+
+    Raises
+    ------
+    ConfigurationError
+        If numbers of rows differ, there are fewer rows than workers, or a kind of data cannot be split.
+
+    Examples
+    --------
+    >>> model.fit(*shard(x, y), validation_data=shard(xv, yv))                      # doctest: +SKIP
+    >>> train, valid = shard(x, y, validation_split=0.2)                            # doctest: +SKIP
+    >>> model.fit(*train, validation_data=valid)                                    # doctest: +SKIP
+    """
+    if uneven not in UNEVEN:
+        raise ConfigurationError(f"got uneven={uneven!r}: it must be one of {', '.join(UNEVEN)}")
+    if not data:
+        raise ConfigurationError("got nothing to shard: pass arrays, such as shard(x, y)")
+    if not 0 <= validation_split < 1:
+        raise ConfigurationError(f"got validation_split={validation_split!r}: it is a fraction, from 0 to below 1")
+    worker = connect() if worker is None else worker
+    sets = [part for part in data if _is_sequence(part) or _is_dataset(part)]
+    if sets:
+        if validation_split or uneven != "keep":
+            raise ConfigurationError(
+                f"got {type(sets[0]).__name__} with validation_split or uneven: they are for arrays; make two data "
+                "sets, and shard each"
+            )
+        parts = tuple(_shard_set(part, worker) for part in data)
+        return parts if len(parts) > 1 else parts[0]
+    rows = _common_rows(data)
+    at = math.floor(rows * (1 - validation_split)) if validation_split else rows
+    if at < worker.global_size:
+        raise ConfigurationError(
+            f"got {at} rows for {worker.global_size} workers: some would have none; use fewer workers"
+        )
+    train = tuple(_map(part, lambda array: _rows(array, 0, at, uneven, worker)) for part in data)
+    if validation_split:
+        if rows - at < worker.global_size:
+            raise ConfigurationError(
+                f"got validation_split={validation_split!r} of {rows} rows, {rows - at} for {worker.global_size} "
+                "workers: some would have none; take more, or use fewer workers"
+            )
+        return train, tuple(_map(part, lambda array: _rows(array, at, rows, "keep", worker)) for part in data)
+    return train if len(train) > 1 else train[0]
+
+
+# Arrays.
+
+
+def _map(data: Any, function: Any) -> Any:
+    """Apply a function to the arrays in nested data; None stays."""
+    if data is None:
+        return None
+    if isinstance(data, Mapping):
+        return {key: _map(value, function) for key, value in data.items()}
+    if _is_nested(data):
+        return type(data)(_map(value, function) for value in data)
+    return function(data)
+
+
+def _is_nested(data: Any) -> bool:
+    """Whether a list or tuple holds arrays, or is one itself: of numbers or strings."""
+    return isinstance(data, (list, tuple)) and any(
+        value is None or hasattr(value, "shape") or isinstance(value, (Mapping, list, tuple)) for value in data
+    )
+
+
+def _common_rows(data: Any) -> int:
+    counts: list[int] = []
+    _map(data, lambda array: counts.append(_count(array)))
+    if len(set(counts)) != 1:
+        raise ConfigurationError(
+            f"got arrays of {sorted(set(counts))} rows: they go together row by row, and so must be as many"
+        )
+    return counts[0]
+
+
+def _count(array: Any) -> int:
+    if isinstance(array, Iterator) or not (hasattr(array, "shape") or hasattr(array, "__len__")):
+        raise ConfigurationError(
+            f"got {type(array).__name__}: rows of it cannot be told apart beforehand; pass arrays, a PyDataset or "
+            "Sequence, or a tf.data.Dataset, or let the generator yield this worker's batches: "
+            "itertools.islice(generator, rank, None, size)"
+        )
+    return int(array.shape[0]) if hasattr(array, "shape") else len(array)
+
+
+def _rows(array: Any, start: int, stop: int, uneven: str, worker: Worker) -> Any:
+    rank, size = worker.global_rank, worker.global_size
+    if size == 1 and (start, stop) == (0, _count(array)):
+        return array
+    left_over = (stop - start) % size
+    if uneven == "wrap" and left_over and rank >= left_over:
+        order = np.arange(start + rank, stop, size)
+        return take(array, np.append(order, start + rank - left_over))
+    if uneven == "drop":
+        stop -= left_over
+    chosen = slice(start + rank, stop, size)
+    return array.iloc[chosen] if hasattr(array, "iloc") else array[chosen]
+
+
+# Sets of batches.
+
+
+def _is_sequence(data: Any) -> bool:
+    return isinstance(data, _SequenceBase)
+
+
+def _is_dataset(data: Any) -> bool:
+    """Whether this is a tf.data.Dataset, found by what it can do."""
+    return callable(getattr(data, "shard", None)) and callable(getattr(data, "batch", None))
+
+
+def _shard_set(data: Any, worker: Worker) -> Any:
+    if worker.global_size == 1:
+        return data
+    if _is_dataset(data):
+        return data.shard(worker.global_size, worker.global_rank)
+    if _is_sequence(data):
+        return _ShardedSequence(data, worker.global_rank, worker.global_size, worker.seed)
+    raise ConfigurationError(f"got {type(data).__name__} beside a data set: shard them one by one")
+
+
+class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
+    """One worker's batches of a PyDataset or Sequence."""
+
+    def __init__(self, whole: Any, rank: int, size: int, seed: int) -> None:
+        options = ("workers", "use_multiprocessing", "max_queue_size")
+        known = {name: getattr(whole, name) for name in options if hasattr(whole, name)}
+        super().__init__(**known)
+        self._whole, self._rank, self._size, self._seed = whole, rank, size, seed
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        return -(-len(self._whole) // self._size)
+
+    def __getitem__(self, index: int) -> Any:
+        batches = len(self._whole)
+        number = index * self._size + self._rank
+        if (index + 1) * self._size <= batches:
+            return self._whole[number]
+        # The left-over batches, fewer than workers: worker r has the r-th part of them all.
+        left_over = batches - index * self._size
+        first, last = self._rank * left_over, (self._rank + 1) * left_over
+        parts = []
+        for place in range(first // self._size, -(-last // self._size)):
+            begin = max(first - place * self._size, 0)
+            end = min(last - place * self._size, self._size)
+            parts.append(_part(self._whole[index * self._size + place], begin, end, self._size))
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def on_epoch_begin(self) -> None:
+        """Tell the whole."""
+        if hasattr(self._whole, "on_epoch_begin"):
+            self._whole.on_epoch_begin()
+
+    def on_epoch_end(self) -> None:
+        """Tell the whole, with random numbers that are the same on all workers."""
+        self._epoch += 1
+        with _seeded([self._seed, self._epoch]):
+            self._whole.on_epoch_end()
+
+
+def _part(batch: Any, begin: int, end: int, of: int) -> Any:
+    """Return rows of a batch, from ``begin / of`` to ``end / of`` of it; at least one."""
+
+    def cut(array: Any) -> Any:
+        rows = _count(array)
+        start, stop = rows * begin // of, rows * end // of
+        return array[start:stop] if start < stop else array[min(start, rows - 1) :][:1]
+
+    return _map(batch, cut)
+
+
+def _joined(batches: list[Any]) -> Any:
+    first = batches[0]
+    if isinstance(first, Mapping):
+        return {key: _joined([batch[key] for batch in batches]) for key in first}
+    if _is_nested(first):
+        return type(first)(_joined(list(values)) for values in zip(*batches))
+    return None if first is None else np.concatenate(batches)
+
+
+@contextlib.contextmanager
+def _seeded(seed: list[int]) -> Iterator[None]:
+    """Within the ``with`` block random numbers of Python and NumPy are those of a seed."""
+    state, numpy_state = random.getstate(), np.random.get_state()
+    random.seed(str(seed))
+    np.random.seed(np.random.SeedSequence(seed).generate_state(4))
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        np.random.set_state(numpy_state)

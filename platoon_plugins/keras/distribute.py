@@ -1,0 +1,133 @@
+"""The list of callbacks that makes a fit one of N that work together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from platoon_base import Worker, connect
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import Rule
+from platoon_base.schedule import STOP_POLICIES, EveryN
+from platoon_base.shared_parameters import ON_NONFINITE
+from platoon_plugins.keras import backends
+from platoon_plugins.keras.callbacks import hooks_into_batches, in_center, make_first, make_last
+from platoon_plugins.keras.seeds import vary_shuffling
+from platoon_plugins.keras.training import Training
+
+__all__ = ["distribute"]
+
+# Those that write files or send messages: on one worker only.
+_WRITERS = ("ModelCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor")
+
+
+def distribute(
+    callbacks: Iterable[Any] = (),
+    sync: Rule | str | None = "auto",
+    every_n_batches: int = 10,
+    stop: str = "any",
+    *,
+    on_nonfinite: str = "raise",
+    worker: Worker | None = None,
+) -> list[Any]:
+    """Return the callbacks to pass to ``fit``: ours first, yours, the common stop last.
+
+    All workers call ``fit`` with the same arguments, but for the data: see `shard`. At its begin they get the weights,
+    statistics and optimizer of rank 0, and random layers and shuffling other seeds on each worker. Then they train
+
+    - asynchronously, with a rule: trainable weights and those of a common center pull at each other every N batches
+      and at the end of an epoch; evaluation, checkpoints and ``model`` after ``fit`` have the center's weights;
+    - synchronously, if the model is compiled with `DistributedOptimizer`: each step uses the gradients of all.
+
+    Either way, at the end of an epoch the float state that is not trained (running statistics of BatchNormalization)
+    is averaged, and ``logs`` hold the values over the data of all workers, exactly, before your callbacks see them:
+    so EarlyStopping and the like decide alike everywhere. Weights that a callback sets at an epoch's end are kept by
+    worker and center.
+
+    On all ranks but 0 nothing is printed, and callbacks that write (ModelCheckpoint, BackupAndRestore, CSVLogger,
+    TensorBoard, RemoteMonitor, and what is derived of them) are left out; a writer of your own goes into the list on
+    rank 0 alone: ``[...] + ([Mine()] if connect().global_rank == 0 else [])``. It must not stop training.
+
+    In a job of one, your callbacks are returned as they are.
+
+    Parameters
+    ----------
+    callbacks : list of keras.callbacks.Callback
+    sync : Rule, None or "auto"
+        `EASGD`, `ASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer, else ``EASGD()``.
+    every_n_batches : int
+        Batches from one synchronization to the next.
+    stop : {"any", "all", "leader"}
+        If a callback sets ``model.stop_training``: end the fit on all workers, once all have, or if rank 0 has. A
+        stop at an epoch's end holds after that epoch; one in the middle of an epoch reaches the others within a batch
+        or two, synchronous ones all after the same batch.
+    on_nonfinite : {"raise", "skip", "restore"}
+        What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    list of keras.callbacks.Callback
+        For one ``fit``; call it again for the next.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arguments cannot work; what is wrong with the model is told at the begin of ``fit``.
+
+    Examples
+    --------
+    >>> model.fit(*shard(x, y), validation_data=shard(xv, yv),                      # doctest: +SKIP
+    ...           callbacks=distribute([EarlyStopping()], sync=EASGD()))
+    """
+    callbacks = _checked(callbacks)
+    if (
+        sync is not None
+        and sync != "auto"
+        and (isinstance(sync, type) or not callable(getattr(sync, "resolved", None)))
+    ):
+        raise ConfigurationError(f'got sync={sync!r}: pass a rule, such as EASGD() or ASGD(), None or "auto"')
+    EveryN(every_n_batches)
+    if stop not in STOP_POLICIES:
+        raise ConfigurationError(f"got stop={stop!r}: it must be one of {', '.join(STOP_POLICIES)}")
+    if on_nonfinite not in ON_NONFINITE:
+        raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
+    backend = backends.current()
+    worker = connect() if worker is None else worker
+    if worker.global_size == 1:
+        return callbacks
+    training = Training(worker, backend, sync, every_n_batches, stop, on_nonfinite)
+    # Alike on all workers, whoever writes: a stop in the middle of an epoch must come to all at the same batch.
+    at_batches = backend.watches_batches or any(hooks_into_batches(callback) for callback in callbacks)
+    leader = worker.global_rank == 0
+    if not leader:
+        callbacks = [callback for callback in callbacks if not _writes(callback)]
+        vary_shuffling(worker)
+    for callback in callbacks:
+        if not leader and hasattr(callback, "verbose"):
+            callback.verbose = 0
+        if isinstance(getattr(callback, "save_freq", None), int):
+            in_center(callback, training)
+    first = make_first(training, backend.watches_batches)
+    return [first, *callbacks, make_last(training, at_batches)]
+
+
+def _checked(callbacks: Any) -> list[Any]:
+    if isinstance(callbacks, keras.callbacks.Callback):
+        raise ConfigurationError(f"got one callback, {type(callbacks).__name__}: pass a list, even of one")
+    if callbacks is None:
+        return []
+    callbacks = list(callbacks)
+    for callback in callbacks:
+        if not isinstance(callback, keras.callbacks.Callback):
+            what = callback.__name__ if isinstance(callback, type) else repr(callback)
+            raise ConfigurationError(f"got {what} among the callbacks: pass objects, such as EarlyStopping()")
+    return callbacks
+
+
+def _writes(callback: Any) -> bool:
+    writers = tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
+    return isinstance(callback, writers)

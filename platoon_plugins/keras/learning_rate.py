@@ -1,0 +1,102 @@
+"""The learning rate of synchronous training: scaled with the number of workers, and warmed up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from platoon_base import Worker, connect
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras import backends
+
+__all__ = ["LearningRateWarmup", "scale_learning_rate"]
+
+
+def scale_learning_rate(learning_rate: float, *, worker: Worker | None = None) -> float:
+    """Multiply a learning rate by the number of workers, as the mini-batch of all of them together is larger by that.
+
+    References
+    ----------
+    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.1.
+    """
+    return learning_rate * (connect() if worker is None else worker).global_size
+
+
+class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
+    """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
+
+    ::
+
+        lr := initial_lr / N (e (N - 1) / warmup_epochs + 1)        for e, the epochs done, up to warmup_epochs
+
+    With one worker the learning rate is ``initial_lr`` throughout.
+
+    Parameters
+    ----------
+    initial_lr : float
+        The learning rate after the warm-up, such as ``scale_learning_rate(0.1)``.
+    warmup_epochs : float
+    steps_per_epoch : int, optional
+        Taken from ``fit``, where it knows; without it the rate is raised epoch by epoch.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    References
+    ----------
+    Goyal et al. (above), section 2.2; the formula is Horovod's.
+    """
+
+    def __init__(
+        self,
+        initial_lr: float,
+        warmup_epochs: float = 5,
+        steps_per_epoch: int | None = None,
+        *,
+        worker: Worker | None = None,
+    ) -> None:
+        super().__init__()
+        if not (initial_lr > 0 and warmup_epochs > 0):
+            raise ConfigurationError(
+                f"got initial_lr={initial_lr!r}, warmup_epochs={warmup_epochs!r}: both must be greater than 0"
+            )
+        self._initial_lr, self._warmup_epochs = initial_lr, warmup_epochs
+        self._steps_per_epoch = steps_per_epoch
+        self._size = (connect() if worker is None else worker).global_size
+        self._backend = backends.current()
+        self._epoch = 0
+        self._done = False
+        self._owner: Any = None
+
+    def set_model(self, model: Any) -> None:
+        """Take the model."""
+        super().set_model(model)
+        self._owner = model  # self.model would fetch JAX's state at every batch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Set the rate of an epoch's begin."""
+        self._epoch = epoch
+        self._set(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Set the rate of a batch."""
+        steps = self._steps_per_epoch or steps_in_epoch(self.params or {})
+        if steps and not self._done:
+            self._set(self._epoch + batch / steps)
+
+    def _set(self, epochs: float) -> None:
+        if self._done:
+            return
+        self._done = epochs >= self._warmup_epochs
+        progress = min(epochs / self._warmup_epochs, 1.0)
+        rate = self._initial_lr / self._size * (progress * (self._size - 1) + 1)
+        self._backend.set_learning_rate(self._owner, rate)
+
+
+def steps_in_epoch(params: dict[str, Any]) -> int | None:
+    """Read the number of batches of an epoch from what ``fit`` tells its callbacks, None where it does not know."""
+    if params.get("steps"):
+        return int(params["steps"])
+    if params.get("samples") and params.get("batch_size"):  # Keras 2, on arrays
+        return -(-int(params["samples"]) // int(params["batch_size"]))
+    return None

@@ -1,0 +1,307 @@
+"""One distributed fit on one worker: what happens at each hook, whatever the back end and the way of synchronizing."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import EASGD, Rule
+from platoon_base.schedule import votes_suffice
+from platoon_plugins.keras.asynchronous import Asynchronous
+from platoon_plugins.keras.backends.base import Backend, Metrics
+from platoon_plugins.keras.common_start import start_together
+from platoon_plugins.keras.optimizer import average_of
+from platoon_plugins.keras.synchronous import Synchronous
+
+__all__ = ["Mode", "Training"]
+
+log = logging.getLogger(__name__)
+
+
+class Mode(Protocol):
+    """How the workers of a fit are kept together.
+
+    Attributes
+    ----------
+    purpose : str
+        What must be the same on all workers.
+    stops : bool
+        Whether the votes known so far, in the middle of an epoch, suffice to end the fit.
+    """
+
+    purpose: str
+    stops: bool
+
+    def start(self, model: Any, members: list[int]) -> None:
+        """Begin; the model's values are the same on all workers."""
+        ...
+
+    def batches_done(self, count: int) -> None:
+        """Take note of training batches; synchronize, if it is time."""
+        ...
+
+    def vote(self) -> None:
+        """Vote for the end of the fit."""
+        ...
+
+    def epoch_ends(self) -> None:
+        """Finish what the batches of an epoch have begun."""
+        ...
+
+    def members_are(self, ranks: list[int]) -> None:
+        """Take note of who takes part."""
+        ...
+
+    def enter_center(self) -> None:
+        """Put the common weights into the model, for evaluation and checkpoints."""
+        ...
+
+    def leave_center(self) -> None:
+        """Take the worker's own weights back."""
+        ...
+
+    def center(self) -> contextlib.AbstractContextManager[None]:
+        """Within the ``with`` block, in the middle of an epoch, the model has the common weights."""
+        ...
+
+    def finish(self) -> None:
+        """Leave the common weights in the model."""
+        ...
+
+
+class Training:
+    """Called by the two callbacks that stand before and after the user's.
+
+    All collective calls of a fit are made here, each from a hook that every worker reaches: at the first of
+    on_test_begin and on_epoch_end, once the batches of an epoch are over; at the end of an evaluation, if all workers
+    evaluate; behind the last callback's on_epoch_end; at the begin and the end of the fit.
+
+    Parameters
+    ----------
+    worker : Worker
+    backend : Backend
+    sync : Rule, None or "auto"
+    every_n_batches : int
+    stop : {"any", "all", "leader"}
+    on_nonfinite : {"raise", "skip", "restore"}
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        backend: Backend,
+        sync: Rule | str | None,
+        every_n_batches: int,
+        stop: str,
+        on_nonfinite: str,
+    ) -> None:
+        self._worker, self._backend = worker, backend
+        self._sync, self._every_n_batches = sync, every_n_batches
+        self._policy, self._on_nonfinite = stop, on_nonfinite
+        self._fitting = False
+
+    # The begin of a fit.
+
+    def read_params(self, params: dict[str, Any]) -> None:
+        """Turn the progress bar of all workers but one off."""
+        if self._worker.global_rank:
+            self._backend.silence(params)
+
+    def prepare(self, model: Any) -> None:
+        """Look at the model before any callback does something to it."""
+        average = average_of(model.optimizer) if getattr(model, "optimizer", None) is not None else None
+        self._backend.require_trainable(model, average is not None)
+        inner = getattr(model.optimizer, "inner_optimizer", None)
+        if average is None and inner is not None and average_of(inner) is not None:
+            raise ConfigurationError(
+                "got a LossScaleOptimizer around a DistributedOptimizer: workers would skip different steps; wrap it "
+                "the other way round, DistributedOptimizer(LossScaleOptimizer(optimizer)), in compile()"
+            )
+        self._model = model
+        self._mode = self._choose_mode(average)
+        self._metrics: Metrics = self._backend.metrics(model)
+        self._metrics_known = False
+        self._wants_stop = False
+
+    def start(self) -> None:
+        """Begin the fit, after the user's callbacks have: one of them may have restored a checkpoint."""
+        worker = self._worker
+        worker.release_shared_params()  # of a fit that was interrupted
+        members = worker.meet("keras fit begins")
+        purpose = f"distribute({self._mode.purpose}, every_n_batches={self._every_n_batches}, stop={self._policy!r})"
+        start_together(self._model, worker, self._backend, purpose)
+        self._mode.start(self._model, members)
+        if worker.global_rank and not hasattr(self._model, _VARIED):
+            self._backend.vary_noise(self._model, worker.global_rank)
+            setattr(self._model, _VARIED, True)
+        self._fitting = True
+
+    def _choose_mode(self, average: Any) -> Mode:
+        sync, worker, backend = self._sync, self._worker, self._backend
+        if average is not None:
+            if sync not in ("auto", None):
+                raise ConfigurationError(
+                    f"got sync={sync!r} and a DistributedOptimizer: the workers would be kept together twice; pass "
+                    "sync=None for averaged gradients, or compile with the plain optimizer for the rule"
+                )
+            return Synchronous(worker, backend, average, self._policy)
+        if sync is None:
+            raise ConfigurationError(
+                "got sync=None and a plain optimizer: each worker would train a model of its own; compile with "
+                "DistributedOptimizer(optimizer), or pass a rule such as sync=EASGD()"
+            )
+        rule: Any = EASGD() if sync == "auto" else sync
+        return Asynchronous(worker, backend, rule, self._every_n_batches, self._on_nonfinite, self._policy)
+
+    # Training.
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Take note of a new epoch, with all metrics just reset."""
+        if not self._metrics_known:
+            self._metrics.require_additive()
+            self._metrics_known = True
+        self._metrics.epoch_begins()
+        self._epoch = epoch
+        self._batches = self._last_batch = 0
+        self._batches_closed = False
+        self._evaluated = False
+        self._train_results: dict[str, float] = {}
+        self._test_results: dict[str, float] = {}
+        self._worker.progress(epoch=epoch + 1)
+
+    def batch_begins(self, batch: int) -> None:
+        """Do what is due between two batches."""
+        self._last_batch = batch + (getattr(self._model, "steps_per_execution", None) or 1)
+        self._count_to(batch)
+        if self.should_stop:
+            self._model.stop_training = True
+
+    def batch_ends(self, logs: Mapping[str, Any] | None) -> None:
+        """Take note of a batch; called on back ends that need it."""
+        self._metrics.train_batch(logs or {})
+
+    def hear_callbacks(self) -> None:
+        """Take up what the user's callbacks did after a batch: a stop is for all workers, or not yet."""
+        if self._model.stop_training and not self._wants_stop:
+            self._want_stop()
+        self._model.stop_training = self.should_stop
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the fit is to end in the middle of an epoch."""
+        if self._worker.should_stop and not self._wants_stop:
+            self._want_stop()
+        return self._mode.stops
+
+    def _want_stop(self) -> None:
+        self._wants_stop = True
+        self._mode.vote()
+
+    def _count_to(self, batches: int) -> None:
+        new = batches - self._batches
+        if new > 0:
+            self._batches = batches
+            self._worker.progress(steps=new)
+            self._mode.batches_done(new)
+
+    # Evaluation.
+
+    def test_begins(self) -> None:
+        """Take note of an evaluation; that of a fit evaluates the common weights."""
+        self._metrics_test_begins()
+        if self._fitting:
+            self._close_batches(evaluates=True)
+            self._evaluated = self._all_evaluate
+
+    def _metrics_test_begins(self) -> None:
+        if hasattr(self, "_metrics"):
+            self._metrics.test_begins()
+
+    def test_batch_ends(self, logs: Mapping[str, Any] | None) -> None:
+        """Take note of a batch of an evaluation; called on back ends that need it."""
+        if self._fitting:
+            self._metrics.test_batch(logs or {})
+
+    def test_ends(self) -> None:
+        """Add up the metrics of an evaluation that all workers made."""
+        if self._fitting and self._evaluated:
+            summed = self._worker.sum_arrays(f"keras evaluation {self._epoch}", self._metrics.test_state())
+            self._test_results = self._metrics.results(summed.arrays)
+
+    # The end of an epoch.
+
+    def epoch_ends(self, epoch: int, logs: dict[str, Any]) -> None:
+        """Put the values of all workers together into ``logs``, before any other callback sees them."""
+        self._close_batches(evaluates=False)
+        self._require_known(logs)
+        for name in logs:
+            plain = name[4:] if name.startswith("val_") else name
+            if name in self._train_results:
+                logs[name] = self._train_results[name]
+            elif plain in self._test_results:
+                logs[name] = self._test_results[plain]
+        if self._someone_evaluates and not self._all_evaluate:
+            # A worker that stopped in the middle of its batches does not evaluate: all of them go without.
+            for name in [name for name in logs if name.startswith("val_")]:
+                del logs[name]
+        self._worker.progress(loss=float(logs.get("loss", float("nan"))))
+        if self._worker.global_rank == 0:
+            self._worker.report({name: value for name, value in logs.items() if isinstance(value, (int, float))})
+
+    def close_epoch(self) -> None:
+        """Decide together, after all callbacks, whether to go on."""
+        self._mode.leave_center()
+        self._wants_stop |= bool(self._model.stop_training) or self._worker.should_stop
+        vote = {str(self._worker.global_rank): (float(self._wants_stop), 1.0)}
+        summed = self._worker.sum_arrays(f"keras vote {self._epoch}", [], vote)
+        voters = {int(rank) for rank, (votes, _) in summed.pairs.items() if votes}
+        stops = bool(summed.stop) or votes_suffice(self._policy, voters, set(summed.ranks))
+        if stops:
+            log.info("the fit ends after epoch %d, by the votes of ranks %s", self._epoch + 1, sorted(voters))
+        self._model.stop_training = stops
+
+    def finish(self) -> None:
+        """End the fit."""
+        self._mode.finish()
+        self._fitting = False
+
+    def center(self) -> contextlib.AbstractContextManager[None]:
+        """Within the ``with`` block the model has the common weights."""
+        return self._mode.center() if self._fitting else contextlib.nullcontext()
+
+    def _close_batches(self, evaluates: bool) -> None:
+        """Meet at the end of an epoch's batches: from here on nobody trains until `close_epoch`."""
+        if self._batches_closed:
+            return
+        self._batches_closed = True
+        self._count_to(self._last_batch)
+        self._mode.epoch_ends()
+        train = self._metrics.train_state()
+        statistics = self._backend.statistics(self._model)
+        arrays = [*train, *(variable.get_value(borrow=True) for variable in statistics)]
+        pairs = {"evaluates": (float(evaluates), 1.0)}
+        summed = self._worker.sum_arrays(f"keras epoch {self._epoch}", arrays, pairs)
+        self._mode.members_are(summed.ranks)
+        count, of = summed.pairs["evaluates"]
+        self._someone_evaluates, self._all_evaluate = count > 0, count == of
+        self._train_results = self._metrics.results(summed.arrays[: len(train)])
+        for variable, total in zip(statistics, summed.arrays[len(train) :]):
+            mean = total / len(summed.ranks)
+            variable.set_value(mean.astype(variable.get_value(borrow=True).dtype))
+        self._mode.enter_center()
+
+    def _require_known(self, logs: Mapping[str, Any]) -> None:
+        unknown = sorted(name for name in logs if name not in self._train_results and not name.startswith("val_"))
+        if unknown:
+            raise ConfigurationError(
+                f"got {', '.join(map(repr, unknown))} in the logs of an epoch, of which no metric of the model keeps "
+                "track: a value of one worker's last batch cannot be made that of all workers; let train_step update "
+                "a metric (self.metrics) and return its result"
+            )
+
+
+_VARIED = "_platoon_noise_varied"
