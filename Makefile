@@ -1,23 +1,27 @@
-# make setup builds .venv; demo, test, lint and bench begin with it. PYTHON=... names the Python 3.11 to build it from.
+# make setup builds .venv; the others but clean begin with it. PYTHON=... names the Python 3.11 to build it from.
 
 PYTHON ?=
 ARGS ?=
 VENV := .venv/bin
 
 # One compile directory survives between test runs: Theano's compilations are most of a first run.
-TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano'
+# The user's own keras.json shall not decide what is tested.
+TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
+    KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras
 
-.PHONY: help setup demo test lint bench clean distclean
+.PHONY: help setup demo test test-keras lint bench clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
 	@echo 'make demo       two worker processes train a Lasagne network on digits'
-	@echo 'make test       all tests, then the base tests on every other Python 3.9-3.13 found'
-	@echo '                (ARGS="-k name" goes to the first pytest run)'
+	@echo 'make test       all tests, then the base tests on every other Python 3.9-3.13 found, then the tests of'
+	@echo '                the Keras adapter on Keras 3 (ARGS="-k name" goes to the first pytest run)'
+	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'
+	@echo '                (ARGS="-k name" goes to each)'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make bench      run every script in benchmarks/'
 	@echo 'make clean      remove caches and build outputs'
-	@echo 'make distclean  clean, and remove .venv, .venv-base-* and .cache too'
+	@echo 'make distclean  clean, and remove .venv, .venv-*, .cache too'
 
 setup:
 	@python=$$(.ci/find_python $(PYTHON)) && "$$python" .ci/setup_env.py
@@ -27,6 +31,9 @@ demo: setup
 
 test: setup
 	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py $(ARGS)
+
+test-keras: setup
+	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py --keras $(ARGS)
 
 lint: setup
 	@status=0; \
@@ -42,4 +49,4 @@ clean:
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv .venv-base-* .cache
+	rm -rf .venv .venv-base-* .venv-keras3 .venv-tf .cache

@@ -73,6 +73,10 @@ setup(
     extras_require={
         "theano": ["Theano==1.0.5", "numpy<1.24", "scipy"],
         "lasagne": ["Lasagne>=0.1", "Theano==1.0.5", "numpy<1.24", "scipy"],
+        # Keras 3 brings no back end along: install torch, jax or tensorflow beside it.
+        "keras": ["keras>=3"],
+        # The last Keras that runs on Theano, with KERAS_BACKEND=theano.
+        "keras2": ["Keras==2.3.1", "h5py", "Theano==1.0.5", "numpy<1.24", "scipy"],
         "fuel": ["fuel>=0.2.0"],
         "blocks": ["blocks @ git+https://github.com/mila-iqia/blocks.git"],
         "examples": ["scikit-learn", "matplotlib"],

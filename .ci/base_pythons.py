@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+import venvs
 from common import CI, ROOT, STAMP, VENV, SetupError, fingerprint, read_stamp, run, say, succeeds
 
 VERSIONS = ("3.9", "3.10", "3.12", "3.13")
@@ -87,7 +88,8 @@ def _prepare(version: str, requirements: list[str]) -> BasePython:
         say(f"creating {base.venv.name}")
         if not succeeds(base.python, "import pip"):
             run([interpreter, "-m", "venv", "--clear", base.venv], f"creating {base.venv.name}")
-        _pip(base, "install", "-q", "--prefer-binary", "setuptools>=70.1", *requirements)
+        options = ["-q", "--prefer-binary", "setuptools>=70.1"]
+        venvs.pip(base.venv, "install", *options, *requirements, what=f"pip for Python {base.version}")
     except SetupError as error:
         return base._replace(problem=str(error), broken=True)
     return base
@@ -97,9 +99,7 @@ def _add_project(base: BasePython, requirements: list[str]) -> BasePython:
     if base.problem or _is_ready(base, requirements):
         return base
     try:
-        # The extension that .venv built in place serves every Python (limited API): it is not built again.
-        environment = {**os.environ, "PLATOON_BUILD_EXTENSION": "0"}
-        _pip(base, "install", "-q", "--no-deps", "--no-build-isolation", "-e", ROOT, environment=environment)
+        venvs.install_project_beside(base.venv)
     except SetupError as error:
         return base._replace(problem=str(error), broken=True)
     (base.venv / STAMP).write_text(_stamp(requirements), encoding="utf-8")
@@ -111,9 +111,4 @@ def _is_ready(base: BasePython, requirements: list[str]) -> bool:
 
 
 def _stamp(requirements: list[str]) -> str:
-    return fingerprint([CI / "base_pythons.py", ROOT / "setup.py"], str(ROOT), *requirements)
-
-
-def _pip(base: BasePython, *arguments: str | Path, environment: dict[str, str] | None = None) -> None:
-    command: list[str | Path] = [base.python, "-m", "pip", "--disable-pip-version-check", *arguments]
-    run(command, f"pip for Python {base.version}", env=environment)
+    return fingerprint([CI / "base_pythons.py", CI / "venvs.py", ROOT / "setup.py"], str(ROOT), *requirements)

@@ -1,50 +1,103 @@
-"""Run all tests in .venv, then the base tests on every other Python found; the last lines say how each went.
+"""Run all tests in .venv, the base tests on every other Python found, and the tests of the Keras adapter on Keras 3.
+
+The last lines say how each went.
 
 Usage: .venv/bin/python .ci/run_tests.py [PYTEST ARGUMENT ...]    (the arguments are those of the first run only)
+       .venv/bin/python .ci/run_tests.py --keras [PYTEST ARGUMENT ...]    (the Keras adapter alone, on every back end)
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 sys.dont_write_bytecode = True
 
 import base_pythons
+import keras_envs
 from common import CACHE, ROOT, VENV, SetupError, only_one
 
+PYTHON = VENV / "bin" / "python"
+NO_TESTS = 5  # pytest's exit status
+# Without GPUs: each of the tests' processes would take most of the memory of one.
+ON_THE_CPU = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
-def run_pytest(title: str, command: list[str]) -> str:
+Outcome = tuple[str, str]
+
+
+def run_pytest(title: str, python: Path, *arguments: str, may_be_empty: bool = False, **environment: str) -> str:
     """Run pytest with its output where the user sees it; return how it went."""
     print(f"\n== {title}", flush=True)
-    status = subprocess.run(command, cwd=ROOT).returncode
+    command = [str(python), "-m", "pytest", *arguments]
+    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
+    if status == NO_TESTS and may_be_empty:
+        return "no tests selected"
     return "passed" if status == 0 else f"FAILED (exit status {status})"
 
 
+def own_cache(name: str) -> list[str]:
+    """Return options for a cache apart: --lf after make test means the main run."""
+    return ["-o", f"cache_dir={CACHE / f'pytest-{name}'}"]
+
+
+def absent(prepared: base_pythons.BasePython | keras_envs.KerasEnv) -> str:
+    """Return why there is no environment, or nothing if there is one."""
+    return prepared.problem and f"{'FAILED' if prepared.broken else 'skipped'}: {prepared.problem}"
+
+
+def run_others() -> Iterator[Outcome]:
+    print("\n== other Pythons", flush=True)
+    with only_one():
+        prepared = base_pythons.prepare_all()
+    for base in prepared:
+        yield f"Python {base.version}", absent(base) or run_base(base)
+
+
 def run_base(base: base_pythons.BasePython) -> str:
-    if base.problem:
-        return f"{'FAILED' if base.broken else 'skipped'}: {base.problem}"
-    # A cache of its own: --lf after make test means the main run.
-    cache = f"cache_dir={CACHE / f'pytest-{base.version}'}"
-    command = [str(base.python), "-m", "pytest", "-q", "-m", "base", "-o", cache, "tests"]
-    return run_pytest(f"Python {base.version}: base tests", command)
+    options = ["-q", "-m", "base", *own_cache(base.version), "tests"]
+    return run_pytest(f"Python {base.version}: base tests", base.python, *options)
+
+
+def run_keras_3(arguments: list[str]) -> Iterator[Outcome]:
+    print("\n== Keras 3", flush=True)
+    with only_one():
+        prepared = keras_envs.prepare_all()
+    for env in prepared:
+        for backend in env.backends:
+            yield f"Keras {backend}", absent(env) or run_keras(backend, env.python, arguments, **ON_THE_CPU)
+
+
+def run_keras(backend: str, python: Path, arguments: list[str], **environment: str) -> str:
+    options = ["-q", "-m", "keras", *own_cache(f"keras-{backend}"), "tests", *arguments]
+    environment["KERAS_BACKEND"] = backend
+    # What the user's arguments select need not be there on each back end.
+    return run_pytest(f"Keras on {backend}", python, *options, may_be_empty=bool(arguments), **environment)
+
+
+def stages(arguments: list[str]) -> Iterator[Outcome]:
+    """Yield what was run and how it went, one after the other."""
+    if arguments[:1] == ["--keras"]:
+        yield "Keras theano", run_keras("theano", PYTHON, arguments[1:])
+        yield from run_keras_3(arguments[1:])
+        return
+    yield "Python 3.11", run_pytest("Python 3.11: all tests", PYTHON, *arguments, KERAS_BACKEND="theano")
+    yield from run_others()
+    yield from run_keras_3([])
 
 
 def main() -> int:
-    outcomes = {
-        "3.11": run_pytest("Python 3.11: all tests", [str(VENV / "bin" / "python"), "-m", "pytest", *sys.argv[1:]])
-    }
-    print("\n== other Pythons", flush=True)
+    outcomes: list[Outcome] = []
     try:
-        with only_one():
-            prepared = base_pythons.prepare_all()
-        outcomes.update({base.version: run_base(base) for base in prepared})
+        outcomes.extend(stages(sys.argv[1:]))
     except SetupError as error:
-        outcomes["others"] = f"FAILED: {error}"
+        outcomes.append(("environments", f"FAILED: {error}"))
     print("\n== summary")
-    for version, outcome in outcomes.items():
-        print(f"Python {version:5s} {outcome}")
-    return int(any(outcome.startswith("FAILED") for outcome in outcomes.values()))
+    for label, outcome in outcomes:
+        print(f"{label:17s}{outcome}")
+    return int(any(outcome.startswith("FAILED") for _, outcome in outcomes))
 
 
 if __name__ == "__main__":

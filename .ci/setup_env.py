@@ -1,6 +1,6 @@
 """Build .venv on Python 3.11, or find in a second that it is as it should be.
 
-Usage: python3.11 .ci/setup_env.py [--base-pythons]
+Usage: python3.11 .ci/setup_env.py [--base-pythons] [--keras]
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import argparse
 import platform
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 
 import system_packages
+import venvs
 from common import CACHE, CI, ROOT, STAMP, VENV, SetupError, fail, fingerprint, only_one, read_stamp, run, say, succeeds
 
 CONSTRAINTS = CI / "constraints-py311.txt"
@@ -29,14 +29,6 @@ BUILD_TOOLS = ("setuptools", "wheel")
 # Compiled against the system's MPI; the last version whose source holds the C code and so needs no Cython.
 OVER_MPI = ("mpi4py",)
 EXTENSIONS = ("_kernels", "_collectives")
-# Fails unless the distributions named, or all there are, have their files (bytecode may come and go).
-HAS_ITS_FILES = """
-import importlib.metadata as metadata, sys
-found = [metadata.distribution(name) for name in sys.argv[1:]] or metadata.distributions()
-for file in (file for distribution in found for file in distribution.files or ()):
-    if file.suffix != ".pyc" and not file.locate().exists():
-        sys.exit(f"{file} is gone")
-"""
 FUEL_EXTENSION = re.compile(r",\s*ext_modules=\[Extension\(.*?\)\]", re.DOTALL)
 
 
@@ -57,7 +49,7 @@ def wanted() -> dict[str, str]:
 
 
 def expected_stamp(missing: list[str]) -> str:
-    scripts = [CI / "setup_env.py", CI / "common.py", CI / "system_packages.py"]
+    scripts = [CI / "setup_env.py", CI / "common.py", CI / "system_packages.py", CI / "venvs.py"]
     compiled = sorted((ROOT / "platoon_base").glob("_*.[ch]"))
     sources = [ROOT / "setup.py", CONSTRAINTS, *compiled, *scripts]
     interpreter = f"{sys.base_prefix} {platform.python_version()} {ROOT}"
@@ -72,20 +64,20 @@ def is_ready(missing: list[str]) -> bool:
     python = VENV / "bin" / "python"
     return (
         read_stamp(VENV) == expected_stamp(missing)
-        and succeeds(python, HAS_ITS_FILES, *wanted(), "platoon-plugins")
+        and succeeds(python, venvs.HAS_ITS_FILES, *wanted(), "platoon-plugins")
         and succeeds(python, "import platoon_base")
     )
 
 
 def pip(*arguments: str | Path, what: str) -> str:
-    return run([VENV / "bin" / "python", "-m", "pip", "--disable-pip-version-check", *arguments], what)
+    return venvs.pip(VENV, *arguments, what=what)
 
 
 def check_essentials(apt: system_packages.AptResult) -> None:
     """Stop where nothing could be built; everything else may be missing."""
     if shutil.which("g++") is None:
         raise SetupError(_essential("a C++ compiler (g++), which Theano compiles with", apt))
-    if not _has_ensurepip() and _virtualenv() is None and not _outer_pip():
+    if not venvs.can_create():
         raise SetupError(_essential("Python's venv module with ensurepip, which creates .venv", apt))
 
 
@@ -93,41 +85,6 @@ def _essential(what: str, apt: system_packages.AptResult) -> str:
     reason = f"; not installed now: {apt.reason}" if apt.reason else ""
     line = f"\nRun this as root, then make again:\n  {system_packages.apt_line(apt.missing)}" if apt.missing else ""
     return f"this machine lacks {what}{reason}.{line}"
-
-
-def _has_ensurepip() -> bool:
-    return succeeds(sys.executable, "import ensurepip, venv")
-
-
-def _virtualenv() -> list[str] | None:
-    if succeeds(sys.executable, "import virtualenv"):
-        return [sys.executable, "-m", "virtualenv"]
-    found = shutil.which("virtualenv")
-    return [found, "-p", sys.executable] if found else None
-
-
-def _outer_pip() -> bool:
-    """A pip that can install into another environment (--python came with pip 22.3)."""
-    command = [sys.executable, "-m", "pip", "--python", sys.executable, "--version"]
-    return subprocess.run(command, capture_output=True).returncode == 0
-
-
-def create_venv() -> None:
-    """Create .venv afresh, unless it stands on this very interpreter and is whole as far as it goes."""
-    same = f"import pip, sys; assert (sys.base_prefix, sys.version) == {(sys.base_prefix, sys.version)!r}"
-    # pip would take what has lost files for installed.
-    if succeeds(VENV / "bin" / "python", same) and succeeds(VENV / "bin" / "python", HAS_ITS_FILES):
-        return
-    say(f"creating .venv with Python {platform.python_version()}")
-    virtualenv = _virtualenv()
-    if _has_ensurepip():
-        run([sys.executable, "-m", "venv", "--clear", VENV], "creating .venv")
-    elif virtualenv is not None:
-        run([*virtualenv, "--clear", VENV], "creating .venv")
-    else:
-        run([sys.executable, "-m", "venv", "--clear", "--without-pip", VENV], "creating .venv")
-        command = [sys.executable, "-m", "pip", "--python", VENV / "bin" / "python", "install", "-q", "pip"]
-        run(command, "installing pip into .venv")
 
 
 def install_packages() -> None:
@@ -220,7 +177,7 @@ def summarize(apt: system_packages.AptResult) -> None:
 
 def _installed() -> list[str]:
     by_name = pins()
-    names = [by_name[name].replace("==", " ") for name in ("numpy", "scipy", "theano", "lasagne", "fuel")]
+    names = [by_name[name].replace("==", " ") for name in ("numpy", "scipy", "theano", "lasagne", "keras", "fuel")]
     system = [group.gives for group in system_packages.OPTIONAL if not _lacks(group)]
     return [*names, *(["C extensions"] if has_extensions() else []), *system]
 
@@ -238,7 +195,7 @@ def set_up() -> None:
         return
     apt = system_packages.install(missing)
     check_essentials(apt)
-    create_venv()
+    venvs.create(VENV)
     (VENV / STAMP).unlink(missing_ok=True)
     install_packages()
     link_pygpu()
@@ -253,6 +210,7 @@ def set_up() -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base-pythons", action="store_true", help="also prepare the environments of other Pythons")
+    parser.add_argument("--keras", action="store_true", help="also prepare the environments of Keras 3")
     options = parser.parse_args()
     if sys.version_info[:2] != (3, 11):
         return fail(
@@ -265,6 +223,11 @@ def main() -> int:
                 import base_pythons
 
                 for result in base_pythons.prepare_all():
+                    say(result.describe())
+            if options.keras:
+                import keras_envs
+
+                for result in keras_envs.prepare_all():
                     say(result.describe())
     except SetupError as error:
         return fail(error)

@@ -20,8 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from platoon_base import theano_fixes
+from platoon_base.import_hook import AfterImport
 
 __all__ = ["apply"]
+
+# The module of Keras 2 that saves and loads through h5py; Keras 3 has none of that name.
+_KERAS_2_SAVING = "keras.engine.saving"
 
 
 def apply() -> None:
@@ -31,6 +35,7 @@ def apply() -> None:
     _set_blas()
     _install_finder()
     theano_fixes.install()
+    _repair_keras_2()
 
 
 def _restore_collections() -> None:
@@ -95,3 +100,42 @@ class _Finder(importlib.abc.MetaPathFinder):
 def _install_finder() -> None:
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
+
+
+class _KerasFinder(AfterImport):
+    """Repairs what Keras 2 loads models with, as soon as it is imported: a process with Keras 3 stays as it is."""
+
+
+def _repair_keras_2() -> None:
+    if _KERAS_2_SAVING in sys.modules:
+        _restore_decode()
+    elif not any(isinstance(finder, _KerasFinder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _KerasFinder({_KERAS_2_SAVING: lambda module: _restore_decode()}))
+
+
+class _Text(str):
+    """A text that has the ``decode`` of bytes."""
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return str(self)
+
+
+def _restore_decode() -> None:
+    """Keras 2 calls ``decode`` on what it reads from the attributes of a file, which to h5py 3 is text, not bytes."""
+    attributes = sys.modules.get("h5py._hl.attrs")
+    if attributes is None:
+        return  # Keras runs without h5py, and says so when it has to save
+    manager = attributes.AttributeManager
+    read = manager.__getitem__
+    if read.__module__ == __name__:
+        return
+
+    def read_with_decode(self: Any, name: Any) -> Any:
+        value = read(self, name)
+        if isinstance(value, str):
+            return _Text(value)
+        if getattr(value, "dtype", None) == "O":  # an array of texts of any length
+            value.flat = [_Text(item) if isinstance(item, str) else item for item in value.flat]
+        return value
+
+    manager.__getitem__ = read_with_decode

@@ -14,7 +14,7 @@ from platoon_base.errors import ProtocolError
 __all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "ControlWords", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 2
+VERSION = 3
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
@@ -42,6 +42,7 @@ _ROW = np.dtype(
     ],
     align=True,
 )
+_BALLOT_BYTES = 8
 
 
 class Progress(NamedTuple):
@@ -68,7 +69,13 @@ class Progress(NamedTuple):
 
 
 class ControlWords:
-    """The control words on any buffer: shared memory in a job of many, plain memory in a job of one."""
+    """The control words on any buffer: shared memory in a job of many, plain memory in a job of one.
+
+    Attributes
+    ----------
+    ballots : ndarray, shape (rows,), int64
+        The number of the ballot in which each rank has cast its latest vote; see `platoon_base.ballot`.
+    """
 
     def __init__(self, buffer: Any, rows: int, create: bool) -> None:
         self._header: Any = np.ndarray((), dtype=_HEADER, buffer=buffer)
@@ -80,6 +87,10 @@ class ControlWords:
                 "the job's control words are of another version of this package; install one version everywhere"
             )
         self._rows: Any = np.ndarray((int(self._header["rows"]),), dtype=_ROW, buffer=buffer, offset=self._first_row())
+        # Not in the rows: one after the other, they are compared in a few cache lines, however many workers there are.
+        self.ballots: Any = np.ndarray(
+            self._rows.shape, dtype="i8", buffer=buffer, offset=self._first_row() + self._rows.nbytes
+        )
         self._stop = self._header["stop"][...]
         if create:
             self._rows["loss"] = np.nan
@@ -91,7 +102,7 @@ class ControlWords:
     @classmethod
     def size_bytes(cls, rows: int) -> int:
         """Bytes that control words for so many workers take."""
-        return cls._first_row() + rows * _ROW.itemsize
+        return cls._first_row() + rows * (_ROW.itemsize + _BALLOT_BYTES)
 
     @property
     def stopping(self) -> bool:
@@ -117,6 +128,7 @@ class ControlWords:
         """Reset the row of a worker that joins."""
         self._rows[rank] = np.zeros((), dtype=_ROW)
         self._rows[rank]["loss"] = np.nan
+        self.ballots[rank] = 0
 
     def collectives(self, rank: int) -> Any:
         """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""

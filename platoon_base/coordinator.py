@@ -7,6 +7,7 @@ what arrived, who ended and what time it is, and carries out the actions that it
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from typing import NamedTuple, Union
@@ -14,7 +15,7 @@ from typing import NamedTuple, Union
 from platoon_base import messages as msg
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
-from platoon_base.metrics import Pairs, add_pairs
+from platoon_base.metrics import VECTOR_ITEM_BYTES, add_pairs, add_vectors
 from platoon_base.schedule import STOP_POLICIES, votes_suffice
 
 __all__ = ["MAX_WORKERS", "Action", "AnswerUser", "Coordinator", "Member", "Phase", "SendReply", "StopJob"]
@@ -92,10 +93,8 @@ Action = Union[SendReply, StopJob, AnswerUser]
 @dataclass
 class _Waiting:
     asker: Asker
-    pairs: Pairs
+    request: msg.Reduce
     deadline: float
-    note: bytes = b""
-    launched_only: bool = False
 
 
 @dataclass
@@ -227,14 +226,15 @@ class Coordinator:
     @_answer.register
     def _reduce(self, request: msg.Reduce, member: Member, asker: Asker, now: float) -> list[Action]:
         if request.late_pass and not member.in_step:
-            return [SendReply(asker, self._reduced(request.pairs, {member.rank: request.note}))]
+            return [SendReply(asker, self._reduced({member.rank: request}))]
+        if len(request.vector) % VECTOR_ITEM_BYTES:
+            text = f"got a vector of {len(request.vector)} bytes, which are no float64; install one version everywhere"
+            return [_refuse(asker, "ProtocolError", text)]
         waiting = self._reductions.setdefault(request.name, {})
         if member.rank in waiting:
             text = f"rank {member.rank} already waits in {request.name!r}; one call at a time"
             return [_refuse(asker, "ProtocolError", text)]
-        waiting[member.rank] = _Waiting(
-            asker, request.pairs, now + request.timeout_s, request.note, request.launched_only
-        )
+        waiting[member.rank] = _Waiting(asker, request, now + request.timeout_s)
         return self._complete(request.name) or self._refuse_cross_wait()
 
     @_answer.register
@@ -331,7 +331,7 @@ class Coordinator:
 
     def _missing(self, waiting: dict[int, _Waiting]) -> set[int]:
         late = {rank for rank, member in self.members.items() if not member.launched}
-        excused = late if any(w.launched_only for w in waiting.values()) else set()
+        excused = late if any(w.request.launched_only for w in waiting.values()) else set()
         return self.participants - set(waiting) - excused
 
     def _complete(self, name: str) -> list[Action]:
@@ -345,14 +345,33 @@ class Coordinator:
         ranks = sorted(waiting)
         for rank in ranks:
             self.members[rank].in_step = True
-        notes = {rank: waiting[rank].note for rank in ranks}
-        reply = self._reduced(add_pairs(waiting[rank].pairs for rank in ranks), notes)
+        requests = {rank: waiting[rank].request for rank in ranks}
+        mismatch = _mismatch_text(name, requests)
+        if mismatch:
+            return [_refuse(w.asker, "LayoutMismatchError", mismatch) for w in waiting.values()]
+        if any(request.drops_center for request in requests.values()):
+            self._forget_center()
+        reply = self._reduced(requests)
         return [SendReply(w.asker, reply) for w in waiting.values()]
 
-    def _reduced(self, pairs: Pairs, notes: dict[int, bytes]) -> msg.Reduced:
-        lost = [rank for rank, member in self.members.items() if member.phase is Phase.LOST]
-        told = {rank: note for rank, note in notes.items() if note}
-        return msg.Reduced(pairs=pairs, ranks=list(notes), lost=lost, stop=self.stop_reason or "", notes=told)
+    def _forget_center(self) -> None:
+        """Let the next one that shares parameters make a center; one that is being made now is another's, and stays."""
+        if self._center is None or not self._center.ready:
+            return
+        self._center = None
+        for member in self.members.values():
+            if member.phase is Phase.TRAINING:
+                member.phase = Phase.JOINED
+
+    def _reduced(self, requests: dict[int, msg.Reduce]) -> msg.Reduced:
+        return msg.Reduced(
+            pairs=add_pairs(request.pairs for request in requests.values()),
+            ranks=list(requests),
+            lost=[rank for rank, member in self.members.items() if member.phase is Phase.LOST],
+            stop=self.stop_reason or "",
+            notes={rank: request.note for rank, request in requests.items() if request.note},
+            vector=add_vectors(request.vector for request in requests.values()),
+        )
 
     def _refuse_cross_wait(self) -> list[Action]:
         """End all waits at once if everybody waits, but not for the same: no wait could ever end well."""
@@ -383,6 +402,30 @@ class Coordinator:
             f"waited in {name!r} for {who}: every worker must make this call; "
             "look into the logs of those ranks, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
         )
+
+
+def _mismatch_text(name: str, requests: dict[int, msg.Reduce]) -> str:
+    """Tell who gave how many values if not all gave arrays of the same shapes; empty if they did."""
+    givers: dict[tuple[object, ...], list[int]] = {}
+    for rank, request in requests.items():
+        givers.setdefault((len(request.vector), *request.shapes), []).append(rank)
+    if len(givers) == 1:
+        return ""
+    given = "; ".join(
+        f"{'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}: {_shapes_text(requests[ranks[0]])}"
+        for ranks in givers.values()
+    )
+    return (
+        f"got arrays of different shapes to add in {name!r}: {given}. Every worker must pass the same list of shapes; "
+        "a worker that has nothing to add passes zeros"
+    )
+
+
+def _shapes_text(request: msg.Reduce) -> str:
+    shapes = request.shapes
+    listed = ", ".join(map(str, shapes[:8])) + (", ..." if len(shapes) > 8 else "")
+    values = sum(math.prod(shape) for shape in shapes)
+    return f"{values} values in {len(shapes)} arrays{f' ({listed})' if shapes else ''}"
 
 
 def _refuse(asker: Asker, kind: str, message: str) -> SendReply:

@@ -15,6 +15,7 @@ from platoon_base import errors
 __all__ = [
     "MAX_BYTES",
     "MAX_NOTE_BYTES",
+    "MAX_VECTOR_BYTES",
     "PROTOCOL",
     "CenterReady",
     "CenterRole",
@@ -37,9 +38,10 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
 MAX_NOTE_BYTES = 2048  # so that those of 256 workers fit into one message
+MAX_VECTOR_BYTES = 1 << 19  # beside pairs and shapes of about as much
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
 
@@ -81,6 +83,9 @@ class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
     ``note`` is a few bytes for all others, such as the address of something. With ``late_pass`` a late joiner that has
     not met the others yet is let through: they may have passed long ago. With ``launched_only`` late joiners are not
     waited for.
+
+    ``vector`` holds little-endian float64 to add element by element; ``shapes``, those of the arrays that it is a part
+    of, must be the same for all. With ``drops_center`` the center is forgotten once all have come.
     """
 
     name: str
@@ -89,6 +94,9 @@ class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
     late_pass: bool = False
     launched_only: bool = False
     note: Annotated[bytes, msgspec.Meta(max_length=MAX_NOTE_BYTES)] = b""
+    vector: Annotated[bytes, msgspec.Meta(max_length=MAX_VECTOR_BYTES)] = b""
+    shapes: list[tuple[int, ...]] = []
+    drops_center: bool = False
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -143,6 +151,7 @@ class Reduced(Message, frozen=True, kw_only=True, tag="reduced"):
     lost: list[int]
     stop: str = ""
     notes: dict[int, bytes] = {}
+    vector: bytes = b""
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):

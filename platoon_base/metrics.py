@@ -1,4 +1,4 @@
-"""Exact global means: pairs of a weighted sum and its weight, which may be added over batches and over workers."""
+"""Sums over batches and over workers: exact pairs of a weighted sum and its weight, and vectors of float64."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import math
 from collections.abc import Iterable, Mapping
 from fractions import Fraction
 
+import numpy as np
+
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["MeanAccumulator", "Pairs", "add_pairs", "means"]
+__all__ = ["VECTOR_ITEM_BYTES", "MeanAccumulator", "Pairs", "add_pairs", "add_vectors", "means"]
 
 Pairs = dict[str, tuple[float, float]]
+VECTOR_ITEM_BYTES = 8
 
 
 def add_pairs(contributions: Iterable[Mapping[str, tuple[float, float]]]) -> Pairs:
@@ -35,6 +38,18 @@ def _sum(values: Iterable[float]) -> float:
         return float(total)
     except OverflowError:
         return math.inf if total > 0 else -math.inf
+
+
+def add_vectors(vectors: Iterable[bytes]) -> bytes:
+    """Add vectors of one length, of little-endian float64, element by element in the order given."""
+    parts = [np.frombuffer(vector, dtype="<f8") for vector in vectors]
+    if not parts[0].size:
+        return b""
+    total = parts[0].copy()
+    with np.errstate(all="ignore"):  # infinities are passed on, and their differences are NaN
+        for part in parts[1:]:
+            total += part
+    return total.tobytes()
 
 
 def means(pairs: Mapping[str, tuple[float, float]]) -> dict[str, float]:

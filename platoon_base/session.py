@@ -55,14 +55,10 @@ class Session:
         name: str,
         pairs: dict[str, tuple[float, float]],
         timeout_s: float,
-        late_pass: bool = False,
-        note: bytes = b"",
-        launched_only: bool = False,
+        **options: Any,
     ) -> msg.Reduced:
-        """Make a collective call; see `platoon_base.messages.Reduce`."""
-        request = msg.Reduce(
-            name=name, pairs=pairs, timeout_s=timeout_s, late_pass=late_pass, note=note, launched_only=launched_only
-        )
+        """Make a collective call; ``options`` are fields of `platoon_base.messages.Reduce`."""
+        request = msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s, **options)
         with self._seen_waiting(name):
             reply = self.ask(request, msg.Reduced, timeout_s + GRACE_S)
         if set(reply.lost) - self._known_lost:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["UNEVEN", "epoch_indices", "shard_bounds", "shard_seed", "take"]
+__all__ = ["UNEVEN", "epoch_indices", "shard", "shard_bounds", "shard_seed", "take"]
 
 UNEVEN = ("keep", "drop", "wrap")
 
@@ -92,3 +93,20 @@ def take(data: Any, indices: np.ndarray[Any, Any]) -> Any:
             "got an iterator: it can be read only once and has no length; pass an array, a list or a number of rows"
         )
     raise ConfigurationError(f"got {type(data).__name__}: pass an array, a list or a number of rows")
+
+
+def shard(data: Any, rank: int, size: int, *, shuffle: bool, seed: int, epoch: int, uneven: str) -> Any:
+    """Return the part of ``rank``: of a number of rows its row numbers; see `Worker.shard`."""
+    if isinstance(data, (int, np.integer)):
+        n = int(data)
+    elif hasattr(data, "__len__"):
+        n = len(data)
+    elif isinstance(data, Iterable) and not shuffle and uneven == "keep":
+        return islice(data, rank, None, size)
+    else:
+        raise ConfigurationError(
+            f"got {type(data).__name__}: without a length it cannot be shuffled or evened; pass an array, a list, "
+            "a number of rows, or an iterable with no further arguments"
+        )
+    rows = epoch_indices(n, rank, size, shuffle=shuffle, seed=seed, epoch=epoch, uneven=uneven)
+    return rows if isinstance(data, (int, np.integer)) else take(data, rows)

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.base import Center, Refused
+from platoon_base import messages as msg
+from platoon_base.centers.base import Center, CenterFactory, Refused
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules import Rule
+from platoon_base.session import GRACE_S, Session
 
 __all__ = ["ON_NONFINITE", "SharedParameters", "require_finite"]
 
@@ -53,6 +55,23 @@ class SharedParameters:
         self._on_nonfinite = on_nonfinite
         self._rank = rank
         self._row = row
+
+    def open_center(self, session: Session, centers: CenterFactory, timeout_s: float) -> None:
+        """Create the center or attach to it, as the controller says, and share the values."""
+        layout, rule = self.parameters.layout, self._rule
+        specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
+        request = msg.InitCenter(specs=specs, rule=type(rule).__name__, place=centers.place)
+        create = session.ask(request, msg.CenterRole, timeout_s).create
+        try:
+            self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
+            self.start(create, timeout_s)
+            if create:
+                session.ask(msg.CenterReady(), msg.Done, timeout_s)
+        except BaseException as exc:
+            self.close()
+            if create:
+                session.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
+            raise
 
     def start(self, create: bool, timeout_s: float) -> None:
         """Put the parameters into a center just created, or take those of an existing one over."""

@@ -7,12 +7,13 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base import messages as msg
+from platoon_base.array_sums import Summed, sum_arrays
+from platoon_base.ballot import Ballot
 from platoon_base.centers.base import CenterFactory
 from platoon_base.channels.base import ClientChannel
 from platoon_base.collectives.group import CollectiveFactory, Collectives
@@ -28,8 +29,8 @@ from platoon_base.metrics import means
 from platoon_base.parameters import Parameters
 from platoon_base.rules import Rule
 from platoon_base.schedule import STOP_POLICIES
-from platoon_base.session import GRACE_S, Session
-from platoon_base.sharding import epoch_indices, shard_seed, take
+from platoon_base.session import Session
+from platoon_base.sharding import shard, shard_seed
 from platoon_base.shared_parameters import SharedParameters, require_finite
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Lock", "Place", "Worker"]
@@ -107,6 +108,8 @@ class Worker:
         Common to all workers; `shard_seed(worker.seed, worker.global_rank)` is this worker's own.
     stop_reason : str
         Why the job stops; empty while it does not.
+    ballot : Ballot
+        Votes to stop a part of the job, such as one training of several, seen at the price of a memory access.
     """
 
     def __init__(
@@ -123,6 +126,7 @@ class Worker:
         self.global_rank, self.global_size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self.seed, self.device = place.seed, place.device
+        self.ballot = Ballot(words, place.rank)
         self._words = words
         self._row = words.row(place.rank)
         self._control = Session(channel, place.rank, self._row)
@@ -148,7 +152,8 @@ class Worker:
     ) -> None:
         """Share parameters with the other workers; call it once, before the first step and after loading weights.
 
-        The first worker's values become the center; all others take the center's values over.
+        The first worker's values become the center; all others take the center's values over. After
+        `release_shared_params` it may be called again, with other parameters and another rule.
 
         Parameters
         ----------
@@ -165,7 +170,7 @@ class Worker:
         Raises
         ------
         ConfigurationError
-            If something in the arguments cannot work, or this is the second call.
+            If something in the arguments cannot work, or parameters are shared already.
         LayoutMismatchError
             If another worker shares other parameters; the job goes on without this worker's.
         NonFiniteError
@@ -173,7 +178,10 @@ class Worker:
         """
         self._require_open()
         if self._shared is not None:
-            raise ConfigurationError("parameters are shared already: init_shared_params is called once in a process")
+            raise ConfigurationError(
+                "parameters are shared already: call init_shared_params once, or release_shared_params on every worker "
+                "before it is called again"
+            )
         if isinstance(rule, type) or not callable(getattr(rule, "resolved", None)):
             raise ConfigurationError(f"got {rule!r} as the rule: pass a rule, such as EASGD() or ASGD()")
         params = list(params) if isinstance(params, Iterator) else params
@@ -182,8 +190,27 @@ class Worker:
         shared = SharedParameters(parameters, resolved, None, on_nonfinite, self.global_rank, self._row)
         require_finite(parameters.layout, parameters.borrow())
         if self._centers is not None:
-            self._open_center(self._centers(parameters, resolved), shared, resolved, timeout_s)
+            shared.open_center(self._session, self._centers(parameters, resolved), timeout_s)
         self._shared = shared
+
+    def release_shared_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Undo `init_shared_params`: the parameters keep their values, and nothing synchronizes them any more.
+
+        A collective call: it waits for every worker that still takes part, whether it shares parameters or not. Workers
+        that died meanwhile are not waited for. When it raises, the parameters are still shared.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If some workers did not call it within ``timeout_s``; the message names them.
+        """
+        shared = self._shared
+        # A late joiner without parameters may be at a place that the others passed long ago.
+        options = {"late_pass": shared is None, "drops_center": shared is not None}
+        self._session.reduce("release_shared_params", {}, timeout_s, **options)
+        self._shared = None
+        if shared is not None:
+            shared.close()
 
     @property
     def shares(self) -> bool:
@@ -300,6 +327,45 @@ class Worker:
         reply = self._session.reduce(name, pairs, timeout_s)
         return reply.pairs, reply.ranks
 
+    def sum_arrays(
+        self,
+        name: str,
+        arrays: Sequence[Any],
+        pairs: Mapping[str, tuple[float, float]] | None = None,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Summed:
+        """Add small arrays over all workers that still take part, such as the states of metrics.
+
+        Unlike `all_reduce`, which needs all workers that were launched, it goes on without those that left or died. It
+        passes through the controller, in one round trip up to 512 KiB.
+
+        Parameters
+        ----------
+        name : str
+            The same on every worker.
+        arrays : sequence of ndarray
+            Of real dtypes; the same number and shapes on every worker.
+        pairs : mapping of str to (sum, weight), optional
+            Added in the same round trip; see `sum_pairs`.
+        timeout_s : float
+            Bound on the wait for the others, and on that for each further 512 KiB.
+
+        Returns
+        -------
+        Summed
+            ``arrays``, new ones of float64 with the shapes given, ``pairs``, ``ranks`` that contributed, and ``stop``,
+            the reason why the job stops; the same bits on every worker. Added in float64, in the order of the ranks.
+
+        Raises
+        ------
+        LayoutMismatchError
+            On every worker, if they passed different shapes; the message tells who passed what.
+        CollectiveTimeoutError
+            If some workers did not call it in time; the message names them.
+        """
+        return sum_arrays(self._session, name, arrays, pairs, timeout_s)
+
     # Collective calls on arrays.
 
     def all_reduce(self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
@@ -370,21 +436,9 @@ class Worker:
         shuffle, epoch, uneven
             See `platoon_base.sharding.epoch_indices`; the permutation is drawn from the job's seed and ``epoch``.
         """
-        if isinstance(data, (int, np.integer)):
-            n = int(data)
-        elif hasattr(data, "__len__"):
-            n = len(data)
-        elif isinstance(data, Iterable) and not shuffle and uneven == "keep":
-            return islice(data, self.global_rank, None, self.global_size)
-        else:
-            raise ConfigurationError(
-                f"got {type(data).__name__}: without a length it cannot be shuffled or evened; pass an array, a list, "
-                "a number of rows, or an iterable with no further arguments"
-            )
-        rows = epoch_indices(
-            n, self.global_rank, self.global_size, shuffle=shuffle, seed=self.seed, epoch=epoch, uneven=uneven
+        return shard(
+            data, self.global_rank, self.global_size, shuffle=shuffle, seed=self.seed, epoch=epoch, uneven=uneven
         )
-        return rows if isinstance(data, (int, np.integer)) else take(data, rows)
 
     @property
     def shard_seed(self) -> int:
@@ -523,23 +577,6 @@ class Worker:
         self.close()
 
     # What they share.
-
-    def _open_center(self, centers: CenterFactory, shared: SharedParameters, rule: Rule, timeout_s: float) -> None:
-        """Create the center or attach to it, as the controller says, and share the values."""
-        layout = shared.parameters.layout
-        specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
-        request = msg.InitCenter(specs=specs, rule=type(rule).__name__, place=centers.place)
-        create = self._session.ask(request, msg.CenterRole, timeout_s).create
-        try:
-            shared.center = (centers.create if create else centers.attach)(layout, rule, self.global_rank)
-            shared.start(create, timeout_s)
-            if create:
-                self._session.ask(msg.CenterReady(), msg.Done, timeout_s)
-        except BaseException as exc:
-            shared.close()
-            if create:
-                self._session.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
-            raise
 
     @property
     def _session(self) -> Session:

@@ -1,5 +1,6 @@
 """The shims for Theano-era packages: applied on demand, harmless twice, absent from `import platoon_base`."""
 
+import importlib.metadata
 import importlib.util
 import os
 import subprocess
@@ -69,3 +70,87 @@ g = theano.function([image], lasagne.layers.get_output(pooled))
 assert g(numpy.arange(4).reshape(1, 1, 2, 2).astype(theano.config.floatX)).item() == 3
 """
     run(code, THEANO_FLAGS=os.environ.get("THEANO_FLAGS", ""))
+
+
+def require_keras(generation, remedy):
+    try:
+        version = importlib.metadata.version("keras")
+    except importlib.metadata.PackageNotFoundError:
+        version = "none"
+    if version.partition(".")[0] != generation:
+        pytest.skip(f"needs Keras {generation}, here is {version}: {remedy}")
+
+
+@pytest.mark.theano
+@pytest.mark.keras
+def test_keras_2_loads_what_it_saved_with_the_state_of_its_optimizer(tmp_path):
+    require_keras("2", "`make setup` installs it on Python 3.11")
+    code = """
+import os
+from platoon_base import compat
+compat.apply()
+compat.apply()
+import h5py, keras, numpy as np
+from keras.engine.saving import load_attributes_from_hdf5_group
+from keras.layers import Dense
+compat.apply()
+model = keras.Sequential([Dense(5, activation="tanh", input_shape=(3,)), Dense(2, activation="softmax")])
+model.compile("adam", "categorical_crossentropy", metrics=["accuracy"])
+rng = np.random.RandomState(0)
+x, y = rng.randn(40, 3), np.eye(2)[rng.randint(0, 2, 40)]
+model.fit(x, y, batch_size=10, epochs=2, verbose=0)
+path = os.environ["MODEL"]
+model.save(path)
+loaded = keras.models.load_model(path)
+np.testing.assert_array_equal(loaded.predict(x), model.predict(x))
+state = model.optimizer.get_weights()
+assert state[0] == 8 and len(state) > 8 and all(np.any(moment) for moment in state[1:9])
+for ours, theirs in zip(state, loaded.optimizer.get_weights(), strict=True):
+    np.testing.assert_array_equal(theirs, ours)
+for either in model, loaded:
+    either.fit(x, y, batch_size=10, epochs=1, verbose=0, shuffle=False)
+for ours, theirs in zip(model.get_weights(), loaded.get_weights(), strict=True):
+    np.testing.assert_array_equal(theirs, ours)
+model.save_weights(path)
+before = model.get_weights()
+model.set_weights([weight + 1 for weight in before])
+model.load_weights(path)
+for ours, theirs in zip(before, model.get_weights(), strict=True):
+    np.testing.assert_array_equal(theirs, ours)
+with h5py.File(path, "w") as file:
+    file.attrs.create("names", ["a", "\u00e4"], dtype=h5py.string_dtype())
+    file.attrs.create("table", [["a", "b"], ["c", "d"]], dtype=h5py.string_dtype())
+    file.attrs["numbers"] = [1.0, 2.0]
+    file.attrs["nothing"] = h5py.Empty("f")
+    assert load_attributes_from_hdf5_group(file, "names") == ["a", "\u00e4"]
+    assert file.attrs["table"].shape == (2, 2) and file.attrs["table"][1, 0].decode("utf8") == "c"
+    assert file.attrs["numbers"].tolist() == [1.0, 2.0] and file.attrs["nothing"] == h5py.Empty("f")
+    assert file.attrs.get("missing") is None
+"""
+    flags = os.environ.get("THEANO_FLAGS", "")
+    run(code, KERAS_BACKEND="theano", THEANO_FLAGS=flags, MODEL=str(tmp_path / "model.h5"))
+
+
+@pytest.mark.keras
+def test_keras_3_and_its_h5py_stay_as_they_are(tmp_path):
+    require_keras("3", "`make test-keras` installs it")
+    code = """
+import os
+from platoon_base import compat
+compat.apply()
+import h5py, keras, numpy as np
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+model.compile("adam", "mse")
+x = np.ones((8, 3), "float32")
+model.fit(x, x[:, :2], batch_size=4, verbose=0)
+path = os.environ["MODEL"]
+model.save(path)
+loaded = keras.models.load_model(path)
+np.testing.assert_array_equal(loaded.predict(x, verbose=0), model.predict(x, verbose=0))
+for ours, theirs in zip(model.optimizer.variables, loaded.optimizer.variables, strict=True):
+    np.testing.assert_array_equal(theirs.numpy(), ours.numpy())
+with h5py.File(path, "w") as file:
+    file.attrs["name"] = "text"
+    assert type(file.attrs["name"]) is str
+"""
+    run(code, MODEL=str(tmp_path / "model.keras"))

@@ -1,11 +1,13 @@
-"""The control words: the first reason to stop stays, each worker has its row, all who look see the same."""
+"""The control words and their ballots: the first reason to stop stays, each worker has its row, all see the same."""
 
 import math
 
 import pytest
 
+from platoon_base.ballot import Ballot
 from platoon_base.control_words import ControlWords
-from platoon_base.errors import ProtocolError
+from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.schedule import STOP_POLICIES
 
 pytestmark = pytest.mark.base
 
@@ -116,3 +118,109 @@ def test_rows_do_not_share_bytes_with_the_header_or_each_other(memory, words):
     words.stop("y" * 256)
     assert [words.progress(rank)[::6] for rank in range(ROWS)] == [(rank + 1, rank + 0.5) for rank in range(ROWS)]
     assert words.stop_reason == "y" * 256
+
+
+# Ballots.
+
+
+@pytest.fixture
+def ballots(words, others):
+    """Ballot 1, as each rank sees it; every other one in another mapping of the words."""
+    found = [Ballot((words, others)[rank % 2], rank) for rank in range(ROWS)]
+    for ballot in found:
+        ballot.open(1)
+    return found
+
+
+def seen(ballots):
+    """Return what all see, who must see the same."""
+    views = [ballot.voters() for ballot in ballots]
+    assert all(view == views[0] for view in views)
+    return views[0]
+
+
+def test_a_vote_is_seen_by_all(ballots):
+    assert seen(ballots) == set()
+    ballots[2].cast()
+    ballots[2].cast()
+    assert seen(ballots) == {2}
+    for rank in range(ROWS):
+        ballots[rank].cast()
+    assert seen(ballots) == set(range(ROWS))
+    assert {type(rank) for rank in seen(ballots)} == {int}
+
+
+def test_votes_are_of_one_ballot(ballots):
+    ballots[0].cast()
+    ballots[1].cast()
+    ballots[0].open(2)
+    assert ballots[0].voters() == set()
+    assert seen(ballots[1:]) == {0, 1}, "those who are slower still see both votes"
+    ballots[0].cast()
+    assert ballots[0].voters() == {0}
+    assert seen(ballots[1:]) == {1}
+    for ballot in ballots[1:]:
+        ballot.open(2)
+    assert seen(ballots) == {0}
+
+
+def test_a_ballot_opened_again_begins_without_the_own_vote(ballots):
+    ballots[0].cast()
+    ballots[1].cast()
+    ballots[0].open(1)
+    assert seen(ballots) == {1}
+
+
+def test_a_worker_that_joins_has_not_voted(words, ballots):
+    ballots[3].cast()
+    words.start_row(3)
+    assert seen(ballots) == set()
+
+
+@pytest.mark.parametrize(
+    ("policy", "voters", "members", "expected"),
+    [
+        ("any", [3], {0, 1, 2}, False),
+        ("any", [2, 3], {0, 1, 2}, True),
+        ("all", [0, 1, 3], [0, 1, 2], False),
+        ("all", [0, 1, 2], (0, 1, 2), True),
+        ("leader", [0, 2], {1, 2}, False),
+        ("leader", [1], {1, 2}, True),
+    ],
+)
+def test_a_ballot_is_decided_by_its_policy_and_those_present(ballots, policy, voters, members, expected):
+    for rank in voters:
+        ballots[rank].cast()
+    assert [ballot.passed(policy, members) for ballot in ballots] == [expected] * ROWS
+
+
+@pytest.mark.parametrize("policy", STOP_POLICIES)
+def test_without_votes_nothing_passes(ballots, policy):
+    assert not ballots[0].passed(policy, range(ROWS))
+
+
+def test_an_unknown_policy_is_refused(ballots):
+    with pytest.raises(ConfigurationError, match="policy"):
+        ballots[0].passed("most", {0})
+
+
+@pytest.mark.parametrize("call", [Ballot.cast, Ballot.voters, lambda ballot: ballot.passed("any", {0})])
+def test_before_a_ballot_is_open_there_is_nothing_to_vote_on(words, call):
+    with pytest.raises(ConfigurationError, match="open"):
+        call(Ballot(words, 0))
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.0, True, None])
+def test_a_ballot_needs_a_number(ballots, number):
+    with pytest.raises(ConfigurationError, match="counted from 1"):
+        ballots[0].open(number)
+
+
+def test_ballots_and_rows_do_not_share_bytes(memory, words, ballots):
+    words.write_text(ROWS - 1, "ending", "z" * 256)
+    for ballot in ballots:
+        ballot.open(2**62)
+        ballot.cast()
+    assert words.read_text(ROWS - 1, "ending") == "z" * 256
+    assert [words.progress(rank).epoch for rank in range(ROWS)] == [0] * ROWS
+    assert bytes(memory[-8:]) == (2**62).to_bytes(8, "little")

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -62,6 +63,12 @@ def init(specs=SMALL, rule="EASGD(alpha=0.5)"):
 
 def reduce(name="epoch", timeout_s=10.0, **pairs):
     return msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s)
+
+
+def arrays(name="states", timeout_s=10.0, shapes=None, drops_center=False, values=()):
+    vector = np.asarray(values, "<f8").tobytes()
+    shapes = [(len(values),)] if shapes is None else shapes
+    return msg.Reduce(name=name, pairs={}, timeout_s=timeout_s, vector=vector, shapes=shapes, drops_center=drops_center)
 
 
 def replies(actions):
@@ -410,6 +417,167 @@ def test_a_late_joiner_passes_a_barrier_that_the_others_have_behind_them():
     assert job.coordinator.participants == {0}
 
 
+# Sums of vectors.
+
+
+def vector_of(reply):
+    return np.frombuffer(reply.vector, "<f8").tolist()
+
+
+def test_vectors_are_added_in_the_order_of_the_ranks_whoever_comes_first():
+    job = Job(3).join(0, 1, 2)
+    job.ask(2, arrays(values=[1.0, 3.0]))
+    job.ask(1, arrays(values=[-1e16, 2.0]))
+    answered = replies(job.ask(0, arrays(values=[1e16, 1.0])))
+    assert [vector_of(reply) for reply in answered.values()] == [[1.0, 6.0]] * 3
+    assert len({reply.vector for reply in answered.values()}) == 1
+    assert [reply.ranks for reply in answered.values()] == [[0, 1, 2]] * 3
+
+
+def test_what_is_not_finite_passes_through_a_sum_of_vectors():
+    job = Job(2).join(0, 1)
+    job.ask(0, arrays(values=[np.nan, np.inf, np.inf, 1e308]))
+    reply = replies(job.ask(1, arrays(values=[1.0, 1.0, -np.inf, 1e308])))["0"]
+    np.testing.assert_array_equal(vector_of(reply), [np.nan, np.inf, np.nan, np.inf])
+
+
+def test_the_vector_of_a_lost_worker_does_not_count():
+    job = Job(3).join(0, 1, 2)
+    for rank in (0, 1):
+        job.ask(rank, arrays(values=[2.0**rank]))
+    assert job.coordinator.worker_ended(0, lost=True) == []
+    reply = replies(job.ask(2, arrays(values=[4.0])))["1"]
+    assert (vector_of(reply), reply.ranks, reply.lost) == ([6.0], [1, 2], [0])
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (arrays(values=[1.0]), ["rank 1: 1 values in 1 arrays ((1,))"]),
+        (arrays(values=[1.0, 2.0], shapes=[(2, 1)]), ["rank 1: 2 values in 1 arrays ((2, 1))"]),
+        (arrays(values=[], shapes=[]), ["rank 1: 0 values in 0 arrays"]),
+        (reduce("states"), ["rank 1: 0 values in 0 arrays"]),
+    ],
+    ids=["length", "shape", "nothing", "pairs"],
+)
+def test_arrays_of_different_shapes_are_refused_for_all_with_who_passed_what(odd, words):
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, arrays(values=[1.0, 2.0]))
+    job.ask(1, odd)
+    answered = replies(job.ask(2, arrays(values=[1.0, 2.0])))
+    assert set(answered) == {"0", "1", "2"}
+    for reply in answered.values():
+        require_failure(reply, "LayoutMismatchError", "'states'", "ranks 0, 2: 2 values in 1 arrays ((2,))", *words)
+    for rank in (0, 1):
+        assert job.ask(rank, arrays(values=[1.0])) == []
+    assert vector_of(replies(job.ask(2, arrays(values=[1.0])))["0"]) == [3.0], "the next sum is a new one"
+
+
+def test_all_may_add_nothing():
+    job = Job(2).join(0, 1)
+    job.ask(0, arrays(values=[], shapes=[]))
+    assert replies(job.ask(1, arrays(values=[], shapes=[])))["0"].vector == b""
+
+
+def test_a_vector_of_half_a_number_is_refused():
+    job = Job(2).join(0, 1)
+    reply = job.answer(0, msg.Reduce(name="states", pairs={}, timeout_s=1.0, vector=b"\0" * 12))
+    require_failure(reply, "ProtocolError", "12 bytes")
+    assert job.coordinator.next_deadline is None
+
+
+# Letting go of the center.
+
+
+def share(job, *ranks, request=None):
+    for number, rank in enumerate(ranks):
+        assert job.answer(rank, request or init()) == (ATTACH if number else CREATE)
+        if not number:
+            job.ask(rank, msg.CenterReady())
+
+
+def release(timeout_s=10.0, drops_center=True):
+    return arrays("release", timeout_s, [], drops_center)
+
+
+def test_once_all_have_let_go_another_model_and_rule_can_be_shared():
+    job = Job(3).join(0, 1, 2)
+    share(job, 0, 1, 2)
+    for rank in (2, 0):
+        assert job.ask(rank, release()) == []
+    assert {member.phase for member in job.coordinator.members.values()} == {Phase.TRAINING}
+    assert set(replies(job.ask(1, release()))) == {"0", "1", "2"}
+    assert {member.phase for member in job.coordinator.members.values()} == {Phase.JOINED}
+    share(job, 1, 2, 0, request=init(LARGE, "ASGD()"))
+
+
+@pytest.mark.parametrize("when", ["before", "while the others wait"])
+@pytest.mark.parametrize("creator", [0, 2])
+def test_the_center_is_let_go_without_those_that_died(when, creator):
+    job = Job(3).join(0, 1, 2)
+    share(job, *((2, 0, 1) if creator == 2 else (0, 1, 2)))
+    if when == "before":
+        job.coordinator.worker_ended(2, lost=True)
+    job.ask(0, release())
+    actions = job.ask(1, release())
+    if when != "before":
+        assert actions == []
+        actions = job.coordinator.worker_ended(2, lost=True)
+    assert replies(actions)["0"].ranks == [0, 1]
+    share(job, 1, 0, request=init(LARGE))
+
+
+def test_a_worker_that_shares_late_finds_the_center_until_it_lets_go_too():
+    job = Job(2).join(0, 1)
+    share(job, 0)
+    assert job.ask(0, release()) == []
+    assert job.answer(1, init()) == ATTACH
+    assert set(replies(job.ask(1, release()))) == {"0", "1"}
+    share(job, 0, 1, request=init(LARGE))
+
+
+def test_who_shares_nothing_lets_nothing_go_alone_but_is_waited_for():
+    job = Job(2).join(0, 1)
+    share(job, 0)
+    assert job.ask(0, release()) == []
+    assert set(replies(job.ask(1, release(drops_center=False)))) == {"0", "1"}
+    share(job, 1, request=init(LARGE))
+
+
+def test_if_nobody_shares_anything_there_is_nothing_to_let_go():
+    job = Job(2).join(0, 1)
+    job.ask(0, release(drops_center=False))
+    assert set(replies(job.ask(1, release(drops_center=False)))) == {"0", "1"}
+    share(job, 0, 1)
+
+
+def test_a_late_joiner_without_parameters_neither_waits_nor_takes_the_center_from_the_others():
+    job = Job(1).join(0)
+    share(job, 0)
+    job.answer("late", hello())
+    passing = msg.Reduce(name="release", pairs={}, timeout_s=1.0, late_pass=True)
+    assert job.answer("late", passing).ranks == [1]
+    assert job.answer("late", init()) == ATTACH
+
+
+def test_a_center_that_is_being_made_is_kept_for_its_maker():
+    job = Job(1).join(0)
+    share(job, 0)
+    job.answer("late", hello())
+    job.ask(0, release())
+    assert job.answer("late", init(LARGE)) == CREATE
+    job.ask(0, release())
+    assert job.answer("late", msg.CenterReady()) == DONE
+
+
+def test_a_center_outlives_those_who_leave_without_letting_go():
+    job = Job(1).join(0)
+    share(job, 0)
+    job.answer("late", hello())
+    job.ask(0, msg.Leave())
+    assert job.answer("late", init()) == ATTACH
+
+
 # Deadlines.
 
 
@@ -588,7 +756,10 @@ class AnyJob(RuleBasedStateMachine):
         if reply == CREATE:
             self.creators.append(peer)
         if isinstance(reply, msg.Reduced):
-            assert reply.pairs == {"n": (float(len(reply.ranks)), 1.0 * len(reply.ranks))}
+            if request.name == "release":
+                assert reply.pairs == {}
+            else:
+                assert reply.pairs == {"n": (float(len(reply.ranks)), 1.0 * len(reply.ranks))}
             assert self.coordinator.participants <= set(reply.ranks)
 
     def gone(self, peer):
@@ -631,6 +802,13 @@ class AnyJob(RuleBasedStateMachine):
     @rule(number=number, name=st.sampled_from(["a", "a", "a", "b"]), timeout_s=st.sampled_from([1.0, 9.0]))
     def reduce(self, number, name, timeout_s):
         self.ask(self.choose(number), reduce(name, timeout_s, n=(1.0, 1.0)))
+
+    @precondition(somebody_is_free)
+    @rule(number=number, timeout_s=st.sampled_from([1.0, 9.0]), shares=st.booleans())
+    def release(self, number, timeout_s, shares):
+        peer = self.choose(number)
+        if peer not in self.creators:
+            self.ask(peer, release(timeout_s, shares))
 
     @precondition(somebody_is_free)
     @rule(number=number, policy=st.sampled_from(["any", "all", "leader", "most"]))

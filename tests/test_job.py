@@ -382,8 +382,9 @@ def test_an_impossible_process_id_harms_nobody(run_job, pid):
         import os, socket, sys
         import msgspec, zmq
         from platoon_base import connect
+        from platoon_base.messages import PROTOCOL
 
-        hello = {"type": "hello", "protocol": 1, "pid": int(sys.argv[2]), "host": "here", "device": "cpu"}
+        hello = {"type": "hello", "protocol": PROTOCOL, "pid": int(sys.argv[2]), "host": "here", "device": "cpu"}
         with connect() as worker, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.connect(f"ipc://{os.environ['PLATOON_JOB']}/control")
             stranger.send(b"12345678" + msgspec.msgpack.encode(hello))
@@ -746,3 +747,242 @@ def test_a_worker_that_fails_while_it_joins_ends(run_job):
     )
     assert outcome.result.status == 1
     assert "RuntimeError: oops" in outcome.logs[0]
+
+
+# Sums of arrays.
+
+
+def test_arrays_are_summed_to_the_same_bits_on_every_worker(run_job, tmp_path):
+    outcome = run_job(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import connect
+
+        with connect() as worker:
+            rank = worker.global_rank
+            rng = np.random.default_rng(rank)
+            mine = [rng.standard_normal((3, 5)).astype("float32"), np.array(rank), rng.random(4) < 0.5,
+                    np.array([np.nan, np.inf, 1.0 - 2 * (rank == 2)]) / [1, 1, 0 * rank], rng.standard_normal(150_000)]
+            total = worker.sum_arrays("states", mine, {"m": (rank + 1.0, 2.0)})
+            assert (total.pairs, total.ranks, total.stop) == ({"m": (6.0, 6.0)}, [0, 1, 2], ""), total
+            np.savez(sys.argv[1] + f"/{rank}.npz", *total.arrays)
+            np.savez(sys.argv[1] + f"/mine{rank}.npz", *mine)
+            assert worker.sum_arrays("states", []).arrays == []
+        """,
+        workers=3,
+    ).require_success()
+    assert outcome.result.status == 0
+    mine = [np.load(tmp_path / f"mine{rank}.npz") for rank in range(3)]
+    sums = [np.load(tmp_path / f"{rank}.npz") for rank in range(3)]
+    for name in mine[0]:
+        with np.errstate(invalid="ignore"):
+            expected = mine[0][name].astype(float) + mine[1][name] + mine[2][name]
+        for found in sums:
+            np.testing.assert_array_equal(found[name], expected)
+            assert found[name].tobytes() == sums[0][name].tobytes()
+
+
+@pytest.mark.parametrize("when", ["before", "between two parts", "in the last part"])
+def test_a_sum_of_arrays_is_of_the_survivors_whenever_one_dies(run_job, when):
+    outcome = run_job(
+        """
+        import os, signal, sys
+        import numpy as np
+        from platoon_base import connect
+
+        when = sys.argv[2]
+        with connect() as worker:
+            worker.barrier()
+            if worker.global_rank == 1:
+                real = worker._control.reduce
+                def reduce(name, *args, **kwargs):
+                    last = {"before": "states", "between two parts": "part 2", "in the last part": "part 4 of 4"}[when]
+                    if name.endswith(last) or last in name:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return real(name, *args, **kwargs)
+                worker._control.reduce = reduce
+            mine = np.arange(200_000.0) * 10**worker.global_rank
+            total = worker.sum_arrays("states", [mine], {"ranks": (10.0**worker.global_rank, 1)})
+            assert total.ranks == [0, 2]
+            assert total.pairs == {"ranks": (101.0, 2.0)}
+            np.testing.assert_array_equal(total.arrays[0], np.arange(200_000.0) * 101)
+            worker.report({str(worker.global_rank): "ok"})
+        """,
+        workers=3,
+        args=(when,),
+    )
+    assert outcome.reported == {"0": "ok", "2": "ok"}, outcome.logs
+    assert outcome.result.status == 128 + signal.SIGKILL
+
+
+def test_arrays_of_different_shapes_are_refused_on_every_worker(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.errors import LayoutMismatchError
+
+        with connect() as worker:
+            try:
+                worker.sum_arrays("states", [np.ones((3, 30_000 if worker.global_rank else 20_000))])
+            except LayoutMismatchError as exc:
+                worker.report({str(worker.global_rank): str(exc)})
+            assert worker.sum_arrays("states", [np.ones(3)]).arrays[0].tolist() == [3.0] * 3
+        """,
+        workers=3,
+    ).require_success()
+    expected = "rank 0: 60000 values in 1 arrays ((3, 20000)); ranks 1, 2: 90000 values in 1 arrays ((3, 30000))"
+    assert len(outcome.reported) == 3
+    assert all(expected in text for text in outcome.reported.values()), outcome.reported
+
+
+# Sharing several times.
+
+
+def test_parameters_are_released_and_others_shared_under_another_rule(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import ASGD, EASGD, connect
+
+        with connect() as worker:
+            rank = worker.global_rank
+            worker.release_shared_params()
+            x, y = np.full(1000, 2.0), np.full((700, 1001), 5.0, "float32")
+            worker.init_shared_params([x], EASGD(0.5))
+            if rank == 0:
+                x += 4
+                worker.sync_params()  # d = 2
+                assert (x == 4).all()
+            worker.barrier("synchronized")
+            worker.copy_to_local()
+            assert (x == 4).all()
+            worker.release_shared_params()
+            assert not worker.shares
+            x += rank
+            for fold in range(5):
+                y[:] = 5
+                worker.init_shared_params([y, np.ones(fold + 1)][: fold % 2 + 1], ASGD())
+                assert (y == 5).all()
+                worker.barrier("all start from the first values")
+                for step in range(3):
+                    y += 2**rank
+                    worker.sync_params()
+                worker.barrier("trained")
+                worker.copy_to_local()
+                assert (y == 5 + 3 * (1 + 2 + 4)).all(), np.unique(y)
+                worker.release_shared_params()
+            assert (x == 4 + rank).all(), "what was released is nobody else's"
+            worker.report({str(rank): "ok"})
+        """,
+        workers=3,
+    ).require_success()
+    assert len(outcome.reported) == 3
+
+
+@pytest.mark.parametrize("when", ["while it shares", "in the release"])
+def test_survivors_of_a_death_release_and_share_again(run_job, when):
+    outcome = run_job(
+        """
+        import os, signal, sys
+        import numpy as np
+        from platoon_base import ASGD, EASGD, connect
+
+        with connect() as worker:
+            rank = worker.global_rank
+            x, y = np.zeros(1000), np.full(77, 3.0, "float32")
+            worker.init_shared_params([x], EASGD(0.5))
+            worker.barrier("all share")
+            if rank == 1:
+                if sys.argv[2] == "while it shares":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                worker._control.reduce = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+            for step in range(20):
+                worker.sync_params()
+            worker.release_shared_params()
+            worker.init_shared_params([y, x], ASGD())
+            worker.barrier("survivors share")
+            y += 10**rank
+            worker.sync_params()
+            worker.barrier("survivors trained")
+            worker.copy_to_local()
+            assert (y == 3 + 1 + 100).all(), np.unique(y)
+            worker.report({str(rank): "ok"})
+        """,
+        workers=3,
+        args=(when,),
+    )
+    assert outcome.reported == {"0": "ok", "2": "ok"}, outcome.logs
+    assert outcome.result.status == 128 + signal.SIGKILL
+
+
+def test_a_release_in_vain_names_who_is_missing_and_leaves_the_parameters_shared(run_job, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    run_job(
+        """
+        import sys
+        from pathlib import Path
+        import numpy as np
+        from platoon_base import ASGD, connect
+        from platoon_base.errors import CollectiveTimeoutError
+
+        fifo, x = Path(sys.argv[1], "fifo"), np.zeros(10)
+        with connect() as worker:
+            worker.init_shared_params([x], ASGD())
+            if worker.global_rank == 0:
+                try:
+                    worker.release_shared_params(timeout_s=0.2)
+                except CollectiveTimeoutError as exc:
+                    assert "rank 1" in str(exc) and "release_shared_params" in str(exc), exc
+                else:
+                    raise AssertionError("the other still shares")
+                x += 1
+                worker.sync_params()
+                fifo.write_text("go on")
+            else:
+                fifo.read_text()
+                worker.copy_to_local()
+                assert (x == 1).all()
+            worker.release_shared_params()
+        """
+    ).require_success()
+
+
+# Ballots.
+
+
+def test_votes_of_one_training_are_seen_by_all_and_end_that_one_only(run_job):
+    outcome = run_job(
+        """
+        import os, subprocess, sys
+        from platoon_base import connect
+
+        late = "PLATOON_RANK" not in os.environ
+        with connect() as worker:
+            ballot, rank = worker.ballot, worker.global_rank
+            if late:
+                ballot.open(2)
+                ballot.cast()
+                sys.exit()
+            for number, voters in ((1, {0, 2}), (2, {1}), (3, set())):
+                ballot.open(number)
+                assert not ballot.passed("all", range(3))
+                worker.barrier("open")
+                if rank in voters:
+                    ballot.cast()
+                if number == 2 and rank == 0:
+                    environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
+                    subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
+                worker.barrier("cast")
+                assert ballot.voters() == voters | ({3} if number == 2 else set()), ballot.voters()
+                assert ballot.passed("any", range(3)) == bool(voters)
+                assert ballot.passed("leader", range(3)) == (0 in voters)
+                assert not ballot.passed("all", range(3))
+                assert not worker.should_stop
+                worker.barrier("seen")
+            worker.report({str(rank): "ok"})
+        """,
+        workers=3,
+    ).require_success()
+    assert len(outcome.reported) == 3

@@ -22,6 +22,7 @@ REQUESTS = [
     msg.CenterReady(),
     msg.Reduce(name="epoch 3", pairs={"loss": (1.5, 64.0), "error": (math.inf, 0.0)}, timeout_s=600.0),
     msg.Reduce(name="barrier", pairs={}, timeout_s=0.0),
+    msg.Reduce(name="states", pairs={}, timeout_s=1.0, vector=b"\0" * 48, shapes=[(2, 3), ()], drops_center=True),
     msg.Report(metrics={"loss": 0.25, "epoch": 3, "best": "model é.npz"}),
     msg.Vote(reason="patience", policy="all"),
     msg.Leave(),
@@ -32,6 +33,7 @@ REPLIES = [
     msg.CenterRole(create=True),
     msg.CenterRole(create=False),
     msg.Reduced(pairs={"loss": (1.5, 64.0)}, ranks=[0, 2], lost=[1]),
+    msg.Reduced(pairs={}, ranks=[0], lost=[], stop="patience", vector=b"\1" * 8),
     msg.Done(),
     msg.UserReply(answer=["stop", 3, {"lr": 0.1}]),
     msg.UserReply(),
@@ -138,7 +140,9 @@ def test_what_only_looks_like_data_is_refused(info):
         (REQUESTS[2], "specs", [("W", (2, 3))]),
         (REQUESTS[4], "pairs", {"loss": (1.0,)}),
         (REQUESTS[4], "timeout_s", None),
-        (REQUESTS[6], "metrics", {"loss": [1.0]}),
+        (REQUESTS[6], "shapes", [(1.5,)]),
+        (REQUESTS[6], "vector", b"\0" * (msg.MAX_VECTOR_BYTES + 1)),
+        (REQUESTS[7], "metrics", {"loss": [1.0]}),
     ],
 )
 def test_a_field_of_another_type_is_refused(message, field, value):

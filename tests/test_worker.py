@@ -71,6 +71,75 @@ def test_a_second_init_is_refused(worker):
         worker.init_shared_params([np.zeros(3)], EASGD())
 
 
+def test_alone_parameters_are_released_and_shared_anew(worker):
+    worker.release_shared_params()
+    for shape, rule in ((3, EASGD()), (5, ASGD())):
+        worker.init_shared_params([np.zeros(shape)], rule)
+        worker.sync_params()
+        worker.release_shared_params()
+        with pytest.raises(ConfigurationError, match="init_shared_params first"):
+            worker.sync_params()
+    worker.release_shared_params()
+
+
+def test_a_center_is_released_with_its_memory_and_made_anew(job_of_one):
+    small, large = np.ones(3), np.ones((5, 7), "float32")
+    job_of_one.init_shared_params([small], EASGD(0.5))
+    segment = job_of_one._shared.center._segment
+    job_of_one.release_shared_params()
+    assert segment.closed
+    assert not job_of_one.shares
+    job_of_one.init_shared_params([large], ASGD())
+    small += 1
+    large += 1
+    job_of_one.sync_params()
+    with job_of_one.center_params():
+        assert (large == 2).all()
+    assert (small == 2).all(), "nothing touches it any more"
+
+
+REAL = [np.arange(6.0).reshape(2, 3), np.float16(0.5), np.array([True, False]), np.array(7, "int64"), np.empty((0, 4))]
+
+
+def test_alone_sums_of_arrays_are_the_arrays(worker):
+    total = worker.sum_arrays("states", [*REAL, np.asfortranarray(REAL[0]), 3], {"m": (6, 4)})
+    assert (total.pairs, total.ranks, total.stop) == ({"m": (6.0, 4.0)}, [0], "")
+    for found, expected in zip(total.arrays, [*REAL, REAL[0], 3]):
+        assert found.dtype == np.float64
+        assert found.shape == np.shape(expected)
+        np.testing.assert_array_equal(found, expected)
+    total.arrays[0] += 1
+    assert REAL[0][0, 0] == 0
+    worker.request_stop("enough")
+    assert worker.sum_arrays("nothing", []) == ([], {}, [0], "enough")
+
+
+@pytest.mark.parametrize("n", [1 << 16, (1 << 16) + 1, 200_000])
+def test_alone_a_sum_of_arrays_may_be_longer_than_a_message(worker, n):
+    values = np.random.default_rng(0).standard_normal((2, n))
+    (found,), pairs, *_ = worker.sum_arrays("states", [values], {"m": (1.0, 2.0)})
+    np.testing.assert_array_equal(found, values)
+    assert pairs == {"m": (1.0, 2.0)}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "complaint"),
+    [(np.zeros(3), "pass a list"), ([np.zeros(2), np.zeros(2, complex)], "complex128 at index 1"), (["x"], "index 0")],
+)
+def test_what_has_no_sum_in_float64_is_refused(worker, arrays, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        worker.sum_arrays("states", arrays)
+
+
+def test_alone_the_own_vote_decides(worker):
+    worker.ballot.open(1)
+    assert not worker.ballot.passed("all", [worker.global_rank])
+    worker.ballot.cast()
+    assert worker.ballot.voters() == {0}
+    assert worker.ballot.passed("all", [worker.global_rank])
+    assert not worker.should_stop
+
+
 @pytest.mark.parametrize("call", ["sync_params", "copy_to_local", "copy_to_global"])
 def test_before_init_is_refused(worker, call):
     with pytest.raises(ConfigurationError, match="init_shared_params first"):
@@ -91,6 +160,8 @@ def test_before_init_is_refused(worker, call):
         lambda w: w.lock(),
         lambda w: w.unlock(),
         lambda w: w.init_shared_params([np.zeros(3)], EASGD()),
+        lambda w: w.release_shared_params(),
+        lambda w: w.sum_arrays("x", []),
     ],
 )
 def test_after_close_is_refused(worker, call):

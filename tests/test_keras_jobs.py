@@ -1,0 +1,646 @@
+"""Real fits of real Keras models on several processes, the same tests on every back end that is installed."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(180)]
+
+KERAS_2 = keras.__version__.startswith("2.")
+needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
+
+# Small models, the same on both generations of Keras; `weights()` of one worker, `everyones()` of all.
+PREAMBLE = """
+import json
+import os
+import sys
+import numpy as np
+from platoon_plugins.keras import ASGD, EASGD, DistributedOptimizer, distribute, shard
+import keras
+from platoon_base import connect
+from platoon_base.errors import PlatoonError
+
+KERAS_2 = keras.__version__.startswith("2.")
+L = keras.layers
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+
+def dense(units=(8, 3), optimizer="sgd", extra=(), metrics=("accuracy",), **options):
+    np.random.seed(5)
+    if not KERAS_2:
+        keras.utils.set_random_seed(5)
+    layers = [L.Dense(units[0], activation="tanh", name="hidden", input_shape=(6,))] if KERAS_2 else [
+        keras.Input((6,)), L.Dense(units[0], activation="tanh", name="hidden")]
+    model = keras.Sequential([*layers, *extra, L.Dense(units[1], activation="softmax", name="out")])
+    model.compile(optimizer, loss=options.pop("loss", "categorical_crossentropy"), metrics=list(metrics), **options)
+    return model
+
+def data(rows, seed=0):
+    rng = np.random.RandomState(seed)
+    x = rng.randn(rows, 6).astype("float32")
+    labels = (x @ np.random.RandomState(9).randn(6, 3)).argmax(1)
+    return x, np.eye(3, dtype="float32")[labels]
+
+def flat(weights):
+    return np.concatenate([np.asarray(w, "float64").ravel() for w in weights])
+
+def everyones(values):
+    return worker.all_gather(np.ascontiguousarray(values, "float64"))
+
+class Watch(keras.callbacks.Callback):
+    def __init__(self, batch_end=None, epoch_end=None, epoch_begin=None):
+        super().__init__()
+        self.epochs, self.logs, self.batches = [], [], 0
+        self.do_batch, self.do_epoch, self.do_begin = batch_end, epoch_end, epoch_begin
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.do_begin:
+            self.do_begin(self, epoch)
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.do_batch:
+            self.do_batch(self, batch)
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+        self.logs.append({name: float(value) for name, value in logs.items()})
+        if self.do_epoch:
+            self.do_epoch(self, epoch, logs)
+
+def stop(callback):
+    callback.model.stop_training = True
+"""
+
+
+@pytest.fixture
+def run_keras(run_job):
+    """Run a script after the preamble on real workers."""
+
+    def run(text, workers=2, **options):
+        import textwrap
+
+        return run_job(PREAMBLE + textwrap.dedent(text), workers, **options)
+
+    return run
+
+
+def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(run_keras):
+    """Weight by weight to 1e-5 after 20 steps, with clipping behind the average, and state in the optimizer."""
+    run_keras(
+        """
+        x, y = data(20 * size * 8)
+        optimizers = {
+            "sgd": lambda: keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=0.05),
+            "adam": lambda: keras.optimizers.Adam(0.01),
+        }
+        for name, make in optimizers.items():
+            alone = dense(optimizer=make())
+            alone.fit(x, y, batch_size=8 * size, shuffle=False, verbose=0)
+            model = dense(optimizer=DistributedOptimizer(make()))
+            if rank:
+                model.set_weights([w + 1 for w in model.get_weights()])  # rank 0's count
+            model.fit(*shard(x, y), batch_size=8, shuffle=False, verbose=0, callbacks=distribute())
+            moved = abs(flat(alone.get_weights()) - flat(dense().get_weights())).max()
+            difference = abs(flat(alone.get_weights()) - flat(model.get_weights())).max()
+            assert moved > 0.02, moved
+            assert difference < 1e-5, (name, difference)
+            assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+            steps = model.optimizer.iterations
+            assert int(keras.backend.get_value(steps) if KERAS_2 else steps.numpy() if hasattr(steps, "numpy")
+                       else steps.value) == 20
+        """,
+        workers=3,
+    ).require_success()
+
+
+def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
+    """Unequal shards, partial batches, metrics with state; of training too, seen with weights that stand still."""
+    outcome = run_keras(
+        """
+        x, y = data(101)
+        xv, yv = data(53, seed=1)
+        metrics = lambda: ["accuracy", keras.metrics.AUC(name="auc"), keras.metrics.Precision(name="precision")]
+        watch = Watch()
+        model = dense(optimizer=keras.optimizers.SGD(0.0), metrics=metrics())
+        model.fit(*shard(x, y), validation_data=shard(xv, yv), epochs=2, batch_size=8, verbose=0,
+                  callbacks=distribute([watch], sync=ASGD()))
+        names = ["loss", "accuracy", "auc", "precision"]
+        one = dict(zip(names, dense(metrics=metrics()).evaluate(x, y, verbose=0)))
+        valid = dict(zip(names, dense(metrics=metrics()).evaluate(xv, yv, verbose=0)))
+        for logs in watch.logs:
+            for name in names:
+                assert abs(logs[name] - one[name]) < 1e-6, (name, logs[name], one[name])
+                assert abs(logs["val_" + name] - valid[name]) < 1e-6, (name, logs["val_" + name], valid[name])
+
+        def check(callback, epoch, logs):
+            # The center is in the model, and evaluate() in a callback disturbs nobody.
+            for name, value in zip(names, callback.model.evaluate(xv, yv, verbose=0)):
+                assert abs(logs["val_" + name] - float(value)) < 1e-6, (name, logs, value)
+
+        watch = Watch(epoch_end=check)
+        model = dense(optimizer=keras.optimizers.SGD(0.5), metrics=metrics())
+        history = model.fit(*shard(x, y), validation_data=shard(xv, yv), epochs=3, batch_size=8, verbose=0,
+                            callbacks=distribute([watch], sync=EASGD(), every_n_batches=2)).history
+        for name in ["loss", "val_loss", "val_auc"]:
+            assert history[name] == [logs[name] for logs in watch.logs]
+        assert watch.logs[-1]["loss"] < watch.logs[0]["loss"]
+        assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+        worker.report({f"val_loss {rank}": watch.logs[-1]["val_loss"]})
+        """,
+        workers=3,
+    ).require_success()
+    assert len({outcome.reported[f"val_loss {rank}"] for rank in range(3)}) == 1
+    assert outcome.reported["val_loss"] == outcome.reported["val_loss 0"]
+
+
+def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
+    """EASGD keeps the sum of all weights and the center; callbacks move the weights of each worker otherwise."""
+    run_keras(
+        """
+        x, y = data(64)
+        start = flat(dense().get_weights())
+
+        def push(callback, batch):
+            if callback.batches == 2:
+                callback.model.set_weights([w + rank + 1 for w in callback.model.get_weights()])
+
+        def compare(callback, epoch):
+            if epoch:
+                worker.barrier("before")
+                own = flat(callback.model.get_weights())
+                with worker.center_params():
+                    center = flat(callback.model.get_weights())
+                worker.barrier("after")
+                total = everyones(own).sum(axis=0) + center
+                assert abs(total - (size + 1) * start - 3).max() < 1e-4, abs(total - (size + 1) * start).max()
+                assert abs(own - center).max() > 1e-3
+
+        model = dense(optimizer=keras.optimizers.SGD(0.0))
+        model.fit(*shard(x, y), epochs=3, batch_size=8, verbose=0, callbacks=distribute(
+            [Watch(batch_end=push, epoch_begin=compare)], sync=EASGD(0.05), every_n_batches=1))
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all()
+        assert (everyone[0] > start + 0.2).all()
+        """
+    ).require_success()
+
+
+def test_statistics_are_averaged_and_random_layers_differ(run_keras):
+    run_keras(
+        """
+        x, y = data(90)
+        layers = [L.BatchNormalization(name="bn"), L.Dropout(0.5, name="drop")]
+        model = dense(optimizer=keras.optimizers.SGD(0.1), extra=layers)
+        start = model.get_weights()
+
+        def statistics():
+            return flat(model.get_layer("bn").get_weights()[2:])
+
+        def local(callback, batch):
+            callback.model
+            callback.own = statistics()
+
+        def check(callback, epoch, logs):
+            everyone = everyones(callback.own)
+            assert abs(everyone[0] - everyone[1]).max() > 1e-3
+            assert abs(statistics() - everyone.mean(axis=0)).max() < 1e-6
+
+        watch = Watch(batch_end=local, epoch_end=check)
+        callbacks = distribute([watch], sync=EASGD())
+        model.fit(*shard(x, y), epochs=2, batch_size=10, verbose=0, callbacks=callbacks)
+        assert (everyones(statistics()) == statistics()).all()
+
+        ones = np.ones((4, 8), "float32")
+        if KERAS_2:
+            K = keras.backend
+            layer = model.get_layer("drop")
+            mask = K.function([layer.input, K.learning_phase()], [layer.output])([ones, 1])[0]
+        else:
+            mask = keras.ops.convert_to_numpy(model.get_layer("drop")(ones, training=True))
+            seeds = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
+            assert seeds
+            counts = everyones([float(np.asarray(keras.ops.convert_to_numpy(v))[1]) for v in seeds])
+            assert (counts >= 10).all()  # one draw a batch, never averaged into something else
+        masks = everyones(mask)
+        assert (masks[0] != masks[1]).any()
+        assert set(np.unique(masks)) == {0.0, 2.0}
+        """
+    ).require_success()
+
+
+def test_a_stop_of_one_is_a_stop_of_all(run_keras):
+    """In the middle of an epoch and at its end, by each policy, with unequal numbers of batches, with and without
+    validation.
+    """
+    run_keras(
+        """
+        xv, yv = data(20, seed=1)
+
+        def fit(when, policy="any", averaged=False, rows=(40, 56), **options):
+            optimizer = keras.optimizers.SGD(0.1)
+            model = dense(optimizer=DistributedOptimizer(optimizer) if averaged else optimizer)
+            x, y = data(rows[rank])
+            at_batch = lambda callback, batch: when(len(callback.epochs), batch) and stop(callback)
+            at_epoch = lambda callback, epoch, logs: when(epoch, None) and stop(callback)
+            watch = Watch(batch_end=at_batch, epoch_end=at_epoch)
+            callbacks = distribute([watch], stop=policy, every_n_batches=2)
+            model.fit(x, y, epochs=6, batch_size=8, verbose=0, callbacks=callbacks, **options)
+            counts = everyones([len(watch.epochs), watch.batches, len(watch.logs[-1])])
+            assert (counts[:, 0] == counts[0, 0]).all(), counts
+            assert (counts[:, 2] == counts[0, 2]).all(), counts
+            everyone = everyones(flat(model.get_weights()))
+            assert (everyone == everyone[0]).all()
+            return [int(n) for n in counts[:, 0]][0], [int(n) for n in counts[:, 1]]
+
+        valid = {"validation_data": (xv, yv)}
+        for averaged in (False, True):
+            # Rank 1 stops at the end of epoch 1.
+            assert fit(lambda epoch, batch: rank == 1 and epoch == 1 and batch is None, averaged=averaged,
+                       **valid)[0] == 2
+            # Rank 1 stops in the middle of epoch 1: its batches end there, or one later.
+            epochs, batches = fit(lambda epoch, batch: rank == 1 and (epoch, batch) == (1, 2), averaged=averaged)
+            assert epochs == 2
+            assert batches[1] <= 7 + 5
+            # At the last batch of the epoch, behind which validation begins.
+            assert fit(lambda epoch, batch: rank == 1 and (epoch, batch) == (1, 6), averaged=averaged, **valid)[0] in (
+                (2,) if averaged else (2, 3))
+            # Validation every second epoch only.
+            assert fit(lambda epoch, batch: rank == 0 and epoch == 2 and batch is None, averaged=averaged,
+                       validation_freq=2, **valid)[0] == 3
+            # All: rank 0 after epoch 1, rank 1 after epoch 3.
+            assert fit(lambda epoch, batch: batch is None and epoch == (1, 3)[rank], "all", averaged=averaged)[0] == 4
+            # Leader: rank 1 is not asked.
+            assert fit(lambda epoch, batch: batch is None and epoch == (2, 0)[rank], "leader", averaged=averaged)[0] == 3
+        """
+    ).require_success()
+
+
+def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
+    """Those that have no batch left wait and catch up: no rank hangs, and all end with the same weights."""
+    run_keras(
+        """
+        x, y = data((24, 80, 40)[rank])
+        model = dense(optimizer=DistributedOptimizer(keras.optimizers.Adam(0.01)))
+        watch = Watch()
+        model.fit(x, y, epochs=3, batch_size=8, verbose=0, callbacks=distribute([watch]))
+        assert watch.batches == 3 * (3, 10, 5)[rank]
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all()
+        assert abs(everyone[0] - flat(dense().get_weights())).max() > 0.05
+        variables = model.optimizer.get_weights() if KERAS_2 else [
+            keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
+        moments = everyones(flat(variables))
+        assert (moments == moments[0]).all()
+        """,
+        workers=3,
+    ).require_success()
+
+
+def test_writers_write_once_what_the_center_is_and_stopping_keeps_the_best(run_keras, tmp_path):
+    script = """
+        folder = sys.argv[1]
+        x, y = data(90)
+        xv, yv = data(31, seed=1)
+        path = os.path.join(folder, f"rank{rank}" + (".h5" if KERAS_2 else ".keras"))
+        model = dense(optimizer=keras.optimizers.SGD(0.5, momentum=0.9))
+        seen = []
+
+        def note(callback, epoch, logs):
+            seen.append((logs["val_loss"], flat(callback.model.get_weights())))
+            logs["falling then rising"] = abs(epoch - 1)
+
+        callbacks = [
+            Watch(epoch_end=note),
+            keras.callbacks.ModelCheckpoint(path, monitor="val_loss", verbose=1),
+            keras.callbacks.CSVLogger(os.path.join(folder, f"rank{rank}.csv")),
+            keras.callbacks.ReduceLROnPlateau(monitor="falling then rising", patience=1, factor=0.5, min_delta=0),
+            keras.callbacks.EarlyStopping(monitor="falling then rising", patience=3, restore_best_weights=True,
+                                          mode="min", verbose=1),
+        ]
+        model.fit(*shard(x, y), validation_data=shard(xv, yv), epochs=9, batch_size=8, verbose=1,
+                  callbacks=distribute(callbacks, sync=EASGD(), every_n_batches=2))
+        assert len(seen) == 5, len(seen)
+        assert (flat(model.get_weights()) == seen[1][1]).all()
+        everyone = everyones(seen[-1][1])
+        assert (everyone == everyone[0]).all()
+        if rank == 0:
+            np.savez(os.path.join(folder, "expected.npz"), x=xv, y=dense_prediction(seen[-1][1], model, xv))
+        """
+    helper = """
+def dense_prediction(values, model, x):
+    weights, start = [], 0
+    for like in model.get_weights():
+        weights.append(values[start:start + like.size].reshape(like.shape))
+        start += like.size
+    hidden = np.tanh(x @ weights[0] + weights[1])
+    scores = np.exp(hidden @ weights[2] + weights[3])
+    return scores / scores.sum(axis=1, keepdims=True)
+"""
+    import textwrap
+
+    outcome = run_keras(helper + textwrap.dedent(script), args=[str(tmp_path)]).require_success()
+    suffix = "h5" if KERAS_2 else "keras"
+    written = {path.name for path in tmp_path.iterdir() if path.name.startswith("rank") and path.suffix != ".log"}
+    assert written == {f"rank0.{suffix}", "rank0.csv"}
+    assert "Epoch 1/9" in outcome.logs[0]
+    assert "Epoch" not in outcome.logs[1]
+    assert "loss:" not in outcome.logs[1]
+    # The checkpoint opens where this package is not installed, and holds the center.
+    alone = """
+import sys
+class Refuse:
+    def find_spec(self, name, *rest):
+        if name == "platoon_plugins" or name.startswith("platoon_plugins."):
+            raise ImportError("loading a model must not need this package")
+if sys.argv[3] == "2":
+    from platoon_base import compat
+    compat.apply()
+sys.meta_path.insert(0, Refuse())
+import keras, numpy as np
+model = keras.models.load_model(sys.argv[1])
+expected = np.load(sys.argv[2])
+assert abs(model.predict(expected["x"], verbose=0) - expected["y"]).max() < 1e-5
+assert type(model.optimizer).__name__ == "SGD"
+"""
+    command = [sys.executable, "-c", alone, tmp_path / f"rank0.{suffix}", tmp_path / "expected.npz", "23"[not KERAS_2]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_model_with_a_distributed_optimizer_loads_without_this_package(run_keras, tmp_path):
+    run_keras(
+        """
+        import subprocess
+        x, y = data(64)
+        path = os.path.join(sys.argv[1], "model" + (".h5" if KERAS_2 else ".keras"))
+        optimizer = DistributedOptimizer("adam")
+        assert type(optimizer).__name__ == "Adam"
+        assert DistributedOptimizer(keras.optimizers.SGD(0.1)).get_config()["name" if not KERAS_2 else "momentum"] in (
+            "SGD", "sgd", 0.0)
+        model = dense(optimizer=optimizer)
+        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
+        if rank == 0:
+            model.save(path)
+            code = (
+                "import sys; from platoon_base import compat; compat.apply(); sys.modules['platoon_plugins'] = None;"
+                "import keras; model = keras.models.load_model(sys.argv[1]);"
+                "assert type(model.optimizer).__module__.startswith('keras'), type(model.optimizer).__module__;"
+                "import numpy as np; n = model.optimizer.iterations;"
+                "n = n.get_value() if hasattr(n, 'get_value') else keras.ops.convert_to_numpy(n);"
+                "assert int(n) == 4, n"
+            )
+            subprocess.run([sys.executable, "-c", code, path], check=True, timeout=100)
+        """,
+        args=[str(tmp_path)],
+    ).require_success()
+
+
+@needs_keras_3
+def test_training_resumes_at_the_right_epoch_on_every_worker(run_keras, tmp_path):
+    script = """
+        folder, crash = sys.argv[1], sys.argv[2] == "crash"
+        x, y = data(64)
+        model = dense(optimizer=keras.optimizers.Adam(0.05))
+        begins = []
+
+        def fail(callback, epoch):
+            begins.append((epoch, flat(callback.model.get_weights())))
+            if crash and epoch == 2:
+                os._exit(3)
+
+        callbacks = [keras.callbacks.BackupAndRestore(os.path.join(folder, f"backup{rank}")), Watch(epoch_begin=fail)]
+        model.fit(*shard(x, y), epochs=4, batch_size=8, verbose=0, callbacks=distribute(callbacks, every_n_batches=2))
+        first = everyones([float(begins[0][0]), float(model.optimizer.iterations.numpy()
+                          if hasattr(model.optimizer.iterations, "numpy") else model.optimizer.iterations.value)])
+        assert (first[:, 0] == 2).all(), first
+        assert (first[:, 1] == 16).all(), first
+        starts = everyones(begins[0][1])
+        assert (starts == starts[0]).all()
+        assert abs(starts[0] - flat(dense().get_weights())).max() > 0.01
+        """
+    crashed = run_keras(script, args=[str(tmp_path), "crash"])
+    assert crashed.result.status != 0
+    assert sorted(path.name for path in tmp_path.glob("backup*")) == ["backup0"]
+    run_keras(script, args=[str(tmp_path), "go on"]).require_success()
+    assert not list(tmp_path.glob("backup*"))  # Keras removes it at the end
+
+
+@needs_keras_3
+def test_a_checkpoint_in_the_middle_of_an_epoch_is_the_center(run_keras, tmp_path):
+    run_keras(
+        """
+        x, y = data(64)
+        path = os.path.join(sys.argv[1], "b{batch}.weights.h5")
+
+        def push(callback, batch):
+            if callback.batches == 1:
+                callback.model.set_weights([w + 1 + rank for w in callback.model.get_weights()])
+
+        model = dense(optimizer=keras.optimizers.SGD(0.0))
+        start = flat(model.get_weights())
+        callbacks = [Watch(batch_end=push), keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=3)]
+        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(callbacks, every_n_batches=100))
+        worker.barrier("saved")
+        if rank == 0:
+            (name,) = [name for name in os.listdir(sys.argv[1]) if name.endswith(".h5")]
+            other = dense()
+            other.load_weights(os.path.join(sys.argv[1], name))
+            assert (flat(other.get_weights()) == start).all()
+        """,
+        args=[str(tmp_path)],
+    ).require_success()
+
+
+def test_several_fits_of_one_script(run_keras):
+    """Other trainable weights, other models, another rule, after a stop and after an interrupted fit."""
+    run_keras(
+        """
+        x, y = data(64)
+        model = dense(optimizer=keras.optimizers.SGD(0.2))
+        watch = Watch(epoch_end=lambda callback, epoch, logs: stop(callback))
+        model.fit(*shard(x, y), epochs=5, batch_size=8, verbose=0, callbacks=distribute([watch]))
+        assert watch.epochs == [0]
+        model.get_layer("hidden").trainable = False
+        model.compile("sgd", loss="categorical_crossentropy", metrics=["accuracy"])
+        before = model.get_weights()
+        watch = Watch()
+        model.fit(*shard(x, y), epochs=2, batch_size=8, verbose=0, callbacks=distribute([watch], sync=ASGD()))
+        assert watch.epochs == [0, 1]
+        after = model.get_weights()
+        assert (before[0] == after[0]).all()
+        assert (before[2] != after[2]).any()
+
+        class Mine(Exception):
+            pass
+
+        def fail(callback, batch):
+            if callback.batches == 3:
+                raise Mine
+
+        for fold in range(2):
+            other = dense(units=(5 + fold, 3))
+            try:
+                other.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute([Watch(batch_end=fail)]))
+            except Mine:
+                pass
+            else:
+                raise AssertionError
+        last = dense(units=(4, 3), optimizer=DistributedOptimizer("sgd"))
+        last.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
+        everyone = everyones(flat(last.get_weights()))
+        assert (everyone == everyone[0]).all()
+        """
+    ).require_success()
+
+
+def test_what_cannot_work_is_refused_on_every_worker(run_keras):
+    outcome = run_keras(
+        """
+        x, y = data(32)
+
+        def refused(what, **options):
+            model, callbacks = options.pop("model"), options.pop("callbacks")
+            try:
+                model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=callbacks, **options)
+            except PlatoonError as exc:
+                worker.report({f"{what} {rank}": f"{type(exc).__name__}: {exc}"})
+                worker.barrier(what)
+            else:
+                raise AssertionError(what)
+
+        averaged = lambda: dense(optimizer=DistributedOptimizer("sgd"))
+        refused("both", model=averaged(), callbacks=distribute(sync=EASGD()))
+        refused("neither", model=dense(), callbacks=distribute(sync=None))
+        refused("other model", model=dense(units=(8 + rank, 3)), callbacks=distribute())
+        refused("other options", model=dense(), callbacks=distribute(every_n_batches=10 + rank))
+        refused("other mode", model=averaged() if rank else dense(), callbacks=distribute())
+
+        class Highest(keras.metrics.Metric):
+            def __init__(self, name="highest", **options):
+                super().__init__(name=name, **options)
+                self.value = self.add_weight(name="value", shape=(), initializer="ones")
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                return [] if KERAS_2 else None
+            def result(self):
+                return self.value * 1.0
+            def reset_state(self):
+                self.value.assign(1.0)
+            def reset_states(self):
+                keras.backend.set_value(self.value, 1.0)
+
+        refused("metric", model=dense(metrics=[Highest()]), callbacks=distribute())
+        if not KERAS_2:
+            class Raw(keras.Sequential):
+                def get_metrics_result(self):
+                    return {}
+                def compute_metrics(self, x, y, y_pred, sample_weight=None):
+                    return {"raw": keras.ops.mean(y_pred)}
+
+            raw = Raw([keras.Input((6,)), L.Dense(3)])
+            raw.compile("sgd", loss="mse")
+            refused("raw", model=raw, callbacks=distribute())
+        if not KERAS_2 and keras.backend.backend() == "tensorflow":
+            compiled = dense(optimizer=DistributedOptimizer("sgd"), jit_compile=True)
+            refused("xla", model=compiled, callbacks=distribute())
+        """
+    ).require_success()
+    told = outcome.reported
+    for rank in range(2):
+        assert "kept together twice; pass sync=None" in told[f"both {rank}"]
+        assert "compile with DistributedOptimizer" in told[f"neither {rank}"]
+        assert told[f"other model {rank}"].startswith("LayoutMismatchError")
+        assert told[f"other options {rank}"].startswith("LayoutMismatchError")
+        assert "every_n_batches=1" in told[f"other options {rank}"]
+        assert told[f"other mode {rank}"].startswith("LayoutMismatchError")
+        assert "does not start from zero" in told[f"metric {rank}"]
+        if not KERAS_2:
+            assert "let train_step update a metric" in told[f"raw {rank}"]
+        if not KERAS_2 and keras.backend.backend() == "tensorflow":
+            assert "jit_compile=False" in told[f"xla {rank}"]
+
+
+def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
+    outcome = run_keras(
+        """
+        import signal
+        x, y = data(60)
+
+        def die(callback, batch):
+            if rank == 1 and callback.batches == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        watch = Watch(batch_end=die)
+        model = dense(optimizer=keras.optimizers.SGD(0.2))
+        model.fit(*shard(x, y), validation_data=shard(x, y), epochs=4, batch_size=5, verbose=0,
+                  callbacks=distribute([watch], every_n_batches=1))
+        worker.report({f"epochs {rank}": len(watch.epochs), f"weights {rank}": float(abs(flat(model.get_weights())).sum()),
+                       f"val_loss {rank}": watch.logs[-1]["val_loss"]})
+        """,
+        workers=3,
+    )
+    assert outcome.result.status != 0  # a killed worker is no success
+    assert outcome.reported["epochs 0"] == outcome.reported["epochs 2"] == 4, outcome.logs
+    assert outcome.reported["weights 0"] == outcome.reported["weights 2"]
+    assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 2"]
+
+
+def test_a_synchronous_fit_ends_everywhere_if_a_worker_is_killed(run_keras):
+    outcome = run_keras(
+        """
+        import signal
+        x, y = data(60)
+
+        def die(callback, batch):
+            if rank == 1 and callback.batches == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        model = dense(optimizer=DistributedOptimizer("sgd"))
+        try:
+            model.fit(*shard(x, y), epochs=4, batch_size=5, verbose=0, callbacks=distribute([Watch(batch_end=die)]))
+        except Exception as exc:
+            worker.report({f"error {rank}": str(exc)[:2000]})
+        """,
+    )
+    assert outcome.result.status != 0
+    assert "WorkerLostError" in outcome.reported["error 0"] or "rank 1" in outcome.reported["error 0"]
+
+
+def test_sequences_of_batches_train_and_evaluate_exactly(run_keras):
+    run_keras(
+        """
+        Base = keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset
+
+        class Batches(Base):
+            def __init__(self, x, y):
+                super().__init__()
+                self.x, self.y, self.order = x, y, np.arange(len(x))
+            def __len__(self):
+                return -(-len(self.x) // 8)
+            def __getitem__(self, i):
+                rows = self.order[8 * i:8 * i + 8]
+                return self.x[rows], self.y[rows]
+            def on_epoch_end(self):
+                np.random.shuffle(self.order)
+
+        x, y = data(77)
+        xv, yv = data(45, seed=1)
+        for averaged in (False, True):
+            sgd = keras.optimizers.SGD(0.0)
+            model = dense(optimizer=DistributedOptimizer(sgd) if averaged else sgd)
+            watch = Watch()
+            fit = model.fit_generator if KERAS_2 else model.fit
+            fit(shard(Batches(x, y)), validation_data=shard(Batches(xv, yv)), epochs=3, verbose=0,
+                callbacks=distribute([watch]), shuffle=False)
+            assert watch.batches == 3 * 4
+            one, valid = dense().evaluate(x, y, verbose=0), dense().evaluate(xv, yv, verbose=0)
+            for logs in watch.logs:
+                got = [logs[name] for name in ("loss", "accuracy", "val_loss", "val_accuracy")]
+                assert abs(np.array(got) - [*one, *valid]).max() < 1e-6, (got, one, valid)
+        """,
+        workers=3,
+    ).require_success()
