@@ -79,7 +79,7 @@ def stop(callback):
 
 @pytest.fixture
 def run_keras(run_job):
-    """Run a script after the preamble on real workers."""
+    """Run a script after the preamble on real workers; its first argument is a folder, that of tmp_path."""
 
     def run(text, workers=2, **options):
         import textwrap
@@ -224,8 +224,11 @@ def test_statistics_are_averaged_and_random_layers_differ(run_keras):
             mask = keras.ops.convert_to_numpy(model.get_layer("drop")(ones, training=True))
             seeds = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
             assert seeds
-            counts = everyones([float(np.asarray(keras.ops.convert_to_numpy(v))[1]) for v in seeds])
-            assert (counts >= 10).all()  # one draw a batch, never averaged into something else
+            states = everyones([np.asarray(keras.ops.convert_to_numpy(v)) for v in seeds])
+            assert (states[0, :, 0] != states[1, :, 0]).all()
+            assert (states == states.round()).all()
+            if keras.backend.backend() != "torch":  # which draws masks from its own generator
+                assert (states[:, :, 1] >= 10).all(), states  # one draw a batch, never averaged
         masks = everyones(mask)
         assert (masks[0] != masks[1]).any()
         assert set(np.unique(masks)) == {0.0, 2.0}
@@ -273,9 +276,10 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
             assert fit(lambda epoch, batch: rank == 0 and epoch == 2 and batch is None, averaged=averaged,
                        validation_freq=2, **valid)[0] == 3
             # All: rank 0 after epoch 1, rank 1 after epoch 3.
-            assert fit(lambda epoch, batch: batch is None and epoch == (1, 3)[rank], "all", averaged=averaged)[0] == 4
+            at_end = lambda *epochs: lambda epoch, batch: batch is None and epoch == epochs[rank]
+            assert fit(at_end(1, 3), "all", averaged=averaged)[0] == 4
             # Leader: rank 1 is not asked.
-            assert fit(lambda epoch, batch: batch is None and epoch == (2, 0)[rank], "leader", averaged=averaged)[0] == 3
+            assert fit(at_end(2, 0), "leader", averaged=averaged)[0] == 3
         """
     ).require_success()
 
@@ -318,7 +322,8 @@ def test_writers_write_once_what_the_center_is_and_stopping_keeps_the_best(run_k
             Watch(epoch_end=note),
             keras.callbacks.ModelCheckpoint(path, monitor="val_loss", verbose=1),
             keras.callbacks.CSVLogger(os.path.join(folder, f"rank{rank}.csv")),
-            keras.callbacks.ReduceLROnPlateau(monitor="falling then rising", patience=1, factor=0.5, min_delta=0),
+            keras.callbacks.ReduceLROnPlateau(monitor="falling then rising", patience=1, factor=0.5, min_delta=0,
+                                              mode="min"),
             keras.callbacks.EarlyStopping(monitor="falling then rising", patience=3, restore_best_weights=True,
                                           mode="min", verbose=1),
         ]
@@ -343,7 +348,7 @@ def dense_prediction(values, model, x):
 """
     import textwrap
 
-    outcome = run_keras(helper + textwrap.dedent(script), args=[str(tmp_path)]).require_success()
+    outcome = run_keras(helper + textwrap.dedent(script)).require_success()
     suffix = "h5" if KERAS_2 else "keras"
     written = {path.name for path in tmp_path.iterdir() if path.name.startswith("rank") and path.suffix != ".log"}
     assert written == {f"rank0.{suffix}", "rank0.csv"}
@@ -396,14 +401,13 @@ def test_a_model_with_a_distributed_optimizer_loads_without_this_package(run_ker
             )
             subprocess.run([sys.executable, "-c", code, path], check=True, timeout=100)
         """,
-        args=[str(tmp_path)],
     ).require_success()
 
 
 @needs_keras_3
 def test_training_resumes_at_the_right_epoch_on_every_worker(run_keras, tmp_path):
     script = """
-        folder, crash = sys.argv[1], sys.argv[2] == "crash"
+        folder, crash = sys.argv[1], sys.argv[2:] == ["crash"]
         x, y = data(64)
         model = dense(optimizer=keras.optimizers.Adam(0.05))
         begins = []
@@ -423,10 +427,10 @@ def test_training_resumes_at_the_right_epoch_on_every_worker(run_keras, tmp_path
         assert (starts == starts[0]).all()
         assert abs(starts[0] - flat(dense().get_weights())).max() > 0.01
         """
-    crashed = run_keras(script, args=[str(tmp_path), "crash"])
-    assert crashed.result.status != 0
+    crashed = run_keras(script, args=["crash"])
+    assert crashed.result.status == 3, crashed.logs
     assert sorted(path.name for path in tmp_path.glob("backup*")) == ["backup0"]
-    run_keras(script, args=[str(tmp_path), "go on"]).require_success()
+    run_keras(script).require_success()
     assert not list(tmp_path.glob("backup*"))  # Keras removes it at the end
 
 
@@ -452,7 +456,6 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_is_the_center(run_keras, tmp_pat
             other.load_weights(os.path.join(sys.argv[1], name))
             assert (flat(other.get_weights()) == start).all()
         """,
-        args=[str(tmp_path)],
     ).require_success()
 
 
@@ -578,7 +581,8 @@ def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
         model = dense(optimizer=keras.optimizers.SGD(0.2))
         model.fit(*shard(x, y), validation_data=shard(x, y), epochs=4, batch_size=5, verbose=0,
                   callbacks=distribute([watch], every_n_batches=1))
-        worker.report({f"epochs {rank}": len(watch.epochs), f"weights {rank}": float(abs(flat(model.get_weights())).sum()),
+        norm = float(abs(flat(model.get_weights())).sum())
+        worker.report({f"epochs {rank}": len(watch.epochs), f"weights {rank}": norm,
                        f"val_loss {rank}": watch.logs[-1]["val_loss"]})
         """,
         workers=3,
