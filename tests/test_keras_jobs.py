@@ -606,12 +606,13 @@ def test_a_synchronous_fit_ends_everywhere_if_a_worker_is_killed(run_keras):
         model = dense(optimizer=DistributedOptimizer("sgd"))
         try:
             model.fit(*shard(x, y), epochs=4, batch_size=5, verbose=0, callbacks=distribute([Watch(batch_end=die)]))
-        except Exception as exc:
-            worker.report({f"error {rank}": str(exc)[:2000]})
+        except PlatoonError as exc:
+            worker.report({f"kind {rank}": type(exc).__name__, f"error {rank}": str(exc)})
         """,
     )
     assert outcome.result.status != 0
-    assert "WorkerLostError" in outcome.reported["error 0"] or "rank 1" in outcome.reported["error 0"]
+    assert outcome.reported["kind 0"] == "WorkerLostError"
+    assert "rank 1" in outcome.reported["error 0"]
 
 
 def test_sequences_of_batches_train_and_evaluate_exactly(run_keras):

@@ -49,6 +49,7 @@ class Asynchronous:
         """Share the weights, which are the same on all workers."""
         self._model, self._members = model, members
         self._worker.init_shared_params(self._backend.weights(model), self._rule, on_nonfinite=self._on_nonfinite)
+        self._worker.barrier("keras fit shares")  # nobody moves the center before all have taken it over
         self._worker.ballot.open(self._worker.ballot.number + 1)
 
     def batches_done(self, count: int) -> None:

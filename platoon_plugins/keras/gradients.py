@@ -9,7 +9,7 @@ import numpy as np
 
 from platoon_base import Worker
 from platoon_base.collectives.flat import FlatBuffers
-from platoon_base.errors import ConfigurationError
+from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.schedule import votes_suffice
 
 __all__ = ["GradientAverage"]
@@ -51,6 +51,7 @@ class GradientAverage:
         self._flags = np.zeros(worker.global_size, np.float32)
         self._seen = np.zeros_like(self._flags)
         self._like: list[Array] = []
+        self._failure: PlatoonError | None = None
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
         """Begin a fit.
@@ -63,6 +64,7 @@ class GradientAverage:
             Of the shapes and dtypes of the gradients.
         """
         self.attached = True
+        self._failure = None
         self._policy = policy
         self._like = [np.zeros_like(array) for array in like]
         self._seen[:] = 0
@@ -85,25 +87,44 @@ class GradientAverage:
         return votes_suffice(self._policy, voters, members)
 
     def __call__(self, gradients: Sequence[Any]) -> list[Array]:
-        """Return the averages in new arrays.
+        """Return the averages in new arrays; called back from a compiled program.
+
+        An exception would come out of it as the back end's own, behind pages of traces: what goes wrong is kept, and
+        raised by `require_sound` and by the next call.
 
         Parameters
         ----------
         gradients : sequence of array
             The same number, shapes and dtypes on every worker.
+        """
+        self.require_sound()
+        ins = [np.asarray(gradient, order="C") for gradient in gradients]
+        outs = [np.zeros_like(array) for array in ins]
+        try:
+            self._step(ins, outs)
+        except PlatoonError as exc:
+            self._failure = exc
+        return outs
+
+    def require_sound(self) -> None:
+        """Raise what an earlier call could not.
+
+        Raises
+        ------
+        WorkerLostError, CollectiveTimeoutError
+            If another worker did not make the call.
+        """
+        if self._failure is not None:
+            raise self._failure
+
+    def in_place(self, gradients: Sequence[Array]) -> None:
+        """Replace C-contiguous arrays by their averages.
 
         Raises
         ------
         WorkerLostError, CollectiveTimeoutError
             If another worker does not make the call.
         """
-        ins = [np.asarray(gradient, order="C") for gradient in gradients]
-        outs = [np.empty_like(array) for array in ins]
-        self._step(ins, outs)
-        return outs
-
-    def in_place(self, gradients: Sequence[Array]) -> None:
-        """Replace C-contiguous arrays by their averages."""
         self._step(gradients, gradients)
 
     def join(self) -> bool:

@@ -41,6 +41,7 @@ class Synchronous:
 
     def batches_done(self, count: int) -> None:
         """Count them, where the compiled function does not."""
+        self._average.require_sound()
         self._average.count(count)
 
     @property
@@ -54,6 +55,7 @@ class Synchronous:
 
     def epoch_ends(self) -> None:
         """Wait until all have come to the end of their batches; those who had fewer take the others' weights over."""
+        self._average.require_sound()
         if not self._average.join():
             copy_state(self._model, self._worker, self._backend, self._average.most_steps)
         self._average.begin_epoch()

@@ -40,9 +40,11 @@ class Keras3Metrics:
 
     def __init__(self, model: Any) -> None:
         self._model = model
+        self._checked = 0
 
     def require_additive(self) -> None:
         """See `Metrics.require_additive`: sums and counts start from zero."""
+        self._checked = len(self._model.metrics_variables)
         for metric in self._model.metrics:
             for variable in metric.variables:
                 if np.any(keras.ops.convert_to_numpy(variable) != 0):
@@ -62,18 +64,31 @@ class Keras3Metrics:
 
     def train_state(self) -> list[Array]:
         """See `Metrics.train_state`: an evaluation has not reset it yet when it calls on_test_begin."""
-        return [np.asarray(keras.ops.convert_to_numpy(v)) for v in self._model.metrics_variables]
+        if self._checked != len(self._model.metrics_variables):  # TensorFlow makes them in the first step
+            self._require_additive_now()
+        return self.test_state()
 
-    test_state = train_state
+    def test_state(self) -> list[Array]:
+        """See `Metrics.test_state`."""
+        return [np.array(keras.ops.convert_to_numpy(v)) for v in self._model.metrics_variables]
 
     def results(self, state: Sequence[Array]) -> dict[str, float]:
         """See `Metrics.results`."""
-        for variable, value in zip(self._model.metrics_variables, state):
-            variable.assign(np.asarray(value).astype(keras.backend.standardize_dtype(variable.dtype)))
+        self._assign(state)
         flat: dict[str, float] = {}
         for name, value in self._model.get_metrics_result().items():
             flat.update(value if isinstance(value, dict) else {name: value})
         return {name: float(keras.ops.convert_to_numpy(value)) for name, value in flat.items()}
+
+    def _require_additive_now(self) -> None:
+        state = self.test_state()
+        self._model.reset_metrics()
+        self.require_additive()
+        self._assign(state)
+
+    def _assign(self, state: Sequence[Array]) -> None:
+        for variable, value in zip(self._model.metrics_variables, state):
+            variable.assign(np.asarray(value).astype(keras.backend.standardize_dtype(variable.dtype)))
 
 
 class Keras3:
@@ -96,7 +111,9 @@ class Keras3:
         return [self.variable(v) for v in model.non_trainable_variables if _is_float(v)]
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.optimizer_state`."""
+        """See `Backend.optimizer_state`; before the first step it may not be built."""
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
         return [self.variable(v) for v in model.optimizer.variables]
 
     def vary_noise(self, model: Any, rank: int) -> None:
