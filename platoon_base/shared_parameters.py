@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,7 @@ class SharedParameters:
         self._on_nonfinite = on_nonfinite
         self._rank = rank
         self._row = row
+        self._unlink: Callable[[], None] | None = None
 
     def open_center(self, session: Session, centers: CenterFactory, timeout_s: float) -> None:
         """Create the center or attach to it, as the controller says, and share the values."""
@@ -67,6 +68,7 @@ class SharedParameters:
             self.start(create, timeout_s)
             if create:
                 session.ask(msg.CenterReady(), msg.Done, timeout_s)
+                self._unlink = centers.unlink
         except BaseException as exc:
             self.close()
             if create:
@@ -140,6 +142,12 @@ class SharedParameters:
             for array, value in zip(arrays, own):
                 assign(array, value)
             self._give_back(arrays)
+
+    def withdraw(self) -> None:
+        """Let go of a center that nobody is going to open any more; who created it removes its name."""
+        self.close()
+        if self._unlink is not None:
+            self._unlink()
 
     def close(self) -> None:
         """Let go of the center; a second call does nothing."""

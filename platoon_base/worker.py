@@ -210,7 +210,9 @@ class Worker:
         self._session.reduce("release_shared_params", {}, timeout_s, **options)
         self._shared = None
         if shared is not None:
-            shared.close()
+            shared.withdraw()
+        # The name is free before anybody makes the next center under it.
+        self._session.reduce("released shared params", {}, timeout_s, late_pass=shared is None)
 
     @property
     def shares(self) -> bool:

@@ -843,6 +843,7 @@ def test_arrays_of_different_shapes_are_refused_on_every_worker(run_job):
 def test_parameters_are_released_and_others_shared_under_another_rule(run_job):
     outcome = run_job(
         """
+        import os
         import numpy as np
         from platoon_base import ASGD, EASGD, connect
 
@@ -860,6 +861,9 @@ def test_parameters_are_released_and_others_shared_under_another_rule(run_job):
             assert (x == 4).all()
             worker.release_shared_params()
             assert not worker.shares
+            job = os.path.basename(os.environ["PLATOON_JOB"])
+            assert not [name for name in os.listdir("/dev/shm") if job in name and name.endswith("-center")]
+            worker.barrier("seen")
             x += rank
             for fold in range(5):
                 y[:] = 5

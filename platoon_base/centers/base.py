@@ -96,3 +96,7 @@ class CenterFactory(Protocol):
     def attach(self, layout: Layout, rule: Rule, rank: int) -> Center:
         """Open the center that another worker made."""
         ...
+
+    def unlink(self) -> None:
+        """Let nobody open the center any more: its memory goes with the last worker that has it open."""
+        ...

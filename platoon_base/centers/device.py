@@ -340,6 +340,10 @@ class DeviceCenters:
         directory.begin()
         return DeviceCenter(directory, self._context, layout, rule, rank, self._gone)
 
+    def unlink(self) -> None:
+        """See `CenterFactory.unlink`."""
+        Segment.unlink(self.name)
+
     def attach(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
         """Open the segment, and make this worker's shard.
 

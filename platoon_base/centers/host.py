@@ -221,6 +221,10 @@ class HostCenters:
         header["magic"] = MAGIC
         return HostCenter(segment, layout, rule, rank, stripe_bytes)
 
+    def unlink(self) -> None:
+        """See `CenterFactory.unlink`."""
+        Segment.unlink(self.name)
+
     def attach(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Open the segment.
 
