@@ -13,7 +13,7 @@ import numpy as np
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.sharding import UNEVEN, take
+from platoon_base.sharding import UNEVEN, shard_bounds, take
 
 __all__ = ["shard"]
 
@@ -25,9 +25,9 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
 
     Of arrays, worker r of N takes the rows r, r + N, r + 2N, ...: each row is one worker's, and together the k-th
     mini-batches of all workers are the k-th of one process with mini-batches N times as large. Lists, tuples and dicts
-    of arrays are taken apart. A `keras.utils.PyDataset` or `Sequence` of L batches becomes one of ceil(L / N), the
-    same number on every worker: if N does not divide L, several workers share the rows of a last batch, so each row
-    still comes once in an epoch. Its ``on_epoch_end`` draws the same random numbers on all workers, so that what it
+    of arrays are taken apart. A `keras.utils.PyDataset` or `Sequence` becomes one with the same number of batches on
+    every worker: if N does not divide their number, the rows of those left over are dealt out in a last step, so each
+    row still comes once in an epoch. Its ``on_epoch_end`` draws the same random numbers on all workers, so that what it
     shuffles remains one data set. A `tf.data.Dataset` is asked for its own shard.
 
     Parameters
@@ -113,14 +113,22 @@ def _is_nested(data: Any) -> bool:
     )
 
 
-def _common_rows(data: Any) -> int:
-    counts: list[int] = []
-    _map(data, lambda array: counts.append(_count(array)))
+def _common_rows(data: tuple[Any, ...]) -> int:
+    counts = [count for part in data for count in _counts(part)]
+    if not counts:
+        raise ConfigurationError("got None only: pass arrays, such as shard(x, y)")
     if len(set(counts)) != 1:
         raise ConfigurationError(
             f"got arrays of {sorted(set(counts))} rows: they go together row by row, and so must be as many"
         )
     return counts[0]
+
+
+def _counts(data: Any) -> list[int]:
+    """Return the number of rows of each array in nested data."""
+    counts: list[int] = []
+    _map(data, lambda array: counts.append(_count(array)))
+    return counts
 
 
 def _count(array: Any) -> int:
@@ -178,24 +186,36 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         super().__init__(**known)
         self._whole, self._rank, self._size, self._seed = whole, rank, size, seed
         self._epoch = 0
+        self._steps: tuple[int, int] | None = None
 
     def __len__(self) -> int:
-        return -(-len(self._whole) // self._size)
+        batches = len(self._whole)
+        if self._steps is None or self._steps[0] != batches:
+            self._steps = batches, self._count_steps(batches)
+        return self._steps[1]
+
+    def _count_steps(self, batches: int) -> int:
+        """Count one step for the left-over batches together, unless they have fewer rows than there are workers."""
+        full, left_over = divmod(batches, self._size)
+        if not left_over or _counts(self._whole[batches - 1])[0] >= self._size:
+            return full + bool(left_over)
+        rows = _counts(_joined([self._whole[i] for i in range(full * self._size, batches)]))[0]
+        if not full and rows < self._size:
+            raise ConfigurationError(
+                f"got {rows} rows for {self._size} workers: some would have none; use fewer workers"
+            )
+        return full + (rows >= self._size)
 
     def __getitem__(self, index: int) -> Any:
         batches = len(self._whole)
-        number = index * self._size + self._rank
-        if (index + 1) * self._size <= batches:
-            return self._whole[number]
-        # The left-over batches, fewer than workers: worker r has the r-th part of them all.
-        left_over = batches - index * self._size
-        first, last = self._rank * left_over, (self._rank + 1) * left_over
-        parts = []
-        for place in range(first // self._size, -(-last // self._size)):
-            begin = max(first - place * self._size, 0)
-            end = min(last - place * self._size, self._size)
-            parts.append(_part(self._whole[index * self._size + place], begin, end, self._size))
-        return parts[0] if len(parts) == 1 else _joined(parts)
+        full = batches // self._size
+        own = [self._whole[index * self._size + self._rank]] if index < full else []
+        if index == len(self) - 1 and batches % self._size and index >= full - 1:
+            together = _joined([self._whole[i] for i in range(full * self._size, batches)])
+            start, stop = shard_bounds(_counts(together)[0], self._rank, self._size)
+            if start < stop:
+                own.append(_map(together, lambda array: array[start:stop]))
+        return own[0] if len(own) == 1 else _joined(own)
 
     def on_epoch_begin(self) -> None:
         """Tell the whole."""
@@ -207,17 +227,6 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         self._epoch += 1
         with _seeded([self._seed, self._epoch]):
             self._whole.on_epoch_end()
-
-
-def _part(batch: Any, begin: int, end: int, of: int) -> Any:
-    """Return rows of a batch, from ``begin / of`` to ``end / of`` of it; at least one."""
-
-    def cut(array: Any) -> Any:
-        rows = _count(array)
-        start, stop = rows * begin // of, rows * end // of
-        return array[start:stop] if start < stop else array[min(start, rows - 1) :][:1]
-
-    return _map(batch, cut)
 
 
 def _joined(batches: list[Any]) -> Any:

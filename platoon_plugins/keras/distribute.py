@@ -11,10 +11,10 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule
 from platoon_base.schedule import STOP_POLICIES, EveryN
+from platoon_base.sharding import shard_seed
 from platoon_base.shared_parameters import ON_NONFINITE
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.callbacks import hooks_into_batches, in_center, make_first, make_last
-from platoon_plugins.keras.seeds import vary_shuffling
 from platoon_plugins.keras.training import Training
 
 __all__ = ["distribute"]
@@ -105,7 +105,7 @@ def distribute(
     leader = worker.global_rank == 0
     if not leader:
         callbacks = [callback for callback in callbacks if not _writes(callback)]
-        vary_shuffling(worker)
+        backend.seed_early(shard_seed(worker.seed, worker.global_rank))
     for callback in callbacks:
         if not leader and hasattr(callback, "verbose"):
             callback.verbose = 0

@@ -48,7 +48,7 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
     ----------
     Das et al.: Distributed deep learning using synchronous stochastic gradient descent, arXiv 1602.06709.
     """
-    optimizer = keras.optimizers.get(optimizer)
+    optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, str) else optimizer
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigurationError(
             f"got {optimizer!r}: pass an optimizer of Keras or its name, such as keras.optimizers.SGD(0.1)"

@@ -1,26 +1,35 @@
-"""Other random numbers on each worker than the script's common seed gives."""
+"""Other random numbers on each worker, for the length of a fit."""
 
 from __future__ import annotations
 
 import random
+from typing import Any
 
-import keras
 import numpy as np
 
-from platoon_base import Worker
 from platoon_base.sharding import shard_seed
 
-__all__ = ["vary_shuffling"]
+__all__ = ["restore", "state", "vary"]
 
 
-def vary_shuffling(worker: Worker) -> None:
-    """Seed the generators that shuffle data anew, from what they would draw next and this worker's rank.
+def state() -> Any:
+    """Return where the generators of Python and NumPy stand."""
+    return random.getstate(), np.random.get_state()
 
-    With a seed set by the script the new ones follow from it; without one they are random still.
+
+def vary(rank: int) -> int:
+    """Seed them by what they would draw next and the rank, and return that seed.
+
+    With a seed set by the script the new one follows from it; without one it is random still.
     """
-    seed = shard_seed(int(np.random.randint(2**31)), worker.global_rank)
-    if hasattr(keras.utils, "set_random_seed"):
-        keras.utils.set_random_seed(seed)
-    else:
-        random.seed(seed)
-        np.random.seed(seed)
+    seed = shard_seed(int(np.random.randint(2**31)), rank)
+    random.seed(seed)
+    np.random.seed(seed)
+    return seed
+
+
+def restore(state: Any) -> None:
+    """Let them go on where they stood: scripts that draw splits of their data between two fits draw the same."""
+    python, numpy = state
+    random.setstate(python)
+    np.random.set_state(numpy)

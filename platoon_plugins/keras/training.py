@@ -11,6 +11,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import EASGD, Rule
 from platoon_base.schedule import votes_suffice
+from platoon_plugins.keras import seeds
 from platoon_plugins.keras.asynchronous import Asynchronous
 from platoon_plugins.keras.backends.base import Backend, Metrics
 from platoon_plugins.keras.common_start import start_together
@@ -135,9 +136,12 @@ class Training:
         purpose = f"distribute({self._mode.purpose}, every_n_batches={self._every_n_batches}, stop={self._policy!r})"
         start_together(self._model, worker, self._backend, purpose)
         self._mode.start(self._model, members)
-        if worker.global_rank and not hasattr(self._model, _VARIED):
-            self._backend.vary_noise(self._model, worker.global_rank)
-            setattr(self._model, _VARIED, True)
+        self._random_state = seeds.state()
+        if worker.global_rank:
+            self._backend.seed(seeds.vary(worker.global_rank))
+            if not hasattr(self._model, _VARIED):
+                self._backend.vary_noise(self._model, worker.global_rank)
+                setattr(self._model, _VARIED, True)
         self._fitting = True
 
     def _choose_mode(self, average: Any) -> Mode:
@@ -267,6 +271,7 @@ class Training:
     def finish(self) -> None:
         """End the fit."""
         self._mode.finish()
+        seeds.restore(self._random_state)
         self._fitting = False
 
     def center(self) -> contextlib.AbstractContextManager[None]:

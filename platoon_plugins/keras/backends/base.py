@@ -112,6 +112,14 @@ class Backend(Protocol):
         """Let the random layers of this worker's model draw other numbers than those of other ranks."""
         ...
 
+    def seed_early(self, seed: int) -> None:
+        """Seed the generator that shuffles data, where ``fit`` asks it before it calls its first callback."""
+        ...
+
+    def seed(self, seed: int) -> None:
+        """Seed the back end's own generator, where it shuffles data."""
+        ...
+
     def attach(self, model: Any) -> None:
         """Make sure, within an epoch, that the variables hold the present values and that writes to them count."""
         ...

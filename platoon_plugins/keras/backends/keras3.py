@@ -124,6 +124,12 @@ class Keras3:
                 state[0] = shard_seed(int(state[0]), rank) % 2**31
                 variable.assign(state)
 
+    def seed_early(self, seed: int) -> None:
+        """See `Backend.seed_early`."""
+
+    def seed(self, seed: int) -> None:
+        """See `Backend.seed`: NumPy's shuffles."""
+
     def attach(self, model: Any) -> None:
         """See `Backend.attach`."""
 

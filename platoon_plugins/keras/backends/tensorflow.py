@@ -24,6 +24,10 @@ class _TensorFlow(Keras3):
                 "to average gradients; call model.compile(..., jit_compile=False)"
             )
 
+    def seed_early(self, seed: int) -> None:
+        """See `Backend.seed_early`: data sets draw the seeds of their shuffles when they are built."""
+        tf.random.set_seed(seed)
+
     def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
         """See `Keras3.averaged`."""
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]  # an embedding's come as IndexedSlices

@@ -57,6 +57,12 @@ class _Theano:
                         row[:] = ff_2p134(row)
                 state.set_value(value)
 
+    def seed_early(self, seed: int) -> None:
+        """See `Backend.seed_early`."""
+
+    def seed(self, seed: int) -> None:
+        """See `Backend.seed`: NumPy's shuffles."""
+
     def attach(self, model: Any) -> None:
         """See `Backend.attach`."""
 

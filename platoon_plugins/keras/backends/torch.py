@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.gradients import GradientAverage
@@ -34,13 +35,17 @@ class _TorchVariable(KerasVariable):
 class _Torch(Keras3):
     variable = _TorchVariable
 
+    def seed(self, seed: int) -> None:
+        """See `Backend.seed`: torch shuffles, and draws the masks of Dropout."""
+        torch.manual_seed(seed)
+
     def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
         """See `Keras3.averaged`."""
         arrays = [_view_or_copy(gradient) for gradient in gradients]
         average.in_place(arrays)
         for gradient, array in zip(gradients, arrays):
             if array.ctypes.data != gradient.data_ptr():
-                gradient.copy_(_tensor(array))
+                gradient.copy_(torch.from_numpy(array))
         return gradients
 
 
@@ -50,12 +55,6 @@ def _view_or_copy(gradient: Any) -> Array:
         raise TypeError("got a sparse gradient: it cannot be averaged; make the layer's gradient dense")
     array: Array = tensor.contiguous().cpu().numpy()
     return array
-
-
-def _tensor(array: Array) -> Any:
-    import torch
-
-    return torch.from_numpy(array)
 
 
 def backend() -> _Torch:

@@ -1,0 +1,299 @@
+"""Shards of data, arguments, and the learning rate: what needs no second process."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import solo
+from platoon_plugins.keras import (
+    EASGD,
+    DistributedOptimizer,
+    LearningRateWarmup,
+    distribute,
+    scale_learning_rate,
+    shard,
+)
+
+pytestmark = pytest.mark.keras
+
+KERAS_2 = keras.__version__.startswith("2.")
+Base = keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset
+
+
+def places(size, seed=3):
+    """Stand in for the workers of a job, of which a shard needs no more than the numbers."""
+    return [SimpleNamespace(global_rank=rank, global_size=size, seed=seed) for rank in range(size)]
+
+
+@pytest.fixture
+def alone():
+    with solo(seed=3) as worker:
+        yield worker
+
+
+# Arrays.
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_each_row_is_one_workers(size):
+    x, y = np.arange(50.0).reshape(25, 2), np.arange(25)
+    parts = [shard(x, y, worker=place) for place in places(size)]
+    for mine, labels in parts:
+        np.testing.assert_array_equal(mine, x[labels])
+    assert sorted(np.concatenate([labels for _, labels in parts])) == list(range(25))
+    lengths = [len(labels) for _, labels in parts]
+    assert max(lengths) - min(lengths) <= 1
+
+
+def test_batches_of_all_workers_are_the_large_batches_of_one_process():
+    y = np.arange(24)
+    parts = [shard(y, worker=place) for place in places(3)]
+    for k in range(4):
+        together = np.concatenate([part[2 * k : 2 * k + 2] for part in parts])
+        assert sorted(together) == list(range(6 * k, 6 * k + 6))
+
+
+@pytest.mark.parametrize(("uneven", "lengths"), [("keep", [4, 4, 3]), ("drop", [3, 3, 3]), ("wrap", [4, 4, 4])])
+def test_rows_that_cannot_be_dealt_out_evenly(uneven, lengths):
+    parts = [shard(np.arange(11), uneven=uneven, worker=place) for place in places(3)]
+    assert [len(part) for part in parts] == lengths
+    together = np.concatenate(parts)
+    assert set(together) == (set(range(9)) if uneven == "drop" else set(range(11)))
+    assert parts[2][-1] == {"keep": 8, "drop": 8, "wrap": 0}[uneven]
+
+
+def test_nested_arrays_are_taken_apart():
+    image, text, y = np.arange(12.0).reshape(6, 2), np.arange(6), [10, 11, 12, 13, 14, 15]
+    (inputs, labels, weights) = shard({"image": image, "more": [text, (text, None)]}, y, None, worker=places(2)[1])
+    np.testing.assert_array_equal(inputs["image"], image[1::2])
+    np.testing.assert_array_equal(inputs["more"][0], [1, 3, 5])
+    assert isinstance(inputs["more"][1], tuple)
+    assert inputs["more"][1][1] is None
+    assert labels == [11, 13, 15]
+    assert weights is None
+
+
+def test_data_frames_are_split_by_rows():
+    pandas = pytest.importorskip("pandas", reason="needs pandas, which no environment of the tests installs")
+    part = shard(pandas.DataFrame({"a": range(5)}), worker=places(2)[1])
+    assert list(part["a"]) == [1, 3]
+
+
+def test_a_validation_split_is_that_of_one_process():
+    x, y = np.arange(40.0).reshape(20, 2), np.arange(20)
+    parts = [shard(x, y, validation_split=0.25, worker=place) for place in places(3)]
+    train = np.concatenate([labels for (_, labels), _ in parts])
+    valid = np.concatenate([labels for _, (_, labels) in parts])
+    assert sorted(train) == list(range(15))
+    assert sorted(valid) == list(range(15, 20))
+
+
+def test_alone_a_shard_is_everything(alone):
+    x, y = np.arange(10.0), np.arange(10)
+    assert shard(x, worker=alone) is x
+    got = shard(x, y, worker=alone)
+    assert got[0] is x
+    assert got[1] is y
+    (_, train), (_, valid) = shard(x, y, validation_split=0.3, worker=alone)
+    assert list(train) == list(range(7))
+    assert list(valid) == [7, 8, 9]
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda w: shard(worker=w), "nothing to shard"),
+        (lambda w: shard(np.ones(3), np.ones(4), worker=w), r"\[3, 4\] rows"),
+        (lambda w: shard(np.ones(1), worker=w), "use fewer workers"),
+        (lambda w: shard(np.ones(9), uneven="some", worker=w), "uneven='some'"),
+        (lambda w: shard(np.ones(9), validation_split=1.0, worker=w), "from 0 to below 1"),
+        (lambda w: shard(np.ones(9), validation_split=0.1, worker=w), "some would have none"),
+        (lambda w: shard((i for i in range(3)), worker=w), "islice"),
+        (lambda w: shard(Batches(9), validation_split=0.5, worker=w), "for arrays"),
+        (lambda w: shard(Batches(9), np.ones(9), worker=w), "one by one"),
+    ],
+)
+def test_data_that_cannot_be_split_is_refused(call, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        call(places(2)[0])
+
+
+# Sequences of batches.
+
+
+class Batches(Base):
+    def __init__(self, rows, size=4, **options):
+        super().__init__(**options)
+        self.order, self.size = np.arange(rows), size
+
+    def __len__(self):
+        return -(-len(self.order) // self.size)
+
+    def __getitem__(self, index):
+        rows = self.order[self.size * index : self.size * (index + 1)]
+        return {"a": rows, "b": [rows * 2.0]}, -rows
+
+    def on_epoch_end(self):
+        np.random.shuffle(self.order)
+
+
+@pytest.mark.parametrize("rows", [48, 50, 37, 33, 25, 24, 5])
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_a_sharded_sequence_has_as_many_steps_everywhere_and_each_row_once(rows, size):
+    parts = [shard(Batches(rows), worker=place) for place in places(size)]
+    steps = {len(part) for part in parts}
+    assert len(steps) == 1
+    assert steps <= {len(Batches(rows)) // size, -(-len(Batches(rows)) // size)}
+    orders = []
+    for _ in range(3):
+        seen = []
+        for part in parts:
+            for index in range(len(part)):
+                inputs, labels = part[index]
+                np.testing.assert_array_equal(inputs["b"][0], -2.0 * labels)
+                assert len(labels)
+                seen.extend(inputs["a"])
+        orders.append(seen)
+        assert sorted(seen) == list(range(rows))
+        state = np.random.get_state()
+        for rank, part in enumerate(parts):
+            np.random.seed(rank)
+            part.on_epoch_end()
+            assert np.random.randint(1000) == np.random.RandomState(rank).randint(1000)
+        np.random.set_state(state)
+    assert orders[0] != orders[1] != orders[2]
+
+
+def test_a_sequence_of_fewer_rows_than_workers_is_refused():
+    with pytest.raises(ConfigurationError, match="use fewer workers"):
+        len(shard(Batches(4, size=2), worker=places(5)[0]))
+
+
+def test_a_sharded_sequence_is_loaded_as_the_whole_is():
+    if KERAS_2:
+        pytest.skip("Keras 2 passes the number of loaders to fit_generator, not to the sequence")
+    part = shard(Batches(20, workers=2, max_queue_size=3), worker=places(2)[0])
+    assert (part.workers, part.max_queue_size) == (2, 3)
+
+
+def test_alone_a_sequence_stays_as_it_is(alone):
+    whole = Batches(9)
+    assert shard(whole, worker=alone) is whole
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")
+def test_a_tf_dataset_is_asked_for_its_shard():
+    import tensorflow as tf
+
+    part = shard(tf.data.Dataset.range(7), worker=places(2)[1])
+    assert [int(item) for item in part] == [1, 3, 5]
+
+
+# Arguments.
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda w: distribute(keras.callbacks.EarlyStopping(), worker=w), "pass a list"),
+        (lambda w: distribute([keras.callbacks.EarlyStopping], worker=w), "pass objects"),
+        (lambda w: distribute([None], worker=w), "pass objects"),
+        (lambda w: distribute(sync=EASGD, worker=w), "pass a rule"),
+        (lambda w: distribute(sync="easgd", worker=w), "pass a rule"),
+        (lambda w: distribute(every_n_batches=0, worker=w), "whole number >= 1"),
+        (lambda w: distribute(stop="some", worker=w), "any, all, leader"),
+        (lambda w: distribute(on_nonfinite="hope", worker=w), "on_nonfinite"),
+        (lambda w: DistributedOptimizer(3, worker=w), "pass an optimizer"),
+        (lambda w: LearningRateWarmup(0.0, worker=w), "greater than 0"),
+        (lambda w: LearningRateWarmup(0.1, warmup_epochs=0, worker=w), "greater than 0"),
+    ],
+)
+def test_bad_arguments_are_refused(alone, call, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        call(alone)
+
+
+def test_an_optimizer_is_wrapped_once():
+    wrapped = DistributedOptimizer("sgd", worker=places(2)[0])
+    with pytest.raises(ConfigurationError, match="wrap it once"):
+        DistributedOptimizer(wrapped, worker=places(2)[0])
+
+
+def _model(optimizer):
+    np.random.seed(4)
+    if not KERAS_2:
+        keras.utils.set_random_seed(4)
+    layers = keras.layers
+    first = [layers.Dense(5, activation="tanh", input_shape=(3,))] if KERAS_2 else [
+        keras.Input((3,)), layers.Dense(5, activation="tanh")
+    ]  # fmt: skip
+    model = keras.Sequential([*first, layers.Dense(1)])
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def _data():
+    x = np.random.RandomState(0).randn(40, 3).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def test_alone_everything_is_a_no_op_with_identical_results(alone):
+    x, y = _data()
+
+    def fit(wrap_optimizer, wrap_data, wrap_callbacks):
+        callbacks = [keras.callbacks.EarlyStopping(monitor="loss", patience=1, min_delta=0.02)]
+        model = _model(wrap_optimizer(keras.optimizers.SGD(0.1)))
+        history = model.fit(*wrap_data(x, y), epochs=9, batch_size=8, verbose=0, callbacks=wrap_callbacks(callbacks))
+        return history.history["loss"], model.get_weights()
+
+    plain = fit(lambda o: o, lambda *d: d, lambda c: c)
+    ours = fit(
+        lambda o: DistributedOptimizer(o, worker=alone),
+        lambda *d: shard(*d, worker=alone),
+        lambda c: distribute(c, worker=alone),
+    )
+    assert plain[0] == ours[0]
+    for a, b in zip(plain[1], ours[1]):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_distributed_optimizer_without_the_callbacks_says_so():
+    if KERAS_2:
+        pytest.skip("Keras 2 averages inside the compiled function, where nothing tells who started it")
+    model = _model(DistributedOptimizer("sgd", worker=places(2)[0]))
+    with pytest.raises(Exception, match=r"pass callbacks=distribute"):
+        model.fit(*_data(), verbose=0)
+
+
+# The learning rate.
+
+
+def test_the_warmup_follows_its_formula():
+    rates = []
+
+    class Note(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            rates.append(float(keras.backend.get_value(self.model.optimizer.lr) if KERAS_2
+                               else keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))  # fmt: skip
+
+    worker = places(4)[0]
+    rate = scale_learning_rate(0.05, worker=worker)
+    assert rate == pytest.approx(0.2)
+    warmup = LearningRateWarmup(rate, warmup_epochs=2, worker=worker)
+    _model(keras.optimizers.SGD(rate)).fit(*_data(), epochs=4, batch_size=10, verbose=0, callbacks=[warmup, Note()])
+    expected = [0.2 / 4 * (batch / 4 * 3 / 2 + 1) for batch in range(8)] + [0.2] * 8
+    assert rates == pytest.approx(expected)
+
+
+def test_alone_the_warmup_leaves_the_rate(alone):
+    model = _model(keras.optimizers.SGD(0.3))
+    model.fit(*_data(), epochs=2, verbose=0, callbacks=[LearningRateWarmup(0.1, worker=alone)])
+    lr = model.optimizer.lr if KERAS_2 else model.optimizer.learning_rate
+    assert float(keras.backend.get_value(lr) if KERAS_2 else keras.ops.convert_to_numpy(lr)) == pytest.approx(0.1)
