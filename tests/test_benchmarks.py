@@ -1,5 +1,6 @@
 """The benchmarks that others are meant to run, in a small form."""
 
+import importlib.util
 import json
 import subprocess
 import sys
@@ -10,9 +11,17 @@ import pytest
 from platoon_base import compat
 
 compat.apply()
-pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
 
-pytestmark = [pytest.mark.theano, pytest.mark.slow]
+pytestmark = pytest.mark.slow
+
+
+def _needs(mark, module, reason):
+    skip = pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=reason)
+    return lambda test: getattr(pytest.mark, mark)(skip(test))
+
+
+needs_theano = _needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
+needs_keras = _needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -26,6 +35,7 @@ def lstm(monkeypatch):
     return lstm
 
 
+@needs_theano
 @pytest.mark.timeout(400)  # seven starts, the first of which may compile
 def test_lstm_measures_all_kinds_and_keeps_its_results(tmp_path):
     done = subprocess.run(
@@ -51,6 +61,7 @@ def test_lstm_measures_all_kinds_and_keeps_its_results(tmp_path):
     assert not list(tmp_path.glob("platoon_logs*")), "the logs go with the temporary folder"
 
 
+@needs_theano
 def test_the_rate_is_that_of_the_common_window(lstm):
     one = [0.0, 1.0, 2.0, 3.0, 4.0]
     assert lstm.total_rate([one]) == pytest.approx(1)
@@ -58,6 +69,7 @@ def test_the_rate_is_that_of_the_common_window(lstm):
     assert lstm.total_rate([one, [5.0, 6.0]]) == 0
 
 
+@needs_theano
 def test_the_model_has_the_size_of_the_originals(lstm):
     import lstm_model
 
@@ -67,6 +79,7 @@ def test_the_model_has_the_size_of_the_originals(lstm):
     assert shapes == [(50, 8), (8, 32), (8, 32), (32,), (8, 2), (2,)]
 
 
+@needs_theano
 def test_batches_are_padded_to_their_longest_review_and_differ_between_workers(lstm):
     import lstm_model
 
@@ -79,3 +92,27 @@ def test_batches_are_padded_to_their_longest_review_and_differ_between_workers(l
         assert not words[mask == 0].any()
         assert set(labels) <= {0, 1}
     assert any((a[0].shape != b[0].shape) for a, b in zip(batches, lstm_model.reviews(20, 100, seed=2)))
+
+
+@needs_keras
+@pytest.mark.timeout(200)
+def test_keras_fit_measures_all_ways_and_keeps_its_results(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "keras_fit.py", "--quick", "--out", tmp_path],
+        cwd=tmp_path, capture_output=True, text=True, timeout=190, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.glob("keras-*.json")
+    written = json.loads(path.read_text())
+    rows = {(row["model"], row["way"]): row for row in written["results"]}
+    ways = ["callbacks", "EASGD", "averaged gradients"]
+    assert set(rows) == {(model, way) for model in ("small", "10 MB") for way in ways}
+    for (model, way), row in rows.items():
+        assert row["pairs"] == 4
+        assert row["plain_step_ms"] > 0
+        assert row["step_ms"] > 0
+        assert row["parameters"] == (4810 if model == "small" else 2_629_130)
+        assert way in done.stdout
+    assert rows["10 MB", "averaged gradients"]["bare_all_reduce_ms"] > 0
+    assert "sync_ms" in rows["10 MB", "EASGD"]
+    assert len(written["goals"]) == 2

@@ -1,22 +1,32 @@
 """Each example, run as its users run it, with fewer epochs."""
 
+import importlib.util
 import json
+import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from platoon_base import compat
-
-compat.apply()
-pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
-
-pytestmark = pytest.mark.theano
-
 EXAMPLES = Path(__file__).parent.parent / "examples"
+README = EXAMPLES.parent / "README.md"
+# Makes Keras 2.3.1 importable on Python 3.11, which a script without this package has to see to by itself.
+PREPARE = "from platoon_base import compat; compat.apply(); "
 
 
+def _needs(mark, module, reason):
+    """Return a decorator: the mark, and the reason to skip without the module, which is not imported here."""
+    skip = pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=reason)
+    return lambda test: getattr(pytest.mark, mark)(skip(test))
+
+
+needs_theano = _needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
+needs_keras = _needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
+
+
+@needs_theano
 def test_lasagne_digits_on_two_workers(platoon, tmp_path):
     done = platoon(
         "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
@@ -32,6 +42,7 @@ def test_lasagne_digits_on_two_workers(platoon, tmp_path):
         assert summary["seconds"] > 0
 
 
+@needs_theano
 def test_lasagne_digits_with_averaged_gradients_on_two_workers(platoon, tmp_path):
     done = platoon(
         "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
@@ -44,6 +55,7 @@ def test_lasagne_digits_with_averaged_gradients_on_two_workers(platoon, tmp_path
     assert summary["stopped_by"] == "epochs >= 12"
 
 
+@needs_theano
 def test_lasagne_digits_alone(tmp_path):
     script = EXAMPLES / "lasagne_digits.py"
     subprocess.run(
@@ -54,3 +66,89 @@ def test_lasagne_digits_alone(tmp_path):
     assert summary["workers"] == 1
     assert summary["stopped_by"] == "epochs >= 6"
     assert summary["test_accuracy"] > 0.9
+
+
+@needs_keras
+@pytest.mark.parametrize(
+    ("workers", "options", "epochs"), [(2, [], 15), (2, ["--sync"], 15), (3, ["--conv"], 10)], ids=str
+)
+def test_keras_digits(platoon, tmp_path, workers, options, epochs):
+    done = platoon(
+        "launch", "-n", workers, "--summary", "job.json", "--log-dir", "logs",
+        EXAMPLES / "keras_digits.py", "--num-epochs", epochs, *options, "--summary", "script.json",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "script.json").read_text())
+    assert summary["test_accuracy"] >= 0.93
+    assert summary["workers"] == workers
+    assert summary["epochs"] <= epochs
+    assert summary["stopped_by"] in ("EarlyStopping", f"epochs >= {epochs}")
+    assert json.loads((tmp_path / "job.json").read_text())["test_accuracy"] == summary["test_accuracy"]
+    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
+    assert [f"test accuracy: {summary['test_accuracy']:.4f}" in log for log in logs] == [True] + [False] * (workers - 1)
+
+
+@needs_keras
+def test_keras_digits_alone(tmp_path):
+    script = EXAMPLES / "keras_digits.py"
+    subprocess.run(
+        [sys.executable, script, "--num-epochs", "1", "--summary", "s.json"],
+        cwd=tmp_path, check=True, timeout=100, capture_output=True,
+    )  # fmt: skip
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert summary["workers"] == summary["epochs"] == 1
+    assert summary["stopped_by"] == "epochs >= 1"
+    assert summary["test_accuracy"] > 0.3
+
+
+def _diff():
+    """Return the hunks of the diff in the README, each as (the lines before, the lines after)."""
+    (block,) = re.findall(r"```diff\n(.*?)```", README.read_text(), re.DOTALL)
+    hunks = [hunk.splitlines() for hunk in re.split(r"^ \.\.\.\n", block, flags=re.MULTILINE)]
+    return [
+        tuple("".join(line[1:] + "\n" for line in hunk if line[0] in kind) for kind in (" -", " +")) for hunk in hunks
+    ]
+
+
+def _plain(script):
+    """Take the README's diff back."""
+    for before, after in _diff():
+        assert script.count(after) == 1, after
+        script = script.replace(after, before)
+    return script
+
+
+def _accuracies(text):
+    return [float(number) for number in re.findall(r"^Test accuracy: (\S+)$", text, re.MULTILINE)]
+
+
+def test_three_lines_make_a_keras_script_a_distributed_one():
+    """Those that the README shows; what is left knows nothing of this package but in its comments."""
+    script = (EXAMPLES / "keras_convnet.py").read_text()
+    plain = _plain(script)
+    added = set(script.splitlines()) - set(plain.splitlines())
+    assert len(added) == 3, added
+    code = plain.split("\nimport keras\n")[1]
+    assert not re.search("platoon|shard|distribute", code)
+    compile(plain, "plain", "exec")
+
+
+@needs_keras
+def test_keras_convnet_with_and_without_its_three_lines(platoon, tmp_path):
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", EXAMPLES / "keras_convnet.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [_accuracies((tmp_path / "logs" / f"rank{rank}.log").read_text()) for rank in range(2)]
+    assert ranks[0] == ranks[1]
+    (accuracy,) = ranks[0]
+    assert accuracy >= 0.93
+
+    few = (EXAMPLES / "keras_convnet.py").read_text().replace("\nepochs = 20\n", "\nepochs = 1\n")
+    (tmp_path / "plain.py").write_text(_plain(few))
+    prepare = PREPARE if metadata.version("keras").startswith("2.") else ""
+    code = f"{prepare}import runpy; runpy.run_path('plain.py', run_name='__main__')"
+    alone = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert alone.returncode == 0, alone.stdout + alone.stderr
+    (accuracy,) = _accuracies(alone.stdout)
+    assert accuracy > 0.3

@@ -649,3 +649,124 @@ def test_sequences_of_batches_train_and_evaluate_exactly(run_keras):
         """,
         workers=3,
     ).require_success()
+
+
+def test_models_of_all_sorts(run_keras):
+    """Several outputs, weights of samples, no metrics; losses and metrics stay those of all the data.
+
+    Batches are full: on TensorFlow and Keras 2 the loss of each output is Keras's own mean over batches, not rows.
+    """
+    run_keras(
+        """
+        x, y = data(48)
+        other = x[:, :1] * 2
+        weights = np.linspace(0, 2, 48).astype("float32")
+
+        def build(optimizer):
+            np.random.seed(5)
+            if not KERAS_2:
+                keras.utils.set_random_seed(5)
+            start = keras.layers.Input((6,)) if KERAS_2 else keras.Input((6,))
+            hidden = L.Dense(8, activation="tanh", kernel_regularizer=keras.regularizers.l2(0.01), name="h")(start)
+            model = keras.models.Model(start, [L.Dense(3, activation="softmax", name="a")(hidden),
+                                               L.Dense(1, name="b")(hidden)])
+            model.compile(optimizer, loss={"a": "categorical_crossentropy", "b": "mse"},
+                          metrics={"a": ["accuracy"], "b": ["mae"]})
+            return model
+
+        for averaged in (False, True):
+            sgd = keras.optimizers.SGD(0.0)
+            model = build(DistributedOptimizer(sgd) if averaged else sgd)
+            watch = Watch()
+            mine, labels, others, scale = shard(x, y, other, weights)
+            callbacks = distribute([watch])
+            scales = {"a": scale, "b": scale} if KERAS_2 else [scale, scale]
+            for fit in range(2):  # the same list again
+                model.fit(mine, [labels, others], sample_weight=scales, validation_data=(mine, [labels, others]),
+                          batch_size=8, verbose=0, callbacks=callbacks)
+            scales = {"a": weights, "b": weights} if KERAS_2 else [weights, weights]
+            one = build("sgd")
+            names = one.metrics_names if KERAS_2 else None
+            weighted = one.evaluate(x, [y, other], sample_weight=scales, batch_size=8, verbose=0, **({} if KERAS_2 else
+                                    {"return_dict": True}))
+            plain = one.evaluate(x, [y, other], batch_size=8, verbose=0, **({} if KERAS_2 else {"return_dict": True}))
+            if KERAS_2:
+                weighted, plain = dict(zip(names, weighted)), dict(zip(names, plain))
+            assert len(watch.logs) == 2 and len(plain) >= 5
+            for logs in watch.logs:
+                for name, value in weighted.items():
+                    assert abs(logs[name] - value) < 2e-6, (name, logs[name], value)
+                for name, value in plain.items():
+                    assert abs(logs["val_" + name] - value) < 2e-6, (name, logs["val_" + name], value)
+
+        bare = dense(metrics=())
+        bare.fit(*shard(x, y), epochs=2, batch_size=8, verbose=0, callbacks=distribute())
+        assert set(bare.history.history) == {"loss"}
+        """
+    ).require_success()
+
+
+@needs_keras_3
+def test_ways_to_run_a_step(run_keras):
+    run_keras(
+        """
+        x, y = data(96)
+        backend = keras.backend.backend()
+        ways = [{"run_eagerly": True}] + ([] if backend == "torch" else [{"steps_per_execution": 4}])
+        for options in ways:
+            for averaged in (False, True):
+                sgd = keras.optimizers.SGD(0.1)
+                model = dense(optimizer=DistributedOptimizer(sgd) if averaged else sgd, **options)
+                watch = Watch(batch_end=lambda callback, batch: rank == len(callback.epochs) == 1 and stop(callback))
+                callbacks = distribute([watch], every_n_batches=3)
+                model.fit(*shard(x, y), epochs=4, batch_size=4, verbose=0, callbacks=callbacks)
+                assert watch.epochs == [0, 1]
+                everyone = everyones(flat(model.get_weights()))
+                assert (everyone == everyone[0]).all()
+                one = dense(optimizer=keras.optimizers.SGD(0.1)).evaluate(x, y, verbose=0)
+                assert min(logs["loss"] for logs in watch.logs) < one[0]
+
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**10)
+        model = dense(optimizer=DistributedOptimizer(scaled))
+        model.fit(*shard(x, y), epochs=1, batch_size=4, verbose=0, callbacks=distribute())
+        plain = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1)))
+        plain.fit(*shard(x, y), epochs=1, batch_size=4, shuffle=False, verbose=0, callbacks=distribute())
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all()
+        assert abs(everyone[0] - flat(dense().get_weights())).max() > 0.01
+
+        everyone = everyones(flat(plain.get_weights()))
+        assert (everyone == everyone[0]).all()
+
+        class Mine(keras.Model):
+            def __init__(self):
+                super().__init__()
+                self.out = L.Dense(3)
+            def call(self, x):
+                return self.out(x)
+            def train_step(self, *args):
+                if backend == "jax":
+                    state, data = args
+                    return {}, state
+                return {}
+
+        careless = Mine()
+        careless.build((None, 6))
+        careless.compile(DistributedOptimizer("sgd"), loss="mse")
+        wrong = dense(optimizer=keras.optimizers.LossScaleOptimizer(DistributedOptimizer(keras.optimizers.SGD(0.1))))
+        unbuilt = keras.Sequential([L.Dense(3)])
+        unbuilt.compile("sgd", "mse")
+        for model, complaint in [(wrong, "other way round"), (careless, "were not averaged")] + (
+                [(unbuilt, "put keras.Input")] if backend == "tensorflow" else []):
+            try:
+                model.fit(*shard(x, y), verbose=0, callbacks=distribute())
+            except PlatoonError as exc:
+                assert complaint in str(exc)
+            else:
+                raise AssertionError
+        if backend != "tensorflow":
+            unbuilt.fit(*shard(x, y), verbose=0, callbacks=distribute())
+            everyone = everyones(flat(unbuilt.get_weights()))
+            assert (everyone == everyone[0]).all()
+        """
+    ).require_success()

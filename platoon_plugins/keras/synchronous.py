@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.common_start import copy_state
 from platoon_plugins.keras.gradients import GradientAverage
@@ -32,6 +33,7 @@ class Synchronous:
     def __init__(self, worker: Worker, backend: Backend, average: GradientAverage, policy: str) -> None:
         self._worker, self._backend, self._average, self._policy = worker, backend, average, policy
         self._model: Any = None
+        self._batches = 0
 
     def start(self, model: Any, members: list[int]) -> None:
         """Prepare the averages."""
@@ -43,6 +45,7 @@ class Synchronous:
         """Count them, where the compiled function does not."""
         self._average.require_sound()
         self._average.count(count)
+        self._batches += count
 
     @property
     def stops(self) -> bool:
@@ -56,6 +59,12 @@ class Synchronous:
     def epoch_ends(self) -> None:
         """Wait until all have come to the end of their batches; those who had fewer take the others' weights over."""
         self._average.require_sound()
+        if self._batches and not self._average.steps:
+            raise ConfigurationError(
+                "got a train_step that does not call the optimizer's apply or stateless_apply: the gradients of this "
+                "epoch were not averaged; let it call self.optimizer.apply(gradients, trainable_variables)"
+            )
+        self._batches = 0
         if not self._average.join():
             copy_state(self._model, self._worker, self._backend, self._average.most_steps)
         self._average.begin_epoch()

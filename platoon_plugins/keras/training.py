@@ -122,6 +122,8 @@ class Training:
                 "got a LossScaleOptimizer around a DistributedOptimizer: workers would skip different steps; wrap it "
                 "the other way round, DistributedOptimizer(LossScaleOptimizer(optimizer)), in compile()"
             )
+        if not self._backend.weights(model):
+            raise ConfigurationError("got a model without trainable weights: there is nothing to train together")
         self._model = model
         self._mode = self._choose_mode(average)
         self._metrics: Metrics = self._backend.metrics(model)

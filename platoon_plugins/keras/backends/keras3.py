@@ -155,16 +155,28 @@ class Keras3:
 
     def apply_of(self, optimizer_class: type, average: GradientAverage) -> dict[str, Callable[..., Any]]:
         """See `Backend.apply_of`: ``apply`` clips, accumulates and updates, so gradients are averaged before it."""
+        base: Any = optimizer_class
 
         def apply(optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-            there = [i for i, grad in enumerate(grads) if grad is not None]
-            averaged = list(grads)
-            if there:
-                for i, grad in zip(there, self.averaged([grads[i] for i in there], average)):
-                    averaged[i] = grad
-            return optimizer_class.apply(optimizer, averaged, trainable_variables)  # type: ignore[attr-defined]
+            return base.apply(optimizer, self._averaged_but_none(grads, average), trainable_variables)
 
-        return {"apply": apply}
+        def stateless_apply(optimizer: Any, variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
+            averages = self._averaged_but_none(grads, average)
+            return base.stateless_apply(optimizer, variables, averages, trainable_variables)
+
+        methods: dict[str, Callable[..., Any]] = {"apply": apply}
+        if base.stateless_apply is not keras.optimizers.Optimizer.stateless_apply:  # which calls apply
+            methods["stateless_apply"] = stateless_apply  # LossScaleOptimizer's does not
+        return methods
+
+    def _averaged_but_none(self, gradients: Sequence[Any], average: GradientAverage) -> list[Any]:
+        """Return averages, and None for each weight that has no gradient."""
+        result = list(gradients)
+        there = [i for i, gradient in enumerate(result) if gradient is not None]
+        if there:
+            for i, gradient in zip(there, self.averaged([result[i] for i in there], average)):
+                result[i] = gradient
+        return result
 
     def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
         """Return the averages of gradients, which are the back end's tensors."""

@@ -18,6 +18,11 @@ class _TensorFlow(Keras3):
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """See `Backend.require_trainable`."""
         super().require_trainable(model, averaged)
+        if not model.built:
+            raise ConfigurationError(
+                "got a model without weights: on TensorFlow fit builds it in its first step, after the workers have "
+                "to agree on them; put keras.Input(shape) in front of its layers, or call model.build(input_shape)"
+            )
         if averaged and model.jit_compile:
             raise ConfigurationError(
                 "got a model compiled with jit_compile=True and a DistributedOptimizer: XLA cannot leave its program "
