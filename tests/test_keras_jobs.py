@@ -751,7 +751,7 @@ def test_ways_to_run_a_step(run_keras):
                 return {}
 
         careless = Mine()
-        careless.build((None, 6))
+        careless(x[:2])
         careless.compile(DistributedOptimizer("sgd"), loss="mse")
         wrong = dense(optimizer=keras.optimizers.LossScaleOptimizer(DistributedOptimizer(keras.optimizers.SGD(0.1))))
         unbuilt = keras.Sequential([L.Dense(3)])
