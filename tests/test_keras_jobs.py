@@ -745,10 +745,8 @@ def test_ways_to_run_a_step(run_keras):
             def call(self, x):
                 return self.out(x)
             def train_step(self, *args):
-                if backend == "jax":
-                    state, data = args
-                    return {}, state
-                return {}
+                logs = {"loss": keras.ops.zeros(())}
+                return (logs, args[0]) if backend == "jax" else logs
 
         careless = Mine()
         careless(x[:2])
