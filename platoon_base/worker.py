@@ -104,6 +104,8 @@ class Worker:
         The same, counted on this host.
     device : str
         What the launcher gave this worker to compute on, such as ``"cpu"`` or ``"cuda0"``.
+    late : bool
+        Whether it joined a job that was launched before, and has no part in collective calls on arrays.
     seed : int
         Common to all workers; `shard_seed(worker.seed, worker.global_rank)` is this worker's own.
     stop_reason : str
@@ -126,6 +128,7 @@ class Worker:
         self.global_rank, self.global_size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self.seed, self.device = place.seed, place.device
+        self.late = place.late
         self.ballot = Ballot(words, place.rank)
         self._words = words
         self._row = words.row(place.rank)

@@ -512,7 +512,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
                 model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=callbacks, **options)
             except PlatoonError as exc:
                 worker.report({f"{what} {rank}": f"{type(exc).__name__}: {exc}"})
-                worker.barrier(what)
+                worker.barrier(what)  # which lets late joiners through
             else:
                 raise AssertionError(what)
 
@@ -550,6 +550,13 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         if not KERAS_2 and keras.backend.backend() == "tensorflow":
             compiled = dense(optimizer=DistributedOptimizer("sgd"), jit_compile=True)
             refused("xla", model=compiled, callbacks=distribute())
+
+        if rank == 0:  # one more worker joins, and trains from the start
+            import subprocess
+            environment = {name: value for name, value in os.environ.items() if name != "PLATOON_RANK"}
+            code = open(__file__).read().split("averaged = lambda")[0]
+            code += "refused('late', model=dense(), callbacks=distribute())"
+            subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
         """
     ).require_success()
     told = outcome.reported
@@ -560,6 +567,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         assert told[f"other options {rank}"].startswith("LayoutMismatchError")
         assert "every_n_batches=1" in told[f"other options {rank}"]
         assert told[f"other mode {rank}"].startswith("LayoutMismatchError")
+        assert "joined late" in told["late 2"]
         assert "does not start from zero" in told[f"metric {rank}"]
         if not KERAS_2:
             assert "let train_step update a metric" in told[f"raw {rank}"]

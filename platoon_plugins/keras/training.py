@@ -133,6 +133,11 @@ class Training:
     def start(self) -> None:
         """Begin the fit, after the user's callbacks have: one of them may have restored a checkpoint."""
         worker = self._worker
+        if worker.late:
+            raise ConfigurationError(
+                "this worker joined late: the workers of a fit count epochs together from its begin; launch the job "
+                "with more workers"
+            )
         worker.release_shared_params()  # of a fit that was interrupted
         members = worker.meet("keras fit begins")
         purpose = f"distribute({self._mode.purpose}, every_n_batches={self._every_n_batches}, stop={self._policy!r})"
@@ -183,7 +188,7 @@ class Training:
         """Do what is due between two batches."""
         self._last_batch = batch + (getattr(self._model, "steps_per_execution", None) or 1)
         self._count_to(batch)
-        if self.should_stop:
+        if self._stops():
             self._model.stop_training = True
 
     def batch_ends(self, logs: Mapping[str, Any] | None) -> None:
@@ -194,11 +199,10 @@ class Training:
         """Take up what the user's callbacks did after a batch: a stop is for all workers, or not yet."""
         if self._model.stop_training and not self._wants_stop:
             self._want_stop()
-        self._model.stop_training = self.should_stop
+        self._model.stop_training = self._stops()
 
-    @property
-    def should_stop(self) -> bool:
-        """Whether the fit is to end in the middle of an epoch."""
+    def _stops(self) -> bool:
+        """Tell whether the fit is to end in the middle of an epoch; a job that stops counts as a vote."""
         if self._worker.should_stop and not self._wants_stop:
             self._want_stop()
         return self._mode.stops
@@ -218,14 +222,10 @@ class Training:
 
     def test_begins(self) -> None:
         """Take note of an evaluation; that of a fit evaluates the common weights."""
-        self._metrics_test_begins()
         if self._fitting:
+            self._metrics.test_begins()
             self._close_batches(evaluates=True)
             self._evaluated = self._all_evaluate
-
-    def _metrics_test_begins(self) -> None:
-        if hasattr(self, "_metrics"):
-            self._metrics.test_begins()
 
     def test_batch_ends(self, logs: Mapping[str, Any] | None) -> None:
         """Take note of a batch of an evaluation; called on back ends that need it."""
