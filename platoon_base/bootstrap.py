@@ -10,7 +10,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 
-from platoon_base import compat, device_warnings
+from platoon_base import compat, device_warnings, own_device
 from platoon_base.job import DEVICE, RANK
 
 __all__ = ["main", "put_first_on_path", "run_script", "script_folder", "set_up_logging"]
@@ -21,7 +21,9 @@ def main() -> None:
     script, *args = sys.argv[1:]
     set_up_logging()
     compat.apply()
-    device_warnings.watch_theano(os.environ.get(DEVICE, "cpu"))
+    device = os.environ.get(DEVICE, "cpu")
+    device_warnings.watch_theano(device)
+    own_device.keep_to(device)
     run_script(script, args)
 
 

@@ -97,7 +97,7 @@ def _internal(param: Any) -> Any:
 
 
 def _is_float64(value: Any) -> bool:
-    return value is not None and np.dtype(value.dtype) == np.float64
+    return value is not None and str(value.dtype).endswith("float64")  # torch's dtypes are not NumPy's
 
 
 def _name(param: Any, index: int) -> str:

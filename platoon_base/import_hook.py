@@ -29,13 +29,15 @@ class AfterImport(importlib.abc.MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """Answer for the modules that have an action, as Python's own finder would."""
-        action = self._actions.pop(fullname, None)
-        if action is None:
+        if fullname not in self._actions:
             return None
 
         def run(module: types.ModuleType, body: Body) -> None:
             body(module)
-            action(module)
+            # Only now: a spec may be asked for without an import.
+            action = self._actions.pop(fullname, None)
+            if action is not None:
+                action(module)
 
         return spec_around(fullname, path, target, run)
 

@@ -1,5 +1,7 @@
 """Shards of data, arguments, and the learning rate: what needs no second process."""
 
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -265,8 +267,6 @@ def test_alone_everything_is_a_no_op_with_identical_results(alone):
 
 
 def test_a_distributed_optimizer_without_the_callbacks_says_so():
-    if KERAS_2:
-        pytest.skip("Keras 2 averages inside the compiled function, where nothing tells who started it")
     model = _model(DistributedOptimizer("sgd", worker=places(2)[0]))
     with pytest.raises(Exception, match=r"pass callbacks=distribute"):
         model.fit(*_data(), verbose=0)
@@ -297,3 +297,23 @@ def test_alone_the_warmup_leaves_the_rate(alone):
     model.fit(*_data(), epochs=2, verbose=0, callbacks=[LearningRateWarmup(0.1, worker=alone)])
     lr = model.optimizer.lr if KERAS_2 else model.optimizer.learning_rate
     assert float(keras.backend.get_value(lr) if KERAS_2 else keras.ops.convert_to_numpy(lr)) == pytest.approx(0.1)
+
+
+# Devices.
+
+
+def test_a_worker_with_a_gpu_keeps_its_framework_to_it():
+    """Here without one: the framework is asked all the same, and works on."""
+    code = """
+import importlib.util, sys
+from platoon_base import compat, own_device
+compat.apply()
+own_device.keep_to("cuda1")
+importlib.util.find_spec("jax")  # which imports nothing, and must not use the hook up
+import keras
+if keras.backend.backend() == "jax":
+    assert sys.modules["jax"].config.read("jax_cuda_visible_devices") == "1"
+if keras.backend.backend() == "torch" and sys.modules["torch"].cuda.device_count() > 1:
+    assert sys.modules["torch"].cuda.current_device() == 1
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)

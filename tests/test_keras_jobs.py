@@ -551,6 +551,12 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             compiled = dense(optimizer=DistributedOptimizer("sgd"), jit_compile=True)
             refused("xla", model=compiled, callbacks=distribute())
 
+        x_and_y = {"validation_data": (x, y)} if rank else {}
+        refused("one evaluates", model=dense(), callbacks=distribute(), **x_and_y)
+        if not KERAS_2:
+            ema = dense(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
+            refused("average", model=ema, callbacks=distribute())
+
         if rank == 0:  # one more worker joins, and trains from the start
             import subprocess
             environment = {name: value for name, value in os.environ.items() if name != "PLATOON_RANK"}
@@ -568,9 +574,11 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         assert "every_n_batches=1" in told[f"other options {rank}"]
         assert told[f"other mode {rank}"].startswith("LayoutMismatchError")
         assert "joined late" in told["late 2"]
+        assert "ranks [1] evaluate after epoch 1" in told[f"one evaluates {rank}"]
         assert "does not start from zero" in told[f"metric {rank}"]
         if not KERAS_2:
             assert "let train_step update a metric" in told[f"raw {rank}"]
+            assert "use_ema=True and a rule" in told[f"average {rank}"]
         if not KERAS_2 and keras.backend.backend() == "tensorflow":
             assert "jit_compile=False" in told[f"xla {rank}"]
 
@@ -774,5 +782,24 @@ def test_ways_to_run_a_step(run_keras):
             unbuilt.fit(*shard(x, y), verbose=0, callbacks=distribute())
             everyone = everyones(flat(unbuilt.get_weights()))
             assert (everyone == everyone[0]).all()
+        """
+    ).require_success()
+
+
+def test_a_loop_over_train_on_batch(run_keras):
+    run_keras(
+        """
+        from platoon_plugins.keras import broadcast_variables
+        x, y = data(160)
+        alone = dense(optimizer=keras.optimizers.SGD(0.5, momentum=0.9))
+        model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.9)))
+        if rank:
+            model.set_weights([w + 1 for w in model.get_weights()])
+        broadcast_variables(model)
+        mine, labels = shard(x, y)
+        for k in range(10):
+            alone.train_on_batch(x[16 * k:16 * k + 16], y[16 * k:16 * k + 16])
+            model.train_on_batch(mine[8 * k:8 * k + 8], labels[8 * k:8 * k + 8])
+        assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5
         """
     ).require_success()

@@ -4,6 +4,7 @@ from platoon_base import ASGD, EASGD, compat
 
 compat.apply()  # before Keras is imported, by this package or by the script
 
+from platoon_plugins.keras.common_start import broadcast_variables  # noqa: E402
 from platoon_plugins.keras.data import shard  # noqa: E402
 from platoon_plugins.keras.distribute import distribute  # noqa: E402
 from platoon_plugins.keras.learning_rate import LearningRateWarmup, scale_learning_rate  # noqa: E402
@@ -14,6 +15,7 @@ __all__ = [
     "EASGD",
     "DistributedOptimizer",
     "LearningRateWarmup",
+    "broadcast_variables",
     "distribute",
     "scale_learning_rate",
     "shard",

@@ -109,7 +109,7 @@ def distribute(
     for callback in callbacks:
         if not leader and hasattr(callback, "verbose"):
             callback.verbose = 0
-        if isinstance(getattr(callback, "save_freq", None), int):
+        if isinstance(getattr(callback, "save_freq", None), int) and callable(getattr(callback, "_save_model", None)):
             in_center(callback, training)
     first = make_first(training, backend.watches_batches)
     return [first, *callbacks, make_last(training, at_batches)]

@@ -12,9 +12,13 @@ from platoon_base.collectives.flat import FlatBuffers
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.schedule import votes_suffice
 
-__all__ = ["GradientAverage"]
+__all__ = ["NOT_ATTACHED", "GradientAverage"]
 
 Array = np.ndarray[Any, Any]
+NOT_ATTACHED = (
+    "this DistributedOptimizer is used without distribute(...): the workers' models would start from different weights; "
+    "pass callbacks=distribute([...]) to fit, or call broadcast_variables(model) before a loop over train_on_batch"
+)
 # What travels with the gradients, one number for each rank: 0, or one of these.
 _VOTES, _DONE = 1.0, 2.0
 
@@ -152,10 +156,7 @@ class GradientAverage:
 
     def _step(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
         if not self.attached:
-            raise ConfigurationError(
-                "this DistributedOptimizer is used without distribute(...): the workers' models would start from "
-                "different weights; pass callbacks=distribute([...]) to fit"
-            )
+            raise ConfigurationError(NOT_ATTACHED)
         self.steps += 1
         self._combine(ins, outs)
         active = np.count_nonzero(self._seen != _DONE)

@@ -165,6 +165,12 @@ class Training:
                 "got sync=None and a plain optimizer: each worker would train a model of its own; compile with "
                 "DistributedOptimizer(optimizer), or pass a rule such as sync=EASGD()"
             )
+        if getattr(self._model.optimizer, "use_ema", False):
+            raise ConfigurationError(
+                "got an optimizer with use_ema=True and a rule: fit would leave the average of one worker's weights in "
+                "the model, or that of all, but not both; compile without use_ema (the center is an average already), "
+                "or with DistributedOptimizer(optimizer)"
+            )
         rule: Any = EASGD() if sync == "auto" else sync
         return Asynchronous(worker, backend, rule, self._every_n_batches, self._on_nonfinite, self._policy)
 
@@ -290,16 +296,27 @@ class Training:
         train = self._metrics.train_state()
         statistics = self._backend.statistics(self._model)
         arrays = [*train, *(variable.get_value(borrow=True) for variable in statistics)]
-        pairs = {"evaluates": (float(evaluates), 1.0)}
+        pairs = {str(self._worker.global_rank): (float(evaluates), 1.0)}
         summed = self._worker.sum_arrays(f"keras epoch {self._epoch}", arrays, pairs)
         self._mode.members_are(summed.ranks)
-        count, of = summed.pairs["evaluates"]
-        self._someone_evaluates, self._all_evaluate = count > 0, count == of
+        self._agree_on_evaluation(
+            [int(rank) for rank, (evaluating, _) in summed.pairs.items() if evaluating], summed.ranks
+        )
         self._train_results = self._metrics.results(summed.arrays[: len(train)])
         for variable, total in zip(statistics, summed.arrays[len(train) :]):
             mean = total / len(summed.ranks)
             variable.set_value(mean.astype(variable.get_value(borrow=True).dtype))
         self._mode.enter_center()
+
+    def _agree_on_evaluation(self, evaluating: list[int], members: list[int]) -> None:
+        self._someone_evaluates, self._all_evaluate = bool(evaluating), len(evaluating) == len(members)
+        # After a stop in the middle of an epoch Keras 2 does not evaluate.
+        if self._someone_evaluates and not self._all_evaluate and not self._mode.stops:
+            raise ConfigurationError(
+                f"ranks {sorted(evaluating)} evaluate after epoch {self._epoch + 1}, and the other ones of "
+                f"{sorted(members)} do not: pass validation_data, its shard, and the same validation_freq to fit on "
+                "every worker"
+            )
 
     def _require_known(self, logs: Mapping[str, Any]) -> None:
         unknown = sorted(name for name in logs if name not in self._train_results and not name.startswith("val_"))

@@ -10,13 +10,21 @@ from typing import Any
 import jax
 from jax.experimental import io_callback
 
-from platoon_plugins.keras.backends.keras3 import Keras3
+from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["backend"]
 
 
+class _JaxVariable(KerasVariable):
+    def on_host(self) -> bool:
+        """See `KerasVariable.on_host`."""
+        return all(device.platform == "cpu" for device in self.variable.value.devices())
+
+
 class _Jax(Keras3):
+    variable = _JaxVariable
+
     def attach(self, model: Any) -> None:
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
         model.jax_state_sync()

@@ -19,14 +19,23 @@ Array = np.ndarray[Any, Any]
 
 
 class KerasVariable:
-    """A variable of Keras 3 with the methods of Theano's shared variables: values are copied out and in."""
+    """A variable of Keras 3 with the methods of Theano's shared variables: values are copied out and in.
+
+    ``get_value(return_internal_type=True)`` of one that lies on a device returns the back end's own array.
+    """
 
     def __init__(self, variable: Any) -> None:
         self.name: str = variable.path
         self.variable = variable
 
-    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Array:
+    def on_host(self) -> bool:
+        """Tell whether the value is in the memory of the host."""
+        return True
+
+    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
         """See `Variable.get_value`."""
+        if return_internal_type and not self.on_host():
+            return self.variable.value
         value: Array = np.asarray(keras.ops.convert_to_numpy(self.variable))
         return value if borrow else value.copy()
 
@@ -95,7 +104,7 @@ class Keras3:
     """See `Backend`; torch, jax and tensorflow add what is theirs."""
 
     watches_batches = False
-    variable = KerasVariable
+    variable: type[KerasVariable] = KerasVariable
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """See `Backend.require_trainable`."""

@@ -8,13 +8,21 @@ from typing import Any
 import tensorflow as tf
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.backends.keras3 import Keras3
+from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["backend"]
 
 
+class _TensorFlowVariable(KerasVariable):
+    def on_host(self) -> bool:
+        """See `KerasVariable.on_host`."""
+        return "GPU" not in self.variable.value.device.upper()
+
+
 class _TensorFlow(Keras3):
+    variable = _TensorFlowVariable
+
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """See `Backend.require_trainable`."""
         super().require_trainable(model, averaged)

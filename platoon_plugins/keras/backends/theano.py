@@ -14,7 +14,7 @@ from theano.sandbox.rng_mrg import ff_2p134
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
 from platoon_plugins.keras.backends.base import not_additive
-from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 
 __all__ = ["backend"]
 
@@ -42,6 +42,7 @@ class _Theano:
 
     def optimizer_state(self, model: Any) -> list[Any]:
         """See `Backend.optimizer_state`."""
+        model._make_train_function()  # which makes it, once
         options = (
             value for value in vars(model.optimizer).values() if isinstance(value, theano.compile.SharedVariable)
         )
@@ -127,13 +128,19 @@ class _InGraph(GradientAverage):
         super().__init__(worker)
         self._flags_in = theano.shared(self._flags, "flags of this rank", borrow=True)
         self._flags_out = theano.shared(self._seen.copy(), "flags of all ranks")
+        self._ready = theano.shared(np.int8(0), "whether a fit has prepared the model")
         self._reduced: Any = None
-        self._calls_made = 0
         self._idle: Any = None
+
+    def attach(self, policy: str, like: Sequence[Array]) -> None:
+        """See `GradientAverage.attach`."""
+        super().attach(policy, like)
+        self._ready.set_value(np.int8(1))
 
     def graph(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the averages as expressions."""
-        *means, flags = all_reduce(*gradients, self._flags_in, op="mean", worker=self.worker)
+        checked = theano.tensor.opt.Assert(NOT_ATTACHED)(self._flags_in, theano.tensor.eq(self._ready, 1))
+        *means, flags = all_reduce(*gradients, checked, op="mean", worker=self.worker)
         size = self.worker.global_size
         self._reduced = flags * np.float32(size)
         done = theano.tensor.eq(theano.tensor.round(self._reduced), np.float32(2.0)).sum(dtype="float32")

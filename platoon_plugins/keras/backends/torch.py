@@ -21,11 +21,15 @@ class _TorchVariable(KerasVariable):
         super().__init__(variable)
         self._memory: tuple[int, Array] | None = None
 
-    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Array:
+    def on_host(self) -> bool:
+        """See `KerasVariable.on_host`."""
+        return bool(self.variable.value.device.type == "cpu")
+
+    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
         """See `Variable.get_value`."""
         tensor = self.variable.value.detach()
-        if not borrow or tensor.device.type != "cpu" or not tensor.is_contiguous():
-            return super().get_value(borrow)
+        if not borrow or not self.on_host() or not tensor.is_contiguous():
+            return super().get_value(borrow, return_internal_type)
         # The same array for the same memory tells the caller that nothing has to be written back.
         if self._memory is None or self._memory[0] != tensor.data_ptr():
             self._memory = tensor.data_ptr(), tensor.numpy()
