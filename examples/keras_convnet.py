@@ -35,7 +35,7 @@ model = keras.Sequential(
 )
 model.compile(loss="categorical_crossentropy", optimizer=keras.optimizers.Adam(0.01), metrics=["accuracy"])
 callbacks = distribute([keras.callbacks.EarlyStopping(patience=5)])
-model.fit(*shard(x_train, y_train), batch_size, epochs, validation_data=(x_valid, y_valid), callbacks=callbacks)
+model.fit(*shard(x_train, y_train), batch_size, epochs, validation_data=shard(x_valid, y_valid), callbacks=callbacks)
 
 loss, accuracy = model.evaluate(x_test, y_test, verbose=0)
 print(f"Test loss: {loss:.4f}")

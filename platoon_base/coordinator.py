@@ -380,7 +380,8 @@ class Coordinator:
             return []
         where = ", ".join(f"rank {rank} in {names[rank]!r}" for rank in sorted(names))
         text = (
-            f"all workers wait, but not for the same: {where}. They must make the same calls in the same order; "
+            f"all workers wait, but not for the same: {where}. They must make the same calls in the same order. Has an "
+            "exception ended the loop of one of them? Its log tells. Otherwise, "
             "to leave a loop together use StopOnPatience or Worker.agree_to_stop, since should_stop may turn true for "
             "one worker earlier than for another"
         )

@@ -118,6 +118,7 @@ def test_alone_a_shard_is_everything(alone):
         (lambda w: shard(np.ones(9), validation_split=1.0, worker=w), "from 0 to below 1"),
         (lambda w: shard(np.ones(9), validation_split=0.1, worker=w), "some would have none"),
         (lambda w: shard((i for i in range(3)), worker=w), "islice"),
+        (lambda w: shard({1, 2, 3}, worker=w), "DistributedSampler"),
         (lambda w: shard(Batches(9), validation_split=0.5, worker=w), "for arrays"),
         (lambda w: shard(Batches(9), np.ones(9), worker=w), "one by one"),
     ],
@@ -196,6 +197,9 @@ def test_a_tf_dataset_is_asked_for_its_shard():
 
     part = shard(tf.data.Dataset.range(7), worker=places(2)[1])
     assert [int(item) for item in part] == [1, 3, 5]
+    for shuffled in (tf.data.Dataset.range(7).shuffle(7), tf.data.Dataset.range(7).shuffle(7).batch(2).prefetch(1)):
+        with pytest.raises(ConfigurationError, match="shard first"):
+            shard(shuffled, worker=places(2)[1])
 
 
 # Arguments.

@@ -198,6 +198,15 @@ def test_statistics_are_averaged_and_random_layers_differ(run_keras):
         model = dense(optimizer=keras.optimizers.SGD(0.1), extra=layers)
         start = model.get_weights()
 
+        ones = np.ones((4, 8), "float32")
+        masks = []
+
+        def mask():
+            if not KERAS_2:
+                return keras.ops.convert_to_numpy(model.get_layer("drop")(ones, training=True))
+            K, layer = keras.backend, model.get_layer("drop")
+            return K.function([layer.input, K.learning_phase()], [layer.output])([ones, 1])[0]
+
         def statistics():
             return flat(model.get_layer("bn").get_weights()[2:])
 
@@ -209,19 +218,23 @@ def test_statistics_are_averaged_and_random_layers_differ(run_keras):
             everyone = everyones(callback.own)
             assert abs(everyone[0] - everyone[1]).max() > 1e-3
             assert abs(statistics() - everyone.mean(axis=0)).max() < 1e-6
+            masks[:] = everyones(mask())
 
         watch = Watch(batch_end=local, epoch_end=check)
         callbacks = distribute([watch], sync=EASGD())
         model.fit(*shard(x, y), epochs=2, batch_size=10, verbose=0, callbacks=callbacks)
         assert (everyones(statistics()) == statistics()).all()
+        draws = [np.random.rand(3)]
+        if not KERAS_2 and keras.backend.backend() == "torch":
+            import torch
+            draws.append(torch.rand(3).numpy())
+        if not KERAS_2 and keras.backend.backend() == "tensorflow":
+            import tensorflow as tf
+            draws.append(tf.random.uniform([3]).numpy())
+        for draw in draws:  # what the script draws next, to split its data maybe, is the same everywhere
+            assert (everyones(draw) == everyones(draw)[0]).all()
 
-        ones = np.ones((4, 8), "float32")
-        if KERAS_2:
-            K = keras.backend
-            layer = model.get_layer("drop")
-            mask = K.function([layer.input, K.learning_phase()], [layer.output])([ones, 1])[0]
-        else:
-            mask = keras.ops.convert_to_numpy(model.get_layer("drop")(ones, training=True))
+        if not KERAS_2:
             seeds = [v for v in model.non_trainable_variables if v.path.endswith("seed_generator_state")]
             assert seeds
             states = everyones([np.asarray(keras.ops.convert_to_numpy(v)) for v in seeds])
@@ -229,7 +242,6 @@ def test_statistics_are_averaged_and_random_layers_differ(run_keras):
             assert (states == states.round()).all()
             if keras.backend.backend() != "torch":  # which draws masks from its own generator
                 assert (states[:, :, 1] >= 10).all(), states  # one draw a batch, never averaged
-        masks = everyones(mask)
         assert (masks[0] != masks[1]).any()
         assert set(np.unique(masks)) == {0.0, 2.0}
         """
@@ -242,6 +254,7 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
     """
     run_keras(
         """
+        x, y = data(40)
         xv, yv = data(20, seed=1)
 
         def fit(when, policy="any", averaged=False, rows=(40, 56), **options):
@@ -272,6 +285,14 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
             # At the last batch of the epoch, behind which validation begins.
             assert fit(lambda epoch, batch: rank == 1 and (epoch, batch) == (1, 6), averaged=averaged, **valid)[0] in (
                 (2,) if averaged else (2, 3))
+            if not averaged:  # a NaN of one ends the fit for all, and reaches nobody
+                x_of_1 = x * np.nan if rank else x
+                model = dense(optimizer=keras.optimizers.SGD(0.1))
+                watch = Watch()
+                model.fit(x_of_1, y, epochs=3, batch_size=8, verbose=0, callbacks=distribute(
+                    [watch, keras.callbacks.TerminateOnNaN()], every_n_batches=100))
+                assert watch.epochs == [0]
+                assert np.isfinite(flat(model.get_weights())).all()
             # Validation every second epoch only.
             assert fit(lambda epoch, batch: rank == 0 and epoch == 2 and batch is None, averaged=averaged,
                        validation_freq=2, **valid)[0] == 3
@@ -536,7 +557,15 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             def reset_states(self):
                 keras.backend.set_value(self.value, 1.0)
 
+        refused("undeclared", model=dense(metrics=[Highest()]), callbacks=distribute())
+        Highest.adds_up = True
         refused("metric", model=dense(metrics=[Highest()]), callbacks=distribute())
+
+        class Share(keras.metrics.Mean):
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                return super().update_state(y_pred[:, 0])
+
+        dense(metrics=[Share()]).fit(*shard(x, y), verbose=0, callbacks=distribute())
         if not KERAS_2:
             class Raw(keras.Sequential):
                 def get_metrics_result(self):
@@ -551,6 +580,15 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             compiled = dense(optimizer=DistributedOptimizer("sgd"), jit_compile=True)
             refused("xla", model=compiled, callbacks=distribute())
 
+        if not KERAS_2:
+            keras.config.set_dtype_policy("bfloat16")
+            narrow = dense()
+            keras.config.set_dtype_policy("float32")
+            refused("bfloat16", model=narrow, callbacks=distribute())
+        clipped = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1, clipnorm=0.1 * (rank + 1))))
+        refused("other clipping", model=clipped, callbacks=distribute())
+        stopper = Watch(epoch_end=lambda callback, epoch, logs: stop(callback))
+        refused("behind", model=dense(), callbacks=[*distribute(), stopper], epochs=2)
         x_and_y = {"validation_data": (x, y)} if rank else {}
         refused("one evaluates", model=dense(), callbacks=distribute(), **x_and_y)
         if not KERAS_2:
@@ -574,11 +612,15 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         assert "every_n_batches=1" in told[f"other options {rank}"]
         assert told[f"other mode {rank}"].startswith("LayoutMismatchError")
         assert "joined late" in told["late 2"]
+        assert "pass all callbacks to distribute" in told[f"behind {rank}"]
+        assert '"clipnorm": 0.1' in told[f"other clipping {rank}"]
         assert "ranks [1] evaluate after epoch 1" in told[f"one evaluates {rank}"]
+        assert "`adds_up = True`" in told[f"undeclared {rank}"]
         assert "does not start from zero" in told[f"metric {rank}"]
         if not KERAS_2:
             assert "let train_step update a metric" in told[f"raw {rank}"]
             assert "use_ema=True and a rule" in told[f"average {rank}"]
+            assert "weights stay float32" in told[f"bfloat16 {rank}"]
         if not KERAS_2 and keras.backend.backend() == "tensorflow":
             assert "jit_compile=False" in told[f"xla {rank}"]
 
@@ -598,6 +640,13 @@ def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
         model.fit(*shard(x, y), validation_data=shard(x, y), epochs=4, batch_size=5, verbose=0,
                   callbacks=distribute([watch], every_n_batches=1))
         norm = float(abs(flat(model.get_weights())).sum())
+        again = dense(optimizer=keras.optimizers.SGD(0.2))
+        if rank:
+            again.set_weights([w + 1 for w in again.get_weights()])
+        at_begin = []
+        watch_again = Watch(epoch_begin=lambda callback, epoch: at_begin.append(flat(again.get_weights())))
+        again.fit(*shard(x, y), batch_size=5, verbose=0, callbacks=distribute([watch_again]))
+        assert (at_begin[0] == flat(dense().get_weights())).all()
         worker.report({f"epochs {rank}": len(watch.epochs), f"weights {rank}": norm,
                        f"val_loss {rank}": watch.logs[-1]["val_loss"]})
         """,
@@ -803,3 +852,30 @@ def test_a_loop_over_train_on_batch(run_keras):
         assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5
         """
     ).require_success()
+
+
+def test_what_a_callback_does_on_one_rank_comes_to_all(run_keras):
+    """With averaged gradients, weights and learning rates must stay the same on all workers."""
+    outcome = run_keras(
+        """
+        x, y = data(64)
+
+        def change(callback, epoch, logs):
+            if rank == 1 and epoch == 1:
+                callback.model.set_weights([w + 3 for w in callback.model.get_weights()])
+
+        watch = Watch(epoch_end=change)
+        model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.01)))
+        model.fit(*shard(x, y), epochs=3, batch_size=8, verbose=0, callbacks=distribute([watch]))
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all()
+        assert (everyone[0] > flat(dense().get_weights()) + 2).all()
+
+        rate = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * (rank + 1))]
+        model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.01)))
+        model.fit(*shard(x, y), epochs=2, batch_size=8, verbose=0, callbacks=distribute(rate))
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all()
+        """
+    ).require_success()
+    assert "differ at the end of an epoch" in outcome.logs[0]

@@ -40,9 +40,8 @@ class Asynchronous:
         self._swapped: contextlib.ExitStack | None = None
         self._put_in: list[np.ndarray[Any, Any]] = []
 
-    @property
-    def purpose(self) -> str:
-        """What must be the same on all workers."""
+    def purpose(self, model: Any) -> str:
+        """Return what must be the same on all workers."""
         return f"sync={self._rule!r}"
 
     def start(self, model: Any, members: list[int]) -> None:
@@ -69,8 +68,9 @@ class Asynchronous:
         self._worker.ballot.cast()
 
     def epoch_ends(self) -> None:
-        """Give the center what was learned since the last synchronization."""
-        self._sync()
+        """Give the center what was learned since the last synchronization, unless the fit is being stopped."""
+        if not self.stops:  # by TerminateOnNaN, maybe
+            self._sync()
         self._period = EveryN(self._period.n)
 
     def members_are(self, ranks: list[int]) -> None:
@@ -95,6 +95,13 @@ class Asynchronous:
             for variable, value in zip(self._backend.weights(self._model), now):
                 variable.set_value(value)
             self._worker.copy_to_global()
+
+    def tell(self) -> dict[str, float]:
+        """Tell nothing."""
+        return {}
+
+    def hear(self, told: Any) -> None:
+        """Hear nothing."""
 
     @contextlib.contextmanager
     def center(self) -> Any:

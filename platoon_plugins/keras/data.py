@@ -28,7 +28,8 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     of arrays are taken apart. A `keras.utils.PyDataset` or `Sequence` becomes one with the same number of batches on
     every worker: if N does not divide their number, the rows of those left over are dealt out in a last step, so each
     row still comes once in an epoch. Its ``on_epoch_end`` draws the same random numbers on all workers, so that what it
-    shuffles remains one data set. A `tf.data.Dataset` is asked for its own shard.
+    shuffles remains one data set. A `tf.data.Dataset` is asked for its own
+    shard: its elements must come in the same order on every worker, so shard before you shuffle.
 
     Parameters
     ----------
@@ -132,11 +133,12 @@ def _counts(data: Any) -> list[int]:
 
 
 def _count(array: Any) -> int:
-    if isinstance(array, Iterator) or not (hasattr(array, "shape") or hasattr(array, "__len__")):
+    if not (hasattr(array, "__getitem__") and (hasattr(array, "shape") or hasattr(array, "__len__"))):
         raise ConfigurationError(
             f"got {type(array).__name__}: rows of it cannot be told apart beforehand; pass arrays, a PyDataset or "
-            "Sequence, or a tf.data.Dataset, or let the generator yield this worker's batches: "
-            "itertools.islice(generator, rank, None, size)"
+            "Sequence, or a tf.data.Dataset; let a generator yield this worker's batches, "
+            "itertools.islice(generator, rank, None, size), and give a DataLoader a DistributedSampler(dataset, "
+            "num_replicas=size, rank=rank)"
         )
     return int(array.shape[0]) if hasattr(array, "shape") else len(array)
 
@@ -167,10 +169,21 @@ def _is_dataset(data: Any) -> bool:
     return callable(getattr(data, "shard", None)) and callable(getattr(data, "batch", None))
 
 
+def _shuffles(dataset: Any) -> bool:
+    """Whether a tf.data.Dataset, or one that it is made from, draws a random order."""
+    made_from = dataset._inputs() if hasattr(dataset, "_inputs") else ()
+    return "Shuffle" in type(dataset).__name__ or any(_shuffles(source) for source in made_from)
+
+
 def _shard_set(data: Any, worker: Worker) -> Any:
     if worker.global_size == 1:
         return data
     if _is_dataset(data):
+        if _shuffles(data):
+            raise ConfigurationError(
+                "got a tf.data.Dataset that shuffles: in another order on each worker, so its shards would overlap and "
+                "miss rows; shard first: shard(dataset).shuffle(n).batch(b)"
+            )
         return data.shard(worker.global_size, worker.global_rank)
     if _is_sequence(data):
         return _ShardedSequence(data, worker.global_rank, worker.global_size, worker.seed)

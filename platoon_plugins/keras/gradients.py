@@ -16,8 +16,9 @@ __all__ = ["NOT_ATTACHED", "GradientAverage"]
 
 Array = np.ndarray[Any, Any]
 NOT_ATTACHED = (
-    "this DistributedOptimizer is used without distribute(...): the workers' models would start from different weights; "
-    "pass callbacks=distribute([...]) to fit, or call broadcast_variables(model) before a loop over train_on_batch"
+    "this DistributedOptimizer is used without distribute(...): the workers' models would start from different "
+    "weights; pass callbacks=distribute([...]) to fit, or call broadcast_variables(model) before a loop over "
+    "train_on_batch"
 )
 # What travels with the gradients, one number for each rank: 0, or one of these.
 _VOTES, _DONE = 1.0, 2.0
@@ -86,6 +87,8 @@ class GradientAverage:
     def stops(self) -> bool:
         """Whether the votes seen in the latest call suffice: the same answer on every worker."""
         seen = self._latest()
+        if not seen.any():
+            return False
         voters = {int(rank) for rank in np.flatnonzero(seen == _VOTES)}
         members = {int(rank) for rank in np.flatnonzero(seen != _DONE)}
         return votes_suffice(self._policy, voters, members)
@@ -103,11 +106,12 @@ class GradientAverage:
         """
         self.require_sound()
         ins = [np.asarray(gradient, order="C") for gradient in gradients]
-        outs = [np.zeros_like(array) for array in ins]
+        outs = [np.empty_like(array) for array in ins]
         try:
             self._step(ins, outs)
         except PlatoonError as exc:
             self._failure = exc
+            return [np.zeros_like(array) for array in ins]
         return outs
 
     def require_sound(self) -> None:

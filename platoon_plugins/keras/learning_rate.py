@@ -20,6 +20,8 @@ def scale_learning_rate(learning_rate: float, *, worker: Worker | None = None) -
     ----------
     Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.1.
     """
+    if callable(learning_rate):
+        raise ConfigurationError(f"got {learning_rate!r}: pass a number, such as the schedule's initial learning rate")
     return learning_rate * (connect() if worker is None else worker).global_size
 
 
@@ -90,7 +92,13 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._done = epochs >= self._warmup_epochs
         progress = min(epochs / self._warmup_epochs, 1.0)
         rate = self._initial_lr / self._size * (progress * (self._size - 1) + 1)
-        self._backend.set_learning_rate(self._owner, rate)
+        try:
+            self._backend.set_learning_rate(self._owner, rate)
+        except TypeError as exc:
+            raise ConfigurationError(
+                "the optimizer follows a LearningRateSchedule, which a callback cannot change: compile with a number, "
+                "or put the warm-up into the schedule"
+            ) from exc
 
 
 def steps_in_epoch(params: dict[str, Any]) -> int | None:

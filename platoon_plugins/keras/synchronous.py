@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import json
+import logging
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.common_start import copy_state
+from platoon_plugins.keras.common_start import copy_state, state_checksum
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["Synchronous"]
+
+log = logging.getLogger(__name__)
+
+_MAY_DIFFER = ("name", "learning_rate")  # the latter is rank 0's for all
 
 
 class Synchronous:
@@ -28,12 +34,19 @@ class Synchronous:
         Whose votes end the fit.
     """
 
-    purpose = "sync=None with DistributedOptimizer"
-
     def __init__(self, worker: Worker, backend: Backend, average: GradientAverage, policy: str) -> None:
         self._worker, self._backend, self._average, self._policy = worker, backend, average, policy
         self._model: Any = None
         self._batches = 0
+        self._found = 0
+
+    def purpose(self, model: Any) -> str:
+        """Return what must be the same on all workers: what is done with the averages too."""
+        optimizer, loss = model.optimizer, model.loss
+        config = {name: value for name, value in optimizer.get_config().items() if name not in _MAY_DIFFER}
+        text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__name__)
+        loss = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
+        return f"sync=None, optimizer={type(optimizer).__name__}({text}), loss={loss}"
 
     def start(self, model: Any, members: list[int]) -> None:
         """Prepare the averages."""
@@ -66,16 +79,38 @@ class Synchronous:
             )
         self._batches = 0
         if not self._average.join():
-            copy_state(self._model, self._worker, self._backend, self._average.most_steps)
+            # Not the statistics: those of all workers are averaged next.
+            copy_state(self._model, self._worker, self._backend, self._average.most_steps, statistics=False)
         self._average.begin_epoch()
 
     def members_are(self, ranks: list[int]) -> None:
         """Take note of who takes part: everybody, or it ends with an error."""
 
     def enter_center(self) -> None:
+        """Remember what the callbacks find."""
+        self._found = state_checksum(self._model, self._backend)
+
+    def leave_center(self) -> None:
         """Do nothing: all models are the same."""
 
-    leave_center = enter_center
+    def tell(self) -> dict[str, float]:
+        """Tell what the callbacks left, and whether they changed it."""
+        left = state_checksum(self._model, self._backend)
+        return {"checksum": float(left), "changed": float(left != self._found)}
+
+    def hear(self, told: Mapping[int, Mapping[str, float]]) -> None:
+        """Take one worker's weights and optimizer over, if those of the workers differ."""
+        if len({values["checksum"] for values in told.values()}) == 1:
+            return
+        changed = [rank for rank, values in told.items() if values["changed"]]
+        root = min(changed, default=0)
+        log.warning(
+            "weights or optimizers of the workers differ at the end of an epoch, as a callback changes them on some "
+            "ranks (%s) or the learning rates are not the same; those of rank %d are taken by all",
+            changed or "none at its end",
+            root,
+        )
+        copy_state(self._model, self._worker, self._backend, root)
 
     @contextlib.contextmanager
     def center(self) -> Iterator[None]:

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import numpy as np
+
 from platoon_base import Worker
+from platoon_base.device_warnings import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import EASGD, Rule
 from platoon_base.schedule import votes_suffice
@@ -28,14 +32,15 @@ class Mode(Protocol):
 
     Attributes
     ----------
-    purpose : str
-        What must be the same on all workers.
     stops : bool
         Whether the votes known so far, in the middle of an epoch, suffice to end the fit.
     """
 
-    purpose: str
     stops: bool
+
+    def purpose(self, model: Any) -> str:
+        """Return what must be the same on all workers."""
+        ...
 
     def start(self, model: Any, members: list[int]) -> None:
         """Begin; the model's values are the same on all workers."""
@@ -63,6 +68,14 @@ class Mode(Protocol):
 
     def leave_center(self) -> None:
         """Take the worker's own weights back."""
+        ...
+
+    def tell(self) -> dict[str, float]:
+        """Return numbers that all workers are to see with the votes of an epoch's end."""
+        ...
+
+    def hear(self, told: Mapping[int, Mapping[str, float]]) -> None:
+        """Take in what each rank has told, the same on all workers."""
         ...
 
     def center(self) -> contextlib.AbstractContextManager[None]:
@@ -122,13 +135,22 @@ class Training:
                 "got a LossScaleOptimizer around a DistributedOptimizer: workers would skip different steps; wrap it "
                 "the other way round, DistributedOptimizer(LossScaleOptimizer(optimizer)), in compile()"
             )
-        if not self._backend.weights(model):
+        weights = self._backend.weights(model)
+        if not weights:
             raise ConfigurationError("got a model without trainable weights: there is nothing to train together")
+        for weight in weights:
+            if weight.dtype not in _FLOATS:
+                raise ConfigurationError(
+                    f"got {weight.name} of dtype {weight.dtype}: workers combine weights of {', '.join(_FLOATS)}; "
+                    'with the dtype policy "mixed_bfloat16" weights stay float32'
+                )
+        if self._backend.on_host(model):
+            warn_if_not_on_device(self._worker.device, [np.empty(0, np.float32)])
         self._model = model
         self._mode = self._choose_mode(average)
         self._metrics: Metrics = self._backend.metrics(model)
         self._metrics_known = False
-        self._wants_stop = False
+        self._wants_stop = self._stopped = False
 
     def start(self) -> None:
         """Begin the fit, after the user's callbacks have: one of them may have restored a checkpoint."""
@@ -138,18 +160,33 @@ class Training:
                 "this worker joined late: the workers of a fit count epochs together from its begin; launch the job "
                 "with more workers"
             )
-        worker.release_shared_params()  # of a fit that was interrupted
+        self._let_go_of_earlier()
         members = worker.meet("keras fit begins")
-        purpose = f"distribute({self._mode.purpose}, every_n_batches={self._every_n_batches}, stop={self._policy!r})"
-        start_together(self._model, worker, self._backend, purpose)
+        how = self._mode.purpose(self._model)
+        purpose = f"distribute({how}, every_n_batches={self._every_n_batches}, stop={self._policy!r})"
+        start_together(self._model, worker, self._backend, purpose, members)
         self._mode.start(self._model, members)
-        self._random_state = seeds.state()
+        if worker.shares:
+            _sharing.add(worker)
+        self._random_state = seeds.state(), self._backend.random_state()
         if worker.global_rank:
             self._backend.seed(seeds.vary(worker.global_rank))
             if not hasattr(self._model, _VARIED):
                 self._backend.vary_noise(self._model, worker.global_rank)
                 setattr(self._model, _VARIED, True)
         self._fitting = True
+
+    def _let_go_of_earlier(self) -> None:
+        """Release what a fit shared that was interrupted, and nothing that the script shares itself."""
+        worker = self._worker
+        if worker in _sharing or not worker.shares:
+            worker.release_shared_params()
+            _sharing.discard(worker)
+        elif isinstance(self._mode, Asynchronous):
+            raise ConfigurationError(
+                "this script shares parameters by init_shared_params: there is one center at a time; call "
+                "release_shared_params on every worker before fit"
+            )
 
     def _choose_mode(self, average: Any) -> Mode:
         sync, worker, backend = self._sync, self._worker, self._backend
@@ -268,18 +305,32 @@ class Training:
         """Decide together, after all callbacks, whether to go on."""
         self._mode.leave_center()
         self._wants_stop |= bool(self._model.stop_training) or self._worker.should_stop
-        vote = {str(self._worker.global_rank): (float(self._wants_stop), 1.0)}
-        summed = self._worker.sum_arrays(f"keras vote {self._epoch}", [], vote)
-        voters = {int(rank) for rank, (votes, _) in summed.pairs.items() if votes}
+        mine = {_STOPS: float(self._wants_stop), **self._mode.tell()}
+        pairs = {f"{self._worker.global_rank} {name}": (value, 1.0) for name, value in mine.items()}
+        summed = self._worker.sum_arrays(f"keras vote {self._epoch}", [], pairs)
+        told: dict[int, dict[str, float]] = {rank: {} for rank in summed.ranks}
+        for key, (value, _) in summed.pairs.items():
+            rank, _, name = key.partition(" ")
+            told[int(rank)][name] = value
+        voters = {rank for rank, values in told.items() if values[_STOPS]}
         stops = bool(summed.stop) or votes_suffice(self._policy, voters, set(summed.ranks))
         if stops:
             log.info("the fit ends after epoch %d, by the votes of ranks %s", self._epoch + 1, sorted(voters))
-        self._model.stop_training = stops
+        self._mode.hear(told)
+        self._model.stop_training = self._stopped = stops
 
     def finish(self) -> None:
         """End the fit."""
+        if self._fitting and bool(self._model.stop_training) != self._stopped:
+            raise ConfigurationError(
+                "a callback that comes behind those of distribute() has stopped this worker alone: pass all callbacks "
+                "to distribute([...]), which then ends the fit for all workers"
+            )
         self._mode.finish()
-        seeds.restore(self._random_state)
+        _sharing.discard(self._worker)
+        plain, own = self._random_state
+        seeds.restore(plain)
+        self._backend.restore_random_state(own, self._worker.seed)
         self._fitting = False
 
     def center(self) -> contextlib.AbstractContextManager[None]:
@@ -328,4 +379,8 @@ class Training:
             )
 
 
+_FLOATS = ("float16", "float32", "float64")
+# Workers whose parameters a fit shares at the moment.
+_sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
+_STOPS = "stops"
 _VARIED = "_platoon_noise_varied"

@@ -9,7 +9,7 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["Average", "Backend", "Metrics", "Variable", "not_additive"]
+__all__ = ["Average", "Backend", "Metrics", "Variable", "not_additive", "require_declared"]
 
 Array = np.ndarray[Any, Any]
 
@@ -19,10 +19,11 @@ class Variable(Protocol):
 
     Attributes
     ----------
-    name : str
+    name, dtype : str
     """
 
     name: str
+    dtype: str
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
         """Return the value; if ``borrow``, the memory itself where that can be had."""
@@ -120,6 +121,14 @@ class Backend(Protocol):
         """Seed the back end's own generator, where it shuffles data."""
         ...
 
+    def random_state(self) -> Any:
+        """Return where that generator stands."""
+        ...
+
+    def restore_random_state(self, state: Any, common_seed: int) -> None:
+        """Let it go on there, or from a seed that all workers have."""
+        ...
+
     def attach(self, model: Any) -> None:
         """Make sure, within an epoch, that the variables hold the present values and that writes to them count."""
         ...
@@ -134,6 +143,10 @@ class Backend(Protocol):
 
     def metrics(self, model: Any) -> Metrics:
         """Return the metrics of a model that is compiled."""
+        ...
+
+    def on_host(self, model: Any) -> bool:
+        """Tell whether all weights are in the memory of the host."""
         ...
 
     def silence(self, params: dict[str, Any]) -> None:
@@ -151,6 +164,21 @@ class Backend(Protocol):
     def set_learning_rate(self, model: Any, value: float) -> None:
         """Change the optimizer's learning rate."""
         ...
+
+
+def require_declared(metric: Any, base: type) -> None:
+    """Raise `ConfigurationError` for a metric class of the user's own, unless it says that its state adds up.
+
+    One that is derived from a metric of Keras, such as `Mean`, keeps its state as that does.
+    """
+    line = type(metric).__mro__
+    first_of_keras = next(cls for cls in line if cls.__module__.partition(".")[0] == "keras")
+    if first_of_keras is base and not getattr(metric, "adds_up", False):
+        raise ConfigurationError(
+            f"got metric {metric.name!r} of a class of your own, {type(metric).__name__}: if its variables are sums "
+            "over samples (totals, counts), those of several workers are added up to that of all the data; say so by "
+            "`adds_up = True` in the class. Of a maximum or a last value that is not true: compute those in a callback"
+        )
 
 
 def not_additive(metric: str, variable: str) -> ConfigurationError:

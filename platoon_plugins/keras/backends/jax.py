@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import io_callback
 
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
@@ -20,6 +21,10 @@ class _JaxVariable(KerasVariable):
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return all(device.platform == "cpu" for device in self.variable.value.devices())
+
+    def view(self) -> Any:
+        """See `KerasVariable.view`."""
+        return np.asarray(self.variable.value)
 
 
 class _Jax(Keras3):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,7 +10,7 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
-from platoon_plugins.keras.backends.base import not_additive
+from platoon_plugins.keras.backends.base import not_additive, require_declared
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["Keras3", "Keras3Metrics", "KerasVariable"]
@@ -19,13 +19,11 @@ Array = np.ndarray[Any, Any]
 
 
 class KerasVariable:
-    """A variable of Keras 3 with the methods of Theano's shared variables: values are copied out and in.
-
-    ``get_value(return_internal_type=True)`` of one that lies on a device returns the back end's own array.
-    """
+    """A variable of Keras 3 with the methods of Theano's shared variables: values are copied out and in."""
 
     def __init__(self, variable: Any) -> None:
         self.name: str = variable.path
+        self.dtype: str = keras.backend.standardize_dtype(variable.dtype)
         self.variable = variable
 
     def on_host(self) -> bool:
@@ -34,10 +32,14 @@ class KerasVariable:
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
         """See `Variable.get_value`."""
-        if return_internal_type and not self.on_host():
-            return self.variable.value
+        if return_internal_type:
+            return self.variable
+        return self.view() if borrow else np.array(self.view())
+
+    def view(self) -> Array:
+        """Return the value, without a copy where that can be had; it is not to be written to."""
         value: Array = np.asarray(keras.ops.convert_to_numpy(self.variable))
-        return value if borrow else value.copy()
+        return value
 
     def set_value(self, value: Array, borrow: bool = False) -> None:
         """See `Variable.set_value`."""
@@ -54,6 +56,8 @@ class Keras3Metrics:
     def require_additive(self) -> None:
         """See `Metrics.require_additive`: sums and counts start from zero."""
         self._checked = len(self._model.metrics_variables)
+        for metric in _each(self._model.metrics):
+            require_declared(metric, keras.metrics.Metric)
         for metric in self._model.metrics:
             for variable in metric.variables:
                 if np.any(keras.ops.convert_to_numpy(variable) != 0):
@@ -139,6 +143,12 @@ class Keras3:
     def seed(self, seed: int) -> None:
         """See `Backend.seed`: NumPy's shuffles."""
 
+    def random_state(self) -> Any:
+        """See `Backend.random_state`."""
+
+    def restore_random_state(self, state: Any, common_seed: int) -> None:
+        """See `Backend.restore_random_state`."""
+
     def attach(self, model: Any) -> None:
         """See `Backend.attach`."""
 
@@ -153,6 +163,10 @@ class Keras3:
     def metrics(self, model: Any) -> Keras3Metrics:
         """See `Backend.metrics`."""
         return Keras3Metrics(model)
+
+    def on_host(self, model: Any) -> bool:
+        """See `Backend.on_host`."""
+        return all(weight.on_host() for weight in self.weights(model))
 
     def silence(self, params: dict[str, Any]) -> None:
         """See `Backend.silence`."""
@@ -195,6 +209,12 @@ class Keras3:
         """See `Backend.set_learning_rate`."""
         self.attach(model)
         model.optimizer.learning_rate = value
+
+
+def _each(metrics: Sequence[Any]) -> Iterator[Any]:
+    """Yield metrics, those of compile() one by one."""
+    for metric in metrics:
+        yield from _each(metric.metrics) if getattr(metric, "metrics", None) else [metric]
 
 
 def _is_float(variable: Any) -> bool:

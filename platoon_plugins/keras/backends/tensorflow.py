@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from platoon_base.errors import ConfigurationError
@@ -18,6 +19,11 @@ class _TensorFlowVariable(KerasVariable):
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return "GPU" not in self.variable.value.device.upper()
+
+    def view(self) -> Any:
+        """See `KerasVariable.view`."""
+        tensor = self.variable.value.read_value()
+        return np.asarray(memoryview(tensor)) if self.on_host() else tensor.numpy()
 
 
 class _TensorFlow(Keras3):
@@ -40,6 +46,10 @@ class _TensorFlow(Keras3):
     def seed_early(self, seed: int) -> None:
         """See `Backend.seed_early`: data sets draw the seeds of their shuffles when they are built."""
         tf.random.set_seed(seed)
+
+    def restore_random_state(self, state: Any, common_seed: int) -> None:
+        """See `Backend.restore_random_state`: nothing tells the seed there was."""
+        tf.random.set_seed(common_seed)
 
     def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
         """See `Keras3.averaged`."""

@@ -13,7 +13,7 @@ from theano.sandbox.rng_mrg import ff_2p134
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
-from platoon_plugins.keras.backends.base import not_additive
+from platoon_plugins.keras.backends.base import not_additive, require_declared
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 
 __all__ = ["backend"]
@@ -64,6 +64,12 @@ class _Theano:
     def seed(self, seed: int) -> None:
         """See `Backend.seed`: NumPy's shuffles."""
 
+    def random_state(self) -> Any:
+        """See `Backend.random_state`."""
+
+    def restore_random_state(self, state: Any, common_seed: int) -> None:
+        """See `Backend.restore_random_state`."""
+
     def attach(self, model: Any) -> None:
         """See `Backend.attach`."""
 
@@ -77,6 +83,10 @@ class _Theano:
     def metrics(self, model: Any) -> _Metrics:
         """See `Backend.metrics`."""
         return _Metrics(model)
+
+    def on_host(self, model: Any) -> bool:
+        """See `Backend.on_host`: Theano's own device is looked at when it is imported."""
+        return False
 
     def silence(self, params: dict[str, Any]) -> None:
         """See `Backend.silence`."""
@@ -144,7 +154,8 @@ class _InGraph(GradientAverage):
         size = self.worker.global_size
         self._reduced = flags * np.float32(size)
         done = theano.tensor.eq(theano.tensor.round(self._reduced), np.float32(2.0)).sum(dtype="float32")
-        scale = np.float32(size) / (np.float32(size) - done)
+        # Theano would divide each weight's update by the denominator, if it could see that there is one.
+        scale = theano.tensor.switch(theano.tensor.eq(done, 0), np.float32(1), size / (np.float32(size) - done))
         return [mean * theano.tensor.cast(scale, mean.dtype) for mean in means]
 
     def update(self) -> tuple[Any, Any]:
@@ -190,6 +201,7 @@ class _Metrics:
     def require_additive(self) -> None:
         """See `Metrics.require_additive`: sums and counts start from zero."""
         for metric in self._metrics:
+            require_declared(metric, keras.metrics.Metric)
             for weight in metric.weights:
                 if np.any(weight.get_value(borrow=True) != 0):
                     raise not_additive(metric.name, weight.name)

@@ -43,6 +43,14 @@ class _Torch(Keras3):
         """See `Backend.seed`: torch shuffles, and draws the masks of Dropout."""
         torch.manual_seed(seed)
 
+    def random_state(self) -> Any:
+        """See `Backend.random_state`."""
+        return torch.get_rng_state()
+
+    def restore_random_state(self, state: Any, common_seed: int) -> None:
+        """See `Backend.restore_random_state`."""
+        torch.set_rng_state(state)
+
     def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
         """See `Keras3.averaged`."""
         arrays = [_view_or_copy(gradient) for gradient in gradients]

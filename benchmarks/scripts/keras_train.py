@@ -1,0 +1,147 @@
+"""Fit Keras models plainly and in the ways of platoon_plugins.keras, in turn, and write down when each batch began.
+
+    platoon launch -n 2 keras_train.py FOLDER
+
+Started by benchmarks/keras_fit.py. All workers make the same fits at the same time, each on data of its own.
+"""
+
+# ruff: noqa: I001 - platoon_plugins.keras comes before keras
+
+import argparse
+import json
+import time
+from functools import partial
+from pathlib import Path
+
+from platoon_plugins.keras import EASGD, DistributedOptimizer, distribute
+import keras
+import numpy as np
+
+from platoon_base import connect
+
+BATCH_SIZE = 32
+EVERY, NEVER = 10, 10**9
+SKIPPED = 40  # batches at the begin of an epoch that are not counted: JAX lets 32 wait before it paces the loop
+SHORT = 5  # batches of an epoch whose end is measured
+MODELS = {"small": (64, 64, 10), "10 MB": (1024, 1024, 1024, 512, 10)}
+# The options of distribute(), or None for the plain fit; and whether the optimizer is distributed.
+WAYS = {
+    "plain": (None, False),
+    "callbacks": ({"sync": EASGD(), "every_n_batches": NEVER}, False),
+    "EASGD": ({"sync": EASGD(), "every_n_batches": EVERY}, False),
+    "averaged gradients": ({"sync": None}, True),
+}
+
+
+class Begins(keras.callbacks.Callback):
+    """Keeps time and CPU time at the begin of each batch; a hook at their ends would change Keras's ways."""
+
+    def __init__(self):
+        super().__init__()
+        self.epochs = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epochs.append([])
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.epochs[-1].append((time.perf_counter(), time.process_time()))
+
+
+def build(units, averaged):
+    """Return a compiled model of dense layers, of units[0] inputs."""
+    layers = [keras.layers.Dense(n, activation="relu") for n in units[1:-1]]
+    last = keras.layers.Dense(units[-1], activation="softmax")
+    model = keras.Sequential([keras.layers.InputLayer((units[0],)), *layers, last])
+    optimizer = keras.optimizers.SGD(1e-3)
+    model.compile(
+        DistributedOptimizer(optimizer) if averaged else optimizer,
+        loss="categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    return model
+
+
+class Fits:
+    """One model, plain and with a distributed optimizer, and the data to fit it to."""
+
+    def __init__(self, worker, units, batches):
+        self.worker = worker
+        self.models = {averaged: build(units, averaged) for averaged in (False, True)}
+        self.weights = sum(w.size for w in self.models[False].get_weights())
+        rng = np.random.RandomState(worker.global_rank)
+        self.x = rng.randn(batches * BATCH_SIZE, units[0]).astype("float32")
+        self.y = np.eye(units[-1], dtype="float32")[rng.randint(units[-1], size=len(self.x))]
+
+    def fit(self, way, epochs, batches):
+        """Return the begins of all batches, one list an epoch."""
+        options, averaged = WAYS[way]
+        begins = Begins()
+        callbacks = [begins] if options is None else distribute([begins], **options)
+        rows = slice(batches * BATCH_SIZE)
+        self.worker.barrier(way)
+        self.models[averaged].fit(
+            self.x[rows], self.y[rows], BATCH_SIZE, epochs, verbose=0, shuffle=False, callbacks=callbacks
+        )
+        return begins.epochs
+
+    def step_s(self, way, batches):
+        """Return time and CPU time of a batch in one epoch, but for its first ones: medians over tens of batches."""
+        (begins,) = self.fit(way, 1, SKIPPED + batches + 1)
+        tens = np.diff(np.array(begins[SKIPPED::EVERY]), axis=0)  # each with one synchronization
+        return (np.median(tens, 0) / EVERY).tolist()
+
+    def between_epochs_s(self, way, epochs):
+        """Return the median times from the begin of an epoch's last batch to that of the next epoch's first one."""
+        begun = self.fit(way, epochs, SHORT)
+        return np.median(
+            np.array([after[0] for after in begun[1:]]) - [before[-1] for before in begun[:-1]], 0
+        ).tolist()
+
+
+def in_pairs(measure, ways, rounds):
+    """Call measure(way) and measure("plain") one behind the other, each being the first in turn."""
+    pairs = {way: [] for way in ways}
+    for number in range(rounds):
+        for way in ways:
+            both = (way, "plain") if number % 2 else ("plain", way)
+            took = {each: measure(each) for each in both}
+            pairs[way].append((took[way], took["plain"]))
+    return pairs
+
+
+def all_reduce_s(worker, size, repeats):
+    """Return the median time of the bare call on as many floats."""
+    array, took = np.ones(size, np.float32), []
+    for _ in range(repeats):
+        worker.barrier("all-reduce")
+        begin = time.perf_counter()
+        worker.all_reduce(array, "mean", dest=array)
+        took.append(time.perf_counter() - begin)
+    return float(np.median(took))
+
+
+def main(args):
+    worker = connect()
+    result = {"rank": worker.global_rank, "keras": keras.__version__, "backend": keras.backend.backend(), "models": {}}
+    for name, units in MODELS.items():
+        batches = args.batches * (args.small_times if name == "small" else 1)
+        fits = Fits(worker, units, SKIPPED + batches + 1)
+        ways = [way for way in WAYS if way != "plain"]
+        for way in WAYS:
+            fits.fit(way, 2, SHORT)  # compiles
+        result["models"][name] = {
+            "parameters": int(fits.weights),
+            "step_s": in_pairs(partial(fits.step_s, batches=batches), ways, args.rounds),
+            "between_epochs_s": in_pairs(partial(fits.between_epochs_s, epochs=5), ways, args.rounds),
+            "all_reduce_s": all_reduce_s(worker, fits.weights, 31),
+        }
+    Path(args.folder, f"{worker.global_rank}.json").write_text(json.dumps(result))
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", help="where one JSON file for each worker goes")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--batches", type=int, default=40, help="a multiple of 10, counted in each epoch")
+    parser.add_argument("--small-times", type=int, default=4, help="so many times more batches of the small model")
+    main(parser.parse_args())
