@@ -9,7 +9,7 @@ VENV := .venv/bin
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras
 
-.PHONY: help setup demo test test-keras lint bench clean distclean
+.PHONY: help setup demo test test-keras lint bench bench-keras clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -20,6 +20,7 @@ help:
 	@echo '                (ARGS="-k name" goes to each)'
 	@echo 'make lint       ruff and mypy'
 	@echo 'make bench      run every script in benchmarks/'
+	@echo 'make bench-keras  the benchmark of fit on every back end of Keras'
 	@echo 'make clean      remove caches and build outputs'
 	@echo 'make distclean  clean, and remove .venv, .venv-*, .cache too'
 
@@ -43,6 +44,12 @@ lint: setup
 
 bench: setup
 	@for script in benchmarks/*.py; do echo "== $$script"; $(VENV)/python "$$script" || exit 1; done
+
+bench-keras: setup
+	@$(VENV)/python .ci/setup_env.py --keras
+	@$(TEST_ENV) $(VENV)/python benchmarks/keras_fit.py
+	@for backend in torch jax; do KERAS_BACKEND=$$backend .venv-keras3/bin/python benchmarks/keras_fit.py || exit 1; done
+	@KERAS_BACKEND=tensorflow .venv-tf/bin/python benchmarks/keras_fit.py
 
 clean:
 	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_kernels*.so

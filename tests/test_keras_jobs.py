@@ -588,6 +588,9 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         clipped = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1, clipnorm=0.1 * (rank + 1))))
         refused("other clipping", model=clipped, callbacks=distribute())
         stopper = Watch(epoch_end=lambda callback, epoch, logs: stop(callback))
+        gan = dense()
+        gan.other = DistributedOptimizer("sgd")
+        refused("two", model=gan, callbacks=distribute())
         refused("behind", model=dense(), callbacks=[*distribute(), stopper], epochs=2)
         x_and_y = {"validation_data": (x, y)} if rank else {}
         refused("one evaluates", model=dense(), callbacks=distribute(), **x_and_y)
@@ -612,6 +615,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         assert "every_n_batches=1" in told[f"other options {rank}"]
         assert told[f"other mode {rank}"].startswith("LayoutMismatchError")
         assert "joined late" in told["late 2"]
+        assert "optimizers and a rule" in told[f"two {rank}"]
         assert "pass all callbacks to distribute" in told[f"behind {rank}"]
         assert '"clipnorm": 0.1' in told[f"other clipping {rank}"]
         assert "ranks [1] evaluate after epoch 1" in told[f"one evaluates {rank}"]
@@ -764,6 +768,13 @@ def test_models_of_all_sorts(run_keras):
                 for name, value in plain.items():
                     assert abs(logs["val_" + name] - value) < 2e-6, (name, logs["val_" + name], value)
 
+        if not KERAS_2:
+            f1 = dense(metrics=[keras.metrics.F1Score()])
+            f1.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
+            (scores,) = f1.history.history["f1_score"]
+            assert scores.shape == (3,)
+            assert (everyones(scores) == scores).all()
+
         bare = dense(metrics=())
         bare.fit(*shard(x, y), epochs=2, batch_size=8, verbose=0, callbacks=distribute())
         assert set(bare.history.history) == {"loss"}
@@ -844,6 +855,14 @@ def test_a_loop_over_train_on_batch(run_keras):
         model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.9)))
         if rank:
             model.set_weights([w + 1 for w in model.get_weights()])
+        uncompiled = keras.Sequential([L.Dense(3, input_shape=(6,))] if KERAS_2 else [keras.Input((6,)), L.Dense(3)])
+        for call in (broadcast_variables, lambda model: model.fit(x, y, verbose=0, callbacks=distribute())):
+            try:
+                call(uncompiled)
+            except (PlatoonError, RuntimeError, ValueError) as exc:
+                assert "compile" in str(exc)
+            else:
+                raise AssertionError
         broadcast_variables(model)
         mine, labels = shard(x, y)
         for k in range(10):

@@ -68,9 +68,8 @@ class Asynchronous:
         self._worker.ballot.cast()
 
     def epoch_ends(self) -> None:
-        """Give the center what was learned since the last synchronization, unless the fit is being stopped."""
-        if not self.stops:  # by TerminateOnNaN, maybe
-            self._sync()
+        """Give the center what was learned since the last synchronization."""
+        self._sync()
         self._period = EveryN(self._period.n)
 
     def members_are(self, ranks: list[int]) -> None:
@@ -120,6 +119,8 @@ class Asynchronous:
 
     def _sync(self) -> None:
         self._backend.attach(self._model)
+        if self.stops and not all(np.isfinite(values).all() for values in self._copies()):
+            return  # TerminateOnNaN has seen it: no other error is needed
         self._worker.sync_params()
 
     def _copies(self) -> list[np.ndarray[Any, Any]]:

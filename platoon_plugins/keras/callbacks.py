@@ -105,10 +105,11 @@ def hooks_into_batches(callback: Any) -> bool:
 
 def in_center(callback: Any, training: Training) -> None:
     """Let a checkpoint that is written in the middle of an epoch save the common weights."""
-    save: Callable[..., Any] = callback._save_model
+    save: Callable[..., Any] = getattr(callback._save_model, "plain", callback._save_model)  # of an earlier fit
 
     def save_center(*args: Any, **kwargs: Any) -> Any:
         with training.center():
             return save(*args, **kwargs)
 
+    save_center.plain = save  # type: ignore[attr-defined]
     callback._save_model = save_center

@@ -83,9 +83,13 @@ def copy_state(model: Any, worker: Worker, backend: Backend, root: int, statisti
     """Give weights, statistics and optimizer of one worker to all others."""
     for variable in _state(model, backend, statistics):
         array = np.array(variable.get_value(borrow=True), order="C")
-        if array.dtype.name in DTYPES:
-            worker.broadcast([array], root)
-            variable.set_value(array)
+        if array.dtype.name not in DTYPES:
+            raise ConfigurationError(
+                f"got {variable.name} of dtype {array.dtype}, which cannot be copied to other workers: they exchange "
+                f"{', '.join(DTYPES)}"
+            )
+        worker.broadcast([array], root)
+        variable.set_value(array)
 
 
 def state_checksum(model: Any, backend: Backend) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -27,7 +27,8 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     mini-batches of all workers are the k-th of one process with mini-batches N times as large. Lists, tuples and dicts
     of arrays are taken apart. A `keras.utils.PyDataset` or `Sequence` becomes one with the same number of batches on
     every worker: if N does not divide their number, the rows of those left over are dealt out in a last step, so each
-    row still comes once in an epoch. Its ``on_epoch_end`` draws the same random numbers on all workers, so that what it
+    row still comes once in an epoch. Its ``on_epoch_begin`` and ``on_epoch_end`` draw the same random numbers on all
+    workers, so that what it
     shuffles remains one data set. A `tf.data.Dataset` is asked for its own
     shard: its elements must come in the same order on every worker, so shard before you shuffle.
 
@@ -137,7 +138,8 @@ def _count(array: Any) -> int:
         raise ConfigurationError(
             f"got {type(array).__name__}: rows of it cannot be told apart beforehand; pass arrays, a PyDataset or "
             "Sequence, or a tf.data.Dataset; let a generator yield this worker's batches, "
-            "itertools.islice(generator, rank, None, size), and give a DataLoader a DistributedSampler(dataset, "
+            "itertools.islice(generator, rank, None, size) where its order comes from a np.random.default_rng(seed) of "
+            "its own, and give a DataLoader a DistributedSampler(dataset, "
             "num_replicas=size, rank=rank)"
         )
     return int(array.shape[0]) if hasattr(array, "shape") else len(array)
@@ -198,7 +200,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         known = {name: getattr(whole, name) for name in options if hasattr(whole, name)}
         super().__init__(**known)
         self._whole, self._rank, self._size, self._seed = whole, rank, size, seed
-        self._epoch = 0
+        self._calls = 0
         self._steps: tuple[int, int] | None = None
 
     def __len__(self) -> int:
@@ -233,13 +235,17 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
     def on_epoch_begin(self) -> None:
         """Tell the whole."""
         if hasattr(self._whole, "on_epoch_begin"):
-            self._whole.on_epoch_begin()
+            self._tell(self._whole.on_epoch_begin)
 
     def on_epoch_end(self) -> None:
-        """Tell the whole, with random numbers that are the same on all workers."""
-        self._epoch += 1
-        with _seeded([self._seed, self._epoch]):
-            self._whole.on_epoch_end()
+        """Tell the whole."""
+        self._tell(self._whole.on_epoch_end)
+
+    def _tell(self, hook: Callable[[], None]) -> None:
+        """Call a hook with random numbers that are the same on all workers."""
+        self._calls += 1
+        with _seeded([self._seed, self._calls]):
+            hook()
 
 
 def _joined(batches: list[Any]) -> Any:

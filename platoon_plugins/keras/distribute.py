@@ -43,7 +43,8 @@ def distribute(
 
     Either way, at the end of an epoch the float state that is not trained (running statistics of BatchNormalization)
     is averaged, and ``logs`` hold the values over the data of all workers, exactly, before your callbacks see them:
-    so EarlyStopping and the like decide alike everywhere. Weights that a callback sets at an epoch's end are kept by
+    so EarlyStopping and the like decide alike everywhere. (A metric class of your own says by ``adds_up = True`` that
+    its variables are sums over samples.) Weights that a callback sets at an epoch's end are kept by
     worker and center.
 
     On all ranks but 0 nothing is printed, and callbacks that write (ModelCheckpoint, BackupAndRestore, CSVLogger,

@@ -44,13 +44,15 @@ class GradientAverage:
         Whether a fit has prepared the model: otherwise initial weights would differ.
     steps : int
         Calls since `begin_epoch`.
+    most, most_steps : int
+        The largest number of steps of a worker, at the latest `join`, and its rank.
     """
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.attached = False
         self.steps = 0
-        self.most_steps = 0
+        self.most_steps = self.most = 0
         self._policy = "any"
         self._buffers = FlatBuffers()
         self._flags = np.zeros(worker.global_size, np.float32)
@@ -152,7 +154,7 @@ class GradientAverage:
                 break
         self._send(float(flag))
         steps = self.worker.all_gather(np.array([self.steps]))
-        self.most_steps = int(steps.argmax())
+        self.most_steps, self.most = int(steps.argmax()), int(steps.max())
         return bool((steps == steps[0]).all())
 
     def count(self, steps: int) -> None:

@@ -72,13 +72,14 @@ class Synchronous:
     def epoch_ends(self) -> None:
         """Wait until all have come to the end of their batches; those who had fewer take the others' weights over."""
         self._average.require_sound()
-        if self._batches and not self._average.steps:
+        level = self._average.join()
+        if self._batches and not self._average.most:
             raise ConfigurationError(
                 "got a train_step that does not call the optimizer's apply or stateless_apply: the gradients of this "
                 "epoch were not averaged; let it call self.optimizer.apply(gradients, trainable_variables)"
             )
         self._batches = 0
-        if not self._average.join():
+        if not level:
             # Not the statistics: those of all workers are averaged next.
             copy_state(self._model, self._worker, self._backend, self._average.most_steps, statistics=False)
         self._average.begin_epoch()

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+import keras
 import numpy as np
 
 from platoon_base import Worker
@@ -135,6 +136,13 @@ class Training:
                 "got a LossScaleOptimizer around a DistributedOptimizer: workers would skip different steps; wrap it "
                 "the other way round, DistributedOptimizer(LossScaleOptimizer(optimizer)), in compile()"
             )
+        own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
+        if any(optimizer is not model.optimizer and average_of(optimizer) is not None for optimizer in own):
+            raise ConfigurationError(
+                "got a model with DistributedOptimizers of its own beside model.optimizer: fit keeps the gradients of "
+                "one together; give it plain optimizers and a rule, such as sync=EASGD(), or train in a loop over "
+                "train_on_batch after broadcast_variables"
+            )
         weights = self._backend.weights(model)
         if not weights:
             raise ConfigurationError("got a model without trainable weights: there is nothing to train together")
@@ -223,8 +231,8 @@ class Training:
         self._batches = self._last_batch = 0
         self._batches_closed = False
         self._evaluated = False
-        self._train_results: dict[str, float] = {}
-        self._test_results: dict[str, float] = {}
+        self._train_results: dict[str, Any] = {}
+        self._test_results: dict[str, Any] = {}
         self._worker.progress(epoch=epoch + 1)
 
     def batch_begins(self, batch: int) -> None:

@@ -77,8 +77,8 @@ class Metrics(Protocol):
         """Return the state of the metrics at the end of an evaluation."""
         ...
 
-    def results(self, state: Sequence[Array]) -> dict[str, float]:
-        """Return what is logged for a state."""
+    def results(self, state: Sequence[Array]) -> dict[str, Any]:
+        """Return what is logged for a state: numbers, and arrays where a metric gives one."""
         ...
 
 
@@ -177,7 +177,8 @@ def require_declared(metric: Any, base: type) -> None:
         raise ConfigurationError(
             f"got metric {metric.name!r} of a class of your own, {type(metric).__name__}: if its variables are sums "
             "over samples (totals, counts), those of several workers are added up to that of all the data; say so by "
-            "`adds_up = True` in the class. Of a maximum or a last value that is not true: compute those in a callback"
+            "`adds_up = True` in the class or on the object. Of a maximum or a last value that is not true: compute "
+            "those in a callback"
         )
 
 

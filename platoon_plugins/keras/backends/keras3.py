@@ -85,13 +85,14 @@ class Keras3Metrics:
         """See `Metrics.test_state`."""
         return [np.array(keras.ops.convert_to_numpy(v)) for v in self._model.metrics_variables]
 
-    def results(self, state: Sequence[Array]) -> dict[str, float]:
+    def results(self, state: Sequence[Array]) -> dict[str, Any]:
         """See `Metrics.results`."""
         self._assign(state)
-        flat: dict[str, float] = {}
+        flat: dict[str, Any] = {}
         for name, value in self._model.get_metrics_result().items():
             flat.update(value if isinstance(value, dict) else {name: value})
-        return {name: float(keras.ops.convert_to_numpy(value)) for name, value in flat.items()}
+        arrays = {name: keras.ops.convert_to_numpy(value) for name, value in flat.items()}
+        return {name: array if np.ndim(array) else float(array) for name, array in arrays.items()}
 
     def _require_additive_now(self) -> None:
         state = self.test_state()

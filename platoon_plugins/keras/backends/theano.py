@@ -232,7 +232,7 @@ class _Metrics:
         """See `Metrics.test_state`."""
         return [self._test_loss, *self._values()]
 
-    def results(self, state: Sequence[Array]) -> dict[str, float]:
+    def results(self, state: Sequence[Array]) -> dict[str, Any]:
         """See `Metrics.results`."""
         (total, weight), *values = state
         own = self._values()
