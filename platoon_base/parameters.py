@@ -14,12 +14,14 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 
-__all__ = ["Array", "Parameters", "assign", "is_device_array"]
+__all__ = ["Array", "Parameter", "Parameters", "assign", "is_device_array"]
 
 Array = np.ndarray[Any, Any]
 
 
-class _Parameter(Protocol):
+class Parameter(Protocol):
+    """What a parameter must offer; objects of an adapter that do so are taken as they are."""
+
     name: str
 
     def borrow(self) -> Array:
@@ -119,7 +121,10 @@ class _SharedVariable:
         return self._variable.get_value(borrow=True, return_internal_type=True)
 
 
-def _wrap(parameter: Any, index: int) -> _Parameter:
+def _wrap(parameter: Any, index: int) -> Parameter:
+    if all(callable(getattr(parameter, hook, None)) for hook in ("borrow", "give_back", "memory", "on_device")):
+        found: Parameter = parameter
+        return found
     name = getattr(parameter, "name", None) or f"parameter {index}"
     if isinstance(parameter, np.ndarray):
         if not parameter.flags.writeable:
@@ -140,7 +145,7 @@ class Parameters:
 
     Parameters
     ----------
-    parameters : iterable of ndarray, GpuArray or Theano shared variable
+    parameters : iterable of ndarray, GpuArray, Theano shared variable or `Parameter`
         Each of a float dtype.
 
     Raises

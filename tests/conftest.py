@@ -100,6 +100,17 @@ def run_job(tmp_path):
 
 
 @pytest.fixture
+def run_keras(run_job):
+    """Run a script after keras_preamble.py on real workers; its first argument is a folder, that of tmp_path."""
+    preamble = Path(__file__).with_name("keras_preamble.py").read_text()
+
+    def run(text, workers=2, **options):
+        return run_job(preamble + textwrap.dedent(text), workers, **options)
+
+    return run
+
+
+@pytest.fixture
 def job_of_one():
     """Make the only worker of a job inside this process, with a real center in shared memory."""
     words = ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)

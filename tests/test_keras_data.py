@@ -321,3 +321,32 @@ if keras.backend.backend() == "torch" and sys.modules["torch"].cuda.device_count
     assert sys.modules["torch"].cuda.current_device() == 1
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+
+
+# Variables.
+
+
+def test_a_variable_never_shares_memory_with_what_it_was_set_from():
+    """TensorFlow and JAX take aligned arrays over; what is written to them later would show in the model."""
+    if KERAS_2:
+        pytest.skip("the weights of Keras 2 are shared variables of Theano, which copies")
+    from platoon_plugins.keras import backends
+
+    model = _model("sgd")
+    (weight, *_) = backends.current().weights(model)
+    for offset in range(0, 64, 4):
+        memory = np.zeros(128 + 4 * 15, np.uint8)
+        start = -memory.ctypes.data % 64 + offset
+        value = memory[start : start + 4 * 15].view(np.float32).reshape(3, 5)
+        value[...] = 7
+        weight.set_value(value)
+        value[...] = 9
+        assert (weight.get_value() == 7).all()
+    borrowed = weight.borrow()
+    borrowed[...] = 3
+    weight.give_back(borrowed)
+    assert (weight.get_value() == 3).all()
+    again = weight.borrow()
+    again[...] = 5
+    expected = 5 if keras.backend.backend() == "torch" else 3  # torch's weights are changed in place
+    assert (weight.get_value() == expected).all()

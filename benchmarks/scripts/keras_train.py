@@ -22,11 +22,15 @@ from platoon_base import connect
 BATCH_SIZE = 32
 EVERY, NEVER = 10, 10**9
 SKIPPED = 40  # batches at the begin of an epoch that are not counted: JAX lets 32 wait before it paces the loop
+# Batches of an epoch with our hooks, or without them, and how many of their first ones are not counted.
+SETTLING = SKIPPED if keras.backend.backend() == "jax" else 5
+BLOCK = SETTLING + 20
 SHORT = 5  # batches of an epoch whose end is measured
 MODELS = {"small": (64, 64, 10), "10 MB": (1024, 1024, 1024, 512, 10)}
 # The options of distribute(), or None for the plain fit; and whether the optimizer is distributed.
 WAYS = {
     "plain": (None, False),
+    "plain again": (None, False),  # what this shows is noise
     "callbacks": ({"sync": EASGD(), "every_n_batches": NEVER}, False),
     "EASGD": ({"sync": EASGD(), "every_n_batches": EVERY}, False),
     "averaged gradients": ({"sync": None}, True),
@@ -45,6 +49,34 @@ class Begins(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch, logs=None):
         self.epochs[-1].append((time.perf_counter(), time.process_time()))
+
+
+class Switch(keras.callbacks.Callback):
+    """Stands for our first callback, and is deaf to the batches of every other block: their steps are plain ones."""
+
+    def __init__(self, ours):
+        super().__init__()
+        self.ours, self.begun, self.inside = ours, [], 0.0
+        # Where ours has no hook of its own, Keras does not look at the ends of batches; so it must be here.
+        if type(ours).on_train_batch_end is not keras.callbacks.Callback.on_train_batch_end:
+            self.on_train_batch_end = self.pass_on_the_end
+        for name in ("set_params", "set_model", "on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end"):
+            setattr(self, name, getattr(ours, name))
+
+    def pass_on_the_end(self, batch, logs=None):
+        if self.hears(batch):
+            begin = time.perf_counter()
+            self.ours.on_train_batch_end(batch, logs)
+            self.inside += time.perf_counter() - begin
+
+    def hears(self, batch):
+        return batch // BLOCK % 2
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.begun.append((time.perf_counter(), time.process_time()))
+        if self.hears(batch):
+            self.ours.on_train_batch_begin(batch, logs)
+            self.inside += time.perf_counter() - self.begun[-1][0]
 
 
 def build(units, averaged):
@@ -90,6 +122,26 @@ class Fits:
         tens = np.diff(np.array(begins[SKIPPED::EVERY]), axis=0)  # each with one synchronization
         return (np.median(tens, 0) / EVERY).tolist()
 
+    def in_blocks_s(self, way, pairs):
+        """Return times and CPU times of a batch, in blocks of one epoch: with our hooks, and in its neighbours."""
+        options, averaged = WAYS[way]
+        pairs //= BLOCK // 25  # longer ones need not be as many
+        ours, last = distribute([], **options)
+        switch, batches = Switch(ours), (2 * pairs + 1) * BLOCK + 1
+        rows = np.arange(batches * BATCH_SIZE) % len(self.x)
+        self.worker.barrier(way)
+        self.models[averaged].fit(
+            self.x[rows], self.y[rows], BATCH_SIZE, 1, verbose=0, shuffle=False, callbacks=[switch, last]
+        )
+        begun = np.array(switch.begun)
+        ends = np.arange(BLOCK, len(begun), BLOCK)
+        blocks = (begun[ends] - begun[ends - BLOCK + SETTLING]) / (BLOCK - SETTLING)
+        with_ours = range(1, len(blocks) - 1, 2)
+        return {
+            "pairs": [(blocks[i].tolist(), ((blocks[i - 1] + blocks[i + 1]) / 2).tolist()) for i in with_ours],
+            "in_hooks": switch.inside / (len(with_ours) * BLOCK),
+        }
+
     def between_epochs_s(self, way, epochs):
         """Return the median times from the begin of an epoch's last batch to that of the next epoch's first one."""
         begun = self.fit(way, epochs, SHORT)
@@ -133,6 +185,7 @@ def main(args):
             "parameters": int(fits.weights),
             "step_s": in_pairs(partial(fits.step_s, batches=batches), ways, args.rounds),
             "between_epochs_s": in_pairs(partial(fits.between_epochs_s, epochs=5), ways, args.rounds),
+            "blocks_s": {way: fits.in_blocks_s(way, args.blocks) for way in ("callbacks", "EASGD")},
             "all_reduce_s": all_reduce_s(worker, fits.weights, 31),
         }
     Path(args.folder, f"{worker.global_rank}.json").write_text(json.dumps(result))
@@ -142,6 +195,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", help="where one JSON file for each worker goes")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--blocks", type=int, default=40, help="pairs of blocks of one epoch")
     parser.add_argument("--batches", type=int, default=40, help="a multiple of 10, counted in each epoch")
     parser.add_argument("--small-times", type=int, default=4, help="so many times more batches of the small model")
     main(parser.parse_args())

@@ -16,7 +16,7 @@ __all__ = ["Asynchronous"]
 
 
 class Asynchronous:
-    """See `platoon_plugins.keras.training.Mode`.
+    """See `platoon_plugins.keras.mode.Mode`.
 
     Parameters
     ----------

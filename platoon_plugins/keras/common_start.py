@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.backends.base import Backend, Variable
-from platoon_plugins.keras.optimizer import average_of
+from platoon_plugins.keras.requirements import require_distributable
 
 __all__ = ["broadcast_variables", "copy_state", "start_together", "state_checksum"]
 
@@ -42,10 +42,7 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     """
     worker = connect() if worker is None else worker
     backend = backends.current()
-    average = average_of(model.optimizer) if getattr(model, "optimizer", None) is not None else None
-    backend.require_trainable(model, average is not None)
-    if not backend.weights(model):
-        raise ConfigurationError("got a model without trainable weights: build it, and compile it, before this call")
+    average = require_distributable(model, backend)
     if worker.global_size == 1:
         return
     start_together(model, worker, backend, "broadcast_variables", range(worker.global_size))

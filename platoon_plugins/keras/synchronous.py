@@ -22,7 +22,7 @@ _MAY_DIFFER = ("name", "learning_rate")  # the latter is rank 0's for all
 
 
 class Synchronous:
-    """See `platoon_plugins.keras.training.Mode`.
+    """See `platoon_plugins.keras.mode.Mode`.
 
     Parameters
     ----------

@@ -6,9 +6,8 @@ import contextlib
 import logging
 import weakref
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
-import keras
 import numpy as np
 
 from platoon_base import Worker
@@ -20,72 +19,13 @@ from platoon_plugins.keras import seeds
 from platoon_plugins.keras.asynchronous import Asynchronous
 from platoon_plugins.keras.backends.base import Backend, Metrics
 from platoon_plugins.keras.common_start import start_together
-from platoon_plugins.keras.optimizer import average_of
+from platoon_plugins.keras.mode import Mode
+from platoon_plugins.keras.requirements import require_distributable
 from platoon_plugins.keras.synchronous import Synchronous
 
-__all__ = ["Mode", "Training"]
+__all__ = ["Training"]
 
 log = logging.getLogger(__name__)
-
-
-class Mode(Protocol):
-    """How the workers of a fit are kept together.
-
-    Attributes
-    ----------
-    stops : bool
-        Whether the votes known so far, in the middle of an epoch, suffice to end the fit.
-    """
-
-    stops: bool
-
-    def purpose(self, model: Any) -> str:
-        """Return what must be the same on all workers."""
-        ...
-
-    def start(self, model: Any, members: list[int]) -> None:
-        """Begin; the model's values are the same on all workers."""
-        ...
-
-    def batches_done(self, count: int) -> None:
-        """Take note of training batches; synchronize, if it is time."""
-        ...
-
-    def vote(self) -> None:
-        """Vote for the end of the fit."""
-        ...
-
-    def epoch_ends(self) -> None:
-        """Finish what the batches of an epoch have begun."""
-        ...
-
-    def members_are(self, ranks: list[int]) -> None:
-        """Take note of who takes part."""
-        ...
-
-    def enter_center(self) -> None:
-        """Put the common weights into the model, for evaluation and checkpoints."""
-        ...
-
-    def leave_center(self) -> None:
-        """Take the worker's own weights back."""
-        ...
-
-    def tell(self) -> dict[str, float]:
-        """Return numbers that all workers are to see with the votes of an epoch's end."""
-        ...
-
-    def hear(self, told: Mapping[int, Mapping[str, float]]) -> None:
-        """Take in what each rank has told, the same on all workers."""
-        ...
-
-    def center(self) -> contextlib.AbstractContextManager[None]:
-        """Within the ``with`` block, in the middle of an epoch, the model has the common weights."""
-        ...
-
-    def finish(self) -> None:
-        """Leave the common weights in the model."""
-        ...
 
 
 class Training:
@@ -128,30 +68,7 @@ class Training:
 
     def prepare(self, model: Any) -> None:
         """Look at the model before any callback does something to it."""
-        average = average_of(model.optimizer) if getattr(model, "optimizer", None) is not None else None
-        self._backend.require_trainable(model, average is not None)
-        inner = getattr(model.optimizer, "inner_optimizer", None)
-        if average is None and inner is not None and average_of(inner) is not None:
-            raise ConfigurationError(
-                "got a LossScaleOptimizer around a DistributedOptimizer: workers would skip different steps; wrap it "
-                "the other way round, DistributedOptimizer(LossScaleOptimizer(optimizer)), in compile()"
-            )
-        own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
-        if any(optimizer is not model.optimizer and average_of(optimizer) is not None for optimizer in own):
-            raise ConfigurationError(
-                "got a model with DistributedOptimizers of its own beside model.optimizer: fit keeps the gradients of "
-                "one together; give it plain optimizers and a rule, such as sync=EASGD(), or train in a loop over "
-                "train_on_batch after broadcast_variables"
-            )
-        weights = self._backend.weights(model)
-        if not weights:
-            raise ConfigurationError("got a model without trainable weights: there is nothing to train together")
-        for weight in weights:
-            if weight.dtype not in _FLOATS:
-                raise ConfigurationError(
-                    f"got {weight.name} of dtype {weight.dtype}: workers combine weights of {', '.join(_FLOATS)}; "
-                    'with the dtype policy "mixed_bfloat16" weights stay float32'
-                )
+        average = require_distributable(model, self._backend)
         if self._backend.on_host(model):
             warn_if_not_on_device(self._worker.device, [np.empty(0, np.float32)])
         self._model = model
@@ -387,7 +304,6 @@ class Training:
             )
 
 
-_FLOATS = ("float16", "float32", "float64")
 # Workers whose parameters a fit shares at the moment.
 _sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
 _STOPS = "stops"

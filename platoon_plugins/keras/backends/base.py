@@ -9,7 +9,7 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["Average", "Backend", "Metrics", "Variable", "not_additive", "require_declared"]
+__all__ = ["Backend", "Metrics", "Variable", "not_additive", "require_declared"]
 
 Array = np.ndarray[Any, Any]
 
@@ -31,18 +31,6 @@ class Variable(Protocol):
 
     def set_value(self, value: Array, borrow: bool = False) -> None:
         """Change the value."""
-        ...
-
-
-class Average(Protocol):
-    """Averages gradients over the workers; see `platoon_plugins.keras.gradients.GradientAverage`."""
-
-    def __call__(self, gradients: Sequence[Any]) -> list[Array]:
-        """Return the averages, in new arrays."""
-        ...
-
-    def in_place(self, gradients: Sequence[Array]) -> None:
-        """Replace gradients by their averages."""
         ...
 
 
@@ -83,7 +71,7 @@ class Metrics(Protocol):
 
 
 class Backend(Protocol):
-    """One back end of Keras.
+    """One back end of Keras; derived classes leave out the hooks for which nothing has to be done there.
 
     Attributes
     ----------
@@ -115,31 +103,26 @@ class Backend(Protocol):
 
     def seed_early(self, seed: int) -> None:
         """Seed the generator that shuffles data, where ``fit`` asks it before it calls its first callback."""
-        ...
 
     def seed(self, seed: int) -> None:
         """Seed the back end's own generator, where it shuffles data."""
-        ...
 
     def random_state(self) -> Any:
         """Return where that generator stands."""
-        ...
+        return None
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
         """Let it go on there, or from a seed that all workers have."""
-        ...
 
     def attach(self, model: Any) -> None:
         """Make sure, within an epoch, that the variables hold the present values and that writes to them count."""
-        ...
 
     def initial_epoch(self, model: Any) -> int:
         """Return the epoch at which a callback wants training to resume, 0 if none does."""
-        ...
+        return 0
 
     def resume_at(self, model: Any, epoch: int) -> None:
         """Let training begin at this epoch."""
-        ...
 
     def metrics(self, model: Any) -> Metrics:
         """Return the metrics of a model that is compiled."""

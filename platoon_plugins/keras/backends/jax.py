@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
@@ -21,6 +22,10 @@ class _JaxVariable(KerasVariable):
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return all(device.platform == "cpu" for device in self.variable.value.devices())
+
+    def set_value(self, value: Any, borrow: bool = False) -> None:
+        """See `Variable.set_value`; a copy, as JAX may take NumPy's memory over, and the array may be used again."""
+        self.variable.assign(jnp.array(value, self.dtype, copy=True))
 
     def view(self) -> Any:
         """See `KerasVariable.view`."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
-from platoon_plugins.keras.backends.base import not_additive, require_declared
+from platoon_plugins.keras.backends.base import Backend, not_additive, require_declared
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["Keras3", "Keras3Metrics", "KerasVariable"]
@@ -19,12 +19,13 @@ Array = np.ndarray[Any, Any]
 
 
 class KerasVariable:
-    """A variable of Keras 3 with the methods of Theano's shared variables: values are copied out and in."""
+    """A variable of Keras 3, with the methods of Theano's shared variables too; values are copied out and in."""
 
     def __init__(self, variable: Any) -> None:
         self.name: str = variable.path
         self.dtype: str = keras.backend.standardize_dtype(variable.dtype)
         self.variable = variable
+        self._buffer: Array | None = None
 
     def on_host(self) -> bool:
         """Tell whether the value is in the memory of the host."""
@@ -35,6 +36,28 @@ class KerasVariable:
         if return_internal_type:
             return self.variable
         return self.view() if borrow else np.array(self.view())
+
+    # What a center needs, see `platoon_base.parameters.Parameter`.
+
+    def borrow(self) -> Array:
+        """Return the value in memory that is kept: fresh memory would cost more than the copy."""
+        view = self.view()
+        if self._buffer is None:
+            self._buffer = np.array(view, order="C")
+        else:
+            np.copyto(self._buffer, view)
+        return self._buffer
+
+    def give_back(self, array: Array) -> None:
+        """Make what `borrow` returned the value."""
+        self.set_value(array)
+
+    def memory(self) -> Array | None:
+        """Return None: the value is changed by a copy."""
+        return None
+
+    def on_device(self) -> None:
+        """Return None: it is no GpuArray."""
 
     def view(self) -> Array:
         """Return the value, without a copy where that can be had; it is not to be written to."""
@@ -105,7 +128,7 @@ class Keras3Metrics:
             variable.assign(np.asarray(value).astype(keras.backend.standardize_dtype(variable.dtype)))
 
 
-class Keras3:
+class Keras3(Backend):
     """See `Backend`; torch, jax and tensorflow add what is theirs."""
 
     watches_batches = False
@@ -137,21 +160,6 @@ class Keras3:
                 state = np.array(keras.ops.convert_to_numpy(variable))
                 state[0] = shard_seed(int(state[0]), rank) % 2**31
                 variable.assign(state)
-
-    def seed_early(self, seed: int) -> None:
-        """See `Backend.seed_early`."""
-
-    def seed(self, seed: int) -> None:
-        """See `Backend.seed`: NumPy's shuffles."""
-
-    def random_state(self) -> Any:
-        """See `Backend.random_state`."""
-
-    def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """See `Backend.restore_random_state`."""
-
-    def attach(self, model: Any) -> None:
-        """See `Backend.attach`."""
 
     def initial_epoch(self, model: Any) -> int:
         """See `Backend.initial_epoch`: BackupAndRestore leaves it in the model."""

@@ -13,7 +13,7 @@ from theano.sandbox.rng_mrg import ff_2p134
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
-from platoon_plugins.keras.backends.base import not_additive, require_declared
+from platoon_plugins.keras.backends.base import Backend, not_additive, require_declared
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 
 __all__ = ["backend"]
@@ -21,8 +21,8 @@ __all__ = ["backend"]
 Array = np.ndarray[Any, Any]
 
 
-class _Theano:
-    """See `Backend`."""
+class _Theano(Backend):
+    """See `Backend`. Keras 2 has no callback that resumes: the user passes initial_epoch."""
 
     watches_batches = True
 
@@ -57,28 +57,6 @@ class _Theano:
                     for _ in range(rank):
                         row[:] = ff_2p134(row)
                 state.set_value(value)
-
-    def seed_early(self, seed: int) -> None:
-        """See `Backend.seed_early`."""
-
-    def seed(self, seed: int) -> None:
-        """See `Backend.seed`: NumPy's shuffles."""
-
-    def random_state(self) -> Any:
-        """See `Backend.random_state`."""
-
-    def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """See `Backend.restore_random_state`."""
-
-    def attach(self, model: Any) -> None:
-        """See `Backend.attach`."""
-
-    def initial_epoch(self, model: Any) -> int:
-        """See `Backend.initial_epoch`: Keras 2 has no callback that resumes; the user passes initial_epoch."""
-        return 0
-
-    def resume_at(self, model: Any, epoch: int) -> None:
-        """See `Backend.resume_at`."""
 
     def metrics(self, model: Any) -> _Metrics:
         """See `Backend.metrics`."""

@@ -17,23 +17,30 @@ Array = np.ndarray[Any, Any]
 
 
 class _TorchVariable(KerasVariable):
-    def __init__(self, variable: Any) -> None:
-        super().__init__(variable)
-        self._memory: tuple[int, Array] | None = None
-
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return bool(self.variable.value.device.type == "cpu")
 
-    def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """See `Variable.get_value`."""
-        tensor = self.variable.value.detach()
-        if not borrow or not self.on_host() or not tensor.is_contiguous():
-            return super().get_value(borrow, return_internal_type)
-        # The same array for the same memory tells the caller that nothing has to be written back.
-        if self._memory is None or self._memory[0] != tensor.data_ptr():
-            self._memory = tensor.data_ptr(), tensor.numpy()
-        return self._memory[1]
+    def view(self) -> Array:
+        """See `KerasVariable.view`."""
+        array: Array = self.variable.value.detach().cpu().numpy()
+        return array
+
+    def memory(self) -> Array | None:
+        """Return the memory of the weight itself, on the CPU."""
+        view = self.view()
+        return view if self.on_host() and view.flags.c_contiguous else None
+
+    def borrow(self) -> Array:
+        """Return the memory of the weight itself, on the CPU; elsewhere see `KerasVariable.borrow`."""
+        memory = self.memory()
+        return super().borrow() if memory is None else memory
+
+    def give_back(self, array: Array) -> None:
+        """Make what `borrow` returned the value, unless it is that already."""
+        memory = self.memory()
+        if memory is None or memory.ctypes.data != array.ctypes.data:
+            super().give_back(array)
 
 
 class _Torch(Keras3):

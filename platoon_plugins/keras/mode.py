@@ -1,0 +1,69 @@
+"""What a way of keeping the workers of a fit together has to offer."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+__all__ = ["Mode"]
+
+
+class Mode(Protocol):
+    """How the workers of a fit are kept together.
+
+    Attributes
+    ----------
+    stops : bool
+        Whether the votes known so far, in the middle of an epoch, suffice to end the fit.
+    """
+
+    stops: bool
+
+    def purpose(self, model: Any) -> str:
+        """Return what must be the same on all workers."""
+        ...
+
+    def start(self, model: Any, members: list[int]) -> None:
+        """Begin; the model's values are the same on all workers."""
+        ...
+
+    def batches_done(self, count: int) -> None:
+        """Take note of training batches; synchronize, if it is time."""
+        ...
+
+    def vote(self) -> None:
+        """Vote for the end of the fit."""
+        ...
+
+    def epoch_ends(self) -> None:
+        """Finish what the batches of an epoch have begun."""
+        ...
+
+    def members_are(self, ranks: list[int]) -> None:
+        """Take note of who takes part."""
+        ...
+
+    def enter_center(self) -> None:
+        """Put the common weights into the model, for evaluation and checkpoints."""
+        ...
+
+    def leave_center(self) -> None:
+        """Take the worker's own weights back."""
+        ...
+
+    def tell(self) -> dict[str, float]:
+        """Return numbers that all workers are to see with the votes of an epoch's end."""
+        ...
+
+    def hear(self, told: Mapping[int, Mapping[str, float]]) -> None:
+        """Take in what each rank has told, the same on all workers."""
+        ...
+
+    def center(self) -> contextlib.AbstractContextManager[None]:
+        """Within the ``with`` block, in the middle of an epoch, the model has the common weights."""
+        ...
+
+    def finish(self) -> None:
+        """Leave the common weights in the model."""
+        ...

@@ -1,0 +1,71 @@
+"""What the scripts of the Keras tests begin with: small models, the same on both generations of Keras."""
+
+# ruff: noqa: F401, I001 - for the scripts that follow; platoon_plugins.keras comes before keras
+import json
+import os
+import sys
+import numpy as np
+from platoon_plugins.keras import ASGD, EASGD, DistributedOptimizer, distribute, shard
+import keras
+from platoon_base import connect
+from platoon_base.errors import PlatoonError
+
+KERAS_2 = keras.__version__.startswith("2.")
+L = keras.layers
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+
+
+def dense(units=(8, 3), optimizer="sgd", extra=(), metrics=("accuracy",), **options):
+    np.random.seed(5)
+    if not KERAS_2:
+        keras.utils.set_random_seed(5)
+    layers = (
+        [L.Dense(units[0], activation="tanh", name="hidden", input_shape=(6,))]
+        if KERAS_2
+        else [keras.Input((6,)), L.Dense(units[0], activation="tanh", name="hidden")]
+    )
+    model = keras.Sequential([*layers, *extra, L.Dense(units[1], activation="softmax", name="out")])
+    model.compile(optimizer, loss=options.pop("loss", "categorical_crossentropy"), metrics=list(metrics), **options)
+    return model
+
+
+def data(rows, seed=0):
+    rng = np.random.RandomState(seed)
+    x = rng.randn(rows, 6).astype("float32")
+    labels = (x @ np.random.RandomState(9).randn(6, 3)).argmax(1)
+    return x, np.eye(3, dtype="float32")[labels]
+
+
+def flat(weights):
+    return np.concatenate([np.asarray(w, "float64").ravel() for w in weights])
+
+
+def everyones(values):
+    return worker.all_gather(np.ascontiguousarray(values, "float64"))
+
+
+class Watch(keras.callbacks.Callback):
+    def __init__(self, batch_end=None, epoch_end=None, epoch_begin=None):
+        super().__init__()
+        self.epochs, self.logs, self.batches = [], [], 0
+        self.do_batch, self.do_epoch, self.do_begin = batch_end, epoch_end, epoch_begin
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if self.do_begin:
+            self.do_begin(self, epoch)
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+        if self.do_batch:
+            self.do_batch(self, batch)
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+        self.logs.append({name: float(value) for name, value in logs.items()})
+        if self.do_epoch:
+            self.do_epoch(self, epoch, logs)
+
+
+def stop(callback):
+    callback.model.stop_training = True

@@ -1,0 +1,322 @@
+"""Keras fits in which something is uneven, ends early, or goes wrong, on every back end that is installed."""
+
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(180)]
+
+KERAS_2 = keras.__version__.startswith("2.")
+needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
+
+
+def test_a_stop_of_one_is_a_stop_of_all(run_keras):
+    """In the middle of an epoch and at its end, by each policy, with unequal numbers of batches, with and without
+    validation.
+    """
+    run_keras(
+        """
+        x, y = data(40)
+        xv, yv = data(20, seed=1)
+
+        def fit(when, policy="any", averaged=False, rows=(40, 56), **options):
+            optimizer = keras.optimizers.SGD(0.1)
+            model = dense(optimizer=DistributedOptimizer(optimizer) if averaged else optimizer)
+            x, y = data(rows[rank])
+            at_batch = lambda callback, batch: when(len(callback.epochs), batch) and stop(callback)
+            at_epoch = lambda callback, epoch, logs: when(epoch, None) and stop(callback)
+            watch = Watch(batch_end=at_batch, epoch_end=at_epoch)
+            callbacks = distribute([watch], stop=policy, every_n_batches=2)
+            model.fit(x, y, epochs=6, batch_size=8, verbose=0, callbacks=callbacks, **options)
+            counts = everyones([len(watch.epochs), watch.batches, len(watch.logs[-1])])
+            assert (counts[:, 0] == counts[0, 0]).all(), counts
+            assert (counts[:, 2] == counts[0, 2]).all(), counts
+            everyone = everyones(flat(model.get_weights()))
+            assert (everyone == everyone[0]).all()
+            return [int(n) for n in counts[:, 0]][0], [int(n) for n in counts[:, 1]]
+
+        valid = {"validation_data": (xv, yv)}
+        for averaged in (False, True):
+            # Rank 1 stops at the end of epoch 1.
+            assert fit(lambda epoch, batch: rank == 1 and epoch == 1 and batch is None, averaged=averaged,
+                       **valid)[0] == 2
+            # Rank 1 stops in the middle of epoch 1: its batches end there, or one later.
+            epochs, batches = fit(lambda epoch, batch: rank == 1 and (epoch, batch) == (1, 2), averaged=averaged)
+            assert epochs == 2
+            assert batches[1] <= 7 + 5
+            # At the last batch of the epoch, behind which validation begins.
+            assert fit(lambda epoch, batch: rank == 1 and (epoch, batch) == (1, 6), averaged=averaged, **valid)[0] in (
+                (2,) if averaged else (2, 3))
+            if not averaged:  # a NaN of one ends the fit for all, and reaches nobody
+                x_of_1 = x * np.nan if rank else x
+                model = dense(optimizer=keras.optimizers.SGD(0.1))
+                watch = Watch()
+                model.fit(x_of_1, y, epochs=3, batch_size=8, verbose=0, callbacks=distribute(
+                    [watch, keras.callbacks.TerminateOnNaN()], every_n_batches=100))
+                assert watch.epochs == [0]
+                assert np.isfinite(flat(model.get_weights())).all()
+            # Validation every second epoch only.
+            assert fit(lambda epoch, batch: rank == 0 and epoch == 2 and batch is None, averaged=averaged,
+                       validation_freq=2, **valid)[0] == 3
+            # All: rank 0 after epoch 1, rank 1 after epoch 3.
+            at_end = lambda *epochs: lambda epoch, batch: batch is None and epoch == epochs[rank]
+            assert fit(at_end(1, 3), "all", averaged=averaged)[0] == 4
+            # Leader: rank 1 is not asked.
+            assert fit(at_end(2, 0), "leader", averaged=averaged)[0] == 3
+        """
+    ).require_success()
+
+
+def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
+    """Those that have no batch left wait and catch up: no rank hangs, and all end with the same weights."""
+    run_keras(
+        """
+        x, y = data((24, 80, 40)[rank])
+        model = dense(optimizer=DistributedOptimizer(keras.optimizers.Adam(0.01)))
+        watch = Watch()
+        model.fit(x, y, epochs=3, batch_size=8, verbose=0, callbacks=distribute([watch]))
+        assert watch.batches == 3 * (3, 10, 5)[rank]
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all()
+        assert abs(everyone[0] - flat(dense().get_weights())).max() > 0.05
+        variables = model.optimizer.get_weights() if KERAS_2 else [
+            keras.ops.convert_to_numpy(v) for v in model.optimizer.variables]
+        moments = everyones(flat(variables))
+        assert (moments == moments[0]).all()
+        """,
+        workers=3,
+    ).require_success()
+
+
+def test_several_fits_of_one_script(run_keras):
+    """Other trainable weights, other models, another rule, after a stop and after an interrupted fit."""
+    run_keras(
+        """
+        x, y = data(64)
+        model = dense(optimizer=keras.optimizers.SGD(0.2))
+        watch = Watch(epoch_end=lambda callback, epoch, logs: stop(callback))
+        model.fit(*shard(x, y), epochs=5, batch_size=8, verbose=0, callbacks=distribute([watch]))
+        assert watch.epochs == [0]
+        model.get_layer("hidden").trainable = False
+        model.compile("sgd", loss="categorical_crossentropy", metrics=["accuracy"])
+        before = model.get_weights()
+        watch = Watch()
+        model.fit(*shard(x, y), epochs=2, batch_size=8, verbose=0, callbacks=distribute([watch], sync=ASGD()))
+        assert watch.epochs == [0, 1]
+        after = model.get_weights()
+        assert (before[0] == after[0]).all()
+        assert (before[2] != after[2]).any()
+
+        class Mine(Exception):
+            pass
+
+        def fail(callback, batch):
+            if callback.batches == 3:
+                raise Mine
+
+        for fold in range(2):
+            other = dense(units=(5 + fold, 3))
+            try:
+                other.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute([Watch(batch_end=fail)]))
+            except Mine:
+                pass
+            else:
+                raise AssertionError
+        last = dense(units=(4, 3), optimizer=DistributedOptimizer("sgd"))
+        last.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
+        everyone = everyones(flat(last.get_weights()))
+        assert (everyone == everyone[0]).all()
+        """
+    ).require_success()
+
+
+def test_what_cannot_work_is_refused_on_every_worker(run_keras):
+    outcome = run_keras(
+        """
+        x, y = data(32)
+
+        def refused(what, **options):
+            model, callbacks = options.pop("model"), options.pop("callbacks")
+            try:
+                model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=callbacks, **options)
+            except PlatoonError as exc:
+                worker.report({f"{what} {rank}": f"{type(exc).__name__}: {exc}"})
+                worker.barrier(what)  # which lets late joiners through
+            else:
+                raise AssertionError(what)
+
+        averaged = lambda: dense(optimizer=DistributedOptimizer("sgd"))
+        refused("both", model=averaged(), callbacks=distribute(sync=EASGD()))
+        refused("neither", model=dense(), callbacks=distribute(sync=None))
+        refused("other model", model=dense(units=(8 + rank, 3)), callbacks=distribute())
+        refused("other options", model=dense(), callbacks=distribute(every_n_batches=10 + rank))
+        refused("other mode", model=averaged() if rank else dense(), callbacks=distribute())
+
+        class Highest(keras.metrics.Metric):
+            def __init__(self, name="highest", **options):
+                super().__init__(name=name, **options)
+                self.value = self.add_weight(name="value", shape=(), initializer="ones")
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                return [] if KERAS_2 else None
+            def result(self):
+                return self.value * 1.0
+            def reset_state(self):
+                self.value.assign(1.0)
+            def reset_states(self):
+                keras.backend.set_value(self.value, 1.0)
+
+        refused("undeclared", model=dense(metrics=[Highest()]), callbacks=distribute())
+        Highest.adds_up = True
+        refused("metric", model=dense(metrics=[Highest()]), callbacks=distribute())
+
+        class Share(keras.metrics.Mean):
+            def update_state(self, y_true, y_pred, sample_weight=None):
+                return super().update_state(y_pred[:, 0])
+
+        dense(metrics=[Share()]).fit(*shard(x, y), verbose=0, callbacks=distribute())
+        if not KERAS_2:
+            class Raw(keras.Sequential):
+                def get_metrics_result(self):
+                    return {}
+                def compute_metrics(self, x, y, y_pred, sample_weight=None):
+                    return {"raw": keras.ops.mean(y_pred)}
+
+            raw = Raw([keras.Input((6,)), L.Dense(3)])
+            raw.compile("sgd", loss="mse")
+            refused("raw", model=raw, callbacks=distribute())
+        if not KERAS_2 and keras.backend.backend() == "tensorflow":
+            compiled = dense(optimizer=DistributedOptimizer("sgd"), jit_compile=True)
+            refused("xla", model=compiled, callbacks=distribute())
+
+        if not KERAS_2:
+            keras.config.set_dtype_policy("bfloat16")
+            narrow = dense()
+            keras.config.set_dtype_policy("float32")
+            refused("bfloat16", model=narrow, callbacks=distribute())
+        clipped = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1, clipnorm=0.1 * (rank + 1))))
+        refused("other clipping", model=clipped, callbacks=distribute())
+        stopper = Watch(epoch_end=lambda callback, epoch, logs: stop(callback))
+        gan = dense()
+        gan.other = DistributedOptimizer("sgd")
+        refused("two", model=gan, callbacks=distribute())
+        refused("behind", model=dense(), callbacks=[*distribute(), stopper], epochs=2)
+        x_and_y = {"validation_data": (x, y)} if rank else {}
+        refused("one evaluates", model=dense(), callbacks=distribute(), **x_and_y)
+        if not KERAS_2:
+            ema = dense(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
+            refused("average", model=ema, callbacks=distribute())
+
+        if rank == 0:  # one more worker joins, and trains from the start
+            import subprocess
+            environment = {name: value for name, value in os.environ.items() if name != "PLATOON_RANK"}
+            code = open(__file__).read().split("averaged = lambda")[0]
+            code += "refused('late', model=dense(), callbacks=distribute())"
+            subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
+        """
+    ).require_success()
+    told = outcome.reported
+    for rank in range(2):
+        assert "kept together twice; pass sync=None" in told[f"both {rank}"]
+        assert "compile with DistributedOptimizer" in told[f"neither {rank}"]
+        assert told[f"other model {rank}"].startswith("LayoutMismatchError")
+        assert told[f"other options {rank}"].startswith("LayoutMismatchError")
+        assert "every_n_batches=1" in told[f"other options {rank}"]
+        assert told[f"other mode {rank}"].startswith("LayoutMismatchError")
+        assert "joined late" in told["late 2"]
+        assert "optimizers and a rule" in told[f"two {rank}"]
+        assert "pass all callbacks to distribute" in told[f"behind {rank}"]
+        assert '"clipnorm": 0.1' in told[f"other clipping {rank}"]
+        assert "ranks [1] evaluate after epoch 1" in told[f"one evaluates {rank}"]
+        assert "`adds_up = True`" in told[f"undeclared {rank}"]
+        assert "does not start from zero" in told[f"metric {rank}"]
+        if not KERAS_2:
+            assert "let train_step update a metric" in told[f"raw {rank}"]
+            assert "use_ema=True and a rule" in told[f"average {rank}"]
+            assert "weights stay float32" in told[f"bfloat16 {rank}"]
+        if not KERAS_2 and keras.backend.backend() == "tensorflow":
+            assert "jit_compile=False" in told[f"xla {rank}"]
+
+
+def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
+    outcome = run_keras(
+        """
+        import signal
+        x, y = data(60)
+
+        def die(callback, batch):
+            if rank == 1 and callback.batches == 6:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        watch = Watch(batch_end=die)
+        model = dense(optimizer=keras.optimizers.SGD(0.2))
+        model.fit(*shard(x, y), validation_data=shard(x, y), epochs=4, batch_size=5, verbose=0,
+                  callbacks=distribute([watch], every_n_batches=1))
+        norm = float(abs(flat(model.get_weights())).sum())
+        again = dense(optimizer=keras.optimizers.SGD(0.2))
+        if rank:
+            again.set_weights([w + 1 for w in again.get_weights()])
+        at_begin = []
+        watch_again = Watch(epoch_begin=lambda callback, epoch: at_begin.append(flat(again.get_weights())))
+        again.fit(*shard(x, y), batch_size=5, verbose=0, callbacks=distribute([watch_again]))
+        assert (at_begin[0] == flat(dense().get_weights())).all()
+        worker.report({f"epochs {rank}": len(watch.epochs), f"weights {rank}": norm,
+                       f"val_loss {rank}": watch.logs[-1]["val_loss"]})
+        """,
+        workers=3,
+    )
+    assert outcome.result.status != 0  # a killed worker is no success
+    assert outcome.reported["epochs 0"] == outcome.reported["epochs 2"] == 4, outcome.logs
+    assert outcome.reported["weights 0"] == outcome.reported["weights 2"]
+    assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 2"]
+
+
+def test_a_synchronous_fit_ends_everywhere_if_a_worker_is_killed(run_keras):
+    outcome = run_keras(
+        """
+        import signal
+        x, y = data(60)
+
+        def die(callback, batch):
+            if rank == 1 and callback.batches == 3:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        model = dense(optimizer=DistributedOptimizer("sgd"))
+        try:
+            model.fit(*shard(x, y), epochs=4, batch_size=5, verbose=0, callbacks=distribute([Watch(batch_end=die)]))
+        except PlatoonError as exc:
+            worker.report({f"kind {rank}": type(exc).__name__, f"error {rank}": str(exc)})
+        """,
+    )
+    assert outcome.result.status != 0
+    assert outcome.reported["kind 0"] == "WorkerLostError"
+    assert "rank 1" in outcome.reported["error 0"]
+
+
+def test_what_a_callback_does_on_one_rank_comes_to_all(run_keras):
+    """With averaged gradients, weights and learning rates must stay the same on all workers."""
+    outcome = run_keras(
+        """
+        x, y = data(64)
+
+        def change(callback, epoch, logs):
+            if rank == 1 and epoch == 1:
+                callback.model.set_weights([w + 3 for w in callback.model.get_weights()])
+
+        watch = Watch(epoch_end=change)
+        model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.01)))
+        model.fit(*shard(x, y), epochs=3, batch_size=8, verbose=0, callbacks=distribute([watch]))
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all()
+        assert (everyone[0] > flat(dense().get_weights()) + 2).all()
+
+        rate = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 * (rank + 1))]
+        model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.01)))
+        model.fit(*shard(x, y), epochs=2, batch_size=8, verbose=0, callbacks=distribute(rate))
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all()
+        """
+    ).require_success()
+    assert "differ at the end of an epoch" in outcome.logs[0]
