@@ -327,7 +327,7 @@ if keras.backend.backend() == "torch" and sys.modules["torch"].cuda.device_count
 
 
 def test_a_variable_never_shares_memory_with_what_it_was_set_from():
-    """TensorFlow and JAX take aligned arrays over; what is written to them later would show in the model."""
+    """JAX takes aligned arrays over; what is written to them later would show in the model."""
     if KERAS_2:
         pytest.skip("the weights of Keras 2 are shared variables of Theano, which copies")
     from platoon_plugins.keras import backends

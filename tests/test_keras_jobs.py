@@ -318,7 +318,10 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_is_the_center(run_keras, tmp_pat
 
         model = dense(optimizer=keras.optimizers.SGD(0.0))
         start = flat(model.get_weights())
-        callbacks = [Watch(batch_end=push), keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=3)]
+        # Rank 1 must not come to the end of its epoch, and move the center, before rank 0 has saved it.
+        wait = Watch(batch_end=lambda callback, batch: batch == 3 and worker.barrier("saved by rank 0"))
+        checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True, save_freq=3)
+        callbacks = [Watch(batch_end=push), checkpoint, wait]
         model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(callbacks, every_n_batches=100))
         worker.barrier("saved")
         if rank == 0:

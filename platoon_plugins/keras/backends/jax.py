@@ -24,7 +24,7 @@ class _JaxVariable(KerasVariable):
         return all(device.platform == "cpu" for device in self.variable.value.devices())
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
-        """See `Variable.set_value`; a copy, as JAX may take NumPy's memory over, and the array may be used again."""
+        """See `Variable.set_value`; a copy, as JAX takes aligned memory of NumPy over."""
         self.variable.assign(jnp.array(value, self.dtype, copy=True))
 
     def view(self) -> Any:

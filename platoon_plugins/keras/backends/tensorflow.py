@@ -21,11 +21,8 @@ class _TensorFlowVariable(KerasVariable):
         return "GPU" not in self.variable.value.device.upper()
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
-        """See `Variable.set_value`; Keras's own assign takes three times as long.
-
-        TensorFlow takes aligned memory of NumPy over, as the variable's own, and the array may be used again.
-        """
-        self.variable.value.assign(tf.raw_ops.DeepCopy(x=np.asarray(value, self.dtype)))
+        """See `Variable.set_value`; Keras's own assign takes three times as long."""
+        self.variable.value.assign(np.asarray(value, self.dtype))
 
     def view(self) -> Any:
         """See `KerasVariable.view`."""
