@@ -52,7 +52,7 @@ bench-keras: setup
 	@KERAS_BACKEND=tensorflow .venv-tf/bin/python benchmarks/keras_fit.py
 
 clean:
-	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_kernels*.so
+	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_*.so
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -49,7 +49,7 @@ class KerasEnv(NamedTuple):
 
 # TensorFlow apart: it is large, and its h5py is another.
 ENVIRONMENTS = (
-    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax")),
+    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax", "pandas")),
     KerasEnv("tf", ("tensorflow",), ("tensorflow-cpu",)),
 )
 

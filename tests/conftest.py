@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,10 @@ from platoon_base.segments import Segment, abandoned
 from platoon_base.worker import Lock, Place, Worker
 
 JOB_TIMEOUT_S = 100  # below the test's own limit, so that the logs are shown
+
+
+# A shell that starts a test run in the background has its children ignore Ctrl-C, which some tests send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _shared_memory():

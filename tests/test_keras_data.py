@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
@@ -20,6 +21,7 @@ from platoon_plugins.keras import (
     LearningRateWarmup,
     distribute,
     scale_learning_rate,
+    seeds,
     shard,
 )
 
@@ -83,7 +85,7 @@ def test_nested_arrays_are_taken_apart():
 
 
 def test_data_frames_are_split_by_rows():
-    pandas = pytest.importorskip("pandas", reason="needs pandas, which no environment of the tests installs")
+    pandas = pytest.importorskip("pandas", reason="needs pandas: `make test` runs this in .venv-keras3")
     part = shard(pandas.DataFrame({"a": range(5)}), worker=places(2)[1])
     assert list(part["a"]) == [1, 3]
 
@@ -184,6 +186,19 @@ def test_a_sharded_sequence_is_loaded_as_the_whole_is():
         pytest.skip("Keras 2 passes the number of loaders to fit_generator, not to the sequence")
     part = shard(Batches(20, workers=2, max_queue_size=3), worker=places(2)[0])
     assert (part.workers, part.max_queue_size) == (2, 3)
+
+
+def test_common_random_numbers_are_common_in_every_thread():
+    """Keras reads training and validation data in two threads, and both end an epoch with common numbers."""
+
+    def draw(seed):
+        with seeds.common([seed]):
+            return [np.random.permutation(50).tolist() for _ in range(20)]
+
+    expected = [draw(seed) for seed in range(8)]
+    with ThreadPoolExecutor(8) as pool:
+        for _ in range(20):
+            assert list(pool.map(draw, range(8))) == expected
 
 
 def test_alone_a_sequence_stays_as_it_is(alone):

@@ -10,7 +10,6 @@ keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(180)]
 
 KERAS_2 = keras.__version__.startswith("2.")
-needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
 
 
 def test_a_stop_of_one_is_a_stop_of_all(run_keras):

@@ -11,12 +11,13 @@ from platoon_base import Worker
 from platoon_base.rules import Rule
 from platoon_base.schedule import EveryN
 from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.mode import Mode
 
 __all__ = ["Asynchronous"]
 
 
-class Asynchronous:
-    """See `platoon_plugins.keras.mode.Mode`.
+class Asynchronous(Mode):
+    """See `Mode`.
 
     Parameters
     ----------
@@ -94,13 +95,6 @@ class Asynchronous:
             for variable, value in zip(self._backend.weights(self._model), now):
                 variable.set_value(value)
             self._worker.copy_to_global()
-
-    def tell(self) -> dict[str, float]:
-        """Tell nothing."""
-        return {}
-
-    def hear(self, told: Any) -> None:
-        """Hear nothing."""
 
     @contextlib.contextmanager
     def center(self) -> Any:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
@@ -14,6 +12,7 @@ import numpy as np
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import UNEVEN, shard_bounds, take
+from platoon_plugins.keras import seeds
 
 __all__ = ["shard"]
 
@@ -244,7 +243,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
     def _tell(self, hook: Callable[[], None]) -> None:
         """Call a hook with random numbers that are the same on all workers."""
         self._calls += 1
-        with _seeded([self._seed, self._calls]):
+        with seeds.common([self._seed, self._calls]):
             hook()
 
 
@@ -255,16 +254,3 @@ def _joined(batches: list[Any]) -> Any:
     if _is_nested(first):
         return type(first)(_joined(list(values)) for values in zip(*batches))
     return None if first is None else np.concatenate(batches)
-
-
-@contextlib.contextmanager
-def _seeded(seed: list[int]) -> Iterator[None]:
-    """Within the ``with`` block random numbers of Python and NumPy are those of a seed."""
-    state, numpy_state = random.getstate(), np.random.get_state()
-    random.seed(str(seed))
-    np.random.seed(np.random.SeedSequence(seed).generate_state(4))
-    try:
-        yield
-    finally:
-        random.setstate(state)
-        np.random.set_state(numpy_state)

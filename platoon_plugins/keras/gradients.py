@@ -43,16 +43,13 @@ class GradientAverage:
     attached : bool
         Whether a fit has prepared the model: otherwise initial weights would differ.
     steps : int
-        Calls since `begin_epoch`.
-    most, most_steps : int
-        The largest number of steps of a worker, at the latest `join`, and its rank.
+        Calls in this epoch.
     """
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.attached = False
         self.steps = 0
-        self.most_steps = self.most = 0
         self._policy = "any"
         self._buffers = FlatBuffers()
         self._flags = np.zeros(worker.global_size, np.float32)
@@ -76,10 +73,6 @@ class GradientAverage:
         self._like = [np.zeros_like(array) for array in like]
         self._seen[:] = 0
         self._send(0.0)
-
-    def begin_epoch(self) -> None:
-        """Count steps anew."""
-        self.steps = 0
 
     def vote(self) -> None:
         """Vote for the end of the fit: all workers learn it from the next call."""
@@ -137,14 +130,14 @@ class GradientAverage:
         """
         self._step(gradients, gradients)
 
-    def join(self) -> bool:
+    def join(self) -> list[int]:
         """Take part without gradients until every worker has come to the end of its epoch.
 
         Returns
         -------
-        bool
-            Whether all have made the same number of steps; if not, weights and optimizers differ now, and those of
-            rank `most_steps` are the latest.
+        list of int
+            The number of steps that each rank has made in it, after which weights and optimizers differ unless they
+            are the same.
         """
         flag = self._flags[self.worker.global_rank]
         self._send(_DONE)
@@ -153,9 +146,9 @@ class GradientAverage:
             if (self._latest() == _DONE).all():
                 break
         self._send(float(flag))
-        steps = self.worker.all_gather(np.array([self.steps]))
-        self.most_steps, self.most = int(steps.argmax()), int(steps.max())
-        return bool((steps == steps[0]).all())
+        steps: list[int] = self.worker.all_gather(np.array([self.steps]))[:, 0].tolist()
+        self.steps = 0
+        return steps
 
     def count(self, steps: int) -> None:
         """Take note of steps made in a compiled function; others are counted as they are made."""

@@ -10,15 +10,12 @@ __all__ = ["Mode"]
 
 
 class Mode(Protocol):
-    """How the workers of a fit are kept together.
+    """How the workers of a fit are kept together; derived classes leave out the hooks at which they do nothing."""
 
-    Attributes
-    ----------
-    stops : bool
-        Whether the votes known so far, in the middle of an epoch, suffice to end the fit.
-    """
-
-    stops: bool
+    @property
+    def stops(self) -> bool:
+        """Whether the votes known so far, in the middle of an epoch, suffice to end the fit."""
+        ...
 
     def purpose(self, model: Any) -> str:
         """Return what must be the same on all workers."""
@@ -42,28 +39,23 @@ class Mode(Protocol):
 
     def members_are(self, ranks: list[int]) -> None:
         """Take note of who takes part."""
-        ...
 
     def enter_center(self) -> None:
         """Put the common weights into the model, for evaluation and checkpoints."""
-        ...
 
     def leave_center(self) -> None:
         """Take the worker's own weights back."""
-        ...
 
     def tell(self) -> dict[str, float]:
         """Return numbers that all workers are to see with the votes of an epoch's end."""
-        ...
+        return {}
 
     def hear(self, told: Mapping[int, Mapping[str, float]]) -> None:
         """Take in what each rank has told, the same on all workers."""
-        ...
 
     def center(self) -> contextlib.AbstractContextManager[None]:
         """Within the ``with`` block, in the middle of an epoch, the model has the common weights."""
-        ...
+        return contextlib.nullcontext()
 
     def finish(self) -> None:
         """Leave the common weights in the model."""
-        ...

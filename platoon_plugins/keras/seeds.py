@@ -1,15 +1,20 @@
-"""Other random numbers on each worker, for the length of a fit."""
+"""Random numbers of Python and NumPy: others on each worker for the length of a fit, the same where it takes that."""
 
 from __future__ import annotations
 
+import contextlib
 import random
+import threading
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from platoon_base.sharding import shard_seed
 
-__all__ = ["restore", "state", "vary"]
+__all__ = ["common", "restore", "state", "vary"]
+
+_one_at_a_time = threading.Lock()
 
 
 def state() -> Any:
@@ -33,3 +38,19 @@ def restore(state: Any) -> None:
     python, numpy = state
     random.setstate(python)
     np.random.set_state(numpy)
+
+
+@contextlib.contextmanager
+def common(seed: Sequence[int]) -> Iterator[None]:
+    """Within the ``with`` block they follow from a seed; afterwards they go on where they stood.
+
+    Keras reads training and validation data in threads of their own, which enter one after the other.
+    """
+    with _one_at_a_time:
+        before = state()
+        random.seed(str(seed))
+        np.random.seed(np.random.SeedSequence(seed).generate_state(4))
+        try:
+            yield
+        finally:
+            restore(before)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from platoon_base import Worker
@@ -13,6 +12,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.common_start import copy_state, state_checksum
 from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.mode import Mode
 
 __all__ = ["Synchronous"]
 
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 _MAY_DIFFER = ("name", "learning_rate")  # the latter is rank 0's for all
 
 
-class Synchronous:
-    """See `platoon_plugins.keras.mode.Mode`.
+class Synchronous(Mode):
+    """See `Mode`: all models are the same, but for what callbacks change at an epoch's end.
 
     Parameters
     ----------
@@ -72,27 +72,20 @@ class Synchronous:
     def epoch_ends(self) -> None:
         """Wait until all have come to the end of their batches; those who had fewer take the others' weights over."""
         self._average.require_sound()
-        level = self._average.join()
-        if self._batches and not self._average.most:
+        steps = self._average.join()
+        if self._batches and not any(steps):
             raise ConfigurationError(
                 "got a train_step that does not call the optimizer's apply or stateless_apply: the gradients of this "
                 "epoch were not averaged; let it call self.optimizer.apply(gradients, trainable_variables)"
             )
         self._batches = 0
-        if not level:
+        if len(set(steps)) > 1:
             # Not the statistics: those of all workers are averaged next.
-            copy_state(self._model, self._worker, self._backend, self._average.most_steps, statistics=False)
-        self._average.begin_epoch()
-
-    def members_are(self, ranks: list[int]) -> None:
-        """Take note of who takes part: everybody, or it ends with an error."""
+            copy_state(self._model, self._worker, self._backend, steps.index(max(steps)), statistics=False)
 
     def enter_center(self) -> None:
         """Remember what the callbacks find."""
         self._found = state_checksum(self._model, self._backend)
-
-    def leave_center(self) -> None:
-        """Do nothing: all models are the same."""
 
     def tell(self) -> dict[str, float]:
         """Tell what the callbacks left, and whether they changed it."""
@@ -112,11 +105,3 @@ class Synchronous:
             root,
         )
         copy_state(self._model, self._worker, self._backend, root)
-
-    @contextlib.contextmanager
-    def center(self) -> Iterator[None]:
-        """Do nothing."""
-        yield
-
-    def finish(self) -> None:
-        """Do nothing: all models are the same."""

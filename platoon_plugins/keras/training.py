@@ -8,8 +8,6 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from platoon_base import Worker
 from platoon_base.device_warnings import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
@@ -69,12 +67,10 @@ class Training:
     def prepare(self, model: Any) -> None:
         """Look at the model before any callback does something to it."""
         average = require_distributable(model, self._backend)
-        if self._backend.on_host(model):
-            warn_if_not_on_device(self._worker.device, [np.empty(0, np.float32)])
+        warn_if_not_on_device(self._worker.device, self._backend.weights(model))
         self._model = model
         self._mode = self._choose_mode(average)
         self._metrics: Metrics = self._backend.metrics(model)
-        self._metrics_known = False
         self._wants_stop = self._stopped = False
 
     def start(self) -> None:
@@ -140,14 +136,10 @@ class Training:
 
     def epoch_begins(self, epoch: int) -> None:
         """Take note of a new epoch, with all metrics just reset."""
-        if not self._metrics_known:
-            self._metrics.require_additive()
-            self._metrics_known = True
         self._metrics.epoch_begins()
         self._epoch = epoch
         self._batches = self._last_batch = 0
         self._batches_closed = False
-        self._evaluated = False
         self._train_results: dict[str, Any] = {}
         self._test_results: dict[str, Any] = {}
         self._worker.progress(epoch=epoch + 1)
@@ -193,7 +185,6 @@ class Training:
         if self._fitting:
             self._metrics.test_begins()
             self._close_batches(evaluates=True)
-            self._evaluated = self._all_evaluate
 
     def test_batch_ends(self, logs: Mapping[str, Any] | None) -> None:
         """Take note of a batch of an evaluation; called on back ends that need it."""
@@ -202,7 +193,7 @@ class Training:
 
     def test_ends(self) -> None:
         """Add up the metrics of an evaluation that all workers made."""
-        if self._fitting and self._evaluated:
+        if self._fitting and self._all_evaluate:
             summed = self._worker.sum_arrays(f"keras evaluation {self._epoch}", self._metrics.test_state())
             self._test_results = self._metrics.results(summed.arrays)
 

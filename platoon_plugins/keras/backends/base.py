@@ -35,27 +35,29 @@ class Variable(Protocol):
 
 
 class Metrics(Protocol):
-    """The state behind the values in ``logs``, as arrays that may be added up over workers."""
+    """The state behind the values in ``logs``, as arrays that may be added up over workers.
 
-    def require_additive(self) -> None:
-        """Raise `ConfigurationError` if a metric's state cannot be added up; called when all were just reset."""
+    Derived classes leave out the hooks at which they have nothing to do.
+    """
+
+    def epoch_begins(self) -> None:
+        """Take in the begin of an epoch, with all metrics just reset.
+
+        Raises
+        ------
+        ConfigurationError
+            If the state of one cannot be added up.
+        """
         ...
 
     def train_batch(self, logs: Mapping[str, Any]) -> None:
         """Take in the end of a training batch."""
-        ...
 
     def test_begins(self) -> None:
         """Take in the begin of an evaluation."""
-        ...
 
     def test_batch(self, logs: Mapping[str, Any]) -> None:
         """Take in the end of a batch of an evaluation."""
-        ...
-
-    def epoch_begins(self) -> None:
-        """Take in the begin of an epoch."""
-        ...
 
     def train_state(self) -> list[Array]:
         """Return the state of the training metrics, at the end of an epoch's batches."""
@@ -126,10 +128,6 @@ class Backend(Protocol):
 
     def metrics(self, model: Any) -> Metrics:
         """Return the metrics of a model that is compiled."""
-        ...
-
-    def on_host(self, model: Any) -> bool:
-        """Tell whether all weights are in the memory of the host."""
         ...
 
     def silence(self, params: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -10,7 +10,7 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
-from platoon_plugins.keras.backends.base import Backend, not_additive, require_declared
+from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["Keras3", "Keras3Metrics", "KerasVariable"]
@@ -32,8 +32,8 @@ class KerasVariable:
         return True
 
     def get_value(self, borrow: bool = False, return_internal_type: bool = False) -> Any:
-        """See `Variable.get_value`."""
-        if return_internal_type:
+        """See `Variable.get_value`; the internal type is NumPy's where the value is on the host."""
+        if return_internal_type and not self.on_host():
             return self.variable
         return self.view() if borrow else np.array(self.view())
 
@@ -69,15 +69,15 @@ class KerasVariable:
         self.variable.assign(value)
 
 
-class Keras3Metrics:
+class Keras3Metrics(Metrics):
     """All values in ``logs`` come from metric objects, whose variables are the state."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
         self._checked = 0
 
-    def require_additive(self) -> None:
-        """See `Metrics.require_additive`: sums and counts start from zero."""
+    def epoch_begins(self) -> None:
+        """See `Metrics.epoch_begins`: sums and counts start from zero."""
         self._checked = len(self._model.metrics_variables)
         for metric in _each(self._model.metrics):
             require_declared(metric, keras.metrics.Metric)
@@ -86,22 +86,13 @@ class Keras3Metrics:
                 if np.any(keras.ops.convert_to_numpy(variable) != 0):
                     raise not_additive(metric.name, variable.name)
 
-    def train_batch(self, logs: Mapping[str, Any]) -> None:
-        """See `Metrics.train_batch`."""
-
-    def test_begins(self) -> None:
-        """See `Metrics.test_begins`."""
-
-    def test_batch(self, logs: Mapping[str, Any]) -> None:
-        """See `Metrics.test_batch`."""
-
-    def epoch_begins(self) -> None:
-        """See `Metrics.epoch_begins`."""
-
     def train_state(self) -> list[Array]:
         """See `Metrics.train_state`: an evaluation has not reset it yet when it calls on_test_begin."""
         if self._checked != len(self._model.metrics_variables):  # TensorFlow makes them in the first step
-            self._require_additive_now()
+            state = self.test_state()
+            self._model.reset_metrics()
+            self.epoch_begins()
+            self._assign(state)
         return self.test_state()
 
     def test_state(self) -> list[Array]:
@@ -116,12 +107,6 @@ class Keras3Metrics:
             flat.update(value if isinstance(value, dict) else {name: value})
         arrays = {name: keras.ops.convert_to_numpy(value) for name, value in flat.items()}
         return {name: array if np.ndim(array) else float(array) for name, array in arrays.items()}
-
-    def _require_additive_now(self) -> None:
-        state = self.test_state()
-        self._model.reset_metrics()
-        self.require_additive()
-        self._assign(state)
 
     def _assign(self, state: Sequence[Array]) -> None:
         for variable, value in zip(self._model.metrics_variables, state):
@@ -172,10 +157,6 @@ class Keras3(Backend):
     def metrics(self, model: Any) -> Keras3Metrics:
         """See `Backend.metrics`."""
         return Keras3Metrics(model)
-
-    def on_host(self, model: Any) -> bool:
-        """See `Backend.on_host`."""
-        return all(weight.on_host() for weight in self.weights(model))
 
     def silence(self, params: dict[str, Any]) -> None:
         """See `Backend.silence`."""

@@ -13,7 +13,7 @@ from theano.sandbox.rng_mrg import ff_2p134
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
-from platoon_plugins.keras.backends.base import Backend, not_additive, require_declared
+from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 
 __all__ = ["backend"]
@@ -61,10 +61,6 @@ class _Theano(Backend):
     def metrics(self, model: Any) -> _Metrics:
         """See `Backend.metrics`."""
         return _Metrics(model)
-
-    def on_host(self, model: Any) -> bool:
-        """See `Backend.on_host`: Theano's own device is looked at when it is imported."""
-        return False
 
     def silence(self, params: dict[str, Any]) -> None:
         """See `Backend.silence`."""
@@ -161,7 +157,7 @@ class _InGraph(GradientAverage):
         self._idle()
 
 
-class _Metrics:
+class _Metrics(Metrics):
     """The loss is a mean over samples that Keras keeps to itself; the other values come from metric objects.
 
     An evaluation resets their state before it calls on_test_begin, so that of training is copied at every batch.
@@ -176,16 +172,13 @@ class _Metrics:
         self._train_loss = np.zeros(2)
         self._test_loss = np.zeros(2)
 
-    def require_additive(self) -> None:
-        """See `Metrics.require_additive`: sums and counts start from zero."""
+    def epoch_begins(self) -> None:
+        """See `Metrics.epoch_begins`: sums and counts start from zero."""
         for metric in self._metrics:
             require_declared(metric, keras.metrics.Metric)
             for weight in metric.weights:
                 if np.any(weight.get_value(borrow=True) != 0):
                     raise not_additive(metric.name, weight.name)
-
-    def epoch_begins(self) -> None:
-        """See `Metrics.epoch_begins`."""
         self._train_loss[:] = 0
         self._train = self._values()
 
