@@ -42,7 +42,7 @@ from platoon_base.segments import Segment, abandoned
 from platoon_base.session import Session
 from platoon_base.worker import Lock, Place, Worker
 
-__all__ = ["DEVICE", "JOB", "RANK", "Job", "connect", "host_job", "join", "solo"]
+__all__ = ["DEVICE", "JOB", "RANK", "Job", "connect", "connected", "host_job", "join", "solo"]
 
 # The environment by which a launcher tells a process its job.
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
@@ -72,8 +72,9 @@ def connect() -> Worker:
         If the job is gone, or this rank has joined already.
     """
     global _current, _current_pid
-    if _current is not None and not _current.closed and _current_pid == os.getpid():
-        return _current
+    worker = connected()
+    if worker is not None:
+        return worker
     folder = os.environ.get(JOB)
     rank = os.environ.get(RANK)
     device = os.environ.get(DEVICE, "cpu")
@@ -84,6 +85,12 @@ def connect() -> Worker:
     _current, _current_pid = worker, os.getpid()
     atexit.register(worker.close)
     return worker
+
+
+def connected() -> Worker | None:
+    """Return the handle that `connect` gave in this process, if it is still open; join nothing."""
+    open_here = _current is not None and not _current.closed and _current_pid == os.getpid()
+    return _current if open_here else None
 
 
 def solo(seed: int = 0, device: str = "cpu") -> Worker:

@@ -11,7 +11,7 @@ from theano.gof import Apply, Op
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["TOKEN", "JobBound", "JobOp", "next_turn"]
+__all__ = ["TOKEN", "JobBound", "JobOp", "next_turn", "skip_turns"]
 
 TOKEN = np.zeros((), "int8")
 _turns = itertools.count(1)
@@ -20,6 +20,12 @@ _turns = itertools.count(1)
 def next_turn() -> int:
     """Return a number greater than all before; on all workers its order is the same, not its value."""
     return next(_turns)
+
+
+def skip_turns(turn: int) -> None:
+    """See to it that `next_turn` returns numbers greater than ``turn``, which an Op that was loaded has."""
+    global _turns
+    _turns = itertools.count(max(turn + 1, next(_turns)))
 
 
 class JobBound:

@@ -11,6 +11,7 @@ import theano
 from theano import tensor
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.theano_ops.base import JobBound
 from platoon_base.theano_ops.reductions import AllReduceSum, all_reduce
 from platoon_base.worker import Worker
 
@@ -26,6 +27,9 @@ class Float16Sum(AllReduceSum):
 
     Theano computes with float16 on the host element by element in Python, so no variable of the graph is one.
     """
+
+    # The number of workers is in the graph around it: it does not go with another job.
+    __reduce__ = JobBound.__reduce__
 
     def fusion_key(self) -> Any:
         """Return None: values of one call are one array already."""

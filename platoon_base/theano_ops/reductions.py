@@ -14,7 +14,7 @@ from platoon_base.collectives.base import DTYPES, canonical_op
 from platoon_base.collectives.flat import FlatBuffers
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connect
-from platoon_base.theano_ops.base import JobOp, next_turn
+from platoon_base.theano_ops.base import JobOp, next_turn, skip_turns
 from platoon_base.worker import Worker
 
 __all__ = ["AllReduce", "AllReduceMax", "AllReduceMean", "AllReduceMin", "AllReduceProd", "AllReduceSum", "all_reduce"]
@@ -55,6 +55,14 @@ class AllReduce(JobOp):
         self.ordered = ordered
         self._set_inplace(inplace)
         self._buffers = FlatBuffers()
+
+    def __reduce__(self) -> Any:
+        """An Op that is loaded belongs to the job of the process that loads it, or is a job of one's, and adds nothing."""
+        props = {name: getattr(self, name) for name in self.__props__ if name != "worker"}
+        return _load, (type(self), props)
+
+    def __copy__(self) -> AllReduce:
+        return self
 
     def job_key(self) -> Any:
         """Return the worker."""
@@ -120,6 +128,11 @@ class AllReduce(JobOp):
 
     def __str__(self) -> str:
         return f"{type(self).__name__}{{inplace={self.inplace}, turn={self.turn}}}"
+
+
+def _load(op: type[AllReduce], props: dict[str, Any]) -> AllReduce:
+    skip_turns(props["turn"] or 0)
+    return op(connect(), **props)
 
 
 class AllReduceSum(AllReduce):

@@ -9,10 +9,10 @@ import keras
 import keras.backend as K  # noqa: N812 - Keras's own idiom
 import numpy as np
 import theano
-from theano.sandbox.rng_mrg import ff_2p134
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
+from platoon_base.theano_ops.noise import vary_noise
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 
@@ -49,14 +49,8 @@ class _Theano(Backend):
         return list({id(v): v for v in (*model.optimizer.weights, *options)}.values())
 
     def vary_noise(self, model: Any, rank: int) -> None:
-        """See `Backend.vary_noise`: each rank jumps 2^134 numbers ahead of the one before."""
-        for state in model.train_function.function.get_shared():
-            value = state.get_value()
-            if value.dtype == np.int32 and value.ndim == 2 and value.shape[1] == 6:  # streams of MRG31k3p
-                for row in value:
-                    for _ in range(rank):
-                        row[:] = ff_2p134(row)
-                state.set_value(value)
+        """See `Backend.vary_noise`."""
+        vary_noise(model.train_function.function.get_shared(), rank)
 
     def metrics(self, model: Any) -> _Metrics:
         """See `Backend.metrics`."""

@@ -1,0 +1,39 @@
+"""Other random numbers on each worker: dropout and the like, drawn inside Theano's compiled functions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+from theano.sandbox.rng_mrg import ff_2p134
+
+from platoon_base.sharding import shard_seed
+
+__all__ = ["vary_noise"]
+
+
+def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
+    """Move the random streams among shared variables to numbers that no other rank draws.
+
+    Parameters
+    ----------
+    shared_variables : iterable of Theano shared variable
+        Such as those of a compiled function; whatever is no state of a random stream stays as it is.
+    rank : int
+        Of this worker. Each rank jumps 2^134 numbers of MRG31k3p ahead of the one before; a stream of NumPy's goes on
+        from a seed drawn from it.
+    """
+    if rank == 0:
+        return
+    for variable in shared_variables:
+        value = variable.get_value()
+        if isinstance(value, np.random.RandomState):
+            value.seed(shard_seed(int(value.randint(2**31 - 1)), rank))
+            variable.set_value(value)
+        elif getattr(value, "dtype", None) == np.int32 and value.ndim == 2 and value.shape[1] == 6:
+            rows = np.array(value)
+            for row in rows:
+                for _ in range(rank):
+                    row[:] = ff_2p134(row)
+            variable.set_value(rows)

@@ -1,0 +1,32 @@
+"""Data parallelism for Blocks scripts: extensions of a MainLoop, a step rule, and Fuel streams that know their part."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from platoon_base import ASGD, EASGD, compat
+
+compat.apply()  # before Blocks and Fuel are imported, by this package or by the script
+
+# Loaded when they are first asked for: the streams need Fuel alone, and work without Blocks.
+_HOMES = {
+    "AllReduceGradients": "gradients",
+    "DistributedMonitoring": "monitoring",
+    "DistributedTrainingMonitoring": "monitoring",
+    "ParameterSync": "sync",
+    "ShardedScheme": "schemes",
+    "StopTogether": "stopping",
+    "register_aggregation": "aggregation",
+    "shard_stream": "streams",
+}
+
+__all__ = ["ASGD", "EASGD", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = found
+    return found

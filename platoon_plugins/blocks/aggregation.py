@@ -1,0 +1,226 @@
+"""What Blocks accumulates over batches, put together for the batches of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from blocks.monitoring.aggregation import (
+    AggregationScheme,
+    Concatenate,
+    Maximum,
+    Mean,
+    Minimum,
+    TakeLast,
+    _DataIndependent,
+)
+from blocks.monitoring.evaluators import AggregationBuffer, MonitoredQuantityBuffer
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["Accumulators", "RecordedQuantities", "Share", "register_aggregation"]
+
+Array = np.ndarray[Any, Any]
+
+_REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+_COMBINATIONS = (*_REDUCTIONS, "last", "concatenate")
+
+# For each scheme, how to combine the shared variables of its aggregator, in the order of their initialization.
+_known: dict[type, tuple[str, ...]] = {
+    Mean: ("sum", "sum", "max"),
+    Minimum: ("min", "max"),
+    Maximum: ("max", "max"),
+    Concatenate: ("concatenate", "max"),
+    TakeLast: ("last",),
+    _DataIndependent: (),
+}
+
+
+def register_aggregation(scheme: type, *combinations: str) -> None:
+    """Tell how the accumulators of an aggregation scheme of your own are combined over workers.
+
+    Parameters
+    ----------
+    scheme : subclass of AggregationScheme
+        Its subclasses are combined in the same way.
+    *combinations : {"sum", "min", "max", "last", "concatenate"}
+        One for each of the ``initialization_updates`` of its aggregator: add the workers' values, take the smallest,
+        the greatest, that of the worker with the last batch, or line up the rows, one for each batch.
+
+    Examples
+    --------
+    >>> class Variance(AggregationScheme): ...      # adds up values, squares, and their number     # doctest: +SKIP
+    >>> register_aggregation(Variance, "sum", "sum", "sum")                         # doctest: +SKIP
+    """
+    if not (isinstance(scheme, type) and issubclass(scheme, AggregationScheme)):
+        raise ConfigurationError(f"got {scheme!r}: pass a subclass of blocks.monitoring.aggregation.AggregationScheme")
+    unknown = [name for name in combinations if name not in _COMBINATIONS]
+    if unknown:
+        raise ConfigurationError(f"got {unknown[0]!r}: a combination is one of {', '.join(_COMBINATIONS)}")
+    _known[scheme] = combinations
+
+
+class Share(NamedTuple):
+    """What one worker accumulated.
+
+    Attributes
+    ----------
+    batches : int
+    accumulators : list of ndarray
+    records : list of list of ndarray
+        For each batch the values that monitored quantities were given.
+    """
+
+    batches: int
+    accumulators: list[Array]
+    records: list[list[Array]]
+
+    def arrays(self) -> list[Array]:
+        """Return all of it as one list of arrays, of which `of_arrays` makes it again."""
+        head = np.array([self.batches, len(self.accumulators), len(self.records)])
+        return [head, *self.accumulators, *(value for values in self.records for value in values)]
+
+    @classmethod
+    def of_arrays(cls, arrays: Sequence[Array]) -> Share:
+        """Make it again of what `arrays` returned."""
+        batches, count, records = (int(number) for number in arrays[0])
+        values = arrays[1 + count :]
+        each = len(values) // records if records else 0
+        return cls(
+            batches, list(arrays[1 : 1 + count]), [list(values[i * each : (i + 1) * each]) for i in range(records)]
+        )
+
+
+class _Accumulator(NamedTuple):
+    name: str
+    shared: Any
+    combination: str
+
+
+class Accumulators:
+    """The shared variables in which an `AggregationBuffer` keeps what came of the batches so far.
+
+    Parameters
+    ----------
+    buffer : AggregationBuffer
+
+    Raises
+    ------
+    ConfigurationError
+        If a variable has an aggregation scheme that nobody knows how to combine.
+    """
+
+    def __init__(self, buffer: AggregationBuffer) -> None:
+        updates = iter(buffer.initialization_updates)
+        self._accumulators = [
+            _Accumulator(variable.name, shared, combination)
+            for variable in buffer.variables
+            for combination, (shared, _) in zip(_combinations_for(variable), updates)
+        ]
+        if next(updates, None) is not None or len(self._accumulators) != len(buffer.initialization_updates):
+            names = ", ".join(sorted({type(v.tag.aggregation_scheme).__name__ for v in buffer.variables}))
+            raise ConfigurationError(
+                f"got aggregation schemes ({names}) of which one has other accumulators than the scheme that it is "
+                "derived from: tell how each of them is combined by register_aggregation(scheme, ...)"
+            )
+
+    def values(self) -> list[Array]:
+        """Return what this worker has accumulated."""
+        return [np.asarray(accumulator.shared.get_value()) for accumulator in self._accumulators]
+
+    def set_combined(self, shares: Sequence[Share], order: Sequence[tuple[int, int]]) -> None:
+        """Put what all workers have accumulated into this worker's accumulators.
+
+        Parameters
+        ----------
+        shares : sequence of Share
+            Of all workers.
+        order : sequence of (int, int)
+            The order of the batches: for each the index of its share, and its number there.
+        """
+        if not order:
+            return  # no batch anywhere: as initialized
+        for index, accumulator in enumerate(self._accumulators):
+            parts = [share.accumulators[index] if share.batches else None for share in shares]
+            _require_same_shapes(accumulator, parts)
+            combined = _combine(accumulator.combination, parts, order)
+            accumulator.shared.set_value(combined.astype(accumulator.shared.dtype))
+
+
+def _combinations_for(variable: Any) -> tuple[str, ...]:
+    scheme = type(variable.tag.aggregation_scheme)
+    for base in scheme.__mro__:
+        if base in _known:
+            return _known[base]
+    raise ConfigurationError(
+        f"got {variable.name} with the aggregation scheme {scheme.__name__}: how its accumulators on several workers "
+        f"are combined is not known; tell it by register_aggregation({scheme.__name__}, ...)"
+    )
+
+
+def _require_same_shapes(accumulator: _Accumulator, parts: Sequence[Array | None]) -> None:
+    rows = accumulator.combination == "concatenate"
+    shapes = {part.shape[1:] if rows else part.shape for part in parts if part is not None}
+    if len(shapes) > 1 and accumulator.combination != "last":
+        raise ConfigurationError(
+            f"got values of {accumulator.name} of shapes {sorted(shapes)} on different workers: only values of one "
+            "shape can be put together; monitor a value that does not depend on the size of a batch, such as its mean"
+        )
+
+
+def _combine(how: str, parts: Sequence[Any], order: Sequence[tuple[int, int]]) -> Array:
+    there = [part for part in parts if part is not None]
+    if how == "last":
+        return parts[order[-1][0]]
+    if how in _REDUCTIONS:
+        return np.asarray(_REDUCTIONS[how].reduce(there))
+    return np.stack([part[number] for part, number in ((parts[share], number) for share, number in order)])
+
+
+class RecordedQuantities:
+    """Stands in for a `MonitoredQuantityBuffer`: it hands out values to the quantities when their results are wanted.
+
+    What a monitored quantity does with the values of a batch is its own business, so every worker hands the values of
+    all batches of all workers to its quantities.
+    """
+
+    def __init__(self, buffer: MonitoredQuantityBuffer) -> None:
+        self._buffer = buffer
+        self.records: list[list[Array]] = []
+
+    @property
+    def requires(self) -> list[Any]:
+        """The variables whose values the quantities are given."""
+        return self._buffer.requires
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The inputs of these variables."""
+        return self._buffer.inputs
+
+    def initialize_quantities(self) -> None:
+        """Begin anew."""
+        self.records = []
+        self._buffer.initialize_quantities()
+
+    def aggregate_quantities(self, numerical_values: Iterable[Any]) -> None:
+        """Keep the values of one batch."""
+        if self._buffer.quantities:
+            self.records.append(list(numerical_values))
+
+    def set_combined(self, shares: Sequence[Share], order: Sequence[tuple[int, int]]) -> None:
+        """Take the values of all workers' batches, in their order, for those of this worker."""
+        dtypes = [variable.dtype for variable in self.requires]
+        self.records = [
+            [value.astype(dtype) for value, dtype in zip(shares[share].records[number], dtypes)]
+            for share, number in order
+            if shares[share].records
+        ]
+
+    def get_aggregated_values(self) -> dict[str, Any]:
+        """Return the results."""
+        for values in self.records:
+            self._buffer.aggregate_quantities(values)
+        self.records = []
+        return self._buffer.get_aggregated_values()

@@ -1,0 +1,195 @@
+"""A stream that one worker reads for all: for data that cannot be dealt out, such as what a generator makes."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from fuel.iterator import DataIterator
+from fuel.streams import AbstractDataStream
+
+from platoon_base import Worker, connect
+from platoon_base.errors import ConfigurationError, PlatoonError
+
+__all__ = ["BroadcastStream"]
+
+Array = np.ndarray[Any, Any]
+_Spec = tuple[str, tuple[int, ...]]
+
+_NUMERIC_KINDS = "biufc"
+_ALIGNMENT = 64
+
+
+class _Kind(enum.IntEnum):
+    """What the first worker tells the others about the next batch."""
+
+    BATCH = 0
+    END = 1
+    FAILED = 2
+
+
+class BroadcastStream(AbstractDataStream):
+    """Give all workers the same batches: the first one reads the stream, and sends each batch to the others.
+
+    Asking for a batch is a collective call: every worker asks for as many, in as many epochs. The others do not read
+    their stream; it tells them the names of the sources. Where reading fails the first worker raises that error, and
+    the others one with its text. To resume amid an epoch, unpickle what the first worker has pickled.
+
+    ::
+
+        header := int64[3]: kind, bytes of the description, bytes of all
+        body   := uint8[bytes of all]: description (msgpack: dtypes, shapes), then the arrays, each aligned
+
+    Parameters
+    ----------
+    stream : AbstractDataStream
+        Of arrays of numbers, or of what numpy.asarray makes such arrays of; dtypes and shapes may change.
+    worker : Worker, optional
+        The default is ``connect()``; it is not pickled.
+    """
+
+    def __init__(self, stream: AbstractDataStream, worker: Worker | None = None) -> None:
+        super().__init__(axis_labels=stream.axis_labels)
+        self.sources = tuple(stream.sources)
+        self.produces_examples = stream.produces_examples
+        self.stream = stream
+        self._worker = connect() if worker is None else worker
+        self._batches: Iterator[Any] | None = None
+        self._ended = False
+
+    def get_epoch_iterator(self, **kwargs: Any) -> DataIterator:
+        """Begin an epoch, on every worker."""
+        self._batches, self._ended = None, False
+        return super().get_epoch_iterator(**kwargs)
+
+    def get_data(self, request: Any = None) -> tuple[Array, ...]:
+        """Return the next batch, the same on every worker: new arrays, which may be written to.
+
+        Raises
+        ------
+        ConfigurationError
+            On the first worker, if there is anything but numbers in it.
+        PlatoonError
+            On the others, if reading failed on the first.
+        """
+        if request is not None:
+            raise ValueError(f"got the request {request!r}: this stream takes none")
+        if self._ended:
+            raise StopIteration
+        self._worker = connect() if self._worker is None else self._worker
+        batch = self._receive() if self._worker.global_rank else self._send()
+        if batch is None:
+            self._ended = True
+            raise StopIteration
+        return batch
+
+    def _send(self) -> tuple[Array, ...] | None:
+        try:
+            if self._batches is None:  # not before: an error in the making has to reach the others too
+                self._batches = self.stream.get_epoch_iterator()
+            body, description_bytes = _packed(self.sources, next(self._batches))
+        except StopIteration:
+            self._tell(_Kind.END)
+            return None
+        except Exception as exc:
+            # Whatever stops the others from hearing it, the cause is what to raise here.
+            with contextlib.suppress(PlatoonError):
+                text = f"{type(exc).__name__}: {exc}".encode(errors="replace")
+                self._tell(_Kind.FAILED, np.frombuffer(text, np.uint8).copy())
+            raise
+        self._tell(_Kind.BATCH, body, description_bytes)
+        return _unpacked(body, description_bytes)
+
+    def _tell(self, kind: _Kind, body: Array | None = None, description_bytes: int = 0) -> None:
+        size_bytes = 0 if body is None else len(body)
+        self._worker.broadcast([np.array([kind, description_bytes, size_bytes], np.int64)])
+        if body is not None:
+            self._worker.broadcast([body])
+
+    def _receive(self) -> tuple[Array, ...] | None:
+        header = np.empty(3, np.int64)
+        self._worker.broadcast([header])
+        kind, description_bytes, size_bytes = header.tolist()
+        if kind == _Kind.END:
+            return None
+        body = np.empty(size_bytes, np.uint8)
+        self._worker.broadcast([body])
+        if kind == _Kind.FAILED:
+            raise PlatoonError(
+                f"worker 0, which reads the data for all, failed with {body.tobytes().decode()}; see its log"
+            )
+        return _unpacked(body, description_bytes)
+
+    def reset(self) -> None:
+        """Reset the stream that is read."""
+        self.stream.reset()
+
+    def next_epoch(self) -> None:
+        """Switch the stream that is read to its next epoch."""
+        self.stream.next_epoch()
+
+    def close(self) -> None:
+        """Close the stream that is read."""
+        self.stream.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_worker": None}
+
+
+# Arrays in one piece of memory.
+
+
+def _packed(sources: Sequence[str], batch: Sequence[Any]) -> tuple[Array, int]:
+    """Return all arrays of a batch in one buffer behind their description, and the length of that in bytes."""
+    names = [*sources, *map(str, range(len(sources), len(batch)))]  # a Mapping may give more data than it names
+    arrays = [_numbers(name, data) for name, data in zip(names, batch)]
+    specs = [(array.dtype.str, array.shape) for array in arrays]
+    description = msgspec.msgpack.encode(specs)
+    *_, end = _offsets(specs, len(description))
+    body = np.zeros(end, np.uint8)
+    body[: len(description)] = np.frombuffer(description, np.uint8)
+    for view, array in zip(_unpacked(body, len(description)), arrays):
+        view[...] = array
+    return body, len(description)
+
+
+def _unpacked(body: Array, description_bytes: int) -> tuple[Array, ...]:
+    """Return the arrays, which stay in the buffer."""
+    specs = msgspec.msgpack.decode(body[:description_bytes], type=list[_Spec])
+    offsets = _offsets(specs, description_bytes)
+    return tuple(np.ndarray(shape, dtype, body, offset) for (dtype, shape), offset in zip(specs, offsets))
+
+
+def _offsets(specs: Sequence[_Spec], start: int) -> list[int]:
+    """Return where each array begins, and where the last one ends."""
+    offsets, end = [], start
+    for dtype, shape in specs:
+        offsets.append(-(-end // _ALIGNMENT) * _ALIGNMENT)
+        end = offsets[-1] + np.dtype(dtype).itemsize * int(np.prod(shape, dtype=np.int64))
+    return [*offsets, end]
+
+
+def _numbers(source: str, data: Any) -> Array:
+    """Return data as an array, or raise if it holds anything but numbers."""
+    array = data if isinstance(data, np.ndarray) else _array(data)
+    if array.dtype.kind not in _NUMERIC_KINDS:
+        raise ConfigurationError(
+            f"got {array.dtype} data of the source {source!r}: only arrays of numbers can be sent to the others; make "
+            "rows equally long (fuel.transformers.Padding), and text into numbers, before"
+        )
+    return array
+
+
+def _array(data: Any) -> Array:
+    """Return an array, of objects if its rows are ragged, whatever NumPy thinks of that."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return np.asarray(data)
+        except ValueError:  # NumPy 1.24 and later
+            return np.empty(0, object)

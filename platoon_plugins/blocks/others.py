@@ -1,0 +1,56 @@
+"""What becomes of the other extensions of a main loop: quiet on all workers but one, or run in the center's values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+__all__ = ["all_extensions", "be_quiet", "run_in_center"]
+
+CenterOf = Callable[[Any], contextlib.AbstractContextManager[None]]
+
+
+def all_extensions(extensions: Iterable[Any]) -> Iterator[Any]:
+    """Yield extensions and those that they manage."""
+    for extension in extensions:
+        yield extension
+        managed = list(getattr(extension, "sub_extensions", ()))
+        # That of EarlyStopping, which takes it over in before_training.
+        managed += [getattr(extension, "checkpoint_extension", None)]
+        yield from all_extensions(other for other in managed if other is not None)
+
+
+def _nothing(callback_invoked: str, *from_main_loop: Any) -> None:
+    """Stands in for an extension's ``dispatch``."""
+
+
+def be_quiet(extension: Any) -> None:
+    """Let an extension do nothing from now on."""
+    extension.dispatch = _nothing
+
+
+class _InCenter:
+    """Stands in for an extension's ``do``; pickled with it, it finds what it needs through the main loop."""
+
+    def __init__(self, extension: Any, center_of: CenterOf) -> None:
+        self._extension = extension
+        self._center_of = center_of
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._center_of(self._extension.main_loop):
+            return type(self._extension).do(self._extension, *args, **kwargs)
+
+
+def run_in_center(extension: Any, center_of: CenterOf) -> None:
+    """Let an extension run with the center's values in the parameters; a second time changes nothing.
+
+    Parameters
+    ----------
+    extension : SimpleExtension
+    center_of : callable
+        A function of a module, since it is pickled with the extension: returns, for a main loop, the context in
+        which the parameters have the center's values.
+    """
+    if not isinstance(vars(extension).get("do"), _InCenter):
+        extension.do = _InCenter(extension, center_of)

@@ -1,0 +1,163 @@
+"""The extension that makes a main loop one of N that train together."""
+
+from __future__ import annotations
+
+import logging
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+from blocks.extensions import SimpleExtension
+
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import Rule
+from platoon_base.shared_parameters import ON_NONFINITE
+from platoon_base.worker import DEFAULT_TIMEOUT_S
+from platoon_plugins.blocks.loading import require_loaded_model
+from platoon_plugins.blocks.members import LEADER_ONLY, Member, find
+from platoon_plugins.blocks.stopping import StopTogether
+from platoon_plugins.blocks.training import Settings
+
+__all__ = ["ParameterSync"]
+
+log = logging.getLogger(__name__)
+
+# Callbacks by which something is synchronized while the main loop trains.
+_DURING_TRAINING = ("before_epoch", "after_epoch", "before_batch", "after_batch")
+_EVERY_N_BATCHES = 10
+
+
+class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
+    """Train the main loop together with those of the other workers of the job.
+
+    Put one into the list of extensions, anywhere: it takes the first place itself. Before the first batch (after `Load`
+    and the like) all workers get the values of the first one. Then, whenever it is triggered, the rule is applied
+    between this worker's parameters and the common center. `DistributedMonitoring`, `DataStreamMonitoring` and
+    `Checkpoint` see the center's values, and so does everything once training is over. With ``rule=None``, for
+    `AllReduceGradients`, the parameters are the same everywhere: their first values, and what the step rule keeps, are
+    copied from the first worker.
+
+    On all workers but the first, extensions that print or write are silent. Random streams of the compiled function,
+    such as those of dropout, differ between workers.
+
+    At the end of training workers wait for one another, if the others end too. A worker that ends alone leaves the
+    job, as does one with an exception, and the others go on; `StopTogether` makes them end together, which averaged
+    gradients do anyway.
+
+    A main loop that `Checkpoint` pickled joins again when it is resumed, with any number of workers: all of them load
+    the same file. In a job of one this extension does nothing.
+
+    Parameters
+    ----------
+    rule : Rule or None
+        Such as ``EASGD()``; None with `AllReduceGradients`.
+    parameters : list of Theano shared variable, optional
+        Of float dtypes. The default is those of the algorithm, or else of the model.
+    leader_only : tuple of type
+        Extensions of these classes run on the first worker only; ``()`` for none.
+    on_nonfinite : {"raise", "skip", "restore"}
+        What to do with a NaN or an infinity of this worker; see `Worker.init_shared_params`.
+    timeout_s : float
+        Bound on each wait for the other workers, which may come to the end of an epoch at another time.
+    worker : Worker, optional
+        The default is ``connect()``.
+    **kwargs
+        The triggers of `SimpleExtension`, and its ``name``; without triggers ``every_n_batches=10``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arguments cannot work, or the triggers never fire while the main loop trains.
+
+    Examples
+    --------
+    >>> MainLoop(algorithm, shard_stream(stream), model=model,                      # doctest: +SKIP
+    ...          extensions=[ParameterSync(EASGD()), FinishAfter(after_n_epochs=5), Printing()]).run()
+    """
+
+    place = -1
+
+    def __init__(
+        self,
+        rule: Rule | None,
+        parameters: Sequence[Any] | None = None,
+        *,
+        leader_only: tuple[type, ...] = LEADER_ONLY,
+        on_nonfinite: str = "raise",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        worker: Worker | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if rule is not None and (isinstance(rule, type) or not callable(getattr(rule, "resolved", None))):
+            raise ConfigurationError(f"got {rule!r} as the rule: pass EASGD(), ASGD(), or None with AllReduceGradients")
+        if on_nonfinite not in ON_NONFINITE:
+            raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
+        super().__init__(**_with_triggers(rule, kwargs))
+        if rule is not None:
+            self._require_triggers()
+        self.settings = Settings(rule, parameters, tuple(leader_only), on_nonfinite, timeout_s, worker)
+        self._syncs = 0
+
+    def _require_triggers(self) -> None:
+        if not any(name in _DURING_TRAINING for name, _, _ in self._conditions):
+            raise ConfigurationError(
+                "got triggers by which nothing is synchronized while the main loop trains: pass every_n_batches=10, "
+                "or after_epoch=True"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The handle belongs to a running job."""
+        return {**self.__dict__, "settings": self.settings._replace(worker=None)}
+
+    def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
+        """See `Member.dispatch`."""
+        callback = str(callback_invoked)
+        super().dispatch(callback_invoked, *from_main_loop)
+        training = self.training
+        if training is None:
+            return
+        if callback == "before_training" and training.lockstep and find(self.main_loop, StopTogether) is None:
+            # A signal may come to the workers at different batches.
+            stop = StopTogether()
+            stop.main_loop = self.main_loop
+            self.main_loop.extensions = [*self.main_loop.extensions, stop]
+        elif callback in ("before_epoch", "on_resumption"):
+            require_loaded_model(self.main_loop)
+        elif callback == "after_batch":
+            training.batch_done()
+        elif callback == "after_training":
+            self._say_if_idle()
+
+    def do(self, which_callback: str, *args: Any) -> None:
+        """Apply the rule."""
+        training = self.training
+        if training is not None and training.started and not training.finished:
+            training.synchronize()
+            self._syncs += 1
+
+    def _say_if_idle(self) -> None:
+        batches = self.main_loop.status["iterations_done"]
+        if self.settings.rule is not None and not self._syncs and batches:
+            log.warning(
+                "nothing was synchronized in %d batches but at the end of training: make the period of ParameterSync "
+                "shorter, or train longer",
+                batches,
+            )
+
+
+def _with_triggers(rule: Rule | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Check the triggers, or give the default ones."""
+    for name in SimpleExtension.INTEGER_TRIGGERS & kwargs.keys():
+        value = kwargs[name]
+        whole = isinstance(value, numbers.Real) and not isinstance(value, bool) and value % 1 == 0
+        if value is not None and (not whole or value < 1):
+            raise ConfigurationError(
+                f"got {name}={value!r}: it counts {name.rpartition('_')[2]} and must be a whole number >= 1"
+            )
+    triggers = kwargs.keys() & (SimpleExtension.INTEGER_TRIGGERS | SimpleExtension.BOOLEAN_TRIGGERS)
+    if rule is None and triggers:
+        raise ConfigurationError(
+            f"got {', '.join(sorted(triggers))} and no rule: gradients are averaged in every batch; leave that out"
+        )
+    return kwargs if triggers or rule is None else {**kwargs, "every_n_batches": _EVERY_N_BATCHES}

@@ -1,0 +1,347 @@
+"""One main loop that trains together with those of other workers: where they meet, how they begin and how they end."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import itertools
+import logging
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import theano
+from blocks.algorithms import GradientDescent
+from blocks.filter import VariableFilter
+from blocks.roles import BATCH_NORM_POPULATION_STATISTICS
+from theano.gof.graph import ancestors
+
+from platoon_base import Worker
+from platoon_base.common_start import start_together
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.rules import Rule
+from platoon_base.theano_ops.noise import vary_noise
+from platoon_base.theano_ops.reductions import AllReduce
+from platoon_base.worker import DEFAULT_TIMEOUT_S
+
+__all__ = ["Meeting", "Settings", "Training", "Vote"]
+
+log = logging.getLogger(__name__)
+
+_FINISH = "the end of training"
+_LEAVING_TIMEOUT_S = 10.0  # with an error to report there is no time to lose
+_numbers = itertools.count(1)
+
+
+class Settings(NamedTuple):
+    """How to train.
+
+    Attributes
+    ----------
+    rule : Rule or None
+        None for gradients that are averaged.
+    parameters : sequence of Theano shared variable or None
+        None for those of the algorithm, or of the model.
+    leader_only : tuple of type
+        Extensions that run on the first worker only.
+    on_nonfinite : {"raise", "skip", "restore"}
+    timeout_s : float
+        Bound on the wait for the other workers at a meeting.
+    worker : Worker or None
+        None for the one that this process is.
+    """
+
+    rule: Rule | None
+    parameters: Sequence[Any] | None = None
+    leader_only: tuple[type, ...] = ()
+    on_nonfinite: str = "raise"
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    worker: Worker | None = None
+
+
+class Vote(enum.IntEnum):
+    """What a worker says to stopping: `END` leaves the others no choice."""
+
+    NO = 0
+    YES = 1
+    END = 2
+
+
+class Meeting(NamedTuple):
+    """Who met, who voted to stop, and whether one of them must.
+
+    Attributes
+    ----------
+    ranks : list of int
+    voters : set of int
+    ends : bool
+    """
+
+    ranks: list[int]
+    voters: set[int]
+    ends: bool
+
+
+class Training:
+    """One run of a main loop on this worker; what the extensions of the main loop have in common.
+
+    All collective calls but those inside the compiled function are made at meetings, which every main loop comes to
+    equally often. If one main loop ends, its worker waits for the others at the end; those that come to another
+    meeting then learn of it, and end too (with `StopTogether`) or go on without it.
+
+    Parameters
+    ----------
+    worker : Worker
+    main_loop : blocks.main_loop.MainLoop
+    settings : Settings
+    stops_together : bool
+
+    Attributes
+    ----------
+    lockstep : bool
+        Whether the workers process each batch together, because they average gradients.
+    members : list of int
+        The ranks at the last meeting.
+    prepared, started, finished : bool
+        Whether the other extensions were looked at, and whether training has begun and ended.
+    """
+
+    def __init__(self, worker: Worker, main_loop: Any, settings: Settings, stops_together: bool) -> None:
+        self.worker = worker
+        self.settings = settings
+        self.timeout_s = settings.timeout_s
+        self.lockstep = _averages_gradients(main_loop.algorithm)
+        self.members: list[int] = []
+        self.prepared = self.started = self.finished = False
+        self._stops_together = stops_together or self.lockstep
+        # The main loop may be forgotten when nothing but this is left of it.
+        self._main_loop_ref = weakref.ref(main_loop)
+        self._number = next(_numbers)
+        self._require_one_way()
+
+    @property
+    def _main_loop(self) -> Any:
+        return self._main_loop_ref()
+
+    def _require_one_way(self) -> None:
+        if self.lockstep and self.settings.rule is not None:
+            raise ConfigurationError(
+                f"got {self.settings.rule} and an algorithm that averages gradients: the workers would be kept together"
+                " twice; use ParameterSync(None) with AllReduceGradients, or the rule with the plain step rule"
+            )
+        if not self.lockstep and self.settings.rule is None:
+            raise ConfigurationError(
+                "got neither a rule nor averaged gradients: each worker would train a model of its own; pass a rule, "
+                "as in ParameterSync(EASGD()), or use the step rule AllReduceGradients(...)"
+            )
+
+    # The begin.
+
+    def start(self) -> None:
+        """Begin together: the first worker's values go to all others, once all extensions had their before_training."""
+        worker, status = self.worker, self._main_loop.status
+        if worker.late:
+            self._start_late()
+        else:
+            way = "averaged gradients" if self.lockstep else f"{self.settings.rule}"
+            self.meet(
+                f"the begin, with {way}, {status['iterations_done']} batches of {status['epochs_done']} epochs done"
+            )
+            self._share()
+            # Nobody moves the center before all have taken its first values over.
+            self.meet("the first batch")
+        worker.ballot.open(self._number)
+        function = getattr(self._main_loop.algorithm, "_function", None)
+        if function is not None:
+            vary_noise(function.get_shared(), worker.global_rank)
+        self.started = True
+
+    def _start_late(self) -> None:
+        if self.lockstep:
+            raise ConfigurationError(
+                "this worker joined late, and workers that average gradients count batches together from the begin: "
+                "launch the job with more workers, or use a rule, such as ParameterSync(EASGD())"
+            )
+        self._share()
+
+    def _share(self) -> None:
+        settings = self.settings
+        parameters = _trained_parameters(self._main_loop) if settings.parameters is None else list(settings.parameters)
+        if self.lockstep:
+            start_together([*parameters, *_state(self._main_loop.algorithm)], self.worker, "averaged gradients")
+        else:
+            self.worker.init_shared_params(
+                parameters, settings.rule, on_nonfinite=settings.on_nonfinite, timeout_s=self.timeout_s
+            )
+
+    # Training.
+
+    def batch_done(self) -> None:
+        """Count a batch, and end with the job."""
+        status = self._main_loop.status
+        self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
+        if not self.lockstep and self.worker.should_stop:
+            self.request_finish()
+
+    def request_finish(self) -> None:
+        """Let the main loop end after this batch or epoch."""
+        self._main_loop.log.current_row["training_finish_requested"] = True
+
+    def synchronize(self) -> None:
+        """Apply the rule once, if there is one."""
+        if self.worker.shares:
+            self.worker.sync_params(timeout_s=self.timeout_s)
+
+    @contextlib.contextmanager
+    def center(self) -> Iterator[None]:
+        """Within the ``with`` block the parameters have the values that count: those of the center."""
+        if self.worker.closed:
+            yield
+        else:
+            with self.worker.center_params(timeout_s=self.timeout_s):
+                yield
+
+    # Meetings.
+
+    def meet(self, where: str, vote: Vote = Vote.NO) -> Meeting | None:
+        """Wait until the main loops of all workers have come here.
+
+        Parameters
+        ----------
+        where : str
+            What they come for.
+        vote : Vote
+            What this one says to stopping.
+
+        Returns
+        -------
+        Meeting or None
+            None if another main loop has ended, and this one shall end too.
+
+        Raises
+        ------
+        ConfigurationError
+            If others came for something else.
+        CollectiveTimeoutError
+            If some did not come in time; the message names them.
+        """
+        rank = self.worker.global_rank
+        while True:
+            summed, ranks = self.worker.sum_pairs(
+                f"main loop {self._number}", {f"{rank} {where}": (float(vote), 1.0)}, timeout_s=self.timeout_s
+            )
+            votes = {int(key.partition(" ")[0]): said for key, (said, _) in summed.items()}
+            places = {int(key.partition(" ")[0]): key.partition(" ")[2] for key in summed}
+            self.members = ranks
+            if len(set(places.values())) == 1:
+                return Meeting(ranks, {r for r, said in votes.items() if said}, Vote.END in votes.values())
+            if _FINISH not in places.values():
+                raise ConfigurationError(_at_different_places(places))
+            if self._stops_together and where != _FINISH:
+                self.request_finish()
+                return None
+            if not self._stops_together and where == _FINISH:
+                return None
+            # Otherwise the others come to the end too, or those at the end leave.
+
+    # The end.
+
+    def average_statistics(self) -> None:
+        """Average what is not trained but collected: BatchNormalization's population statistics."""
+        statistics = _statistics(self._main_loop.algorithm)
+        if not statistics:
+            return
+        values = [variable.get_value() for variable in statistics]
+        summed = self.worker.sum_arrays(f"statistics of main loop {self._number}", values, timeout_s=self.timeout_s)
+        for variable, value, total in zip(statistics, values, summed.arrays):
+            variable.set_value((total / len(summed.ranks)).astype(value.dtype))
+
+    def finish(self) -> None:
+        """End together if the others end too, with the center's values in the parameters; leave the job otherwise."""
+        if self.worker.closed or self.finished:
+            return
+        self.finished = True
+        self.synchronize()  # what was learned since the last time is not lost
+        try:
+            together = self.meet(_FINISH)
+        except PlatoonError as error:  # the others still train, or the controller is gone: what was trained is not lost
+            log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
+            together = None
+        if together is None:
+            self._leave(self.timeout_s)
+            return
+        self.average_statistics()
+        if self.worker.shares:
+            self.worker.copy_to_local(timeout_s=self.timeout_s)
+        if not self.lockstep:
+            self.worker.release_shared_params(timeout_s=self.timeout_s)
+
+    def abandon(self) -> None:
+        """Leave the job after an error, so that nobody waits for this worker; what is saved then is the center."""
+        if self.worker.closed or self.finished:
+            return
+        self.finished = True
+        try:
+            self._leave(_LEAVING_TIMEOUT_S)
+        except PlatoonError as error:  # the one that the main loop reports comes first
+            log.warning("rank %d left the job without the center's values: %s", self.worker.global_rank, error)
+
+    def _leave(self, timeout_s: float) -> None:
+        try:
+            if self.worker.shares:
+                self.worker.copy_to_local(timeout_s=timeout_s)
+        finally:
+            self.worker.close()
+
+
+def _averages_gradients(algorithm: Any) -> bool:
+    """Tell whether the batches of all workers are processed together: whether they meet inside the function."""
+    values = [value for _, value in _updates(algorithm)]
+    nodes = (variable.owner for variable in ancestors(values) if variable.owner is not None)
+    return any(isinstance(node.op, AllReduce) for node in nodes)
+
+
+def _updates(algorithm: Any) -> list[tuple[Any, Any]]:
+    updates = getattr(algorithm, "updates", None) or []
+    pairs = list(updates.items()) if hasattr(updates, "items") else list(updates)
+    return [(variable, theano.tensor.as_tensor_variable(value)) for variable, value in pairs]
+
+
+def _trained_parameters(main_loop: Any) -> list[Any]:
+    """Return what the main loop trains.
+
+    Raises
+    ------
+    ConfigurationError
+        If neither its algorithm nor its model knows.
+    """
+    found = getattr(main_loop.algorithm, "parameters", None)
+    if not found and main_loop._model is not None:
+        found = main_loop.model.parameters
+    if not found:
+        raise ConfigurationError(
+            f"got a main loop whose algorithm ({type(main_loop.algorithm).__name__}) has no parameters, and no model: "
+            "pass ParameterSync(..., parameters=[...]), the shared variables that are trained"
+        )
+    return list(found)
+
+
+def _state(algorithm: Any) -> list[Any]:
+    """Return what the step rule keeps from one batch to the next: velocities, moments, a count of batches."""
+    if not isinstance(algorithm, GradientDescent):
+        return []
+    kept = {id(variable): variable for variable, _ in algorithm.step_rule_updates}
+    return [variable for variable in kept.values() if variable.dtype in theano.tensor.float_dtypes]
+
+
+def _statistics(algorithm: Any) -> list[Any]:
+    targets = [variable for variable, _ in _updates(algorithm)]
+    return list(VariableFilter(roles=[BATCH_NORM_POPULATION_STATISTICS])(targets))
+
+
+def _at_different_places(places: dict[int, str]) -> str:
+    told = "; ".join(f"worker {rank} is at {where}" for rank, where in sorted(places.items()))
+    return (
+        f"the main loops of this job are at different places: {told}. Give all workers the same extensions with the "
+        'same triggers, and as many batches in an epoch: shard_stream(stream, uneven="drop")'
+    )
