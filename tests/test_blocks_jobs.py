@@ -204,7 +204,7 @@ def test_statistics_of_batch_normalization_are_averaged(run_blocks):
         mlp = BatchNormalizedMLP([Tanh(), Softmax()], [6, 5, 3], weights_init=IsotropicGaussian(0.5), biases_init=Constant(0.1))
         mlp.initialize()
         cost = CategoricalCrossEntropy().apply(y.flatten(), mlp.apply(x)).copy(name="cost")
-        (training_cost,) = apply_batch_normalization(ComputationGraph([cost]), [mlp]).outputs
+        (training_cost,) = apply_batch_normalization(ComputationGraph([cost])).outputs
         parameters = ComputationGraph([training_cost]).parameters
         algorithm = GradientDescent(cost=training_cost, parameters=parameters, step_rule=Scale(0.0))
         updates = get_batch_normalization_updates(ComputationGraph([training_cost]))

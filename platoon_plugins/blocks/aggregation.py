@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -112,13 +112,10 @@ class Accumulators:
     """
 
     def __init__(self, buffer: AggregationBuffer) -> None:
-        updates = iter(buffer.initialization_updates)
-        self._accumulators = [
-            _Accumulator(variable.name, shared, combination)
-            for variable in buffer.variables
-            for combination, (shared, _) in zip(_combinations_for(variable), updates)
-        ]
-        if next(updates, None) is not None or len(self._accumulators) != len(buffer.initialization_updates):
+        known = [(variable.name, how) for variable in buffer.variables for how in _combinations_for(variable)]
+        shared = [variable for variable, _ in buffer.initialization_updates]
+        self._accumulators = [_Accumulator(name, variable, how) for (name, how), variable in zip(known, shared)]
+        if len(known) != len(shared):
             names = ", ".join(sorted({type(v.tag.aggregation_scheme).__name__ for v in buffer.variables}))
             raise ConfigurationError(
                 f"got aggregation schemes ({names}) of which one has other accumulators than the scheme that it is "
@@ -188,6 +185,8 @@ class RecordedQuantities:
     def __init__(self, buffer: MonitoredQuantityBuffer) -> None:
         self._buffer = buffer
         self.records: list[list[Array]] = []
+        # Blocks takes them from a set, which has another order in each process.
+        self._in_order = list(dict.fromkeys(v for quantity in buffer.quantities for v in quantity.requires))
 
     @property
     def requires(self) -> list[Any]:
@@ -204,14 +203,14 @@ class RecordedQuantities:
         self.records = []
         self._buffer.initialize_quantities()
 
-    def aggregate_quantities(self, numerical_values: Iterable[Any]) -> None:
+    def aggregate_quantities(self, numerical_values: Sequence[Any]) -> None:
         """Keep the values of one batch."""
         if self._buffer.quantities:
-            self.records.append(list(numerical_values))
+            self.records.append([numerical_values[self.requires.index(v)] for v in self._in_order])
 
     def set_combined(self, shares: Sequence[Share], order: Sequence[tuple[int, int]]) -> None:
         """Take the values of all workers' batches, in their order, for those of this worker."""
-        dtypes = [variable.dtype for variable in self.requires]
+        dtypes = [variable.dtype for variable in self._in_order]
         self.records = [
             [value.astype(dtype) for value, dtype in zip(shares[share].records[number], dtypes)]
             for share, number in order
@@ -221,6 +220,6 @@ class RecordedQuantities:
     def get_aggregated_values(self) -> dict[str, Any]:
         """Return the results."""
         for values in self.records:
-            self._buffer.aggregate_quantities(values)
+            self._buffer.aggregate_quantities([values[self._in_order.index(v)] for v in self.requires])
         self.records = []
         return self._buffer.get_aggregated_values()
