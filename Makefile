@@ -5,9 +5,9 @@ ARGS ?=
 VENV := .venv/bin
 
 # One compile directory survives between test runs: Theano's compilations are most of a first run.
-# The user's own keras.json shall not decide what is tested.
+# The user's own keras.json, .blocksrc and .fuelrc shall not decide what is tested.
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
-    KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras
+    KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
 .PHONY: help setup demo test test-keras lint bench bench-keras clean distclean
 
@@ -15,7 +15,8 @@ help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
 	@echo 'make demo       two worker processes train a Lasagne network on digits'
 	@echo 'make test       all tests, then the base tests on every other Python 3.9-3.13 found, then the tests of'
-	@echo '                the Keras adapter on Keras 3 (ARGS="-k name" goes to the first pytest run)'
+	@echo '                the Keras adapter on Keras 3 (ARGS="-k name" goes to the first pytest run;'
+	@echo '                BLOCKS=/path/to/a/checkout tests with that Blocks, which is installed otherwise if it can be)'
 	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'
 	@echo '                (ARGS="-k name" goes to each)'
 	@echo 'make lint       ruff and mypy'

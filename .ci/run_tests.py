@@ -1,6 +1,6 @@
 """Run all tests in .venv, the base tests on every other Python found, and the tests of the Keras adapter on Keras 3.
 
-The last lines say how each went.
+The last lines say how each went. BLOCKS names a checkout of Blocks to test with.
 
 Usage: .venv/bin/python .ci/run_tests.py [PYTEST ARGUMENT ...]    (the arguments are those of the first run only)
        .venv/bin/python .ci/run_tests.py --keras [PYTEST ARGUMENT ...]    (the Keras adapter alone, on every back end)
@@ -17,6 +17,7 @@ from pathlib import Path
 sys.dont_write_bytecode = True
 
 import base_pythons
+import blocks_env
 import keras_envs
 from common import CACHE, ROOT, VENV, SetupError, only_one
 
@@ -83,7 +84,10 @@ def stages(arguments: list[str]) -> Iterator[Outcome]:
         yield "Keras theano", run_keras("theano", PYTHON, arguments[1:])
         yield from run_keras_3(arguments[1:])
         return
-    yield "Python 3.11", run_pytest("Python 3.11: all tests", PYTHON, *arguments, KERAS_BACKEND="theano")
+    blocks = blocks_env.find()
+    yield "Blocks", blocks.outcome
+    environment = {"KERAS_BACKEND": "theano", **blocks.environment}
+    yield "Python 3.11", run_pytest("Python 3.11: all tests", PYTHON, *arguments, **environment)
     yield from run_others()
     yield from run_keras_3([])
 

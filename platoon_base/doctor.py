@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes.util
+import importlib.util
 import os
 import platform
 import shutil
@@ -56,7 +57,7 @@ def checks() -> Iterator[Check]:
         ("Theano", "theano", "make setup (Python 3.11), or pip install 'platoon-plugins[theano]'"),
         ("Lasagne", "lasagne", "make setup, or pip install 'platoon-plugins[lasagne]'"),
         ("Fuel", "fuel", "make setup"),
-        ("Blocks", "blocks", "pip install 'platoon-plugins[blocks]'"),
+        ("Blocks", "blocks", _blocks_remedy()),
         ("Keras", "keras", "pip install keras"),
         ("mpi4py", "mpi4py", "pip install mpi4py"),
     ):
@@ -72,11 +73,28 @@ def _installed(distribution: str, remedy: str) -> Check:
         return Check(distribution, False, "not installed", remedy)
 
 
+def _blocks_remedy() -> str:
+    """No package index has it; this package's metadata tells from where pip can install it."""
+    try:
+        requirements = metadata.requires("platoon-plugins") or []
+    except metadata.PackageNotFoundError:  # it is run from its source folder
+        requirements = []
+    for line in requirements:
+        name, _, url = line.partition(";")[0].partition("@")
+        if name.strip() == "blocks":
+            # Fuel and Theano are there after make setup; pip would try to build them anew.
+            return f"make setup, then pip install --no-deps --no-build-isolation 'blocks @ {url.strip()}'"
+    return "put a checkout of Blocks on PYTHONPATH"
+
+
 def _importable(name: str, module: str, remedy: str) -> Check:
     """Import a framework as a worker would, in a process of its own."""
     installed = _installed(name, remedy)
     if not installed.works:
-        return installed
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            return installed
+        installed = Check(name, True, f"in {os.path.dirname(spec.origin)}")  # a checkout on PYTHONPATH
     code = f"from platoon_base import compat; compat.apply(); import {module}"
     try:
         done = subprocess.run(

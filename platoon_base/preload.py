@@ -14,9 +14,20 @@ __all__ = ["PRELOADABLE", "modules_to_preload"]
 
 # Each was tried: it starts no thread, opens nothing that forked processes may not share, and needs the same environment
 # in every worker. To add one, see that the same holds for all it imports: Keras, for instance, imports a back end.
-PRELOADABLE = ("numpy", "scipy", "theano", "lasagne", "platoon_base", "platoon_plugins.lasagne")
+# (Fuel imports numexpr and blosc2, which have threads below Python, and start new ones in a forked process.)
+PRELOADABLE = (
+    "numpy",
+    "scipy",
+    "theano",
+    "lasagne",
+    "fuel",
+    "blocks",
+    "platoon_base",
+    "platoon_plugins.lasagne",
+    "platoon_plugins.blocks",
+)
 # Those that take long enough to make up for the nursery.
-_WORTH_IT = ("theano", "lasagne", "platoon_plugins.lasagne")
+_WORTH_IT = ("theano", "lasagne", "platoon_plugins.lasagne", "blocks")
 
 # What a script touches to prepare its imports.
 _PREPARATIONS = {

@@ -1,12 +1,10 @@
 """What the scripts of the Blocks tests begin with: a small network, data for it, and a main loop."""
 
+# ruff: noqa: F401, I001 - for the scripts that follow; platoon_plugins.blocks comes before blocks
 import os
-import pickle
 import sys
-
 import numpy as np
-
-from platoon_plugins.blocks import (  # noqa: F401  # isort: skip
+from platoon_plugins.blocks import (
     ASGD,
     EASGD,
     AllReduceGradients,
@@ -17,31 +15,22 @@ from platoon_plugins.blocks import (  # noqa: F401  # isort: skip
     register_aggregation,
     shard_stream,
 )
-
 import theano
 import theano.tensor as T
-from blocks.algorithms import (  # noqa: F401
-    Adam,
-    CompositeRule,
-    GradientDescent,
-    Momentum,
-    Scale,
-    StepClipping,
-)
+from blocks.algorithms import Adam, CompositeRule, GradientDescent, Momentum, Scale, StepClipping
 from blocks.bricks import MLP, Softmax, Tanh
 from blocks.bricks.cost import CategoricalCrossEntropy, MisclassificationRate
-from blocks.extensions import FinishAfter, Printing, ProgressBar, SimpleExtension, Timing, TrainingExtension  # noqa: F401
-from blocks.extensions.monitoring import DataStreamMonitoring, TrainingDataMonitoring  # noqa: F401
-from blocks.extensions.saveload import Checkpoint, Load  # noqa: F401
+from blocks.extensions import FinishAfter, Printing, ProgressBar, SimpleExtension, Timing, TrainingExtension
+from blocks.extensions.monitoring import DataStreamMonitoring, TrainingDataMonitoring
+from blocks.extensions.saveload import Checkpoint, Load
 from blocks.graph import ComputationGraph
 from blocks.initialization import Constant, IsotropicGaussian
 from blocks.main_loop import MainLoop
 from blocks.model import Model
-from blocks.monitoring import aggregation  # noqa: F401
+from blocks.monitoring import aggregation
 from fuel.datasets import IndexableDataset
 from fuel.schemes import SequentialScheme, ShuffledScheme
 from fuel.streams import DataStream
-
 from platoon_base import connect
 
 tmp = sys.argv[1]

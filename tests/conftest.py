@@ -116,6 +116,17 @@ def run_keras(run_job):
 
 
 @pytest.fixture
+def run_blocks(run_job):
+    """Run a script after blocks_preamble.py on real workers; ``tmp`` in it is a folder, that of tmp_path."""
+    preamble = Path(__file__).with_name("blocks_preamble.py").read_text()
+
+    def run(text, workers=2, **options):
+        return run_job(preamble + textwrap.dedent(text), workers, **options)
+
+    return run
+
+
+@pytest.fixture
 def job_of_one():
     """Make the only worker of a job inside this process, with a real center in shared memory."""
     words = ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)

@@ -104,8 +104,10 @@ def test_averaged_gradients_may_wrap_a_step_rule(run_blocks):
     run_blocks(
         """
         ends = []
-        for rule in (AllReduceGradients(Momentum(0.1, 0.5)), CompositeRule([AllReduceGradients(), Momentum(0.1, 0.5)])):
-            main_loop = loop(network()[0], shard_stream(stream(64)), [ParameterSync(None), FinishAfter(after_n_epochs=1)], rule)
+        momentum = Momentum(0.1, 0.5)
+        for rule in (AllReduceGradients(momentum), CompositeRule([AllReduceGradients(), momentum])):
+            extensions = [ParameterSync(None), FinishAfter(after_n_epochs=1)]
+            main_loop = loop(network()[0], shard_stream(stream(64)), extensions, rule)
             main_loop.run()
             ends.append(values(main_loop))
         np.testing.assert_array_equal(*ends)
@@ -139,9 +141,9 @@ STOPPED = """
     def run(when, policy, sync):
         stop = [StopAt(**when[rank])] if rank in when else []
         rule = AllReduceGradients(Scale(0.1)) if sync else Scale(0.1)
-        extensions = [StopTogether(policy), ParameterSync(None if sync else EASGD(), every_n_batches=2) if not sync
-                      else ParameterSync(None), *stop, DistributedMonitoring([cost], stream(24, seed=1), prefix="valid"),
-                      FinishAfter(after_n_epochs=4)]
+        together = ParameterSync(None) if sync else ParameterSync(EASGD(), every_n_batches=2)
+        monitoring = DistributedMonitoring([cost], stream(24, seed=1), prefix="valid")
+        extensions = [StopTogether(policy), together, *stop, monitoring, FinishAfter(after_n_epochs=4)]
         main_loop = loop(cost, shard_stream(stream(80), uneven="drop"), extensions, rule)
         main_loop.run()
         assert main_loop.log.current_row["training_finished"]
@@ -201,7 +203,8 @@ def test_statistics_of_batch_normalization_are_averaged(run_blocks):
         from blocks.graph import apply_batch_normalization, get_batch_normalization_updates
 
         x, y = T.matrix("features"), T.lmatrix("targets")
-        mlp = BatchNormalizedMLP([Tanh(), Softmax()], [6, 5, 3], weights_init=IsotropicGaussian(0.5), biases_init=Constant(0.1))
+        first_values = dict(weights_init=IsotropicGaussian(0.5), biases_init=Constant(0.1))
+        mlp = BatchNormalizedMLP([Tanh(), Softmax()], [6, 5, 3], **first_values)
         mlp.initialize()
         cost = CategoricalCrossEntropy().apply(y.flatten(), mlp.apply(x)).copy(name="cost")
         (training_cost,) = apply_batch_normalization(ComputationGraph([cost])).outputs
@@ -234,7 +237,8 @@ def test_dropout_differs_between_workers(run_blocks):
         algorithm = GradientDescent(cost=cost, parameters=ComputationGraph(cost).parameters, step_rule=Scale(0.1))
         drawn = theano.shared(np.zeros(4, "float32"))
         algorithm.add_updates([(drawn, noise)])
-        MainLoop(algorithm, shard_stream(stream(16)), extensions=[ParameterSync(EASGD()), FinishAfter(after_n_batches=1)]).run()
+        extensions = [ParameterSync(EASGD()), FinishAfter(after_n_batches=1)]
+        MainLoop(algorithm, shard_stream(stream(16)), extensions=extensions).run()
         draws = everyones(drawn.get_value())
         assert (draws[0] != draws[1]).all()
         """
@@ -264,7 +268,8 @@ def test_alone_a_script_is_unchanged(run_blocks):
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 main_loop.run()
             assert main_loop.extensions is extensions
-            rows = {row: {k: v for k, v in main_loop.log[row].items() if "cost" in k or "error" in k} for row in main_loop.log}
+            rows = [(row, name, float(value)) for row in main_loop.log for name, value in main_loop.log[row].items()
+                    if "cost" in name or "error" in name]
             lines = [line for line in out.getvalue().splitlines() if "time" not in line and "uuid" not in line]
             return values(main_loop), rows, lines
         (a, rows_a, out_a), (b, rows_b, out_b) = run(False), run(True)

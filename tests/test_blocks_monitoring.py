@@ -48,6 +48,10 @@ def monitored(cost, seed=1):
         Products(requires=[named(abs(x), "sizes"), y], name="products"),
     ]
 
+def records(row, prefix):
+    """Return the records of one monitoring extension."""
+    return {name[len(prefix) + 1:]: value for name, value in row.items() if name.startswith(prefix + "_")}
+
 def compare(got, expected, tolerance=1e-6):
     assert got.keys() == expected.keys(), (sorted(got), sorted(expected))
     for name in expected:
@@ -77,15 +81,12 @@ cost, error = network()
 def whole():
     return stream({rows}, seed=3)
 monitoring = DistributedMonitoring(monitored(cost), whole(), prefix="valid", after_epoch=True)
-main_loop = loop(cost, shard_stream(stream(64)), [monitoring, ParameterSync(EASGD(), every_n_batches=2), FinishAfter(after_n_epochs=2)])
+together = ParameterSync(EASGD(), every_n_batches=2)
+main_loop = loop(cost, shard_stream(stream(64)), [monitoring, together, FinishAfter(after_n_epochs=2)])
 main_loop.run()
 log = main_loop.log
-got = {{name[6:]: value for name, value in log[log.status["iterations_done"]].items() if name.startswith("valid_")}}
-begun = {{name[6:]: value for name, value in log[0].items() if name.startswith("valid_")}}
-# The center at the end of the last epoch is a little older than what the parameters have now: evaluate again.
-evaluator = monitoring._evaluator
-from platoon_plugins.blocks.evaluation import ShardedEvaluator
-again = DistributedMonitoring(monitored(cost), whole(), prefix="valid", before_training=False)
+got = records(log[log.status["iterations_done"]], "valid")
+begun = records(log[0], "valid")
 compare(begun, one_process(network()[0], whole()))
 assert got.keys() == begun.keys()
 packed = np.array([float(np.sum(got[name])) for name in sorted(got) if name != "products"])
@@ -105,7 +106,7 @@ def whole():
 found = []
 def look(main_loop):
     row = main_loop.log.current_row
-    got = {name[6:]: value for name, value in row.items() if name.startswith("valid_")}
+    got = records(row, "valid")
     compare(got, one_process(cost, whole()))
     found.append(got)
 monitoring = DistributedMonitoring(monitored(cost), whole(), prefix="valid", every_n_batches=3)
@@ -136,21 +137,20 @@ def mapped():
 streams = {"batched": batched, "filtered": filtered, "mapped": mapped}
 cost, error = network()
 extensions = [DistributedMonitoring(monitored(cost), make(), prefix=name) for name, make in streams.items()]
-rows = [8, 24, 0][rank] if size == 3 else 8
 mine = stream(24, seed=10 + rank) if rank < 2 else stream(3, seed=12)
 extensions.append(DistributedMonitoring(monitored(cost), mine, sharded=True, prefix="own"))
 main_loop = loop(cost, shard_stream(stream(64)), [*extensions, ParameterSync(EASGD()), FinishAfter(after_n_batches=1)])
 main_loop.run()
 first = main_loop.log[0]
 for name, make in streams.items():
-    got = {key[len(name) + 1:]: value for key, value in first.items() if key.startswith(name + "_")}
+    got = records(first, name)
     compare(got, one_process(network()[0], make()))
 
 class Chained:
     def get_epoch_iterator(self, as_dict):
         for part in (stream(24, seed=10), stream(24, seed=11), stream(3, seed=12)):
             yield from part.get_epoch_iterator(as_dict=as_dict)
-got = {key[4:]: value for key, value in first.items() if key.startswith("own_")}
+got = records(first, "own")
 compare(got, one_process(network()[0], Chained()))
 """,
         workers=3,
@@ -170,7 +170,7 @@ def run(train, extension, ours):
     main_loop = loop(cost, train, [extension(variables, prefix="train", after_epoch=True), *extra,
                      FinishAfter(after_n_epochs=2)], rule)
     main_loop.run()
-    return [{k[6:]: v for k, v in main_loop.log[row].items() if k.startswith("train_")} for row in main_loop.status["_epoch_ends"]]
+    return [records(main_loop.log[row], "train") for row in main_loop.status["_epoch_ends"]]
 
 expected = run(stream(72), TrainingDataMonitoring, None)
 for ours in ("averaged", "rule"):
@@ -200,11 +200,11 @@ class Deadly(type(whole())):
         return super().get_data(request)
 evil = Deadly(data(77, 3), iteration_scheme=SequentialScheme(77, 8))
 monitoring = DistributedMonitoring(monitored(cost), evil, prefix="valid")
-main_loop = loop(cost, shard_stream(stream(64)), [monitoring, ParameterSync(EASGD(), every_n_batches=2), FinishAfter(after_n_epochs=2)],
-                 Scale(0.0))
+extensions = [monitoring, ParameterSync(EASGD(), every_n_batches=2), FinishAfter(after_n_epochs=2)]
+main_loop = loop(cost, shard_stream(stream(64)), extensions, Scale(0.0))
 main_loop.run()
 for row in main_loop.status["_epoch_ends"]:
-    compare({k[6:]: v for k, v in main_loop.log[row].items() if k.startswith("valid_")}, one_process(network()[0], whole()))
+    compare(records(main_loop.log[row], "valid"), one_process(network()[0], whole()))
 """,
         workers=3,
     )
@@ -219,7 +219,8 @@ from platoon_base.errors import ConfigurationError
 class SumOfSquares(aggregation.AggregationScheme):
     def get_aggregator(self):
         total = theano.shared(np.float32(0))
-        return aggregation.Aggregator(self, [(total, T.zeros_like(total))], [(total, total + self.variable ** 2)], total)
+        added = [(total, total + self.variable ** 2)]
+        return aggregation.Aggregator(self, [(total, T.zeros_like(total))], added, total)
 cost, error = network()
 (x,) = [v for v in ComputationGraph(cost).inputs if v.name == "features"]
 squares = x.sum().copy("squares")
@@ -262,9 +263,8 @@ def test_a_stream_that_cannot_be_divided_is_refused(run_blocks):
         cost, error = network()
         for bad, complaint in ((shard_stream(stream(45)), "whole stream"),
                                (ServerDataStream(("features", "targets"), False), "sharded=True")):
-            main_loop = loop(cost, shard_stream(stream(16)), [DistributedMonitoring([cost], bad), ParameterSync(EASGD()),
-                                                              FinishAfter(after_n_batches=1)])
-            before = values(main_loop)
+            monitoring = DistributedMonitoring([cost], bad)
+            main_loop = loop(cost, shard_stream(stream(16)), [monitoring, ParameterSync(EASGD())])
             try:
                 main_loop.run()
             except ConfigurationError as error:

@@ -57,7 +57,7 @@ class AllReduce(JobOp):
         self._buffers = FlatBuffers()
 
     def __reduce__(self) -> Any:
-        """An Op that is loaded belongs to the job of the process that loads it, or is a job of one's, and adds nothing."""
+        """An Op that is loaded belongs to the job of the process that loads it."""
         props = {name: getattr(self, name) for name in self.__props__ if name != "worker"}
         return _load, (type(self), props)
 
