@@ -90,7 +90,14 @@ def main(num_epochs=100, patience=10, sync=False, summary=None):
         extensions=[
             ParameterSync(None) if sync else ParameterSync(EASGD(), every_n_batches=SYNC_EVERY),
             DistributedMonitoring([cost, error], whole(valid_set), prefix="valid"),
-            DistributedMonitoring([error], whole(test_set), prefix="test", before_first_epoch=False),
+            DistributedMonitoring(
+                [error],
+                whole(test_set),
+                prefix="test",
+                before_first_epoch=False,
+                after_epoch=False,
+                after_training=True,
+            ),
             TrackTheBest("valid_error"),
             FinishIfNoImprovementAfter("valid_error_best_so_far", epochs=patience),
             FinishAfter(after_n_epochs=num_epochs),
@@ -102,8 +109,8 @@ def main(num_epochs=100, patience=10, sync=False, summary=None):
 
     log = main_loop.log
     result = {
-        "test_accuracy": 1.0 - float(log.last_epoch_row["test_error"]),
-        "valid_error": float(log.status["best_valid_error"]),
+        "test_accuracy": 1.0 - float(log.current_row["test_error"]),
+        "valid_error": float(log.status.get("best_valid_error", "nan")),
         "epochs": log.status["epochs_done"],
         "workers": worker.global_size,
         "seconds": round(time.monotonic() - began, 3),

@@ -3,6 +3,11 @@
 # ruff: noqa: F401, I001 - for the scripts that follow; platoon_plugins.blocks comes before blocks
 import os
 import sys
+
+if os.environ.get("PLATOON_DEVICE", "").startswith("opencl"):
+    os.environ["POCL_CACHE_DIR"] = os.path.join(
+        sys.argv[1], "pocl" + os.environ["PLATOON_RANK"]
+    )  # sharing it may crash
 import numpy as np
 from platoon_plugins.blocks import (
     ASGD,

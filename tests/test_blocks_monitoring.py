@@ -251,8 +251,28 @@ def test_a_scheme_with_other_accumulators_than_the_one_it_is_derived_from_is_ref
     x = tensor.matrix("x")
     variable = x.sum().copy("sum")
     variable.tag.aggregation_scheme = More(x.sum(), 1.0)
-    with pytest.raises(ConfigurationError, match="More.*register_aggregation"):
-        Accumulators(AggregationBuffer([variable]))
+    buffer = AggregationBuffer([variable])
+    with pytest.raises(ConfigurationError, match="register_aggregation.More"):
+        Accumulators(buffer)
+    register_aggregation(More, "sum", "sum", "max")
+    with pytest.raises(ConfigurationError, match="2 accumulators, 3 expected"):
+        Accumulators(buffer)
+
+
+def test_a_scheme_that_makes_its_accumulators_anew_is_not_taken_for_the_one_it_is_derived_from():
+    """As Blocks derives Maximum and Concatenate from Minimum."""
+
+    class Total(aggregation.Minimum):
+        def get_aggregator(self):
+            return super()._build_aggregator(self.variable)
+
+    x = tensor.matrix("x")
+    variable = x.sum().copy("sum")
+    variable.tag.aggregation_scheme = aggregation.Mean(x.sum(), 1.0)
+    buffer = AggregationBuffer([variable])
+    variable.tag.aggregation_scheme = Total(x.sum())
+    with pytest.raises(ConfigurationError, match="register_aggregation.Total"):
+        Accumulators(buffer)
 
 
 def test_a_stream_that_cannot_be_divided_is_refused(run_blocks):

@@ -7,28 +7,14 @@ what is common, through the host.
 import textwrap
 
 import pytest
-
-from platoon_base.devices import can_share_center, list_devices
-from platoon_base.errors import BackendUnavailableError
+from devices_here import DEVICES, WHY_NOT
 
 pytestmark = pytest.mark.timeout(180)
 
 
-def devices_here():
-    """Name the devices to run on: those of CUDA, if there are two, or one of OpenCL twice."""
-    try:
-        found = list_devices()
-    except BackendUnavailableError:
-        return []
-    cuda = [name for name in found if name.startswith("cuda")]
-    return cuda if len(cuda) > 1 else [name for name in found if name.startswith("opencl")][:1] * 2
-
-
-DEVICES = devices_here()
 if len(DEVICES) < 2:
     pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL", allow_module_level=True)
 
-WHY_NOT = can_share_center(DEVICES[:2])
 on_cuda = pytest.mark.skipif(bool(WHY_NOT), reason=f"needs two CUDA devices (README, 'Tests on GPUs'): {WHY_NOT}")
 
 HEAD = """

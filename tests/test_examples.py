@@ -12,6 +12,7 @@ import pytest
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 README = EXAMPLES.parent / "README.md"
+BLOCKS_TIMEOUT_S = 280  # with an empty compile directory the LSTM takes two minutes on two busy cores
 # Makes Keras 2.3.1 importable on Python 3.11, which a script without this package has to see to by itself.
 PREPARE = "from platoon_base import compat; compat.apply(); "
 
@@ -24,6 +25,7 @@ def _needs(mark, module, reason):
 
 needs_theano = _needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
 needs_keras = _needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
+needs_blocks = _needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 
 @needs_theano
@@ -152,3 +154,42 @@ def test_keras_convnet_with_and_without_its_three_lines(platoon, tmp_path):
     assert alone.returncode == 0, alone.stdout + alone.stderr
     (accuracy,) = _accuracies(alone.stdout)
     assert accuracy > 0.3
+
+
+@needs_blocks
+@pytest.mark.timeout(BLOCKS_TIMEOUT_S + 20)
+@pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
+@pytest.mark.parametrize("script", ["blocks_digits.py", "blocks_sequences.py"])
+def test_blocks_examples_on_two_workers(tmp_path, script, options):
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--summary", "job.json", "--log-dir", "logs",
+            EXAMPLES / script, "--num-epochs", "12", *options, "--summary", "script.json",
+        ],
+        cwd=tmp_path, check=False, timeout=BLOCKS_TIMEOUT_S, capture_output=True, text=True,
+    )  # fmt: skip
+    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
+    assert done.returncode == 0, done.stdout + done.stderr + logs[0]
+    for name in ("job.json", "script.json"):
+        summary = json.loads((tmp_path / name).read_text())
+        assert summary["test_accuracy"] >= 0.9
+        assert summary["valid_error"] <= 0.1
+        assert summary["workers"] == 2
+        assert summary["epochs"] == 12
+        assert summary["seconds"] > 0
+    assert ["TRAINING HAS BEEN FINISHED" in log for log in logs] == [True, False]
+    results = [json.loads(log[log.rindex("\n{\n") :]) for log in logs]
+    assert results[0]["test_accuracy"] == results[1]["test_accuracy"]
+
+
+@needs_blocks
+def test_blocks_digits_alone(tmp_path):
+    script = EXAMPLES / "blocks_digits.py"
+    subprocess.run(
+        [sys.executable, script, "--num-epochs", "6", "--summary", "s.json"],
+        cwd=tmp_path, check=True, timeout=100, capture_output=True,
+    )  # fmt: skip
+    summary = json.loads((tmp_path / "s.json").read_text())
+    assert summary["workers"] == 1
+    assert summary["epochs"] == 6
+    assert summary["test_accuracy"] >= 0.9

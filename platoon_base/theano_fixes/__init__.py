@@ -1,4 +1,4 @@
-"""Repairs of Theano 1.0.5 that make it start fast and end well, alone and as N processes on one compile directory.
+"""Repairs of Theano 1.0.5: it starts fast and ends well, alone and as N processes, and pickles what is on devices.
 
 Applied by `platoon_base.compat`, never by importing platoon_base. Each file states one fault, with the place in
 Theano's source, and its cure; what a compiled function computes is not touched.
@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Callable
 
 from platoon_base.import_hook import AfterImport
-from platoon_base.theano_fixes import cache_files, cache_keys, compile_ahead, compile_lock
+from platoon_base.theano_fixes import cache_files, cache_keys, compile_ahead, compile_lock, pickled_contexts
 from platoon_base.theano_fixes.no_mpi import HideMpi
 
 __all__ = ["VERIFIED", "install"]
@@ -26,6 +26,7 @@ _FIXES: dict[str, Callable[[ModuleType], None]] = {
     "theano.gof.cmodule": cache_files.install,
     "theano.gof.cc": cache_keys.install,
     "theano.gof.vm": compile_ahead.install,
+    "theano.gpuarray.type": pickled_contexts.install,
 }
 
 
@@ -49,6 +50,6 @@ def _guarded(name: str, fix: Callable[[ModuleType], None]) -> Callable[[ModuleTy
         try:
             fix(module)
         except AttributeError as exc:
-            log.warning("%s is left as it is, and starting may take longer: %s", name, exc)
+            log.warning("%s is left as it is; see docs/compat.md for what that costs: %s", name, exc)
 
     return apply

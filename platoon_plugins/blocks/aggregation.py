@@ -12,6 +12,7 @@ from blocks.monitoring.aggregation import (
     Maximum,
     Mean,
     Minimum,
+    Perplexity,
     TakeLast,
     _DataIndependent,
 )
@@ -29,6 +30,7 @@ _COMBINATIONS = (*_REDUCTIONS, "last", "concatenate")
 # For each scheme, how to combine the shared variables of its aggregator, in the order of their initialization.
 _known: dict[type, tuple[str, ...]] = {
     Mean: ("sum", "sum", "max"),
+    Perplexity: ("sum", "sum", "max"),
     Minimum: ("min", "max"),
     Maximum: ("max", "max"),
     Concatenate: ("concatenate", "max"),
@@ -43,7 +45,7 @@ def register_aggregation(scheme: type, *combinations: str) -> None:
     Parameters
     ----------
     scheme : subclass of AggregationScheme
-        Its subclasses are combined in the same way.
+        Those of its subclasses that do not override ``get_aggregator`` are combined in the same way.
     *combinations : {"sum", "min", "max", "last", "concatenate"}
         One for each of the ``initialization_updates`` of its aggregator: add the workers' values, take the smallest,
         the greatest, that of the worker with the last batch, or line up the rows, one for each batch.
@@ -118,8 +120,8 @@ class Accumulators:
         if len(known) != len(shared):
             names = ", ".join(sorted({type(v.tag.aggregation_scheme).__name__ for v in buffer.variables}))
             raise ConfigurationError(
-                f"got aggregation schemes ({names}) of which one has other accumulators than the scheme that it is "
-                "derived from: tell how each of them is combined by register_aggregation(scheme, ...)"
+                f"got aggregation schemes ({names}) with {len(shared)} accumulators, {len(known)} expected: one has "
+                "others than register_aggregation was told; name one combination for each"
             )
 
     def values(self) -> list[Array]:
@@ -147,9 +149,10 @@ class Accumulators:
 
 def _combinations_for(variable: Any) -> tuple[str, ...]:
     scheme = type(variable.tag.aggregation_scheme)
-    for base in scheme.__mro__:
-        if base in _known:
-            return _known[base]
+    base = next((base for base in scheme.__mro__ if base in _known), None)
+    # One that makes its accumulators itself may mean something else by them.
+    if base is not None and scheme.get_aggregator is base.get_aggregator:
+        return _known[base]
     raise ConfigurationError(
         f"got {variable.name} with the aggregation scheme {scheme.__name__}: how its accumulators on several workers "
         f"are combined is not known; tell it by register_aggregation({scheme.__name__}, ...)"

@@ -53,7 +53,7 @@ class Member(TrainingExtension):  # type: ignore[misc]
         callback = str(callback_invoked)  # comparing a CallbackName with another text raises
         training = _entered(self.main_loop, callback)
         if training is not None and callback == "on_error":
-            training.abandon()
+            training.abandon(from_main_loop[0])
         elif training is not None and callback == "after_training":
             training.finish()
         super().dispatch(callback_invoked, *from_main_loop)
@@ -72,9 +72,8 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
         return training
     if training.finished:  # and the main loop is run again
         training = _begin(main_loop)
-    if callback == "before_training":
-        _arrange(main_loop)
     if not training.prepared:
+        _arrange(main_loop)
         _calm(main_loop, training)
         training.prepared = True
     # What is done before training by others, such as Load, comes first.

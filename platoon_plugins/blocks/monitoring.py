@@ -10,6 +10,7 @@ from blocks.extensions.monitoring import DataStreamMonitoring, TrainingDataMonit
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities, Share
 from platoon_plugins.blocks.evaluation import ShardedEvaluator, combine
 from platoon_plugins.blocks.members import Member
+from platoon_plugins.blocks.training import Training
 
 __all__ = ["DistributedMonitoring", "DistributedTrainingMonitoring"]
 
@@ -86,32 +87,42 @@ class DistributedTrainingMonitoring(Member, TrainingDataMonitoring):  # type: ig
         super().__init__(variables, **kwargs)
         self._non_variables = RecordedQuantities(self._non_variables)
         self._accumulators = Accumulators(self._variables)
-        self._recorded_at = 0
+        self._batches = 0  # since the last records
 
     def do(self, callback_name: str, *args: Any) -> None:
         """Write the values of monitored variables to the log, unless called to take in a batch."""
         training = self.training
         _, from_user = self.parse_args(callback_name, args)
-        alone = training is None or training.worker.closed
         if callback_name == "before_training":
-            self._recorded_at = self.main_loop.status["iterations_done"]
-        if alone or callback_name == "before_training" or from_user == ("just_aggregate",):
             super().do(callback_name, *args)
-            return
+        elif from_user == ("just_aggregate",):
+            self._take_in()
+        elif training is None or training.worker.closed:
+            self._batches = 0
+            super().do(callback_name, *args)
+        else:
+            self._take_in()
+            if self._combine(training):
+                super().do(callback_name, *args)
+            self._batches = 0
+
+    def _take_in(self) -> None:
+        """Take in a batch, unless that was done."""
+        self._batches += self.main_loop.status["iterations_done"] > self._last_time_called
         super().do("after_batch", None, "just_aggregate")
+
+    def _combine(self, training: Training) -> bool:
+        """Put together what all workers have; False if another main loop has ended, and this one shall end too."""
         meeting = training.meet(_title(self))
         if meeting is None:
-            return
-        batches = self.main_loop.status["iterations_done"] - self._recorded_at
-        share = Share(batches, self._accumulators.values(), self._non_variables.records)
-        combined = False
-        ranks = meeting.ranks
+            return False
+        share = Share(self._batches, self._accumulators.values(), self._non_variables.records)
+        combined, ranks = False, meeting.ranks
         while not combined:
             combined, ranks = combine(
                 training, _title(self), ranks, share, self._accumulators, self._non_variables, dealt=False
             )
-        super().do(callback_name, *args)
-        self._recorded_at = self.main_loop.status["iterations_done"]
+        return True
 
 
 def _title(extension: Any) -> str:

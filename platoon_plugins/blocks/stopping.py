@@ -13,6 +13,8 @@ from platoon_plugins.blocks.training import Training, Vote
 
 __all__ = ["StopTogether"]
 
+_INTERRUPTS = ("epoch_interrupt_received", "batch_interrupt_received")
+
 
 class StopTogether(Member):
     """End the main loops of all workers together, whichever extension wants to stop whichever of them.
@@ -41,62 +43,67 @@ class StopTogether(Member):
             raise ConfigurationError(f"got policy={policy!r}: it must be one of {', '.join(STOP_POLICIES)}")
         super().__init__(name=name)
         self.policy = policy
-        self._votes = False
+        self._votes = self._interrupted = False
 
     def before_training(self) -> None:
         """Begin without a vote."""
-        self._votes = False
+        self._votes = self._interrupted = False
 
     def on_resumption(self) -> None:
         """Begin without a vote: training shall go on."""
-        self._votes = False
+        self._votes = self._interrupted = False
 
     def after_batch(self, batch: Any) -> None:
         """Vote, and tell whether to end after this batch."""
         training = self.training
         if training is not None and not training.finished:
-            self._take_up_request()
-            stops = self._all_tell if training.lockstep else self._sees
-            self._answer(training, stops(training, bool(self.main_loop.status["batch_interrupt_received"])))
+            self._take_up_request("batch_interrupt_received")
+            stop = self._all_tell(training) if training.lockstep else self._sees(training)
+            self._answer(training, stop, "batch_interrupt_received")
 
     def after_epoch(self) -> None:
         """Vote, and tell whether to end after this epoch."""
         training = self.training
         if training is not None and not training.finished:
-            self._take_up_request()
-            status = self.main_loop.status
-            interrupted = status["epoch_interrupt_received"] or status["batch_interrupt_received"]
-            ends = interrupted or training.worker.should_stop
+            self._take_up_request(*_INTERRUPTS)
+            ends = self._interrupted or training.worker.should_stop
             meeting = training.meet("the end of an epoch", Vote.END if ends else Vote(self._votes))
             if meeting is not None:
                 decided = votes_suffice(self.policy, meeting.voters, set(meeting.ranks))
-                self._answer(training, meeting.ends or decided)
+                self._answer(training, meeting.ends or decided, *_INTERRUPTS)
 
-    def _take_up_request(self) -> None:
-        row = self.main_loop.log.current_row
+    def _take_up_request(self, *interrupts: str) -> None:
+        row, status = self.main_loop.log.current_row, self.main_loop.status
         self._votes = self._votes or bool(row.get("training_finish_requested", False))
+        self._interrupted = self._interrupted or any(status[name] for name in interrupts)
 
-    def _all_tell(self, training: Training, interrupted: bool) -> bool:
+    def _all_tell(self, training: Training) -> bool:
         """Decide at the same batch on all workers, which tell one another."""
         worker = training.worker
         leader = worker.global_rank == 0
-        told = np.array([self._votes, self._votes and leader, interrupted or worker.should_stop], np.int64)
+        told = np.array([self._votes, self._votes and leader, self._interrupted or worker.should_stop], np.int64)
         votes, leaders, ends = worker.all_reduce(told, timeout_s=training.timeout_s)
         enough = {"any": votes > 0, "all": votes == worker.global_size, "leader": leaders > 0}
         return bool(ends or enough[self.policy])
 
-    def _sees(self, training: Training, interrupted: bool) -> bool:
+    def _sees(self, training: Training) -> bool:
         """Decide by the votes there are, without waiting for anybody."""
         worker = training.worker
         if self._votes:
             worker.ballot.cast()
-        if interrupted and not worker.should_stop:
+        if self._interrupted and not worker.should_stop:
             worker.request_stop(f"worker {worker.global_rank} was interrupted", timeout_s=training.timeout_s)
-        return interrupted or worker.should_stop or worker.ballot.passed(self.policy, training.members)
+        return self._interrupted or worker.should_stop or worker.ballot.passed(self.policy, training.members)
 
-    def _answer(self, training: Training, stop: bool) -> None:
+    def _answer(self, training: Training, stop: bool, *interrupts: str) -> None:
         """Let the main loop end, or make it go on."""
+        row, status = self.main_loop.log.current_row, self.main_loop.status
         if stop:
             training.request_finish()
-        elif self.main_loop.log.current_row.get("training_finish_requested", False):
-            self.main_loop.log.current_row["training_finish_requested"] = False
+            return
+        if row.get("training_finish_requested", False):
+            row["training_finish_requested"] = False
+        # A signal that came while the others were being told is for the next batch.
+        for name in interrupts:
+            self._interrupted = self._interrupted or bool(status[name])
+            status[name] = False

@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.broadcast import BroadcastStream
 from platoon_plugins.blocks.schemes import Place, ShardedScheme, all_schemes, require_uneven
 
-__all__ = ["is_sharded", "shard_stream", "with_scheme"]
+__all__ = ["is_broadcast", "is_sharded", "shard_stream", "with_scheme"]
 
 MODES = ("shard", "broadcast")
 
@@ -151,6 +151,13 @@ def is_sharded(stream: AbstractDataStream) -> bool:
     """Tell whether a stream gives this worker its own part: whether it has a `ShardedScheme` at its bottom."""
     schemes = (scheme for source in _bottoms(stream) for scheme in all_schemes(source.iteration_scheme))
     return any(isinstance(scheme, ShardedScheme) for scheme in schemes)
+
+
+def is_broadcast(stream: Any) -> bool:
+    """Tell whether the first worker reads a stream for all: whether a batch of it is a collective call."""
+    while stream is not None and not isinstance(stream, BroadcastStream):
+        stream = getattr(stream, "data_stream", None)
+    return stream is not None
 
 
 def _bottoms(stream: Any) -> Iterator[Any]:

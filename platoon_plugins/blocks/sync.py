@@ -17,7 +17,7 @@ from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.blocks.loading import require_loaded_model
 from platoon_plugins.blocks.members import LEADER_ONLY, Member, find
 from platoon_plugins.blocks.stopping import StopTogether
-from platoon_plugins.blocks.training import Settings
+from platoon_plugins.blocks.training import Settings, Training
 
 __all__ = ["ParameterSync"]
 
@@ -57,7 +57,7 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
     leader_only : tuple of type
         Extensions of these classes run on the first worker only; ``()`` for none.
     on_nonfinite : {"raise", "skip", "restore"}
-        What to do with a NaN or an infinity of this worker; see `Worker.init_shared_params`.
+        What a rule does with a NaN or an infinity of this worker; see `Worker.init_shared_params`.
     timeout_s : float
         Bound on each wait for the other workers, which may come to the end of an epoch at another time.
     worker : Worker, optional
@@ -93,6 +93,11 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
             raise ConfigurationError(f"got {rule!r} as the rule: pass EASGD(), ASGD(), or None with AllReduceGradients")
         if on_nonfinite not in ON_NONFINITE:
             raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
+        if rule is None and on_nonfinite != "raise":
+            raise ConfigurationError(
+                f"got on_nonfinite={on_nonfinite!r} and no rule: averaged gradients bring a NaN of one worker to all "
+                "at once; use RemoveNotFinite() behind AllReduceGradients()"
+            )
         super().__init__(**_with_triggers(rule, kwargs))
         if rule is not None:
             self._require_triggers()
@@ -117,12 +122,9 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
         training = self.training
         if training is None:
             return
-        if callback == "before_training" and training.lockstep and find(self.main_loop, StopTogether) is None:
-            # A signal may come to the workers at different batches.
-            stop = StopTogether()
-            stop.main_loop = self.main_loop
-            self.main_loop.extensions = [*self.main_loop.extensions, stop]
-        elif callback in ("before_epoch", "on_resumption"):
+        if callback in ("before_training", "on_resumption"):
+            self._see_to_common_stops(training)
+        if callback in ("before_epoch", "on_resumption"):
             require_loaded_model(self.main_loop)
         elif callback == "after_batch":
             training.batch_done()
@@ -135,6 +137,13 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
         if training is not None and training.started and not training.finished:
             training.synchronize()
             self._syncs += 1
+
+    def _see_to_common_stops(self, training: Training) -> None:
+        """Signals may come to the workers of a lockstep at different batches: what ends one must end all."""
+        if training.lockstep and find(self.main_loop, StopTogether) is None:
+            stop = StopTogether()
+            stop.main_loop = self.main_loop
+            self.main_loop.extensions = [*self.main_loop.extensions, stop]
 
     def _say_if_idle(self) -> None:
         batches = self.main_loop.status["iterations_done"]

@@ -23,6 +23,8 @@ from platoon_base.rules import Rule
 from platoon_base.theano_ops.noise import vary_noise
 from platoon_base.theano_ops.reductions import AllReduce
 from platoon_base.worker import DEFAULT_TIMEOUT_S
+from platoon_plugins.blocks.gradients import AllReduceGradients
+from platoon_plugins.blocks.streams import is_broadcast
 
 __all__ = ["Meeting", "Settings", "Training", "Vote"]
 
@@ -98,8 +100,10 @@ class Training:
 
     Attributes
     ----------
+    averages : bool
+        Whether the workers average gradients.
     lockstep : bool
-        Whether the workers process each batch together, because they average gradients.
+        Whether they process each batch together, because they do, or because one reads the batches for all.
     members : list of int
         The ranks at the last meeting.
     prepared, started, finished : bool
@@ -110,26 +114,32 @@ class Training:
         self.worker = worker
         self.settings = settings
         self.timeout_s = settings.timeout_s
-        self.lockstep = _averages_gradients(main_loop.algorithm)
+        self.averages = _averages_gradients(main_loop.algorithm)
+        self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
         self.members: list[int] = []
         self.prepared = self.started = self.finished = False
         self._stops_together = stops_together or self.lockstep
         # The main loop may be forgotten when nothing but this is left of it.
         self._main_loop_ref = weakref.ref(main_loop)
         self._number = next(_numbers)
-        self._require_one_way()
+        self._require_one_way(main_loop.algorithm)
 
     @property
     def _main_loop(self) -> Any:
         return self._main_loop_ref()
 
-    def _require_one_way(self) -> None:
-        if self.lockstep and self.settings.rule is not None:
+    def _require_one_way(self, algorithm: Any) -> None:
+        if self.averages and self.settings.rule is not None:
             raise ConfigurationError(
                 f"got {self.settings.rule} and an algorithm that averages gradients: the workers would be kept together"
                 " twice; use ParameterSync(None) with AllReduceGradients, or the rule with the plain step rule"
             )
-        if not self.lockstep and self.settings.rule is None:
+        if not self.averages and self.settings.rule is None:
+            if _meant_to_average(algorithm):
+                raise ConfigurationError(
+                    "got a main loop that was made in a job of one, where there is nothing to average, and pickled: "
+                    "make it anew, and bring the values by Load(path)"
+                )
             raise ConfigurationError(
                 "got neither a rule nor averaged gradients: each worker would train a model of its own; pass a rule, "
                 "as in ParameterSync(EASGD()), or use the step rule AllReduceGradients(...)"
@@ -141,33 +151,25 @@ class Training:
         """Begin together: the first worker's values go to all others, once all extensions had their before_training."""
         worker, status = self.worker, self._main_loop.status
         if worker.late:
-            self._start_late()
-        else:
-            way = "averaged gradients" if self.lockstep else f"{self.settings.rule}"
-            self.meet(
-                f"the begin, with {way}, {status['iterations_done']} batches of {status['epochs_done']} epochs done"
+            raise ConfigurationError(
+                "this worker joined late: the workers of a main loop count epochs together from its begin; launch the "
+                "job with more workers"
             )
-            self._share()
-            # Nobody moves the center before all have taken its first values over.
-            self.meet("the first batch")
+        way = "averaged gradients" if self.averages else f"{self.settings.rule}"
+        self.meet(f"the begin, with {way}, {status['iterations_done']} batches of {status['epochs_done']} epochs done")
+        self._share()
+        # Nobody moves the center before all have taken its first values over.
+        self.meet("the first batch")
         worker.ballot.open(self._number)
         function = getattr(self._main_loop.algorithm, "_function", None)
         if function is not None:
             vary_noise(function.get_shared(), worker.global_rank)
         self.started = True
 
-    def _start_late(self) -> None:
-        if self.lockstep:
-            raise ConfigurationError(
-                "this worker joined late, and workers that average gradients count batches together from the begin: "
-                "launch the job with more workers, or use a rule, such as ParameterSync(EASGD())"
-            )
-        self._share()
-
     def _share(self) -> None:
         settings = self.settings
         parameters = _trained_parameters(self._main_loop) if settings.parameters is None else list(settings.parameters)
-        if self.lockstep:
+        if self.averages:
             start_together([*parameters, *_state(self._main_loop.algorithm)], self.worker, "averaged gradients")
         else:
             self.worker.init_shared_params(
@@ -228,7 +230,9 @@ class Training:
         rank = self.worker.global_rank
         while True:
             summed, ranks = self.worker.sum_pairs(
-                f"main loop {self._number}", {f"{rank} {where}": (float(vote), 1.0)}, timeout_s=self.timeout_s
+                f"meeting of main loop {self._number}",
+                {f"{rank} {where}": (float(vote), 1.0)},
+                timeout_s=self.timeout_s,
             )
             votes = {int(key.partition(" ")[0]): said for key, (said, _) in summed.items()}
             places = {int(key.partition(" ")[0]): key.partition(" ")[2] for key in summed}
@@ -273,13 +277,19 @@ class Training:
         self.average_statistics()
         if self.worker.shares:
             self.worker.copy_to_local(timeout_s=self.timeout_s)
-        if not self.lockstep:
+        if not self.averages:
             self.worker.release_shared_params(timeout_s=self.timeout_s)
 
-    def abandon(self) -> None:
+    def abandon(self, error: BaseException) -> None:
         """Leave the job after an error, so that nobody waits for this worker; what is saved then is the center."""
         if self.worker.closed or self.finished:
             return
+        if self.lockstep and isinstance(error, PlatoonError):
+            log.error(
+                "rank %d: these workers process each batch together, and one of them did not come to the next. If none "
+                'has died, see that all have as many: shard_stream(stream, uneven="drop"), the same extensions',
+                self.worker.global_rank,
+            )
         self.finished = True
         try:
             self._leave(_LEAVING_TIMEOUT_S)
@@ -301,10 +311,21 @@ def _averages_gradients(algorithm: Any) -> bool:
     return any(isinstance(node.op, AllReduce) for node in nodes)
 
 
+def _meant_to_average(algorithm: Any) -> bool:
+    """Tell whether a step rule would average gradients in a job of several."""
+    rules = [getattr(algorithm, "step_rule", None)]
+    while rules:
+        rule = rules.pop()
+        if isinstance(rule, AllReduceGradients):
+            return True
+        rules += getattr(rule, "components", [])
+    return False
+
+
 def _updates(algorithm: Any) -> list[tuple[Any, Any]]:
     updates = getattr(algorithm, "updates", None) or []
     pairs = list(updates.items()) if hasattr(updates, "items") else list(updates)
-    return [(variable, theano.tensor.as_tensor_variable(value)) for variable, value in pairs]
+    return [(variable, value) for variable, value in pairs if isinstance(value, theano.Variable)]
 
 
 def _trained_parameters(main_loop: Any) -> list[Any]:
