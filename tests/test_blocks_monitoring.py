@@ -124,7 +124,17 @@ def test_batches_that_transformers_make_are_those_of_one_process(run_blocks):
         MONITORED
         + """
 from fuel.schemes import SequentialExampleScheme, ConstantScheme
-from fuel.transformers import Batch, Filter, Flatten, Mapping
+from fuel.transformers import Batch, Filter, Flatten, Mapping, Merge
+from fuel.datasets import Dataset
+class Lines(Dataset):
+    # Gives the next so many rows, as one that reads a file does.
+    provides_sources = ("features", "targets")
+    def open(self):
+        return [0]
+    def get_data(self, state=None, request=None):
+        rows = list(range(state[0], min(state[0] + request, 45)))
+        state[0] += request
+        return data(45, 3).get_data(request=rows)
 def batched():
     examples = DataStream(data(45, 3), iteration_scheme=SequentialExampleScheme(45))
     return Batch(examples, ConstantScheme(8))
@@ -134,7 +144,14 @@ def double(batch):
     return (2 * batch[0], batch[1])
 def mapped():
     return Mapping(Flatten(stream(77, seed=3), which_sources=("features",)), double)
-streams = {"batched": batched, "filtered": filtered, "mapped": mapped}
+def merged():
+    def of(source):
+        rows = dict(zip(("features", "targets"), data(45, 3).get_data(request=list(range(45)))))
+        return DataStream(IndexableDataset({source: rows[source]}), iteration_scheme=SequentialScheme(45, 8))
+    return Merge((of("features"), of("targets")), ("features", "targets"))
+def sized():
+    return DataStream(Lines(), iteration_scheme=ConstantScheme(8, num_examples=45))
+streams = {"batched": batched, "filtered": filtered, "mapped": mapped, "merged": merged, "sized": sized}
 cost, error = network()
 extensions = [DistributedMonitoring(monitored(cost), make(), prefix=name) for name, make in streams.items()]
 mine = stream(24, seed=10 + rank) if rank < 2 else stream(3, seed=12)

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from blocks.monitoring.evaluators import DatasetEvaluator
+from fuel.schemes import BatchSizeScheme
 from fuel.streams import DataStream
 from fuel.transformers import FilterSources, Mapping, Padding, Rename, SourcewiseTransformer
 
@@ -14,7 +15,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities, Share
 from platoon_plugins.blocks.gathering import gather
 from platoon_plugins.blocks.schemes import Place, ShardedScheme
-from platoon_plugins.blocks.streams import is_sharded, with_scheme
+from platoon_plugins.blocks.streams import is_sharded, sources_of, with_scheme
 from platoon_plugins.blocks.training import Training
 
 __all__ = ["ShardedEvaluator", "combine"]
@@ -122,19 +123,19 @@ def _part(stream: Any, place: Place) -> Any:
             "got a stream that is sharded: pass the whole stream, of which each worker takes its part, or "
             "sharded=True if it holds data that only this worker has"
         )
+    for source in sources_of(stream):
+        if not isinstance(source, DataStream):
+            raise ConfigurationError(
+                f"got a stream that comes from a {type(source).__name__}, of which each worker may be given other "
+                "batches: pass a stream of a data set, or sharded=True if this worker has batches of its own"
+            )
     source = stream
     while isinstance(source, _BATCH_BY_BATCH):
         source = source.data_stream
-    if isinstance(source, DataStream) and source.iteration_scheme is not None and not source.produces_examples:
-        return with_scheme(stream, lambda scheme: ShardedScheme(scheme, worker=place))
-    while hasattr(source, "data_stream"):
-        source = source.data_stream
-    if not isinstance(source, DataStream):
-        raise ConfigurationError(
-            f"got a stream that comes from a {type(source).__name__}, of which each worker may be given other batches: "
-            "pass a stream of a data set, or sharded=True if this worker has batches of its own"
-        )
-    return _Every(stream, place)
+    scheme = source.iteration_scheme if isinstance(source, DataStream) else None
+    if scheme is None or scheme.requests_examples or isinstance(scheme, BatchSizeScheme):
+        return _Every(stream, place)
+    return with_scheme(stream, lambda scheme: ShardedScheme(scheme, worker=place))
 
 
 class _Every:

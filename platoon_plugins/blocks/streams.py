@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.broadcast import BroadcastStream
 from platoon_plugins.blocks.schemes import Place, ShardedScheme, all_schemes, require_uneven
 
-__all__ = ["is_broadcast", "is_sharded", "shard_stream", "with_scheme"]
+__all__ = ["is_broadcast", "is_sharded", "shard_stream", "sources_of", "with_scheme"]
 
 MODES = ("shard", "broadcast")
 
@@ -90,7 +90,7 @@ def shard_stream(
     if is_sharded(stream) or isinstance(stream, BroadcastStream):
         raise ConfigurationError("got a stream that shard_stream has made, or one with a ShardedScheme: shard once")
     if mode == "broadcast":
-        for source in _bottoms(stream):
+        for source in sources_of(stream):
             _refuse_server(source)
         return BroadcastStream(stream, reader)
     return with_scheme(stream, lambda scheme: ShardedScheme(scheme, uneven=uneven, worker=reader))
@@ -126,7 +126,7 @@ def with_scheme(stream: AbstractDataStream, wrap: Callable[[IterationScheme], It
     ConfigurationError
         If this is no stream, or one at the bottom has no iteration scheme.
     """
-    for source in _bottoms(stream):
+    for source in sources_of(stream):
         _require_scheme(source)
     return _with_scheme(stream, wrap)
 
@@ -149,7 +149,7 @@ def _with_scheme(stream: Any, wrap: Callable[[IterationScheme], IterationScheme]
 
 def is_sharded(stream: AbstractDataStream) -> bool:
     """Tell whether a stream gives this worker its own part: whether it has a `ShardedScheme` at its bottom."""
-    schemes = (scheme for source in _bottoms(stream) for scheme in all_schemes(source.iteration_scheme))
+    schemes = (scheme for source in sources_of(stream) for scheme in all_schemes(source.iteration_scheme))
     return any(isinstance(scheme, ShardedScheme) for scheme in schemes)
 
 
@@ -160,14 +160,14 @@ def is_broadcast(stream: Any) -> bool:
     return stream is not None
 
 
-def _bottoms(stream: Any) -> Iterator[Any]:
+def sources_of(stream: Any) -> Iterator[Any]:
     """Yield the streams below all transformers."""
     _require_stream(stream)
     if hasattr(stream, "data_streams"):
         for part in stream.data_streams:
-            yield from _bottoms(part)
+            yield from sources_of(part)
     elif hasattr(stream, "data_stream"):
-        yield from _bottoms(stream.data_stream)
+        yield from sources_of(stream.data_stream)
     else:
         yield stream
 
