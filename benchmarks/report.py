@@ -14,7 +14,20 @@ from rich.console import Console
 from rich.table import Table
 
 FOLDER = Path(__file__).parent.parent / "docs" / "benchmarks"
-PACKAGES = ("numpy", "pyzmq", "msgspec", "Theano", "Lasagne", "Keras", "torch", "jax", "tensorflow-cpu", "tensorflow")
+PACKAGES = (
+    "numpy",
+    "pyzmq",
+    "msgspec",
+    "Theano",
+    "Lasagne",
+    "blocks",
+    "fuel",
+    "Keras",
+    "torch",
+    "jax",
+    "tensorflow-cpu",
+    "tensorflow",
+)
 
 
 def machine() -> dict:
