@@ -176,6 +176,22 @@ def test_what_one_process_saved_goes_on_asynchronously_with_two(run_blocks):
     assert all("made in a job of one" in log for log in refused.logs), refused.logs
 
 
+def test_what_is_quiet_on_one_worker_is_not_when_resumed_alone(run_blocks):
+    script = """
+    from blocks.serialization import load
+    if len(sys.argv) > 2:
+        with open(tmp + "/1.tar", "rb") as file:
+            load(file).run()
+    else:
+        saving = Checkpoint(f"{tmp}/{rank}.tar", after_n_batches=1, after_training=False)
+        together = ParameterSync(EASGD(), leader_only=(Printing,))
+        extensions = [together, saving, Printing(), FinishAfter(after_n_batches=3)]
+        loop(network()[0], shard_stream(stream(64)), extensions).run()
+    """
+    assert "TRAINING" not in run_blocks(script).require_success().logs[1]
+    assert "TRAINING HAS BEEN FINISHED" in run_blocks(script, 1, args=["resume"]).require_success().logs[0]
+
+
 def test_a_log_that_is_loaded_does_not_count_as_batches_of_this_training(run_blocks):
     run_blocks(
         """

@@ -160,6 +160,18 @@ def test_monitoring_at_different_places_names_them(run_blocks):
     assert "worker 0 is at monitoring yours; worker 1 is at monitoring mine" in outcome.logs[0], outcome.logs
 
 
+def test_monitoring_before_anything_is_common_is_refused(run_blocks):
+    outcome = run_blocks(
+        """
+        cost = network(seed=1 + rank)[0]
+        monitoring = DistributedMonitoring([cost], stream(16), before_training=True)
+        loop(cost, shard_stream(stream(64)), [ParameterSync(EASGD()), monitoring]).run()
+        """
+    )
+    assert outcome.result.status == 1
+    assert all("pass before_first_epoch=True" in log for log in outcome.logs), outcome.logs
+
+
 def test_a_period_that_never_comes_is_told(run_blocks):
     outcome = run_blocks(
         """

@@ -12,7 +12,7 @@ from blocks.extensions.saveload import Checkpoint
 
 from platoon_base import connect
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.blocks.others import all_extensions, be_quiet, run_in_center
+from platoon_plugins.blocks.others import all_extensions, run_in_center, run_on_leader
 from platoon_plugins.blocks.training import Settings, Training
 
 __all__ = ["LEADER_ONLY", "Member", "find", "training_of"]
@@ -109,7 +109,7 @@ def _arrange(main_loop: Any) -> None:
 def _calm(main_loop: Any, training: Training) -> None:
     for extension in all_extensions(main_loop.extensions):
         if training.worker.global_rank and isinstance(extension, training.settings.leader_only):
-            be_quiet(extension)
+            run_on_leader(extension, is_leader)
         elif isinstance(extension, _OF_THE_CENTER) and not isinstance(extension, Member):
             run_in_center(extension, center_of)
 
@@ -118,6 +118,12 @@ def center_of(main_loop: Any) -> contextlib.AbstractContextManager[None]:
     """Return the context in which the parameters of a main loop have the values that count."""
     training = training_of(main_loop)
     return contextlib.nullcontext() if training is None else training.center()
+
+
+def is_leader(main_loop: Any) -> bool:
+    """Tell whether a main loop runs on the first worker, or alone."""
+    training = training_of(main_loop)
+    return training is None or training.worker.global_rank == 0
 
 
 def find(main_loop: Any, kind: type) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 from blocks.extensions.monitoring import DataStreamMonitoring, TrainingDataMonitoring
 
+from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities, Share
 from platoon_plugins.blocks.evaluation import ShardedEvaluator, combine
 from platoon_plugins.blocks.members import Member
@@ -63,6 +64,11 @@ class DistributedMonitoring(Member, DataStreamMonitoring):  # type: ignore[misc]
         if training is None or training.worker.closed:
             super().do(callback_name, *args)
             return
+        if not training.started:
+            raise ConfigurationError(
+                "got before_training=True: the workers have no common values before training begins; pass "
+                "before_first_epoch=True"
+            )
         values = self._evaluator.evaluate_together(training, _title(self), self.data_stream, self._sharded)
         if values is not None:
             self.add_records(self.main_loop.log, values.items())

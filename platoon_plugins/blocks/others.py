@@ -6,9 +6,10 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-__all__ = ["all_extensions", "be_quiet", "run_in_center"]
+__all__ = ["all_extensions", "run_in_center", "run_on_leader"]
 
 CenterOf = Callable[[Any], contextlib.AbstractContextManager[None]]
+IsLeader = Callable[[Any], bool]
 
 
 def all_extensions(extensions: Iterable[Any]) -> Iterator[Any]:
@@ -21,17 +22,34 @@ def all_extensions(extensions: Iterable[Any]) -> Iterator[Any]:
         yield from all_extensions(other for other in managed if other is not None)
 
 
-def _nothing(callback_invoked: str, *from_main_loop: Any) -> None:
-    """Stands in for an extension's ``dispatch``."""
+class _OnLeader:
+    """Stands in for an extension's ``dispatch``; pickled with it, it finds what it needs through the main loop."""
+
+    def __init__(self, extension: Any, is_leader: IsLeader) -> None:
+        self._extension = extension
+        self._is_leader = is_leader
+
+    def __call__(self, callback_invoked: str, *from_main_loop: Any) -> None:
+        if self._is_leader(self._extension.main_loop):
+            type(self._extension).dispatch(self._extension, callback_invoked, *from_main_loop)
 
 
-def be_quiet(extension: Any) -> None:
-    """Let an extension do nothing from now on."""
-    extension.dispatch = _nothing
+def run_on_leader(extension: Any, is_leader: IsLeader) -> None:
+    """Let an extension run on one worker only; a second time changes nothing.
+
+    Parameters
+    ----------
+    extension : TrainingExtension
+    is_leader : callable
+        A function of a module, since it is pickled with the extension: tells, for a main loop, whether it runs on
+        that worker, or alone.
+    """
+    if not isinstance(vars(extension).get("dispatch"), _OnLeader):
+        extension.dispatch = _OnLeader(extension, is_leader)
 
 
 class _InCenter:
-    """Stands in for an extension's ``do``; pickled with it, it finds what it needs through the main loop."""
+    """Stands in for an extension's ``do``, as `_OnLeader` does for its ``dispatch``."""
 
     def __init__(self, extension: Any, center_of: CenterOf) -> None:
         self._extension = extension
