@@ -257,3 +257,26 @@ def test_a_theano_without_what_a_repair_needs_is_left_whole(monkeypatch, caplog)
     with caplog.at_level(logging.INFO):
         theano_fixes._guarded("theano.gof.cc", lambda module: pytest.fail("applied"))(types.ModuleType("cc"))
     assert "1.1.2" in caplog.text
+
+
+def test_a_function_on_a_device_is_pickled_with_the_name_of_its_context(tmp_path):
+    device = "opencl0:0"
+    env = {**os.environ, "POCL_CACHE_DIR": str(tmp_path)}
+    env["THEANO_FLAGS"] = f"{env.get('THEANO_FLAGS', '')},device={device},force_device=True,floatX=float32"
+    probe = [sys.executable, "-c", f"import pygpu; pygpu.init({device!r})"]
+    found = subprocess.run(probe, env=env, capture_output=True, text=True, timeout=60, check=False)
+    if found.returncode:
+        pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL")
+    text = """
+    import pickle
+    import numpy as np, theano, theano.tensor as T
+    x, w = T.fmatrix("x"), theano.shared(np.ones(6, "float32"))
+    step = theano.function([x], ((x * w) ** 2).sum(), updates=[(w, w * 2)])
+    assert any("Gpu" in type(node.op).__name__ for node in step.maker.fgraph.toposort())
+    again = pickle.loads(pickle.dumps(step))
+    ones = np.ones((2, 6), "float32")
+    assert [float(f(ones)) for f in (step, step, again, again)] == [12, 48, 12, 48]
+    """
+    command = [sys.executable, "-c", WITH_FIXES + textwrap.dedent(text)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=WAIT_S, check=False)
+    assert done.returncode == 0, done.stderr

@@ -30,7 +30,8 @@ from platoon_base.theano_ops import (
     Synchronizer,
     all_reduce,
 )
-from platoon_base.theano_ops.base import JobOp
+from platoon_base.theano_ops.base import JobOp, next_turn
+from platoon_base.theano_ops.compressed import Float16Sum
 
 pytestmark = pytest.mark.theano
 
@@ -366,14 +367,49 @@ def test_ops_are_told_apart_by_worker_turn_and_places(worker):
         assert AllReduceSum(worker, turn=1) != AllReduceSum(worker, turn=2)
 
 
-def test_a_copy_works_in_the_same_job_and_pickling_is_refused(worker):
+def test_a_copy_works_in_the_same_job(worker):
     x = T.fvector("x")
     function = theano.function([x], AllReduceSum(worker)(x))
     for again in (function.copy(), copy.deepcopy(function)):
         np.testing.assert_array_equal(np.ravel(again([1, 2])), [1, 2])
         assert nodes(again)[0].op.worker is worker
+
+
+def test_a_pickled_all_reduce_belongs_to_the_worker_of_the_process_that_loads_it(worker, monkeypatch):
+    """Later calls come behind the one that was loaded; what depends on the number of workers is not pickled."""
+    x = T.fvector("x")
+    function = theano.function([x], AllReduceMean(worker, turn=10**6)(x * 2))
+    saved = pickle.dumps(function)
+    with solo() as other:
+        monkeypatch.setattr("platoon_base.theano_ops.reductions.connect", lambda: other)
+        loaded = pickle.loads(saved)
+        (node,) = nodes(loaded)
+        assert node.op.worker is other
+        assert (node.op.turn, node.op.inplace, type(node.op)) == (10**6, nodes(function)[0].op.inplace, AllReduceMean)
+        assert next_turn() > 10**6
+        np.testing.assert_array_equal(loaded([1, 2]), [2, 4])
     with pytest.raises(ConfigurationError, match="save the parameters"):
-        pickle.dumps(function)
+        pickle.dumps(Float16Sum(worker))
+
+
+def test_workers_combine_by_what_they_have_loaded(run_job):
+    run_job(
+        """
+        import pickle, sys
+        import numpy as np
+        import theano
+        import theano.tensor as T
+        from platoon_base import connect
+        from platoon_base.theano_ops import all_reduce
+
+        worker = connect()
+        x = T.fvector("x")
+        loaded = pickle.loads(pickle.dumps(theano.function([x], all_reduce(x + 1, x * 2)[:])))
+        for _ in range(3):
+            summed, doubled = loaded([worker.global_rank])
+            assert summed == [3] and doubled == [2], (summed, doubled)
+        """
+    ).require_success()
 
 
 def test_what_cannot_work_is_refused(worker):
