@@ -29,11 +29,14 @@ def test_the_center_is_what_is_saved(run_blocks):
             with worker.center_params():
                 center.append(values(main_loop))
             worker.barrier("looked")
+        def saved_by_now(main_loop):
+            worker.barrier("saved")          # the end of training moves the center once more
         best = Recorded(tmp + "/managed.tar", after_training=False, save_main_loop=False)
         monitoring = DistributedMonitoring([cost], stream(24, seed=1), prefix="valid")
         extensions = [monitoring, EarlyStopping("valid_cost", best, tmp + "/best.tar", epochs=50),
                       Look(after_batch=look), Recorded(tmp + "/saved.tar", every_n_batches=3, save_main_loop=False),
-                      ParameterSync(EASGD(alpha=0.3), every_n_batches=2), FinishAfter(after_n_batches=3)]
+                      Look(after_batch=saved_by_now), ParameterSync(EASGD(alpha=0.3), every_n_batches=2),
+                      FinishAfter(after_n_batches=3)]
         main_loop = loop(cost, shard_stream(stream(64)), extensions)
         main_loop.run()
         if rank == 0:
@@ -174,6 +177,28 @@ def test_what_one_process_saved_goes_on_asynchronously_with_two(run_blocks):
     refused = run_blocks(script, 2, args=["sync", "resume"])
     assert refused.result.status == 1
     assert all("made in a job of one" in log for log in refused.logs), refused.logs
+
+
+def test_what_was_accumulated_before_a_checkpoint_counts_once(run_blocks):
+    script = """
+    from blocks.serialization import load
+    if len(sys.argv) > 2:
+        with open(tmp + "/loop.tar", "rb") as file:
+            main_loop = load(file)
+        main_loop.run()
+        # Of the 12 batches of the epoch, those after batch 4 of each worker, and the first worker's before.
+        assert main_loop.log[6]["train_rows"].tolist() == 8 * [8], main_loop.log[6]
+    else:
+        cost, error = network()
+        (x,) = [v for v in ComputationGraph(cost).inputs if v.name == "features"]
+        rows = aggregation.concatenate(x.shape[0].copy("rows"))
+        saving = Checkpoint(tmp + "/loop.tar", after_n_batches=4, after_training=False)
+        monitoring = DistributedTrainingMonitoring([rows], prefix="train", after_epoch=True)
+        extensions = [ParameterSync(None), monitoring, saving, FinishAfter(after_n_epochs=1)]
+        loop(cost, shard_stream(stream(96), uneven="drop"), extensions, AllReduceGradients(Scale(0.1))).run()
+    """
+    run_blocks(script).require_success()
+    run_blocks(script, args=["resume"]).require_success()
 
 
 def test_what_is_quiet_on_one_worker_is_not_when_resumed_alone(run_blocks):

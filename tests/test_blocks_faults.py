@@ -195,6 +195,8 @@ def test_a_period_that_never_comes_is_told(run_blocks):
         (lambda: ParameterSync(EASGD(), before_training=True), "nothing is synchronized"),
         (lambda: ParameterSync(None, every_n_batches=10), "no rule"),
         (lambda: ParameterSync(EASGD(), on_nonfinite="ignore"), "on_nonfinite"),
+        (lambda: ParameterSync(None, on_nonfinite="skip"), "RemoveNotFinite"),
+        (lambda: ParameterSync(EASGD(), leader_only=Scale), "tuple of classes"),
         (lambda: StopTogether("most"), "any, all, leader"),
         (lambda: AllReduceGradients(0.1), "step rule"),
         (lambda: AllReduceGradients(Scale), "step rule"),

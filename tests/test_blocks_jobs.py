@@ -26,6 +26,7 @@ def test_easgd_follows_its_equations_and_ends_with_the_center(run_blocks):
             trace["after"] = values(main_loop)
             if rank == 0:
                 worker.barrier("worker 0 has synchronized")
+            worker.barrier("both have synchronized")     # the end of training does it once more
         looks = [Look(before_epoch=begin), Look(before_batch=before), Look(after_batch=after)]
         sync = ParameterSync(EASGD(alpha=0.25), every_n_batches=1)
         # The center is what counts behind ParameterSync, which takes the first place.

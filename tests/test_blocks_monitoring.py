@@ -7,12 +7,13 @@ from platoon_base import compat
 compat.apply()
 pytest.importorskip("blocks", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
+import numpy as np
 from blocks.monitoring import aggregation
 from blocks.monitoring.evaluators import AggregationBuffer
 from theano import tensor
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.blocks import DistributedMonitoring, register_aggregation
+from platoon_plugins.blocks import DistributedMonitoring, gathering, register_aggregation
 from platoon_plugins.blocks.aggregation import Accumulators
 
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(180)]
@@ -290,6 +291,11 @@ def test_a_scheme_that_makes_its_accumulators_anew_is_not_taken_for_the_one_it_i
     variable.tag.aggregation_scheme = Total(x.sum())
     with pytest.raises(ConfigurationError, match="register_aggregation.Total"):
         Accumulators(buffer)
+
+
+def test_complex_values_are_refused():
+    with pytest.raises(ConfigurationError, match="complex64"):
+        gathering.gather(None, "values", [np.zeros(2, "complex64")], [0], timeout_s=1)
 
 
 def test_a_stream_that_cannot_be_divided_is_refused(run_blocks):

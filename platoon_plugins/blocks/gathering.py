@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
 
 __all__ = ["gather"]
 
@@ -20,6 +21,8 @@ def gather(
 ) -> tuple[list[list[Array]], list[int]]:
     """Exchange arrays of real dtypes, as many and of such shapes as each worker likes.
 
+    They travel as float64, in which integers beyond 2^53 are rounded.
+
     A collective call of ``ranks``; what each passes is added to the zeros of the others.
 
     Returns
@@ -29,7 +32,8 @@ def gather(
     ranks : list of int
         Who took part: ``ranks``, or those that are left of them.
     """
-    mine, packed = list(ranks).index(worker.global_rank), _pack(arrays)
+    packed = _pack(arrays)
+    mine = list(ranks).index(worker.global_rank)
     lengths = np.zeros(len(ranks))
     lengths[mine] = len(packed)
     summed = worker.sum_arrays(f"{name}, lengths", [lengths], timeout_s=timeout_s)
@@ -45,8 +49,14 @@ def gather(
 
 
 def _pack(arrays: Sequence[Any]) -> Array:
-    """Write number, shapes and values one behind the other; float64 holds each of them."""
+    """Write number, shapes and values one behind the other, all of them as float64."""
     taken = [np.asarray(array) for array in arrays]
+    for array in taken:
+        if array.dtype.kind not in "biuf":
+            raise ConfigurationError(
+                f"got a value of dtype {array.dtype}: workers put together real numbers; monitor its real and "
+                "imaginary parts, or its absolute value"
+            )
     head = [len(taken), *(number for array in taken for number in (array.ndim, *array.shape))]
     return np.concatenate([np.array(head, np.float64), *(array.ravel().astype(np.float64) for array in taken)])
 

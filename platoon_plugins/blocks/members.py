@@ -67,9 +67,11 @@ def training_of(main_loop: Any) -> Training | None:
 
 def _entered(main_loop: Any, callback: str) -> Training | None:
     """Return the training, begun as far as it can be in a callback."""
+    if callback in ("on_error", "after_training"):
+        return _trainings.get(main_loop)
     training = training_of(main_loop)
-    if training is None or callback in ("on_error", "after_training"):
-        return training
+    if training is None:
+        return None
     if training.finished:  # and the main loop is run again
         training = _begin(main_loop)
     if not training.prepared:

@@ -94,6 +94,22 @@ class DistributedTrainingMonitoring(Member, TrainingDataMonitoring):  # type: ig
         self._non_variables = RecordedQuantities(self._non_variables)
         self._accumulators = Accumulators(self._variables)
         self._batches = 0  # since the last records
+        self._loaded = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """What the first worker had accumulated counts once, though all workers load it."""
+        self.__dict__.update(state, _loaded=True)
+
+    def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
+        """See `Member.dispatch`."""
+        if self._loaded:
+            self._loaded = False
+            training = self.training
+            if training is not None and training.worker.global_rank:
+                self._batches = 0
+                self._variables.initialize_aggregators()
+                self._non_variables.initialize_quantities()
+        super().dispatch(callback_invoked, *from_main_loop)
 
     def do(self, callback_name: str, *args: Any) -> None:
         """Write the values of monitored variables to the log, unless called to take in a batch."""

@@ -46,7 +46,8 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
     gradients do anyway.
 
     A main loop that `Checkpoint` pickled joins again when it is resumed, with any number of workers: all of them load
-    the same file. In a job of one this extension does nothing.
+    the same file. (One that averages gradients must have been made by several workers; alone there is nothing in it
+    to average by.) In a job of one this extension does nothing.
 
     Parameters
     ----------
@@ -91,6 +92,8 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
     ) -> None:
         if rule is not None and (isinstance(rule, type) or not callable(getattr(rule, "resolved", None))):
             raise ConfigurationError(f"got {rule!r} as the rule: pass EASGD(), ASGD(), or None with AllReduceGradients")
+        if not isinstance(leader_only, tuple):
+            raise ConfigurationError(f"got leader_only={leader_only!r}: pass a tuple of classes, such as (Printing,)")
         if on_nonfinite not in ON_NONFINITE:
             raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
         if rule is None and on_nonfinite != "raise":
@@ -101,7 +104,7 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
         super().__init__(**_with_triggers(rule, kwargs))
         if rule is not None:
             self._require_triggers()
-        self.settings = Settings(rule, parameters, tuple(leader_only), on_nonfinite, timeout_s, worker)
+        self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker)
         self._syncs = 0
 
     def _require_triggers(self) -> None:
@@ -119,7 +122,7 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
         """See `Member.dispatch`."""
         callback = str(callback_invoked)
         super().dispatch(callback_invoked, *from_main_loop)
-        training = self.training
+        training = None if callback == "on_error" else self.training
         if training is None:
             return
         if callback in ("before_training", "on_resumption"):

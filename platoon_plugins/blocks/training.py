@@ -10,20 +10,19 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import theano
-from blocks.algorithms import GradientDescent
-from blocks.filter import VariableFilter
-from blocks.roles import BATCH_NORM_POPULATION_STATISTICS
-from theano.gof.graph import ancestors
-
 from platoon_base import Worker
 from platoon_base.common_start import start_together
-from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.rules import Rule
 from platoon_base.theano_ops.noise import vary_noise
-from platoon_base.theano_ops.reductions import AllReduce
 from platoon_base.worker import DEFAULT_TIMEOUT_S
-from platoon_plugins.blocks.gradients import AllReduceGradients
+from platoon_plugins.blocks.algorithms import (
+    averages_gradients,
+    collected_statistics,
+    meant_to_average,
+    step_rule_state,
+    trained_parameters,
+)
 from platoon_plugins.blocks.streams import is_broadcast
 
 __all__ = ["Meeting", "Settings", "Training", "Vote"]
@@ -114,7 +113,7 @@ class Training:
         self.worker = worker
         self.settings = settings
         self.timeout_s = settings.timeout_s
-        self.averages = _averages_gradients(main_loop.algorithm)
+        self.averages = averages_gradients(main_loop.algorithm)
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
         self.members: list[int] = []
         self.prepared = self.started = self.finished = False
@@ -135,7 +134,7 @@ class Training:
                 " twice; use ParameterSync(None) with AllReduceGradients, or the rule with the plain step rule"
             )
         if not self.averages and self.settings.rule is None:
-            if _meant_to_average(algorithm):
+            if meant_to_average(algorithm):
                 raise ConfigurationError(
                     "got a main loop that was made in a job of one, where there is nothing to average, and pickled: "
                     "make it anew, and bring the values by Load(path)"
@@ -168,9 +167,11 @@ class Training:
 
     def _share(self) -> None:
         settings = self.settings
-        parameters = _trained_parameters(self._main_loop) if settings.parameters is None else list(settings.parameters)
+        parameters = trained_parameters(self._main_loop) if settings.parameters is None else list(settings.parameters)
         if self.averages:
-            start_together([*parameters, *_state(self._main_loop.algorithm)], self.worker, "averaged gradients")
+            start_together(
+                [*parameters, *step_rule_state(self._main_loop.algorithm)], self.worker, "averaged gradients"
+            )
         else:
             self.worker.init_shared_params(
                 parameters, settings.rule, on_nonfinite=settings.on_nonfinite, timeout_s=self.timeout_s
@@ -252,7 +253,7 @@ class Training:
 
     def average_statistics(self) -> None:
         """Average what is not trained but collected: BatchNormalization's population statistics."""
-        statistics = _statistics(self._main_loop.algorithm)
+        statistics = collected_statistics(self._main_loop.algorithm)
         if not statistics:
             return
         values = [variable.get_value() for variable in statistics]
@@ -265,10 +266,10 @@ class Training:
         if self.worker.closed or self.finished:
             return
         self.finished = True
-        self.synchronize()  # what was learned since the last time is not lost
         try:
+            self.synchronize()  # what was learned since the last time is not lost
             together = self.meet(_FINISH)
-        except PlatoonError as error:  # the others still train, or the controller is gone: what was trained is not lost
+        except (CollectiveTimeoutError, WorkerLostError) as error:  # the others still train, or the controller is gone
             log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
             together = None
         if together is None:
@@ -302,62 +303,6 @@ class Training:
                 self.worker.copy_to_local(timeout_s=timeout_s)
         finally:
             self.worker.close()
-
-
-def _averages_gradients(algorithm: Any) -> bool:
-    """Tell whether the batches of all workers are processed together: whether they meet inside the function."""
-    values = [value for _, value in _updates(algorithm)]
-    nodes = (variable.owner for variable in ancestors(values) if variable.owner is not None)
-    return any(isinstance(node.op, AllReduce) for node in nodes)
-
-
-def _meant_to_average(algorithm: Any) -> bool:
-    """Tell whether a step rule would average gradients in a job of several."""
-    rules = [getattr(algorithm, "step_rule", None)]
-    while rules:
-        rule = rules.pop()
-        if isinstance(rule, AllReduceGradients):
-            return True
-        rules += getattr(rule, "components", [])
-    return False
-
-
-def _updates(algorithm: Any) -> list[tuple[Any, Any]]:
-    updates = getattr(algorithm, "updates", None) or []
-    pairs = list(updates.items()) if hasattr(updates, "items") else list(updates)
-    return [(variable, value) for variable, value in pairs if isinstance(value, theano.Variable)]
-
-
-def _trained_parameters(main_loop: Any) -> list[Any]:
-    """Return what the main loop trains.
-
-    Raises
-    ------
-    ConfigurationError
-        If neither its algorithm nor its model knows.
-    """
-    found = getattr(main_loop.algorithm, "parameters", None)
-    if not found and main_loop._model is not None:
-        found = main_loop.model.parameters
-    if not found:
-        raise ConfigurationError(
-            f"got a main loop whose algorithm ({type(main_loop.algorithm).__name__}) has no parameters, and no model: "
-            "pass ParameterSync(..., parameters=[...]), the shared variables that are trained"
-        )
-    return list(found)
-
-
-def _state(algorithm: Any) -> list[Any]:
-    """Return what the step rule keeps from one batch to the next: velocities, moments, a count of batches."""
-    if not isinstance(algorithm, GradientDescent):
-        return []
-    kept = {id(variable): variable for variable, _ in algorithm.step_rule_updates}
-    return [variable for variable in kept.values() if variable.dtype in theano.tensor.float_dtypes]
-
-
-def _statistics(algorithm: Any) -> list[Any]:
-    targets = [variable for variable, _ in _updates(algorithm)]
-    return list(VariableFilter(roles=[BATCH_NORM_POPULATION_STATISTICS])(targets))
 
 
 def _at_different_places(places: dict[int, str]) -> str:
