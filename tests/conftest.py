@@ -104,26 +104,22 @@ def run_job(tmp_path):
     return run
 
 
-@pytest.fixture
-def run_keras(run_job):
-    """Run a script after keras_preamble.py on real workers; its first argument is a folder, that of tmp_path."""
-    preamble = Path(__file__).with_name("keras_preamble.py").read_text()
+def _runner(preamble):
+    """Make a fixture that runs a script behind a preamble; the first argument of both is the folder of tmp_path."""
+    text_before = Path(__file__).with_name(preamble).read_text()
 
-    def run(text, workers=2, **options):
-        return run_job(preamble + textwrap.dedent(text), workers, **options)
+    @pytest.fixture
+    def run_after(run_job):
+        def run(text, workers=2, **options):
+            return run_job(text_before + textwrap.dedent(text), workers, **options)
 
-    return run
+        return run
+
+    return run_after
 
 
-@pytest.fixture
-def run_blocks(run_job):
-    """Run a script after blocks_preamble.py on real workers; ``tmp`` in it is a folder, that of tmp_path."""
-    preamble = Path(__file__).with_name("blocks_preamble.py").read_text()
-
-    def run(text, workers=2, **options):
-        return run_job(preamble + textwrap.dedent(text), workers, **options)
-
-    return run
+run_keras = _runner("keras_preamble.py")
+run_blocks = _runner("blocks_preamble.py")
 
 
 @pytest.fixture

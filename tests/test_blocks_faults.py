@@ -193,6 +193,7 @@ def test_a_period_that_never_comes_is_told(run_blocks):
         (lambda: ParameterSync(EASGD(), every_n_epochs=-1), "counts epochs"),
         (lambda: ParameterSync(EASGD(), after_batch=False), "nothing is synchronized"),
         (lambda: ParameterSync(EASGD(), before_training=True), "nothing is synchronized"),
+        (lambda: ParameterSync(EASGD(), before_first_epoch=True), "nothing is synchronized"),
         (lambda: ParameterSync(None, every_n_batches=10), "no rule"),
         (lambda: ParameterSync(EASGD(), on_nonfinite="ignore"), "on_nonfinite"),
         (lambda: ParameterSync(None, on_nonfinite="skip"), "RemoveNotFinite"),

@@ -71,6 +71,29 @@ def test_workers_learn_together_and_only_the_first_prints(run_blocks, rule, tmp_
     assert "TRAINING" not in outcome.logs[1]
 
 
+def test_every_trigger_of_a_simple_extension_synchronizes(run_blocks):
+    """In two epochs of four batches; at the end of training it is done once more."""
+    run_blocks(
+        """
+        calls = []
+        original = worker.sync_params
+        worker.sync_params = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
+        expected = [
+            (dict(), 0), (dict(after_batch=True), 8), (dict(before_batch=True), 8), (dict(every_n_batches=3), 2),
+            (dict(after_n_batches=3), 1), (dict(after_epoch=True), 2), (dict(before_epoch=True), 2),
+            (dict(every_n_epochs=2), 1), (dict(after_n_epochs=1), 1), (dict(every_n_batches=4, after_training=True), 2),
+            (dict(every_n_batches=4, before_first_epoch=True), 3),
+        ]
+        cost, error = network()
+        for triggers, count in expected:
+            extensions = [ParameterSync(EASGD(), **triggers), FinishAfter(after_n_epochs=2)]
+            loop(cost, shard_stream(stream(64)), extensions, Scale(0.0)).run()
+            assert len(calls) == count + 1, (triggers, calls)
+            calls.clear()
+        """
+    ).require_success()
+
+
 def test_averaged_gradients_equal_large_batches_of_one_process(run_blocks):
     """Three workers, clipping and momentum behind the average, one flattened all-reduce; 20 steps."""
     run_blocks(

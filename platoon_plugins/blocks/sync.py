@@ -23,8 +23,8 @@ __all__ = ["ParameterSync"]
 
 log = logging.getLogger(__name__)
 
-# Callbacks by which something is synchronized while the main loop trains.
-_DURING_TRAINING = ("before_epoch", "after_epoch", "before_batch", "after_batch")
+# Triggers by which something is synchronized while the main loop trains.
+_DURING_TRAINING = {"before_epoch", "after_epoch", "before_batch", "after_batch", *SimpleExtension.INTEGER_TRIGGERS}
 _EVERY_N_BATCHES = 10
 
 
@@ -102,17 +102,8 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
                 "at once; use RemoveNotFinite() behind AllReduceGradients()"
             )
         super().__init__(**_with_triggers(rule, kwargs))
-        if rule is not None:
-            self._require_triggers()
         self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker)
         self._syncs = 0
-
-    def _require_triggers(self) -> None:
-        if not any(name in _DURING_TRAINING for name, _, _ in self._conditions):
-            raise ConfigurationError(
-                "got triggers by which nothing is synchronized while the main loop trains: pass every_n_batches=10, "
-                "or after_epoch=True"
-            )
 
     def __getstate__(self) -> dict[str, Any]:
         """The handle belongs to a running job."""
@@ -172,4 +163,11 @@ def _with_triggers(rule: Rule | None, kwargs: dict[str, Any]) -> dict[str, Any]:
         raise ConfigurationError(
             f"got {', '.join(sorted(triggers))} and no rule: gradients are averaged in every batch; leave that out"
         )
-    return kwargs if triggers or rule is None else {**kwargs, "every_n_batches": _EVERY_N_BATCHES}
+    if rule is None or any(kwargs[name] for name in triggers & _DURING_TRAINING):
+        return kwargs
+    if triggers:
+        raise ConfigurationError(
+            f"got {', '.join(sorted(triggers))}, by which nothing is synchronized while the main loop trains: pass "
+            "every_n_batches=10, or after_epoch=True"
+        )
+    return {**kwargs, "every_n_batches": _EVERY_N_BATCHES}
