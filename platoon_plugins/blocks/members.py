@@ -21,7 +21,8 @@ LEADER_ONLY = (Printing, ProgressBar, Checkpoint)
 # These shall see the values that count, not those of one worker.
 _OF_THE_CENTER = (Checkpoint, DataStreamMonitoring)
 
-_trainings: weakref.WeakKeyDictionary[Any, Training] = weakref.WeakKeyDictionary()
+# Of each main loop the last one; None in a job of one.
+_trainings: weakref.WeakKeyDictionary[Any, Training | None] = weakref.WeakKeyDictionary()
 
 
 class Member(TrainingExtension):  # type: ignore[misc]
@@ -61,8 +62,7 @@ class Member(TrainingExtension):  # type: ignore[misc]
 
 def training_of(main_loop: Any) -> Training | None:
     """Return the training of a main loop: the one under way, the last one, or a new one; None in a job of one."""
-    training = _trainings.get(main_loop)
-    return _begin(main_loop) if training is None else training
+    return _trainings[main_loop] if main_loop in _trainings else _begin(main_loop)
 
 
 def _entered(main_loop: Any, callback: str) -> Training | None:
@@ -96,9 +96,9 @@ def _begin(main_loop: Any) -> Training | None:
         raise ConfigurationError("got StopTogether twice in one main loop: there is one decision; leave one out")
     settings = found[0] if found else Settings(rule=None, leader_only=LEADER_ONLY)
     worker = connect() if settings.worker is None else settings.worker
-    if worker.global_size == 1:
-        return None
-    training = _trainings[main_loop] = Training(worker, main_loop, settings, stops_together=bool(stops))
+    alone = worker.global_size == 1
+    training = None if alone else Training(worker, main_loop, settings, stops_together=bool(stops))
+    _trainings[main_loop] = training
     return training
 
 
