@@ -11,6 +11,7 @@ the plain run of the same round, and the medians over the rounds are shown. Need
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -57,6 +58,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a small model and few batches, to see that it runs")
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results")
     options = parser.parse_args()
+    if importlib.util.find_spec("blocks") is None:
+        print("needs Blocks: see README, 'Tests and skips'")
+        return
     with tempfile.TemporaryDirectory() as folder:
         ranks = run(options, Path(folder))
     results = rows(ranks)

@@ -58,7 +58,7 @@ def run_tests(*arguments, **environment):
 
 def require_blocks():
     compat.apply()
-    pytest.importorskip("blocks", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+    pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 
 def test_a_path_without_blocks_is_refused_before_any_test(blocks_env, tmp_path):

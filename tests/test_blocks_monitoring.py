@@ -5,7 +5,7 @@ import pytest
 from platoon_base import compat
 
 compat.apply()
-pytest.importorskip("blocks", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 import numpy as np
 from blocks.monitoring import aggregation
