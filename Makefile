@@ -9,7 +9,7 @@ VENV := .venv/bin
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo test test-keras lint bench bench-keras clean distclean
+.PHONY: help setup demo test test-keras lint bench soak bench-keras clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -22,6 +22,7 @@ help:
 	@echo 'make lint       ruff and mypy'
 	@echo 'make bench      run every script in benchmarks/'
 	@echo 'make bench-keras  the benchmark of fit on every back end of Keras'
+	@echo 'make soak       kill workers at random moments for half an hour, and look for what that breaks'
 	@echo 'make clean      remove caches and build outputs'
 	@echo 'make distclean  clean, and remove .venv, .venv-*, .cache too'
 
@@ -45,6 +46,9 @@ lint: setup
 
 bench: setup
 	@for script in benchmarks/*.py; do echo "== $$script"; $(VENV)/python "$$script" || exit 1; done
+
+soak: setup
+	@$(VENV)/python benchmarks/soak.py --minutes 30
 
 bench-keras: setup
 	@$(VENV)/python .ci/setup_env.py --keras

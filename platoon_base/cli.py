@@ -68,6 +68,7 @@ def commands() -> None:
     "--log-dir", type=click.Path(path_type=Path), help="Folder for the workers' logs.  [platoon_logs/SCRIPT/TIME]"
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Common to all workers.")
+@click.option("--allow-failures", is_flag=True, help="End with success if at least one worker does.")
 @click.option(
     "--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file."
 )
@@ -79,6 +80,7 @@ def launch_command(
     center: str,
     log_dir: Path | None,
     seed: int,
+    allow_failures: bool,
     summary_file: Path | None,
     script: str,
     args: tuple[str, ...],
@@ -91,7 +93,7 @@ def launch_command(
 
     A worker on a GPU has Theano's device set, and floatX=float32 and dnn.enabled=False unless you have set them.
 
-    The exit status is the worst of all workers'. Ctrl-C ends them all.
+    The exit status is the worst of all workers', or, with --allow-failures, the best. Ctrl-C ends them all.
     """
     console = Console()
     _log_to(console)
@@ -111,6 +113,8 @@ def launch_command(
             _tell_warnings(console, warned)
 
         result = launch(script, args, places, folder, seed=seed, center=center, observer=observe)
+    if allow_failures:
+        result = result.with_failures_allowed()
     _tell_warnings(console, warned)
     _tell_result(console, result, len(places), folder)
     if summary_file is not None:

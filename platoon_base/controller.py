@@ -61,6 +61,11 @@ class Result(NamedTuple):
     exits: list[Exit]
     interrupted: bool = False
 
+    def with_failures_allowed(self) -> Result:
+        """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
+        ended_well = any(ended.status == 0 for ended in self.exits)
+        return self._replace(status=0) if ended_well and not self.interrupted else self
+
 
 class Controller:
     """Serves one job until all of its workers have ended.

@@ -69,6 +69,24 @@ def test_the_exit_status_is_the_worst_and_the_end_of_that_log_is_shown(platoon, 
     assert "RuntimeError: the reason why" in done.stdout
 
 
+@pytest.mark.parametrize(("survives", "status"), [(True, 0), (False, 137)])
+def test_failures_can_be_allowed_but_not_of_all(platoon, write_script, survives, status):
+    script = write_script(
+        f"""
+        import os, signal
+        from platoon_base import connect
+        worker = connect()
+        worker.barrier()
+        if worker.global_rank == 1 or not {survives}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    assert platoon("launch", "-n", 2, script).returncode == 137
+    done = platoon("launch", "-n", 2, "--allow-failures", script)
+    assert done.returncode == status, done.stdout
+    assert "worker 1: killed by SIGKILL" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -1,0 +1,21 @@
+"""Workers killed at random moments: a short form of `make soak`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parent.parent / "benchmarks" / "soak.py"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
+
+
+def test_kills_at_random_moments_leave_a_center_that_adds_up(tmp_path):
+    command = [sys.executable, str(SOAK), "--kills", "24", "--seed", "1000", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=190, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "soak.json").read_text())["summary"]
+    assert summary["kills"] == 24
+    assert summary["wrong"] == 0
