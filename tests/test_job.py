@@ -497,6 +497,47 @@ def test_a_lock_on_a_stripe_dies_with_its_holder(run_job):
     assert outcome.result.status == 128 + signal.SIGKILL
 
 
+def test_a_stopped_worker_that_holds_a_stripe_does_not_stop_the_others(run_job):
+    """It goes on only after the others have made their steps; then what they left out is caught up with."""
+    run_job(
+        """
+        import os, signal
+        import numpy as np
+        from platoon_base import ASGD, connect
+
+        worker = connect()
+        x = np.zeros(3_000_000)
+        worker.init_shared_params([x], ASGD())
+        pids = worker.all_gather(np.array([os.getpid()]))[:, 0].tolist()
+        center = worker._shared.center
+        assert len(center._stripes) > 3
+        if worker.global_rank == 0:
+            def stop(stripe):
+                worker.progress(steps=1)             # tells the others
+                os.kill(os.getpid(), signal.SIGSTOP)
+            assert center._work_locked(stop, center._stripes[1])
+        else:
+            while not worker._words.row(0)["steps"]:
+                pass
+            for _ in range(100):
+                x += 1
+                worker.sync_params()
+            with worker.center_params():             # reads it without waiting for ever
+                assert np.isfinite(x).all()
+            if worker.global_rank == 1:
+                while worker._words.row(2)["syncs"] < 100:
+                    pass
+                os.kill(pids[0], signal.SIGCONT)
+        worker.barrier("all go on")
+        worker.sync_params()
+        worker.barrier("all have synchronized")
+        worker.copy_to_local()
+        assert (x == 200).all(), (x.min(), x.max())
+        """,
+        workers=3,
+    ).require_success()
+
+
 def test_the_worst_exit_status_is_the_jobs(run_job):
     outcome = run_job(
         """

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ __all__ = ["STRIPE_BYTES", "HostCenter", "HostCenters"]
 
 Array = np.ndarray[Any, Any]
 
+log = logging.getLogger(__name__)
+
 MAGIC = b"PLTNCNTR"
 VERSION = 1
 STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
@@ -26,6 +29,7 @@ STRIPES_EACH = 4  # for each of several workers, so that a free one is always fo
 FREE = -1
 _GOLDEN = 0.618034
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
+PATIENCE_S = 3.0  # a stripe is worked on for milliseconds: who holds it for so long is stopped, or has no processor
 
 _HEADER = np.dtype(
     [("magic", "S8"), ("version", "u4"), ("stripes", "u4"), ("stripe_bytes", "u8"), ("fingerprint", "V32")]
@@ -64,7 +68,8 @@ class HostCenter:
     The segment holds a header (magic, version, fingerprint of the layout), a holder word for each stripe, the
     center's values and the rule's center state. A stripe's lock is the kernel's lock on its holder word, so it is
     freed when its holder dies; the word tells who holds it. Workers begin at different stripes and pass over those
-    that are taken, so N workers move N stripes at once.
+    that are taken, so N workers move N stripes at once. A stripe whose holder does not go on is left out by the others
+    until it does: rules are element-wise, so the rest of the center is as good without it.
 
     Parameters
     ----------
@@ -89,6 +94,7 @@ class HostCenter:
         states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(len(rule.center_state))]
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in rule.local_state]
         self._stripes = [_Stripe(i, p, center, states, self._local_states) for i, p in enumerate(pieces)]
+        self._left_out: set[int] = set()
 
     @staticmethod
     def size_bytes(layout: Layout, rule: Rule, stripe_bytes: int) -> int:
@@ -97,7 +103,7 @@ class HostCenter:
         return _buffers_start(stripes) + layout.nbytes * (1 + len(rule.center_state))
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
-        """See `Center.sync`."""
+        """See `Center.sync`; stripes that somebody has held for longer than `PATIENCE_S` are left out this time."""
         refusals: list[Refused] = []
         flat = [array.reshape(-1) for array in arrays]
 
@@ -107,17 +113,27 @@ class HostCenter:
                 piece = stripe.pieces[refused[0]]
                 refusals.append(Refused(piece.parameter, piece.start + refused[1]))
 
-        self._visit(update, locked, timeout_s)
+        left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
+        if left and timeout_s <= PATIENCE_S:
+            raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
+        indices = {stripe.index for stripe in left}
+        if indices - self._left_out:
+            log.warning("rank %d leaves out what another holds: %s", self._rank, self._timeout_text(left, PATIENCE_S))
+        self._left_out = indices
         return min(refusals, default=None)
 
     def read(self, out: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """See `Center.read`."""
+        """See `Center.read`; stripes that somebody has held for longer than `PATIENCE_S` are read as they are."""
 
         def copy(stripe: _Stripe) -> None:
             for target, source in zip(_cut(out, stripe.pieces), stripe.center):
                 np.copyto(target, source)
 
-        self._visit(copy, locked, timeout_s)
+        left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._left_out)
+        if left and timeout_s <= PATIENCE_S:
+            raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
+        for stripe in left:
+            copy(stripe)
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
         """See `Center.write`."""
@@ -126,7 +142,9 @@ class HostCenter:
             for target, source in zip(stripe.center, _cut(values, stripe.pieces)):
                 np.copyto(target, source)
 
-        self._visit(copy, locked, timeout_s)
+        left = self._visit(copy, locked, timeout_s)
+        if left:
+            raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
 
     def start_from(self, values: Sequence[Array]) -> None:
         """See `Center.start_from`."""
@@ -145,26 +163,36 @@ class HostCenter:
         self._holders = np.empty(0, dtype="i4")
         self._segment.close()
 
-    def _visit(self, work: Callable[[_Stripe], None], locked: bool, timeout_s: float) -> None:
-        """Do ``work`` once on each stripe, under its lock; a stripe that is taken is come back to."""
+    def _visit(
+        self, work: Callable[[_Stripe], None], locked: bool, timeout_s: float, known: Collection[int] = ()
+    ) -> list[_Stripe]:
+        """Do ``work`` once on each stripe, under its lock; a stripe that is taken is come back to.
+
+        Returns those that stayed taken for ``timeout_s``. Of those in ``known``, which were the last time, each is
+        tried once.
+        """
         count = len(self._stripes)
         start = int(self._rank * _GOLDEN * count) % count  # elsewhere than the other ranks, however many they are
         todo = self._stripes[start:] + self._stripes[:start]
         if not locked:
             for stripe in todo:
                 work(stripe)
-            return
+            return []
+        given_up: list[_Stripe] = []
         pause, deadline = _FIRST_PAUSE_S, time.monotonic() + timeout_s
         while todo:
             taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
-            if len(taken) < len(todo):
+            worked = len(todo) - len(taken)
+            given_up += [stripe for stripe in taken if stripe.index in known]
+            todo = [stripe for stripe in taken if stripe.index not in known]
+            if worked:
                 pause = _FIRST_PAUSE_S
-            elif time.monotonic() > deadline:
-                raise CollectiveTimeoutError(self._timeout_text(taken, timeout_s))
-            else:
+            elif todo and time.monotonic() > deadline:
+                return given_up + todo
+            elif todo:
                 time.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
-            todo = taken
+        return given_up
 
     def _work_locked(self, work: Callable[[_Stripe], None], stripe: _Stripe) -> bool:
         byte = _FIRST_HOLDER + 4 * stripe.index
