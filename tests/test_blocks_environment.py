@@ -298,3 +298,12 @@ def test_doctor_knows_a_checkout_and_how_to_install_blocks(platoon, blocks_env, 
         line, remedy = line_and_remedy("")
         assert line.split()[0] == "no"
         assert f"--no-deps --no-build-isolation '{blocks_env.direct_reference()}'" in remedy
+
+
+@pytest.mark.parametrize(("lacks", "name"), [("blocks", "ParameterSync"), ("fuel", "shard_stream")])
+def test_what_is_not_installed_is_named_with_the_remedy(lacks, name):
+    code = f"import sys; sys.modules[{lacks!r}] = None; from platoon_plugins.blocks import EASGD, {name}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert f"BackendUnavailableError: {name} needs {lacks.capitalize()}" in done.stderr
+    assert "platoon doctor" in done.stderr

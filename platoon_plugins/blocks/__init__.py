@@ -6,6 +6,7 @@ import importlib
 from typing import Any
 
 from platoon_base import ASGD, EASGD, compat
+from platoon_base.errors import BackendUnavailableError
 
 compat.apply()  # before Blocks and Fuel are imported, by this package or by the script
 
@@ -27,6 +28,13 @@ __all__ = ["ASGD", "EASGD", *_HOMES]
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as exc:
+        if exc.name not in ("blocks", "fuel"):
+            raise
+        raise BackendUnavailableError(
+            f"{name} needs {exc.name.capitalize()}, which is not installed: `platoon doctor` tells how to get it"
+        ) from exc
     globals()[name] = found
     return found
