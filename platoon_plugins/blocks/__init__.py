@@ -31,10 +31,11 @@ def __getattr__(name: str) -> Any:
     try:
         found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     except ModuleNotFoundError as exc:
-        if exc.name not in ("blocks", "fuel"):
+        lacks = (exc.name or "").partition(".")[0]
+        if lacks not in ("blocks", "fuel"):
             raise
         raise BackendUnavailableError(
-            f"{name} needs {exc.name.capitalize()}, which is not installed: `platoon doctor` tells how to get it"
+            f"{name} needs {lacks.capitalize()}, which is not installed: `platoon doctor` tells how to get it"
         ) from exc
     globals()[name] = found
     return found
