@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,18 +23,21 @@ Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
 MAGIC = b"PLTNCNTR"
-VERSION = 1
+VERSION = 2
 STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
 STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
 FREE = -1
 _GOLDEN = 0.618034
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
+_GLANCE_S = 0.02
 PATIENCE_S = 3.0  # a stripe is worked on for milliseconds: who holds it for so long is stopped, or has no processor
 
 _HEADER = np.dtype(
     [("magic", "S8"), ("version", "u4"), ("stripes", "u4"), ("stripe_bytes", "u8"), ("fingerprint", "V32")]
 )
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
+# Who works on a stripe, and how often anybody has: a stripe that stays taken without a new visit is stuck.
+_HOLDER = np.dtype([("rank", "i4"), ("visits", "u4")])
 
 
 class _Stripe:
@@ -88,13 +91,13 @@ class HostCenter:
         self._segment = segment
         self._rank = rank
         pieces = layout.stripes(stripe_bytes)
-        self._holders: Array = np.ndarray((len(pieces),), dtype="i4", buffer=segment.buffer, offset=_FIRST_HOLDER)
+        self._holders = _holders(segment, len(pieces))
         first, step = _buffers_start(len(pieces)), layout.nbytes
         center = layout.views(segment.buffer, first)
         states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(len(rule.center_state))]
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in rule.local_state]
         self._stripes = [_Stripe(i, p, center, states, self._local_states) for i, p in enumerate(pieces)]
-        self._left_out: set[int] = set()
+        self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
     @staticmethod
     def size_bytes(layout: Layout, rule: Rule, stripe_bytes: int) -> int:
@@ -116,10 +119,10 @@ class HostCenter:
         left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
             raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
-        indices = {stripe.index for stripe in left}
-        if indices - self._left_out:
+        left_out = {stripe.index: self._visits(stripe) for stripe in left}
+        if left_out.keys() - self._left_out.keys():
             log.warning("rank %d leaves out what another holds: %s", self._rank, self._timeout_text(left, PATIENCE_S))
-        self._left_out = indices
+        self._left_out = left_out
         return min(refusals, default=None)
 
     def read(self, out: Sequence[Array], locked: bool, timeout_s: float) -> None:
@@ -154,23 +157,27 @@ class HostCenter:
 
     def holder(self, stripe: int) -> int | None:
         """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
-        rank = int(self._holders[stripe])
+        rank = int(self._holders["rank"][stripe])
         return None if rank == FREE else rank
+
+    def _visits(self, stripe: _Stripe) -> int:
+        return int(self._holders["visits"][stripe.index])
 
     def close(self) -> None:
         """See `Center.close`."""
         self._stripes, self._local_states = [], []
-        self._holders = np.empty(0, dtype="i4")
+        self._holders = np.empty(0, dtype=_HOLDER)
         self._segment.close()
 
     def _visit(
-        self, work: Callable[[_Stripe], None], locked: bool, timeout_s: float, known: Collection[int] = ()
+        self, work: Callable[[_Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
     ) -> list[_Stripe]:
         """Do ``work`` once on each stripe, under its lock; a stripe that is taken is come back to.
 
-        Returns those that stayed taken for ``timeout_s``. Of those in ``known``, which were the last time, each is
-        tried once.
+        Returns those that stayed taken for ``timeout_s``. Those in ``stuck``, which stayed so the last time, are not
+        waited for if nobody has visited them since.
         """
+        stuck = stuck or {}
         count = len(self._stripes)
         start = int(self._rank * _GOLDEN * count) % count  # elsewhere than the other ranks, however many they are
         todo = self._stripes[start:] + self._stripes[:start]
@@ -179,15 +186,19 @@ class HostCenter:
                 work(stripe)
             return []
         given_up: list[_Stripe] = []
-        pause, deadline = _FIRST_PAUSE_S, time.monotonic() + timeout_s
+        pause, began = _FIRST_PAUSE_S, time.monotonic()
         while todo:
             taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
             worked = len(todo) - len(taken)
-            given_up += [stripe for stripe in taken if stripe.index in known]
-            todo = [stripe for stripe in taken if stripe.index not in known]
+            now = time.monotonic()
+            # Not at once: who has just locked it has yet to count its visit.
+            known = stuck if now - began > _GLANCE_S else {}
+            hopeless = [stripe for stripe in taken if known.get(stripe.index) == self._visits(stripe)]
+            given_up += hopeless
+            todo = [stripe for stripe in taken if stripe not in hopeless]
             if worked:
                 pause = _FIRST_PAUSE_S
-            elif todo and time.monotonic() > deadline:
+            elif todo and now - began > timeout_s:
                 return given_up + todo
             elif todo:
                 time.sleep(pause)
@@ -195,14 +206,15 @@ class HostCenter:
         return given_up
 
     def _work_locked(self, work: Callable[[_Stripe], None], stripe: _Stripe) -> bool:
-        byte = _FIRST_HOLDER + 4 * stripe.index
+        byte = _FIRST_HOLDER + _HOLDER.itemsize * stripe.index
         if not self._segment.try_lock(byte):
             return False
-        self._holders[stripe.index] = self._rank
+        self._holders["visits"][stripe.index] += 1
+        self._holders["rank"][stripe.index] = self._rank
         try:
             work(stripe)
         finally:
-            self._holders[stripe.index] = FREE
+            self._holders["rank"][stripe.index] = FREE
             self._segment.unlock(byte)
         return True
 
@@ -216,7 +228,11 @@ class HostCenter:
 
 
 def _buffers_start(stripes: int) -> int:
-    return -(-(_FIRST_HOLDER + 4 * stripes) // 4096) * 4096
+    return -(-(_FIRST_HOLDER + _HOLDER.itemsize * stripes) // 4096) * 4096
+
+
+def _holders(segment: Segment, stripes: int) -> Array:
+    return np.ndarray((stripes,), dtype=_HOLDER, buffer=segment.buffer, offset=_FIRST_HOLDER)
 
 
 class HostCenters:
@@ -243,7 +259,7 @@ class HostCenters:
         segment = Segment.create(self.name, HostCenter.size_bytes(layout, rule, stripe_bytes))
         header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
         stripes = len(layout.stripes(stripe_bytes))
-        np.ndarray((stripes,), dtype="i4", buffer=segment.buffer, offset=_FIRST_HOLDER)[...] = FREE
+        _holders(segment, stripes)["rank"] = FREE
         header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, stripe_bytes
         header["fingerprint"] = np.void(layout.fingerprint)
         header["magic"] = MAGIC
