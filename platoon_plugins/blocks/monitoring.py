@@ -37,7 +37,7 @@ class DistributedMonitoring(Member, DataStreamMonitoring):  # type: ignore[misc]
         The whole stream, with the same batches on all workers; not the result of `shard_stream`.
     updates : list of tuple or OrderedDict, optional
     sharded : bool
-        The stream has batches that only this worker has, more or fewer than others have.
+        The stream has batches that only this worker has, more or fewer than others have; if it dies they are missing.
     **kwargs
         ``prefix``, ``suffix``, ``name`` and the triggers of `DataStreamMonitoring`.
 
