@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from platoon_base import __version__, bootstrap, registry
+from platoon_base.checkpoints import Checkpoint
 from platoon_base.controller import Result, Snapshot
 from platoon_base.device_warnings import LOG_MARK
 from platoon_base.devices import choose_devices, is_device_name
@@ -26,6 +27,7 @@ from platoon_base.launcher import (
     launch,
     log_file,
     new_log_folder,
+    open_checkpoints,
     require_runnable,
     require_script,
     worker_environment,
@@ -67,7 +69,26 @@ def commands() -> None:
 @click.option(
     "--log-dir", type=click.Path(path_type=Path), help="Folder for the workers' logs.  [platoon_logs/SCRIPT/TIME]"
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Common to all workers.")
+@click.option("--seed", type=int, help="Common to all workers.  [0, or the checkpoint's]")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Start workers that fail again, up to N times in all; they take the center over.",
+)
+@click.option(
+    "--checkpoint-every",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="S",
+    help="Save the center and everybody's position every S seconds, and at the end, in checkpoints/ beside the logs.",
+)
+@click.option(
+    "--resume",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Go on from the newest checkpoint in DIR, if there is one, and save there.",
+)
 @click.option("--allow-failures", is_flag=True, help="End with success if at least one worker does.")
 @click.option(
     "--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file."
@@ -79,7 +100,10 @@ def launch_command(
     devices: tuple[str, ...],
     center: str,
     log_dir: Path | None,
-    seed: int,
+    seed: int | None,
+    max_restarts: int,
+    checkpoint_every: float | None,
+    resume: Path | None,
     allow_failures: bool,
     summary_file: Path | None,
     script: str,
@@ -93,7 +117,8 @@ def launch_command(
 
     A worker on a GPU has Theano's device set, and floatX=float32 and dnn.enabled=False unless you have set them.
 
-    The exit status is the worst of all workers', or, with --allow-failures, the best. Ctrl-C ends them all.
+    The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
+    again is its last. Ctrl-C ends them all.
     """
     console = Console()
     _log_to(console)
@@ -104,6 +129,11 @@ def launch_command(
     if summary_file is not None and not summary_file.resolve().parent.is_dir():
         raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
     folder = log_dir or new_log_folder(script)
+    saving, checkpoint = None, None
+    if checkpoint_every is not None or resume is not None:
+        kept = resume or folder / "checkpoints"
+        saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
+        console.print(_where_from(kept, checkpoint, len(places)), markup=False, highlight=False, soft_wrap=True)
     console.print(_opening(places, why, center, folder), markup=False, highlight=False, soft_wrap=True)
     warned = MarkedLines([log_file(folder, rank) for rank in range(len(places))], LOG_MARK)
     with Display(console) as display:
@@ -112,7 +142,18 @@ def launch_command(
             display.show(snapshot)
             _tell_warnings(console, warned)
 
-        result = launch(script, args, places, folder, seed=seed, center=center, observer=observe)
+        result = launch(
+            script,
+            args,
+            places,
+            folder,
+            seed=seed or 0,
+            center=center,
+            observer=observe,
+            max_restarts=max_restarts,
+            saving=saving,
+            resume=checkpoint,
+        )
     if allow_failures:
         result = result.with_failures_allowed()
     _tell_warnings(console, warned)
@@ -128,6 +169,20 @@ def _opening(places: list[str], why: str, center: str, folder: Path) -> str:
     reason = f" ({why})" if why else ""
     memory = ", center in GPU memory" if center == "device" else ""
     return f"{len(places)} worker{'s' * (len(places) > 1)} on {where}{reason}{memory}, logs in {folder}"
+
+
+def _where_from(kept: Path, found: tuple[Path, Checkpoint] | None, workers: int) -> str:
+    """Return the line of output about checkpoints: what is resumed, or where they will be."""
+    if found is None:
+        return f"checkpoints in {kept}, none there yet: this job begins anew"
+    path, checkpoint = found
+    places = [checkpoint.position(rank, workers) for rank in range(workers)]
+    text = (
+        f"resumed from {path}: epoch {min(p.epoch for p in places)}, {sum(p.steps for p in places)} mini-batches done"
+    )
+    if workers != checkpoint.about.size:
+        text += f" by {checkpoint.about.size} workers; now {workers}, who begin that epoch anew"
+    return text
 
 
 def _tell_warnings(console: Console, warned: MarkedLines) -> None:

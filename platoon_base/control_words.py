@@ -10,11 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.errors import ProtocolError
+from platoon_base.sharding import START, Position
 
 __all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "ControlWords", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 3
+VERSION = 4
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
@@ -37,8 +38,13 @@ _ROW = np.dtype(
         ("collectives", "i8"),
         ("waits", "i8"),
         ("left", "i8"),
+        ("steps_before_epoch", "i8"),
+        ("steps_before_start", "i8"),
+        ("synced_epoch", "i8"),
+        ("synced_epoch_steps", "i8"),
+        ("synced_steps", "i8"),
         ("waiting_in", "S128"),
-        ("ending", "S256"),
+        ("ending", "S512"),
     ],
     align=True,
 )
@@ -57,6 +63,8 @@ class Progress(NamedTuple):
         Time spent in synchronization since ``started``.
     started, updated : float
         Seconds of the machine's monotonic clock: first and latest step.
+    steps_before_start : int
+        How many of the steps an earlier process of this rank has made.
     """
 
     epoch: int
@@ -66,6 +74,7 @@ class Progress(NamedTuple):
     sync_seconds: float
     started: float
     updated: float
+    steps_before_start: int = 0
 
 
 class ControlWords:
@@ -124,11 +133,28 @@ class ControlWords:
         """Return the row of a rank, to write to by field name."""
         return self._rows[rank]
 
-    def start_row(self, rank: int) -> None:
-        """Reset the row of a worker that joins."""
+    def start_row(self, rank: int, position: Position = START) -> None:
+        """Reset the row of a worker that joins, to go on at a position."""
         self._rows[rank] = np.zeros((), dtype=_ROW)
-        self._rows[rank]["loss"] = np.nan
+        row = self._rows[rank]
+        row["loss"] = np.nan
+        row["epoch"], row["steps"], row["steps_before_start"] = position.epoch, position.steps, position.steps
+        row["steps_before_epoch"] = position.steps - position.epoch_steps
+        self.mark_synced(row)
         self.ballots[rank] = 0
+
+    @staticmethod
+    def mark_synced(row: Any) -> None:
+        """Take note that the center has what the worker of a row has learnt up to now."""
+        row["synced_epoch"], row["synced_steps"] = row["epoch"], row["steps"]
+        row["synced_epoch_steps"] = row["steps"] - row["steps_before_epoch"]
+
+    def position(self, rank: int, synced: bool) -> Position:
+        """Return how far a worker is, or was at its latest synchronization."""
+        row = self._rows[rank]
+        if synced:
+            return Position(*(int(row[f"synced_{name}"]) for name in Position._fields))
+        return Position(int(row["epoch"]), int(row["steps"] - row["steps_before_epoch"]), int(row["steps"]))
 
     def collectives(self, rank: int) -> Any:
         """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""

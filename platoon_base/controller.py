@@ -11,10 +11,14 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from platoon_base.channels.base import ServerChannel
+from platoon_base.checkpointer import Checkpointer
+from platoon_base.checkpoints import About
 from platoon_base.control_words import ControlWords, Progress
 from platoon_base.coordinator import Coordinator, Member, Phase
 from platoon_base.dispatch import Dispatcher, UserHandler
+from platoon_base.errors import ConfigurationError
 from platoon_base.processes import Children, Exit
+from platoon_base.sharding import Position
 
 __all__ = ["Controller", "Result", "Snapshot"]
 
@@ -49,9 +53,11 @@ class Result(NamedTuple):
     reported : mapping
         The last value of everything that workers reported.
     exits : list of Exit
-        In the order in which the processes ended.
+        In the order in which the processes ended, without those that were started again.
     interrupted : bool
         Whether a signal to the controller ended the job.
+    restarts : int
+        How often a worker was started again.
     """
 
     status: int
@@ -60,6 +66,7 @@ class Result(NamedTuple):
     reported: Mapping[str, float | str]
     exits: list[Exit]
     interrupted: bool = False
+    restarts: int = 0
 
     def with_failures_allowed(self) -> Result:
         """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
@@ -82,6 +89,11 @@ class Controller:
     observer : callable, optional
         Called with a `Snapshot` about every ``observe_every_s`` seconds.
     observe_every_s : float
+    max_restarts : int
+        How often, in all, workers that fail are started again.
+    checkpointer : Checkpointer, optional
+    seconds_before : float
+        For how long the job has run before it was resumed.
     """
 
     def __init__(
@@ -94,6 +106,9 @@ class Controller:
         handler: UserHandler | None = None,
         observer: Callable[[Snapshot], None] | None = None,
         observe_every_s: float = 0.5,
+        max_restarts: int = 0,
+        checkpointer: Checkpointer | None = None,
+        seconds_before: float = 0.0,
     ) -> None:
         self._server = server
         self._words = words
@@ -105,10 +120,21 @@ class Controller:
         self._began = time.monotonic()
         self._next_look = self._began
         self._exits: list[Exit] = []
+        self._adopted: set[int] = set()
+        self._max_restarts = max_restarts
+        self._restarts = 0
+        self._checkpointer = checkpointer
+        self._seconds_before = seconds_before
         self._signal: signal.Signals | None = None
 
     def serve(self) -> Result:
-        """Serve until every worker has ended; SIGINT, SIGTERM and SIGHUP end them all within 2 s."""
+        """Serve until every worker has ended; SIGINT, SIGTERM and SIGHUP end them all within 2 s.
+
+        Raises
+        ------
+        ConfigurationError
+            If the first checkpoint cannot be written.
+        """
         with self._signals_as_readable() as wakeup:
             while self._children.running:
                 requests, ready = self._server.wait(self._sleep_s(), [wakeup, *self._children.fds])
@@ -123,7 +149,9 @@ class Controller:
                     for ended in self._children.reap():
                         self._worker_ended(ended)
                 self._dispatcher.carry_out(self._coordinator.tick(now))
+                self._save_if_due(now)
                 self._observe(now)
+            self._save_the_end()
         self._next_look = 0.0
         self._observe(time.monotonic())
         return self._result()
@@ -137,6 +165,8 @@ class Controller:
             wake = min(wake, self._next_look)
         if self._coordinator.next_deadline is not None:
             wake = min(wake, self._coordinator.next_deadline)
+        if self._checkpointer is not None:
+            wake = min(wake, self._checkpointer.next_look(now))
         return max(0.0, wake - now)
 
     @contextlib.contextmanager
@@ -173,21 +203,85 @@ class Controller:
             joined_late = not member.launched and member.phase in (Phase.JOINED, Phase.TRAINING)
             if not joined_late or member.rank in self._children.running:
                 continue
+            self._adopted.add(member.rank)
             if not self._children.adopt(member.rank, member.pid):
                 self._worker_ended(Exit(member.rank, 0))
 
     def _worker_ended(self, ended: Exit) -> None:
         member = self._coordinator.members[ended.rank]
-        if not member.launched and member.phase in (Phase.JOINED, Phase.TRAINING):
+        if ended.rank in self._adopted and member.phase in (Phase.JOINED, Phase.TRAINING):
             ended = Exit(ended.rank, 1)  # only its parent knows the status, but it never said goodbye
-        self._exits.append(ended)
         device = f"{member.device}, " if member.device else ""
-        self._words.write_text(ended.rank, "ending", f"{device}{ended}")
+        log_file = f", see {ended.log_file.absolute()}" if ended.log_file is not None else ""
+        self._words.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
         lost = ended.status != 0 or member.phase in (Phase.JOINED, Phase.TRAINING)
         level = logging.WARNING if lost and not self._children.stopping else logging.INFO
         how = " without leaving the job" if member.phase in (Phase.JOINED, Phase.TRAINING) else ""
         log.log(level, "rank %d ended%s: %s", ended.rank, how, ended)
         self._dispatcher.carry_out(self._coordinator.worker_ended(ended.rank, lost))
+        if not self._start_again(ended):
+            self._exits.append(ended)
+
+    def _start_again(self, ended: Exit) -> bool:
+        """Start a worker that failed again, if there is any use in it; tells whether it did."""
+        stopping = self._children.stopping or self._words.stopping
+        if ended.status == 0 or ended.rank in self._adopted or stopping or self._restarts >= self._max_restarts:
+            return False
+        if self._coordinator.combines_arrays:
+            log.warning(
+                "rank %d is not started again: the workers combine arrays in each step, which one that comes later "
+                "has no part in; start the job again, with --resume if it has checkpoints",
+                ended.rank,
+            )
+            return False
+        self._restarts += 1
+        log.warning("rank %d is started again, restart %d of %d", ended.rank, self._restarts, self._max_restarts)
+        self._coordinator.expect_again(ended.rank, self._position(ended.rank))
+        self._children.start_again(ended.rank)
+        return True
+
+    def _position(self, rank: int) -> Position:
+        """Return where a rank would go on."""
+        member = self._coordinator.members[rank]
+        if member.phase is Phase.EXPECTED:  # its row is not its own yet
+            return member.resume_at
+        return self._words.position(rank, synced=self._coordinator.shared is not None)
+
+    def _save_if_due(self, now: float) -> None:
+        if self._checkpointer is None:
+            return
+        problem = self._checkpointer.take_problem()
+        if problem:
+            raise ConfigurationError(problem)
+        if self._checkpointer.due(now, self._coordinator.shared is not None):
+            self._save()
+
+    def _save_the_end(self) -> None:
+        if self._checkpointer is None:
+            return
+        self._checkpointer.finish()
+        self._save()
+        self._checkpointer.finish()
+        problem = self._checkpointer.take_problem()
+        if problem:
+            raise ConfigurationError(problem)
+
+    def _save(self) -> None:
+        """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
+        if self._checkpointer is None:
+            return
+        coordinator = self._coordinator
+        shared = coordinator.shared
+        about = About(
+            seed=coordinator.seed,
+            size=coordinator.size,
+            seconds=self._seconds_before + time.monotonic() - self._began,
+            rule=shared.rule if shared is not None else "",
+            positions={rank: self._position(rank) for rank in coordinator.members},
+            kept={rank: member.kept for rank, member in coordinator.members.items() if member.kept},
+            reported=dict(coordinator.reported),
+        )
+        self._checkpointer.begin(about, None if shared is None else shared.layout)
 
     def _observe(self, now: float) -> None:
         if self._observer is None or now < self._next_look:
@@ -206,4 +300,5 @@ class Controller:
         stopped_by = self._words.stop_reason or "end of script"
         seconds = time.monotonic() - self._began
         reported = dict(self._coordinator.reported)
-        return Result(status, seconds, stopped_by, reported, self._exits, interrupted=self._signal is not None)
+        interrupted = self._signal is not None
+        return Result(status, seconds, stopped_by, reported, self._exits, interrupted, self._restarts)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import singledispatchmethod
 from typing import NamedTuple, Union
@@ -17,6 +18,7 @@ from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.metrics import VECTOR_ITEM_BYTES, add_pairs, add_vectors
 from platoon_base.schedule import STOP_POLICIES, votes_suffice
+from platoon_base.sharding import START, Position
 
 __all__ = ["MAX_WORKERS", "Action", "AnswerUser", "Coordinator", "Member", "Phase", "SendReply", "StopJob"]
 
@@ -51,6 +53,8 @@ class Member:
     device: str = ""
     local_rank: int = 0
     in_step: bool = False  # it was launched with the others, or has met them in a collective call
+    resume_at: Position = START
+    kept: dict[str, bytes] = field(default_factory=dict)
 
     @property
     def participates(self) -> bool:
@@ -85,6 +89,13 @@ class AnswerUser(NamedTuple):
     rank: int
     req: str
     info: object
+
+
+class Shared(NamedTuple):
+    """What the workers share: the layout of their parameters, and the name of the rule."""
+
+    layout: Layout
+    rule: str
 
 
 Action = Union[SendReply, StopJob, AnswerUser]
@@ -124,11 +135,27 @@ class Coordinator:
         self.members = {rank: Member(rank, launched=True, in_step=True) for rank in range(size)}
         self.stop_reason: str | None = None
         self.reported: dict[str, float | str] = {}
+        self.combines_arrays = False  # then a worker that comes again has no part in it
         self._ranks: dict[bytes, int] = {}
         self._center: _Center | None = None
         self._reductions: dict[str, dict[int, _Waiting]] = {}
         self._voters: set[int] = set()
         self._vote: msg.Vote | None = None
+        self._resume_center = False
+
+    def take_up(
+        self,
+        positions: Mapping[int, Position],
+        kept: Mapping[int, dict[str, bytes]],
+        reported: Mapping[str, float | str],
+        has_center: bool,
+    ) -> None:
+        """Begin where an earlier job has ended; ``has_center`` tells whether there is a center to begin with."""
+        for rank, member in self.members.items():
+            member.resume_at = positions.get(rank, START)
+            member.kept = dict(kept.get(rank, {}))
+        self.reported.update(reported)
+        self._resume_center = has_center
 
     # What happens to a job.
 
@@ -150,6 +177,19 @@ class Coordinator:
                 member.phase = Phase.LOST  # it said goodbye on its way down
             return []
         return self._depart(member, Phase.LOST if lost else Phase.LEFT)
+
+    def expect_again(self, rank: int, resume_at: Position) -> None:
+        """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
+        gone = self.members[rank]
+        self.members[rank] = Member(
+            rank, launched=False, host=gone.host, device=gone.device, resume_at=resume_at, kept=gone.kept
+        )
+
+    @property
+    def shared(self) -> Shared | None:
+        """What the workers share, once the center is there."""
+        center = self._center
+        return Shared(center.layout, center.rule) if center is not None and center.ready else None
 
     def tick(self, now: float) -> list[Action]:
         """Refuse the waits whose deadline has passed."""
@@ -187,7 +227,7 @@ class Coordinator:
             self._center = _Center(
                 layout, request.rule, request.place, creator=member.rank
             )  # also after a failure to create it
-            return [SendReply(asker, msg.CenterRole(create=True))]
+            return [self._create(asker)]
         try:
             layout.require_same(center.layout)
         except LayoutMismatchError as exc:
@@ -199,7 +239,7 @@ class Coordinator:
             text = f"got parameters on the {request.place}, the job's are on the {center.place}: a center has one place"
             return [_refuse(asker, "ConfigurationError", f"{text}; launch with --center host if devices differ")]
         if not center.ready and center.creator == member.rank:
-            return [SendReply(asker, msg.CenterRole(create=True))]
+            return [self._create(asker)]
         if not center.ready:
             earlier = center.waiting.pop(member.rank, None)
             center.waiting[member.rank] = asker
@@ -214,7 +254,7 @@ class Coordinator:
             return [_refuse(asker, "ProtocolError", f"rank {member.rank} was not asked to create the center")]
         if request.error:
             return [SendReply(asker, msg.Done()), *self._replace_creator(center)]
-        center.ready = True
+        center.ready, self._resume_center = True, False
         member.phase = Phase.TRAINING
         actions: list[Action] = [SendReply(asker, msg.Done())]
         for rank, waiting in center.waiting.items():
@@ -250,6 +290,16 @@ class Coordinator:
         self._voters.add(member.rank)
         self._vote = request
         return [*self._count_votes(), SendReply(asker, msg.Done())]
+
+    @_answer.register
+    def _keep(self, request: msg.Keep, member: Member, asker: Asker, now: float) -> list[Action]:
+        kept = {**member.kept, request.name: request.value}
+        size = sum(len(name.encode()) + len(value) for name, value in kept.items())
+        if size > msg.MAX_KEPT_BYTES:
+            text = f"got {size} bytes to keep for rank {member.rank}, the limit is {msg.MAX_KEPT_BYTES}"
+            return [_refuse(asker, "ConfigurationError", f"{text}: it is for counters and the like; keep less")]
+        member.kept = kept
+        return [SendReply(asker, msg.Done())]
 
     @_answer.register
     def _leave(self, request: msg.Leave, member: Member, asker: Asker, now: float) -> list[Action]:
@@ -300,6 +350,8 @@ class Coordinator:
             local_size=len(here),
             seed=self.seed,
             late=not member.launched,
+            resume_at=member.resume_at,
+            kept=member.kept,
         )
 
     def _free_rank(self) -> int | None:
@@ -327,7 +379,10 @@ class Coordinator:
             return []
         center.creator, asker = min(center.waiting.items())
         del center.waiting[center.creator]
-        return [SendReply(asker, msg.CenterRole(create=True))]
+        return [self._create(asker)]
+
+    def _create(self, asker: Asker) -> SendReply:
+        return SendReply(asker, msg.CenterRole(create=True, resume=self._resume_center))
 
     def _missing(self, waiting: dict[int, _Waiting]) -> set[int]:
         late = {rank for rank, member in self.members.items() if not member.launched}
@@ -351,6 +406,7 @@ class Coordinator:
             return [_refuse(w.asker, "LayoutMismatchError", mismatch) for w in waiting.values()]
         if any(request.drops_center for request in requests.values()):
             self._forget_center()
+        self.combines_arrays |= any(request.launched_only for request in requests.values())
         reply = self._reduced(requests)
         return [SendReply(w.asker, reply) for w in waiting.values()]
 

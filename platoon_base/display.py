@@ -76,7 +76,7 @@ class Display:
 def _rate(progress: Progress) -> float:
     """Mini-batches per second since the first one."""
     seconds = progress.updated - progress.started
-    return progress.steps / seconds if seconds > 0 else math.nan
+    return (progress.steps - progress.steps_before_start) / seconds if seconds > 0 else math.nan
 
 
 def _sync_share(progress: Progress) -> float:
@@ -144,6 +144,7 @@ def summary(result: Result, workers: int) -> dict[str, Any]:
         "workers": workers,
         "seconds": round(result.seconds, 3),
         "stopped_by": result.stopped_by,
+        "restarts": result.restarts,
         "status": result.status,
     }
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from platoon_base import messages as msg
 from platoon_base.centers.base import CenterFactory
@@ -23,6 +24,8 @@ from platoon_base.centers.host import HostCenters
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
+from platoon_base.checkpointer import Checkpointer, Saving
+from platoon_base.checkpoints import Checkpoint, read_checkpoint
 from platoon_base.collectives.base import Collective
 from platoon_base.collectives.group import CollectiveFactory, Membership
 from platoon_base.collectives.host import HostCollective
@@ -32,6 +35,8 @@ from platoon_base.controller import Controller, Result, Snapshot
 from platoon_base.coordinator import MAX_WORKERS, Coordinator
 from platoon_base.dispatch import UserHandler
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.layout import Layout
+from platoon_base.limits import require_descriptors
 from platoon_base.parameters import Parameters
 from platoon_base.peers import JobPeers
 from platoon_base.prefork import Start
@@ -51,6 +56,7 @@ log = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 60.0
 _SPIN_S = 150e-6
+_DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4  # for ZeroMQ, shared memory and logs; per worker a connection and a process
 _current: Worker | None = None
 _current_pid = 0
 
@@ -113,6 +119,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         What this worker computes on.
     """
     files = JobFiles.read(folder)
+    require_descriptors(_DESCRIPTORS)
     with contextlib.ExitStack() as undo:
         segment = Segment.attach(files.words)
         undo.callback(segment.close)
@@ -135,7 +142,7 @@ def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | No
 
     words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
     place = _say_hello(channel, rank, device)
-    words.start_row(place.rank)
+    words.start_row(place.rank, place.resume_at)
     segment.try_lock(WORKER_LOCKS + place.rank)
     peers = JobPeers(words, lambda other: segment.locked(WORKER_LOCKS + other))
     if place.local_size < len(os.sched_getaffinity(0)):
@@ -151,7 +158,23 @@ def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | No
         collectives=lambda session: _Groups(
             Membership(session, place.rank, files.size, peers), files.collective, peers, words.collectives(place.rank)
         ),
+        checkpoint=lambda: read_checkpoint(files.checkpoint),
     )
+
+
+def _read_center(files: JobFiles, layout: Layout) -> tuple[list[Any], list[list[Any]]]:
+    """Copy the center for a checkpoint; one on devices as its mirror has it."""
+    if files.place == "device":
+        shards = importlib.import_module("platoon_base.centers.shards")
+        segment = Segment.attach(files.center)
+        directory = shards.Directory.of(segment, layout)
+        if directory is not None:
+            values = [np.empty(spec.shape, spec.dtype) for spec in layout.specs]
+            directory.read_values(values)
+            directory.close()
+            return values, []
+        segment.close()
+    return HostCenters(files.center).snapshot(layout)
 
 
 def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: Parameters, rule: Rule) -> CenterFactory:
@@ -213,7 +236,17 @@ class _Groups(CollectiveFactory):
 def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Place:
     hello = msg.Hello(protocol=msg.PROTOCOL, pid=os.getpid(), host=socket.gethostname(), device=device, rank=rank)
     reply = Session(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, _HELLO_TIMEOUT_S)
-    return Place(reply.rank, reply.size, reply.local_rank, reply.local_size, reply.seed, device, reply.late)
+    return Place(
+        reply.rank,
+        reply.size,
+        reply.local_rank,
+        reply.local_size,
+        reply.seed,
+        device,
+        reply.late,
+        reply.resume_at,
+        reply.kept,
+    )
 
 
 @contextlib.contextmanager
@@ -225,16 +258,23 @@ def host_job(
     handler: UserHandler | None = None,
     observer: Callable[[Snapshot], None] | None = None,
     observe_every_s: float = 0.5,
+    max_restarts: int = 0,
+    saving: Saving | None = None,
+    resume: tuple[Path, Checkpoint] | None = None,
 ) -> Iterator[Job]:
     """Open a new job on this host; within the ``with`` block start its workers and serve it.
 
     ``center`` tells where the center is to live: ``"host"``, or ``"device"`` if all workers compute on CUDA devices
     that reach each other. On leaving the block nothing of the job is left: no process, no shared memory, no folder.
+    ``max_restarts`` workers that fail are started again. With ``saving`` it writes checkpoints, and with ``resume`` it
+    goes on from one, with that one's seed.
     """
     if not 1 <= size <= MAX_WORKERS:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
+    require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(size, center)
+        file, checkpoint = resume if resume is not None else ("", None)
+        files = JobFiles.create(size, center, str(file))
         stack.callback(files.remove)
         segment = stack.enter_context(Segment.create(files.words, ControlWords.size_bytes(MAX_WORKERS)))
         segment.try_lock(CONTROLLER_LOCK)
@@ -246,13 +286,33 @@ def host_job(
         controller = Controller(
             server,
             words,
-            Coordinator(size, seed),
+            Coordinator(size, seed) if checkpoint is None else _resumed(checkpoint, size),
             children,
             handler=handler,
             observer=observer,
             observe_every_s=observe_every_s,
+            max_restarts=max_restarts,
+            checkpointer=None if saving is None else _checkpointer(saving, files, checkpoint),
+            seconds_before=0.0 if checkpoint is None else checkpoint.about.seconds,
         )
         yield Job(files, children, controller)
+
+
+def _checkpointer(saving: Saving, files: JobFiles, resumed: Checkpoint | None) -> Checkpointer:
+    has_center = resumed is not None and bool(resumed.center)
+    return Checkpointer(saving, lambda layout: _read_center(files, layout), has_center)
+
+
+def _resumed(checkpoint: Checkpoint, size: int) -> Coordinator:
+    about = checkpoint.about
+    coordinator = Coordinator(size, about.seed)
+    coordinator.take_up(
+        positions={rank: checkpoint.position(rank, size) for rank in range(size)},
+        kept=about.kept,
+        reported={name: value for name, value in about.reported.items() if value is not None},
+        has_center=bool(checkpoint.center),
+    )
+    return coordinator
 
 
 class Job:

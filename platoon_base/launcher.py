@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from platoon_base.checkpointer import Saving
+from platoon_base.checkpoints import Checkpoint, CheckpointFolder
 from platoon_base.controller import Result, Snapshot
 from platoon_base.devices import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import DEVICE, host_job
+from platoon_base.limits import require_room
 from platoon_base.prefork import Start, python_main
 from platoon_base.preload import modules_to_preload
 from platoon_base.theano_flags import worker_flags
@@ -22,6 +26,7 @@ __all__ = [
     "launch",
     "log_file",
     "new_log_folder",
+    "open_checkpoints",
     "require_runnable",
     "require_script",
     "worker_environment",
@@ -50,9 +55,10 @@ def new_log_folder(script: str) -> Path:
     stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     parent = Path("platoon_logs") / Path(script).stem
     folder, number = parent / stamp, 1
+    require_room(parent, "logs")
     while True:
         with contextlib.suppress(FileExistsError):
-            folder.mkdir(parents=True)
+            folder.mkdir()
             return folder
         number += 1
         folder = parent / f"{stamp}_{number}"
@@ -61,6 +67,30 @@ def new_log_folder(script: str) -> Path:
 def log_file(folder: Path, rank: int) -> Path:
     """Return the path of one worker's log."""
     return folder / f"rank{rank}.log"
+
+
+def open_checkpoints(
+    folder: Path, every_s: float | None, resume: bool, seed: int | None
+) -> tuple[Saving, tuple[Path, Checkpoint] | None]:
+    """Open a folder of checkpoints to write to; to ``resume``, also read the newest that is whole, if there is any.
+
+    Raises
+    ------
+    ConfigurationError
+        If the folder cannot be used, has checkpoints that nobody wants to resume, or of another seed.
+    """
+    kept = CheckpointFolder(folder)
+    found = kept.newest() if resume else None
+    if not resume and kept.numbers():
+        raise ConfigurationError(
+            f"there are checkpoints in {folder}: go on from them with --resume {folder}, or name another --log-dir"
+        )
+    if found is not None and seed not in (None, found[1].about.seed):
+        raise ConfigurationError(
+            f"got --seed {seed}, {found[0]} is of seed {found[1].about.seed}: with another seed the data are in "
+            "another order; leave --seed out"
+        )
+    return Saving(kept, math.inf if every_s is None else every_s), found
 
 
 def choose_center(wanted: str, devices: Sequence[str]) -> str:
@@ -124,6 +154,9 @@ def launch(
     seed: int = 0,
     center: str = "auto",
     observer: Callable[[Snapshot], None] | None = None,
+    max_restarts: int = 0,
+    saving: Saving | None = None,
+    resume: tuple[Path, Checkpoint] | None = None,
 ) -> Result:
     """Run ``script`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
 
@@ -142,8 +175,14 @@ def launch(
         See `choose_center`.
     observer : callable, optional
         Called with a `Snapshot` twice a second.
+    max_restarts : int
+        How often, in all, workers that fail are started again.
+    saving : Saving, optional
+        Where and how often checkpoints are written.
+    resume : (Path, Checkpoint), optional
+        What to go on from; its seed is the job's.
     """
-    log_folder.mkdir(parents=True, exist_ok=True)
+    require_room(log_folder, "logs")
     command = [*python_main("platoon_base.bootstrap"), script, *args]
     place = choose_center(center, devices)
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
@@ -153,7 +192,16 @@ def launch(
     _make_kernel_caches(environments)
     starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
     preload = _preload(script, devices)
-    with host_job(len(devices), seed=seed, center=place, observer=observer) as job:
+    hosted = host_job(
+        len(devices),
+        seed=seed,
+        center=place,
+        observer=observer,
+        max_restarts=max_restarts,
+        saving=saving,
+        resume=resume,
+    )
+    with hosted as job:
         if preload:
             job.start_forked(script, args, preload, starts)
         else:

@@ -11,9 +11,11 @@ from typing import Annotated, Any, Optional, Union
 import msgspec
 
 from platoon_base import errors
+from platoon_base.sharding import START, Position
 
 __all__ = [
     "MAX_BYTES",
+    "MAX_KEPT_BYTES",
     "MAX_NOTE_BYTES",
     "MAX_VECTOR_BYTES",
     "PROTOCOL",
@@ -23,6 +25,7 @@ __all__ = [
     "Failure",
     "Hello",
     "InitCenter",
+    "Keep",
     "Leave",
     "Reduce",
     "Reduced",
@@ -36,11 +39,13 @@ __all__ = [
     "decode_reply",
     "decode_request",
     "encode",
+    "encode_value",
 ]
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
 MAX_NOTE_BYTES = 2048  # so that those of 256 workers fit into one message
+MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
 MAX_VECTOR_BYTES = 1 << 19  # beside pairs and shapes of about as much
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
@@ -112,6 +117,13 @@ class Vote(Message, frozen=True, kw_only=True, tag="vote"):
     policy: str = "any"
 
 
+class Keep(Message, frozen=True, kw_only=True, tag="keep"):
+    """A value, encoded, for this rank when it comes again."""
+
+    name: Annotated[str, msgspec.Meta(max_length=256)]
+    value: Annotated[bytes, msgspec.Meta(max_length=MAX_KEPT_BYTES)]
+
+
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
     """A worker takes part no more."""
 
@@ -127,7 +139,10 @@ class UserRequest(Message, frozen=True, kw_only=True, tag="user"):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """The place of the worker in the job; ``late`` if it was not launched with the others."""
+    """The place of the worker in the job; ``late`` if it did not begin with the others.
+
+    ``resume_at`` and ``kept`` are what an earlier process of this rank has left.
+    """
 
     rank: int
     size: int
@@ -135,12 +150,15 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     local_size: int
     seed: int
     late: bool = False
+    resume_at: Position = START
+    kept: dict[str, bytes] = {}
 
 
 class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
-    """Create the center, or attach to the one that exists."""
+    """Create the center, or attach to the one that exists; ``resume`` to create it from the job's checkpoint."""
 
     create: bool
+    resume: bool = False
 
 
 class Reduced(Message, frozen=True, kw_only=True, tag="reduced"):
@@ -178,7 +196,7 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
         return error(self.message)
 
 
-Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Leave, UserRequest]
+Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Keep, Leave, UserRequest]
 Reply = Union[Welcome, CenterRole, Reduced, Done, UserReply, Failure]
 
 _encoder = msgspec.msgpack.Encoder()
@@ -194,18 +212,23 @@ def encode(message: Message) -> bytes:
     ProtocolError
         If the message holds something that is not plain data, or is larger than `MAX_BYTES`.
     """
-    try:
-        data = _encoder.encode(message)
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise errors.ProtocolError(
-            f"cannot encode {type(message).__name__}: {exc}; send numbers, strings, lists and dicts only"
-        ) from exc
+    data = encode_value(message)
     if len(data) > MAX_BYTES:
         raise errors.ProtocolError(
             f"got a {type(message).__name__} message of {len(data)} bytes, the limit is {MAX_BYTES}: "
             "control messages are small; share arrays through init_shared_params"
         )
     return data
+
+
+def encode_value(value: Any) -> bytes:
+    """Encode plain data; anything else raises `ProtocolError`."""
+    try:
+        return _encoder.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
+        raise errors.ProtocolError(
+            f"cannot encode {type(value).__name__}: {exc}; send numbers, strings, lists and dicts only"
+        ) from exc
 
 
 def decode_request(data: bytes) -> Request:

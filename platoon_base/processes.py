@@ -32,10 +32,13 @@ class Exit(NamedTuple):
     status : int
         Exit status as a shell shows it: 128 + n for a process that died of signal n. 0 for an adopted process,
         whose status only its own parent learns.
+    log_file : Path or None
+        Where its output went, if it was started here.
     """
 
     rank: int
     status: int
+    log_file: Path | None = None
 
     def __str__(self) -> str:
         if self.status > 128:
@@ -102,6 +105,7 @@ class Children:
 
     def __init__(self) -> None:
         self._children: dict[int, _Child] = {}
+        self._starts: dict[int, Start] = {}
         self._nursery: Nursery | None = None
         self._unborn: list[Start] = []  # what the nursery is to fork
         self._stop_began: float | None = None
@@ -109,6 +113,7 @@ class Children:
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
         """Start one worker; its output goes to ``log_file``, or to this process's own."""
+        self._starts[rank] = Start(rank, command, environment, log_file)
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(open(log_file, "ab", buffering=0)) if log_file is not None else None
             process = subprocess.Popen(
@@ -127,6 +132,7 @@ class Children:
         They are among `running` from now on; `reap` takes delivery of them.
         """
         self._unborn = list(starts)
+        self._starts.update({start.rank: start for start in starts})
         try:
             self._nursery = Nursery(script, args, preload, starts)
         except (OSError, ValueError) as exc:
@@ -161,6 +167,10 @@ class Children:
         self._start_one_by_one(f"preparing workers in common ended with {ended}, see {self._unborn[0].log_file}")
         return []
 
+    def start_again(self, rank: int) -> None:
+        """Start a worker that has ended by the same command once more, with its output after the first one's."""
+        self.start(*self._starts[rank])
+
     def adopt(self, rank: int, pid: int) -> bool:
         """Watch a process of this host that somebody else started; False if there is none."""
         try:
@@ -191,7 +201,7 @@ class Children:
                 child.signal(signal.SIGKILL)
             os.close(child.pidfd)
             del self._children[rank]
-            exits.append(Exit(rank, status))
+            exits.append(Exit(rank, status, self._starts[rank].log_file if rank in self._starts else None))
         return exits
 
     def stop(self) -> None:

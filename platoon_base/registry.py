@@ -16,6 +16,7 @@ from typing import NamedTuple
 import msgspec
 
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.limits import require_room
 from platoon_base.segments import SHM_FOLDER, Segment, abandoned
 
 __all__ = ["JobFiles", "Leftover", "leftovers", "remove", "running"]
@@ -37,12 +38,15 @@ class JobFiles(msgspec.Struct, frozen=True):
         Number of workers that the launcher starts.
     place : str
         Where the center is to live, ``"host"`` or ``"device"``.
+    checkpoint : str
+        The file that the job is resumed from; empty for a new one.
     """
 
     job: str
     folder: str
     size: int
     place: str = "host"
+    checkpoint: str = ""
 
     @property
     def address(self) -> str:
@@ -65,12 +69,13 @@ class JobFiles(msgspec.Struct, frozen=True):
         return f"{_prefix()}{self.job}-collective"
 
     @classmethod
-    def create(cls, size: int, place: str = "host") -> JobFiles:
+    def create(cls, size: int, place: str = "host", checkpoint: str = "") -> JobFiles:
         """Make the folder of a new job."""
         job = secrets.token_hex(6)
         folder = _jobs_folder() / job
+        require_room(folder.parent, "a job's description and its socket")
         folder.mkdir(mode=0o700)
-        files = cls(job, str(folder), size, place)
+        files = cls(job, str(folder), size, place, checkpoint)
         if len(files.address.encode()) > _LONGEST_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(

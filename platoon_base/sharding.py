@@ -4,15 +4,40 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["UNEVEN", "epoch_indices", "shard", "shard_bounds", "shard_seed", "take"]
+__all__ = ["START", "UNEVEN", "Position", "epoch_indices", "shard", "shard_bounds", "shard_seed", "take"]
 
 UNEVEN = ("keep", "drop", "wrap")
+
+
+class Position(NamedTuple):
+    """How far a worker has come, and so where it goes on after it was started again.
+
+    Attributes
+    ----------
+    epoch : int
+        As told to `Worker.progress`; 0 if none was.
+    epoch_steps : int
+        Number of mini-batches done since that epoch began.
+    steps : int
+        Number of mini-batches done since the training began.
+    """
+
+    epoch: int = 0
+    epoch_steps: int = 0
+    steps: int = 0
+
+    def done_in(self, epoch: int) -> int:
+        """Return how many mini-batches of an epoch are done: those to skip; 0 in any but this one."""
+        return self.epoch_steps if epoch == self.epoch else 0
+
+
+START = Position()
 
 
 def _check(rank: int, size: int) -> None:

@@ -12,17 +12,20 @@ import numpy as np
 
 from platoon_base import messages as msg
 from platoon_base.centers.base import Center, CenterFactory, Refused
+from platoon_base.checkpoints import Checkpoint, require_alike
+from platoon_base.control_words import ControlWords
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules import Rule
 from platoon_base.session import GRACE_S, Session
 
-__all__ = ["ON_NONFINITE", "SharedParameters", "require_finite"]
+__all__ = ["ON_NONFINITE", "ReadCheckpoint", "SharedParameters", "require_finite"]
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
+ReadCheckpoint = Callable[[], Checkpoint]
 
 ON_NONFINITE = ("raise", "skip", "restore")
 
@@ -57,15 +60,22 @@ class SharedParameters:
         self._row = row
         self._unlink: Callable[[], None] | None = None
 
-    def open_center(self, session: Session, centers: CenterFactory, timeout_s: float) -> None:
-        """Create the center or attach to it, as the controller says, and share the values."""
+    def open_center(
+        self, session: Session, centers: CenterFactory, timeout_s: float, checkpoint: ReadCheckpoint | None
+    ) -> None:
+        """Create the center, from the checkpoint maybe, or attach to it, as the controller says; share the values."""
         layout, rule = self.parameters.layout, self._rule
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         request = msg.InitCenter(specs=specs, rule=type(rule).__name__, place=centers.place)
-        create = session.ask(request, msg.CenterRole, timeout_s).create
+        role = session.ask(request, msg.CenterRole, timeout_s)
+        create = role.create
         try:
+            states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
             self.start(create, timeout_s)
+            for state, saved in zip(self.center.states, states):
+                for array, values in zip(state, saved):
+                    array[...] = values
             if create:
                 session.ask(msg.CenterReady(), msg.Done, timeout_s)
                 self._unlink = centers.unlink
@@ -74,6 +84,15 @@ class SharedParameters:
             if create:
                 session.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
             raise
+
+    def _resume(self, checkpoint: Checkpoint) -> list[list[Array]]:
+        """Give the parameters the checkpoint's values; returns those of the rule's states beside the center."""
+        require_alike(checkpoint, self.parameters.layout, self._rule.center_state)
+        arrays = self.parameters.borrow()
+        for array, values in zip(arrays, checkpoint.center):
+            array[...] = values
+        self.parameters.give_back(arrays)
+        return checkpoint.states
 
     def start(self, create: bool, timeout_s: float) -> None:
         """Put the parameters into a center just created, or take those of an existing one over."""
@@ -105,6 +124,7 @@ class SharedParameters:
         taken = arrays if self.center.on_device else [np.asarray(array, order="C") for array in arrays]
         refused = self.center.sync(self._rule, taken, synchronous, timeout_s)
         self._row["syncs"] += 1
+        ControlWords.mark_synced(self._row)
         self._row["sync_seconds"] += time.perf_counter() - began
         try:
             if refused is not None:
@@ -124,6 +144,7 @@ class SharedParameters:
         if self.center is not None:
             require_finite(self.parameters.layout, self.parameters.borrow())
             self.start(create=True, timeout_s=timeout_s)
+            ControlWords.mark_synced(self._row)
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:

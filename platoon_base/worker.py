@@ -7,8 +7,10 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from platoon_base import messages as msg
@@ -30,8 +32,8 @@ from platoon_base.parameters import Parameters
 from platoon_base.rules import Rule
 from platoon_base.schedule import STOP_POLICIES
 from platoon_base.session import Session
-from platoon_base.sharding import shard, shard_seed
-from platoon_base.shared_parameters import SharedParameters, require_finite
+from platoon_base.sharding import START, Position, shard, shard_seed
+from platoon_base.shared_parameters import ReadCheckpoint, SharedParameters, require_finite
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Lock", "Place", "Worker"]
 
@@ -65,6 +67,8 @@ class Place(NamedTuple):
     seed: int
     device: str
     late: bool = False
+    resume_at: Position = START
+    kept: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Lock(NamedTuple):
@@ -95,6 +99,8 @@ class Worker:
         Called once, at the end of `close`.
     collectives : callable, optional
         Makes, from the session, what forms the groups for collectives on arrays; left out in a job of one.
+    checkpoint : callable, optional
+        Reads the checkpoint that the job was resumed from.
 
     Attributes
     ----------
@@ -108,6 +114,9 @@ class Worker:
         Whether it joined a job that was launched before, and has no part in collective calls on arrays.
     seed : int
         Common to all workers; `shard_seed(worker.seed, worker.global_rank)` is this worker's own.
+    resume_at : Position
+        Where to go on: at the latest synchronization of this rank, if it was started again or the job was resumed
+        (`platoon launch --max-restarts`, ``--resume``); all zeros in a new job.
     stop_reason : str
         Why the job stops; empty while it does not.
     ballot : Ballot
@@ -124,17 +133,21 @@ class Worker:
         controller_alive: Callable[[], bool] = lambda: True,
         on_close: Callable[[], None] = lambda: None,
         collectives: Callable[[Session], CollectiveFactory] | None = None,
+        checkpoint: ReadCheckpoint | None = None,
     ) -> None:
         self.global_rank, self.global_size = place.rank, place.size
         self.local_rank, self.local_size = place.local_rank, place.local_size
         self.seed, self.device = place.seed, place.device
         self.late = place.late
+        self.resume_at = place.resume_at
+        self._kept = dict(place.kept)
         self.ballot = Ballot(words, place.rank)
         self._words = words
         self._row = words.row(place.rank)
         self._control = Session(channel, place.rank, self._row)
         self._arrays = Collectives(collectives(self._control) if collectives else LocalFactory(), place.late)
         self._centers = centers
+        self._checkpoint = checkpoint
         self._lock = lock
         self._controller_alive = controller_alive
         self._on_close = on_close
@@ -193,7 +206,7 @@ class Worker:
         shared = SharedParameters(parameters, resolved, None, on_nonfinite, self.global_rank, self._row)
         require_finite(parameters.layout, parameters.borrow())
         if self._centers is not None:
-            shared.open_center(self._session, self._centers(parameters, resolved), timeout_s)
+            shared.open_center(self._session, self._centers(parameters, resolved), timeout_s, self._checkpoint)
         self._shared = shared
 
     def release_shared_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -458,17 +471,19 @@ class Worker:
         Parameters
         ----------
         steps : int
-            Number of mini-batches done since the last call.
+            Number of mini-batches done since the last call; tell them before the synchronization that follows them,
+            for what is synchronized last is where a worker goes on after a restart, see `resume_at`.
         epoch : int, optional
+            That these mini-batches belong to.
         loss : float, optional
         """
         now, row = time.monotonic(), self._row
         if row["started"] == 0:
             row["started"] = now
         row["updated"] = now
+        if epoch is not None and epoch != row["epoch"]:
+            row["epoch"], row["steps_before_epoch"] = epoch, row["steps"]
         row["steps"] += steps
-        if epoch is not None:
-            row["epoch"] = epoch
         if loss is not None:
             row["loss"] = loss
 
@@ -476,6 +491,27 @@ class Worker:
         """Hand values to the controller, for its display and for the summary of the job; the last of a name stays."""
         plain = {name: value if isinstance(value, (str, int)) else float(value) for name, value in metrics.items()}
         self._session.ask(msg.Report(metrics=plain), msg.Done, timeout_s)
+
+    def keep(self, name: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Leave a value with the controller, for this rank when it is started again, or the job resumed.
+
+        It is for what the center does not hold: a scheduler's state, the best result so far, a random state. It goes
+        into the next checkpoint too. A call costs a message.
+
+        Parameters
+        ----------
+        name : str
+            A later value of this name takes its place.
+        value : plain data: None, bool, int, float, str, bytes, list, dict
+            All values of one rank may take up 256 KiB.
+        """
+        data = msg.encode_value(value)
+        self._session.ask(msg.Keep(name=name, value=data), msg.Done, timeout_s)
+        self._kept[name] = data
+
+    def kept(self, name: str, default: Any = None) -> Any:
+        """Return what this rank has kept under a name, in this process or in the one before."""
+        return msgspec.msgpack.decode(self._kept[name]) if name in self._kept else default
 
     @property
     def should_stop(self) -> bool:

@@ -142,7 +142,7 @@ def test_close_twice_is_harmless(centers):
 
 def test_size_counts_header_holders_and_buffers():
     layout = Layout.of([np.zeros(10)])
-    assert HostCenter.size_bytes(layout, EASGD(0.5), STRIPE_BYTES) == 4096 + 128
+    assert HostCenter.size_bytes(layout, 0, STRIPE_BYTES) == 4096 + 128
 
 
 @pytest.mark.parametrize("kernels", ["fused", "numpy"])

@@ -8,6 +8,7 @@ from platoon_base.ballot import Ballot
 from platoon_base.control_words import ControlWords
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.schedule import STOP_POLICIES
+from platoon_base.sharding import Position
 
 pytestmark = pytest.mark.base
 
@@ -68,7 +69,7 @@ def test_a_reason_cut_inside_a_letter_can_still_be_read(words):
 def test_a_row_tells_nothing_before_its_worker_does(words):
     progress = words.progress(2)
     assert math.isnan(progress.loss)
-    assert progress._replace(loss=0.0) == (0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+    assert progress._replace(loss=0.0) == (0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0)
 
 
 def test_what_a_worker_writes_to_its_row_is_seen_there_only(words, others):
@@ -83,7 +84,7 @@ def test_what_a_worker_writes_to_its_row_is_seen_there_only(words, others):
 
 
 def test_a_row_is_plain_numbers(words):
-    assert [type(value) for value in words.progress(0)] == [int] * 3 + [float] * 4
+    assert [type(value) for value in words.progress(0)] == [int] * 3 + [float] * 4 + [int]
 
 
 def test_a_worker_that_joins_starts_its_row_anew(words):
@@ -93,6 +94,18 @@ def test_a_worker_that_joins_starts_its_row_anew(words):
     assert words.progress(1).steps == 0
     assert math.isnan(words.progress(1).loss)
     assert words.progress(2).steps == 9
+
+
+def test_a_worker_that_comes_again_goes_on_counting(words):
+    words.start_row(1, Position(epoch=3, epoch_steps=4, steps=24))
+    row = words.row(1)
+    row["steps"] += 2
+    assert words.position(1, synced=False) == (3, 6, 26)
+    assert words.position(1, synced=True) == (3, 4, 24)
+    assert words.progress(1).steps_before_start == 24
+    words.mark_synced(row)
+    row["steps"] += 1
+    assert words.position(1, synced=True) == (3, 6, 26)
 
 
 def test_a_row_outside_is_refused(others):

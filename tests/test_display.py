@@ -76,6 +76,7 @@ def test_the_summary_holds_what_was_reported_and_how_it_ended(tmp_path):
         "workers": 4,
         "seconds": 1.235,
         "stopped_by": "SIGINT",
+        "restarts": 0,
         "status": 3,
     }
     write_summary(tmp_path / "s.json", values)

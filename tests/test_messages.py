@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from platoon_base import errors
 from platoon_base import messages as msg
 from platoon_base.errors import PlatoonError, ProtocolError
+from platoon_base.sharding import Position
 
 pytestmark = pytest.mark.base
 
@@ -25,12 +26,24 @@ REQUESTS = [
     msg.Reduce(name="states", pairs={}, timeout_s=1.0, vector=b"\0" * 48, shapes=[(2, 3), ()], drops_center=True),
     msg.Report(metrics={"loss": 0.25, "epoch": 3, "best": "model é.npz"}),
     msg.Vote(reason="patience", policy="all"),
+    msg.Keep(name="best", value=msg.encode_value({"loss": 0.25, "waited": 3})),
     msg.Leave(),
     msg.UserRequest(req="next", info={"seen": [1, 2.5, "x", None, True, b"\0\1"]}),
 ]
 REPLIES = [
     msg.Welcome(rank=3, size=4, local_rank=1, local_size=2, seed=2**40),
+    msg.Welcome(
+        rank=1,
+        size=2,
+        local_rank=1,
+        local_size=2,
+        seed=0,
+        late=True,
+        resume_at=Position(3, 20, 140),
+        kept={"best": b"\0"},
+    ),
     msg.CenterRole(create=True),
+    msg.CenterRole(create=True, resume=True),
     msg.CenterRole(create=False),
     msg.Reduced(pairs={"loss": (1.5, 64.0)}, ranks=[0, 2], lost=[1]),
     msg.Reduced(pairs={}, ranks=[0], lost=[], stop="patience", vector=b"\1" * 8),

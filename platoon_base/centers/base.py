@@ -39,9 +39,12 @@ class Center(Protocol):
     ----------
     on_device : bool
         Whether the arrays are GpuArrays, or else ndarrays.
+    states : list of list of ndarray
+        The rule's buffers beside the center, each one array for each parameter; none on devices.
     """
 
     on_device: bool
+    states: list[list[Array]]
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
         """Apply the rule once between ``arrays``, changed in place, and the center.

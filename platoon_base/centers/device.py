@@ -66,6 +66,7 @@ class DeviceCenter:
         gone: Callable[[int], bool],
         mirror_every_s: float = MIRROR_EVERY_S,
     ) -> None:
+        self.states: list[list[np.ndarray[Any, Any]]] = []  # the rules that it takes have none
         self._directory = directory
         self._context = context
         self._layout = layout
@@ -170,7 +171,7 @@ class DeviceCenter:
     def _have(self, shard: int, patience: float) -> bool:
         entry = self._directory.entry(shard)
         known = self._shards.get(shard)
-        if entry.generation and (entry.owner == self._rank or not self._gone(entry.owner)):
+        if entry.generation and self._owned(shard, entry.owner):
             if known is None or known[0] != entry.generation:
                 self._open(shard, entry.generation, entry.handle)
             return True
@@ -178,6 +179,10 @@ class DeviceCenter:
         if never_made and not self._gone(shard) and time.monotonic() < patience:
             return False
         return self._adopt(shard, entry.generation)
+
+    def _owned(self, shard: int, owner: int) -> bool:
+        """Tell whether the owner of a shard lives; what an earlier process of this rank owned went with it."""
+        return shard in self._own if owner == self._rank else not self._gone(owner)
 
     def _open(self, shard: int, generation: int, handle: bytes) -> None:
         known = self._shards.pop(shard, None)
@@ -353,13 +358,11 @@ class DeviceCenters:
             If the segment was made for another model or by another version of this package.
         """
         segment = Segment.attach(self.name)
-        shards = Directory.shards_in(segment)
-        if shards:
-            plan = DirectoryLayout(layout, Tiling(layout, shards))
-            if plan.fits(segment):
-                center = DeviceCenter(Directory(segment, plan), self._context, layout, rule, rank, self._gone)
-                center.make_shard()
-                return center
+        directory = Directory.of(segment, layout)
+        if directory is not None:
+            center = DeviceCenter(directory, self._context, layout, rule, rank, self._gone)
+            center.make_shard()
+            return center
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

@@ -26,7 +26,7 @@ MAGIC = b"PLTNCNTR"
 VERSION = 2
 STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
 STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
-FREE = -1
+FREE, CONTROLLER = -1, -2  # holders that are no ranks
 _GOLDEN = 0.618034
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
 _GLANCE_S = 0.02
@@ -78,32 +78,46 @@ class HostCenter:
     ----------
     segment : Segment
     layout : Layout
-    rule : Rule
-        Tells which state buffers there are.
+    local_states, center_states : int
+        How many buffers the rule has beside the worker's values and beside the center's.
     rank : int
         Of this worker, for the holder words and for the stripe to begin with.
     stripe_bytes : int
+
+    Attributes
+    ----------
+    states : list of list of ndarray
+        The rule's buffers beside the center, each one array for each parameter.
     """
 
     on_device = False
 
-    def __init__(self, segment: Segment, layout: Layout, rule: Rule, rank: int, stripe_bytes: int) -> None:
+    def __init__(
+        self,
+        segment: Segment,
+        layout: Layout,
+        local_states: int,
+        center_states: int,
+        rank: int,
+        stripe_bytes: int,
+    ) -> None:
         self._segment = segment
+        self._layout = layout
         self._rank = rank
         pieces = layout.stripes(stripe_bytes)
         self._holders = _holders(segment, len(pieces))
         first, step = _buffers_start(len(pieces)), layout.nbytes
         center = layout.views(segment.buffer, first)
-        states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(len(rule.center_state))]
-        self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in rule.local_state]
-        self._stripes = [_Stripe(i, p, center, states, self._local_states) for i, p in enumerate(pieces)]
+        self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(center_states)]
+        self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in range(local_states)]
+        self._stripes = [_Stripe(i, p, center, self.states, self._local_states) for i, p in enumerate(pieces)]
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
     @staticmethod
-    def size_bytes(layout: Layout, rule: Rule, stripe_bytes: int) -> int:
+    def size_bytes(layout: Layout, center_states: int, stripe_bytes: int) -> int:
         """Bytes of shared memory that the center takes."""
         stripes = len(layout.stripes(stripe_bytes))
-        return _buffers_start(stripes) + layout.nbytes * (1 + len(rule.center_state))
+        return _buffers_start(stripes) + layout.nbytes * (1 + center_states)
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
         """See `Center.sync`; stripes that somebody has held for longer than `PATIENCE_S` are left out this time."""
@@ -149,6 +163,22 @@ class HostCenter:
         if left:
             raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
 
+    def snapshot(self) -> tuple[list[Array], list[list[Array]]]:
+        """Copy the values and the rule's states, each stripe under its lock, so that they belong together."""
+        values, *states = (
+            [np.empty(spec.shape, spec.dtype) for spec in self._layout.specs] for _ in range(1 + len(self.states))
+        )
+
+        def copy(stripe: _Stripe) -> None:
+            sources = [stripe.center, *(_cut(state, stripe.pieces) for state in self.states)]
+            for target, source in zip([values, *states], sources):
+                for to, pieces in zip(_cut(target, stripe.pieces), source):
+                    np.copyto(to, pieces)
+
+        for stripe in self._visit(copy, True, PATIENCE_S):
+            copy(stripe)
+        return values, states
+
     def start_from(self, values: Sequence[Array]) -> None:
         """See `Center.start_from`."""
         for state in self._local_states:
@@ -165,7 +195,7 @@ class HostCenter:
 
     def close(self) -> None:
         """See `Center.close`."""
-        self._stripes, self._local_states = [], []
+        self._stripes, self._local_states, self.states = [], [], []
         self._holders = np.empty(0, dtype=_HOLDER)
         self._segment.close()
 
@@ -220,7 +250,7 @@ class HostCenter:
 
     def _timeout_text(self, taken: list[_Stripe], timeout_s: float) -> str:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
-        who = ", ".join(f"rank {rank}" for rank in ranks) or "another worker"
+        who = ", ".join("the controller" if r == CONTROLLER else f"rank {r}" for r in ranks) or "another worker"
         return (
             f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
             "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
@@ -256,14 +286,15 @@ class HostCenters:
         """Make the segment, replacing what a creator that died may have left."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
-        segment = Segment.create(self.name, HostCenter.size_bytes(layout, rule, stripe_bytes))
+        local_states, center_states = len(rule.local_state), len(rule.center_state)
+        segment = Segment.create(self.name, HostCenter.size_bytes(layout, center_states, stripe_bytes))
         header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
         stripes = len(layout.stripes(stripe_bytes))
         _holders(segment, stripes)["rank"] = FREE
         header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, stripe_bytes
         header["fingerprint"] = np.void(layout.fingerprint)
         header["magic"] = MAGIC
-        return HostCenter(segment, layout, rule, rank, stripe_bytes)
+        return HostCenter(segment, layout, local_states, center_states, rank, stripe_bytes)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -277,14 +308,28 @@ class HostCenters:
         LayoutMismatchError
             If the segment was made for another model or by another version of this package.
         """
+        return self._open(layout, len(rule.local_state), len(rule.center_state), rank)
+
+    def snapshot(self, layout: Layout) -> tuple[list[Array], list[list[Array]]]:
+        """Copy the center's values and the rule's states; see `HostCenter.snapshot`."""
+        center = self._open(layout, 0, None, CONTROLLER)
+        try:
+            return center.snapshot()
+        finally:
+            center.close()
+
+    def _open(self, layout: Layout, local_states: int, center_states: int | None, rank: int) -> HostCenter:
         segment = Segment.attach(self.name)
         if len(segment.buffer) >= _HEADER.itemsize:
             header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
             found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
             stripe_bytes = header["stripe_bytes"].item()
             known = found == (MAGIC, VERSION, layout.fingerprint) and stripe_bytes >= STRIPE_BYTES
-            if known and len(segment.buffer) == HostCenter.size_bytes(layout, rule, stripe_bytes):
-                return HostCenter(segment, layout, rule, rank, stripe_bytes)
+            if center_states is None:
+                buffers = len(segment.buffer) - _buffers_start(header["stripes"].item())
+                center_states = buffers // layout.nbytes - 1
+            if known and len(segment.buffer) == HostCenter.size_bytes(layout, center_states, stripe_bytes):
+                return HostCenter(segment, layout, local_states, center_states, rank, stripe_bytes)
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

@@ -107,6 +107,15 @@ class Directory:
         header: Any = np.ndarray((), _HEADER, segment.buffer)
         return int(header["shards"]) if header["magic"].item() == MAGIC else 0
 
+    @classmethod
+    def of(cls, segment: Segment, layout: Layout) -> Directory | None:
+        """Open the directory in a segment; None if there is none for this layout."""
+        shards = cls.shards_in(segment)
+        if not shards:
+            return None
+        plan = DirectoryLayout(layout, Tiling(layout, shards))
+        return cls(segment, plan) if plan.fits(segment) else None
+
     def begin(self) -> None:
         """Write the header of a new directory."""
         self._header["version"], self._header["shards"] = VERSION, self._plan.shards

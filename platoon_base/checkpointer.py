@@ -1,0 +1,122 @@
+"""Writes the checkpoints of a running job beside it: when one is due, in a thread, and at the end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.checkpoints import About, Checkpoint, CheckpointFolder
+from platoon_base.errors import ConfigurationError, LayoutMismatchError, PlatoonError
+from platoon_base.layout import Layout
+
+__all__ = ["Checkpointer", "ReadCenter", "Saving"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+_LOOK_S = 0.05
+_LONGEST_WRITE_S = 300.0
+ReadCenter = Callable[[Layout], "tuple[list[Array], list[list[Array]]]"]
+
+
+class Saving(NamedTuple):
+    """Where and how often checkpoints are written.
+
+    Attributes
+    ----------
+    folder : CheckpointFolder
+    every_s : float
+        Seconds from one to the next, infinity for one at the end only.
+    """
+
+    folder: CheckpointFolder
+    every_s: float
+
+
+class Checkpointer:
+    """Writes checkpoints, one at a time.
+
+    The first is due as soon as there is a center: that it cannot be written is known before the training then.
+
+    Parameters
+    ----------
+    saving : Saving
+    read_center : callable
+        Copies the center of a given layout, and the rule's states.
+    resumed : bool
+        Whether the newest checkpoint there has a center already.
+    """
+
+    def __init__(self, saving: Saving, read_center: ReadCenter, resumed: bool = False) -> None:
+        self._saving = saving
+        self._read_center = read_center
+        self._thread: threading.Thread | None = None
+        self._problem: Exception | None = None
+        self._saw_center = False
+        self._keeps_center = resumed
+        self._written = 0
+        self.next_due = time.monotonic() + saving.every_s
+
+    def due(self, now: float, shared: bool) -> bool:
+        """Tell whether it is time for a checkpoint: also when the workers have just come to share parameters."""
+        return not self.writing and (now >= self.next_due or (shared and not self._saw_center))
+
+    def next_look(self, now: float) -> float:
+        """Return when there may be something to do next."""
+        return now + _LOOK_S if self.writing else self.next_due
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, about: About, layout: Layout | None) -> None:
+        """Begin to write a checkpoint; but none without a center in the place of one that has it."""
+        self.next_due = time.monotonic() + self._saving.every_s
+        if layout is None and self._keeps_center:
+            return
+        self._saw_center |= layout is not None
+        self._keeps_center |= layout is not None
+        self._thread = threading.Thread(target=self._write, args=(about, layout), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the checkpoint that is being written, up to five minutes."""
+        if self._thread is None:
+            return
+        self._thread.join(_LONGEST_WRITE_S)
+        if self.writing:
+            raise PlatoonError(
+                f"a checkpoint was not written to {self._saving.folder.path} within {_LONGEST_WRITE_S:g} s: does the "
+                "disk still answer? The one before it is still there"
+            )
+
+    def take_problem(self) -> str:
+        """Return why the first checkpoint could not be written, once; later failures are only logged."""
+        if self._problem is None or self.writing:
+            return ""
+        problem, self._problem = self._problem, None
+        text = f"cannot write a checkpoint to {self._saving.folder.path}: {problem}"
+        if not self._written:
+            return f"{text}. Make room, or name another folder"
+        log.warning("%s; the one before it is still there", text)
+        return ""
+
+    def _write(self, about: About, layout: Layout | None) -> None:
+        try:
+            if layout is None:
+                checkpoint = Checkpoint(about, [], [])
+            else:
+                checkpoint = Checkpoint.of(about, layout, *self._read_center(layout))
+            path = self._saving.folder.save(checkpoint)
+            self._written += 1
+            log.info("checkpoint written: %s", path)
+        except (ConfigurationError, LayoutMismatchError) as exc:
+            log.info("no checkpoint, the workers have just let go of their parameters: %s", exc)
+        except (OSError, PlatoonError, MemoryError) as exc:
+            self._problem = exc

@@ -1,0 +1,279 @@
+"""Checkpoints of a job as files: whole or not there at all, checked when they are read, and plain ``.npz`` for NumPy.
+
+::
+
+    with numpy.load("checkpoint-00000007.npz") as file:
+        about = json.loads(file["about"].tobytes())   # everything that is no array: see `About`
+        weights = file["center/0"]                     # of about["parameters"][0]
+
+A file is written under another name, forced to the disk and then renamed, so that at any moment the newest checkpoint
+is a whole one. Its arrays carry the CRC-32 sums of the zip format, and are compared with what ``about`` says of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Optional, Union
+
+import msgspec
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.layout import Layout, ParameterSpec
+from platoon_base.sharding import START, Position
+
+__all__ = ["FORMAT", "About", "Checkpoint", "CheckpointFolder", "read_checkpoint", "require_alike"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+FORMAT = 1
+KEPT_FILES = 2  # the newest, and the one before, should the newest be damaged
+_NAME = re.compile(r"checkpoint-(\d{8})\.npz")
+_UNFINISHED = "unfinished-checkpoint.npz"
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds besides arrays; JSON in the file.
+
+    Attributes
+    ----------
+    format : int
+        Of the file; another one is refused.
+    seed, size : int
+        Of the job: its common seed, and the number of workers it was launched with.
+    seconds : float
+        For how long it has run, all its runs together.
+    rule : str
+        Name of the rule's class; empty if the workers share no parameters.
+    parameters : list of (name, shape, dtype)
+        Those of the center; entry i is the array ``center/i``.
+    states : int
+        Number of the rule's buffers beside the center; entry i of buffer k is the array ``state k/i``.
+    positions : dict of int to Position
+        Where each rank goes on: at its latest synchronization.
+    kept : dict of int to dict
+        What each rank has left with `Worker.keep`, in MessagePack (base64 in JSON).
+    reported : dict
+        What workers have reported.
+    """
+
+    format: int = FORMAT
+    seed: int
+    size: int
+    seconds: float
+    rule: str = ""
+    parameters: list[tuple[str, tuple[int, ...], str]] = []
+    states: int = 0
+    positions: dict[int, Position] = {}
+    kept: dict[int, dict[str, bytes]] = {}
+    reported: dict[str, Optional[Union[int, float, str]]] = {}
+
+
+class Checkpoint(NamedTuple):
+    """The state of a job at one moment.
+
+    Attributes
+    ----------
+    about : About
+    center : list of ndarray
+        One for each of ``about.parameters``.
+    states : list of list of ndarray
+        The rule's buffers beside the center.
+    """
+
+    about: About
+    center: list[Array]
+    states: list[list[Array]]
+
+    @classmethod
+    def of(cls, about: About, layout: Layout, center: list[Array], states: list[list[Array]]) -> Checkpoint:
+        """Put a checkpoint together; what ``about`` says of the arrays is filled in."""
+        specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
+        return cls(msgspec.structs.replace(about, parameters=specs, states=len(states)), center, states)
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the center; only if there is one."""
+        return Layout(tuple(ParameterSpec(*spec) for spec in self.about.parameters))
+
+    def position(self, rank: int, size: int) -> Position:
+        """Return where a rank of a job of ``size`` workers goes on.
+
+        With another number of workers than before the shards are others: then all begin the earliest epoch anew that
+        any of them was in, and share the steps made.
+        """
+        positions = self.about.positions
+        if size == self.about.size:
+            return positions.get(rank, START)
+        launched = [positions.get(old, START) for old in range(self.about.size)]
+        return Position(min(p.epoch for p in launched), 0, sum(p.steps for p in launched) // size)
+
+
+def _arrays(checkpoint: Checkpoint) -> dict[str, Array]:
+    named = {f"center/{i}": array for i, array in enumerate(checkpoint.center)}
+    for k, state in enumerate(checkpoint.states):
+        named.update({f"state {k}/{i}": array for i, array in enumerate(state)})
+    return named
+
+
+def _write(file: IO[bytes], checkpoint: Checkpoint) -> None:
+    """Do what `numpy.savez` does, but for its complaints from a destructor when the disk is full."""
+    about = np.frombuffer(msgspec.json.encode(checkpoint.about), dtype=np.uint8)
+    write_array: Any = np.lib.format.write_array  # it has no types
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in {"about": about, **_arrays(checkpoint)}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                write_array(member, array, allow_pickle=False)
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint, and all of it: whatever is damaged is found here.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file is damaged, or of another version of the format.
+    """
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
+            arrays = {name: found[name] for name in found.files}
+        about = msgspec.json.decode(arrays.pop("about").tobytes(), type=About)
+    except OSError as exc:
+        raise ConfigurationError(f"the checkpoint {path} cannot be read: {exc}") from exc
+    except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
+        raise ConfigurationError(
+            f"{path} is no whole checkpoint ({type(exc).__name__}: {exc}); use another one, or start anew"
+        ) from exc
+    if about.format != FORMAT:
+        raise ConfigurationError(
+            f"{path} is of format {about.format}, this version reads format {FORMAT}; use the version that wrote it"
+        )
+    try:
+        center = [arrays.pop(f"center/{i}") for i in range(len(about.parameters))]
+        states = [[arrays.pop(f"state {k}/{i}") for i in range(len(center))] for k in range(about.states)]
+    except KeyError as exc:
+        raise ConfigurationError(f"{path} is no whole checkpoint: it lacks {exc}; use another one") from exc
+    for values in (center, *states):
+        for (name, shape, dtype), array in zip(about.parameters, values):
+            if array.shape != shape or array.dtype != dtype:
+                raise ConfigurationError(
+                    f"{path} is no whole checkpoint: {name} is {array.dtype}{list(array.shape)} in it, and should be "
+                    f"{dtype}{list(shape)}; use another one"
+                )
+    return Checkpoint(about, center, states)
+
+
+class CheckpointFolder:
+    """The folder of one job's checkpoints: at most the newest two, and a lock that keeps other jobs out.
+
+    Parameters
+    ----------
+    path : Path
+        Made if needed.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be made or written to, or another job that lives writes there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise ConfigurationError(f"checkpoints cannot be kept in {path}: {exc}; name another folder") from exc
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise ConfigurationError(
+                f"another job keeps its checkpoints in {path}: wait for its end, or name another folder"
+            ) from None
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the checkpoints there, the newest last."""
+        found = (_NAME.fullmatch(name) for name in os.listdir(self.path))
+        return sorted(int(match[1]) for match in found if match)
+
+    def file(self, number: int) -> Path:
+        """Return the path of a checkpoint."""
+        return self.path / f"checkpoint-{number:08d}.npz"
+
+    def newest(self) -> tuple[Path, Checkpoint] | None:
+        """Read the newest checkpoint that is whole; None if there is none at all.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are some, and all are damaged.
+        """
+        damaged: dict[Path, str] = {}
+        for number in reversed(self.numbers()):
+            path = self.file(number)
+            try:
+                checkpoint = read_checkpoint(path)
+            except ConfigurationError as exc:
+                damaged[path] = str(exc)
+                continue
+            for other, problem in damaged.items():
+                log.warning("passed over: %s", problem)
+                other.rename(other.with_suffix(".damaged"))  # it is not to count as the one before the next
+            return path, checkpoint
+        if damaged:
+            raise ConfigurationError(
+                f"no checkpoint in {self.path} can be used: {'; '.join(damaged.values())}. Move them away to start anew"
+            )
+        return None
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write the next checkpoint, and remove those that are older than the one before it.
+
+        Raises
+        ------
+        OSError
+            If it could not be written; then those written before are as they were.
+        """
+        numbers = self.numbers()
+        path, unfinished = self.file(numbers[-1] + 1 if numbers else 1), self.path / _UNFINISHED
+        try:
+            with open(unfinished, "wb") as file:
+                _write(file, checkpoint)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+            os.fsync(self._fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+        for number in numbers[: 1 - KEPT_FILES]:
+            with contextlib.suppress(OSError):
+                self.file(number).unlink()
+        return path
+
+    def close(self) -> None:
+        """Let other jobs use the folder; a second call does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def require_alike(checkpoint: Checkpoint, layout: Layout, states: Sequence[str]) -> None:
+    """Raise unless a model with a rule that has these center states can go on from a checkpoint."""
+    layout.require_same(checkpoint.layout, "the checkpoint's")
+    if len(states) != checkpoint.about.states:
+        raise ConfigurationError(
+            f"got a rule with {len(states)} buffers beside the center, the checkpoint has {checkpoint.about.states}, "
+            f"of the rule {checkpoint.about.rule}: go on with that rule"
+        )

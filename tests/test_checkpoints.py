@@ -1,0 +1,257 @@
+"""Checkpoints: plain NumPy files, whole or refused, of which the newest whole one is found."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from platoon_base.checkpoints import FORMAT, About, Checkpoint, CheckpointFolder, read_checkpoint, require_alike
+from platoon_base.errors import ConfigurationError, LayoutMismatchError
+from platoon_base.layout import Layout
+from platoon_base.sharding import Position
+
+pytestmark = pytest.mark.base
+
+
+def make(value=0.0, size=2):
+    """Make a checkpoint with two parameters and one state, all of which tell ``value``."""
+    center = [np.full((3, 4), value, "float32"), np.full((), value, "float64"), np.zeros((0, 2), "float16")]
+    about = About(
+        seed=7,
+        size=size,
+        seconds=1.5,
+        rule="SlowMo",
+        positions={rank: Position(2, 5, 25 + rank) for rank in range(size)},
+        kept={0: {"best": b"\0\xff"}},
+        reported={"loss": 0.25, "epoch": 3, "note": "é", "unknown": None},
+    )
+    return Checkpoint.of(about, Layout.of(center, ["W", "b", "none"]), center, [[array + 1 for array in center]])
+
+
+def same(one, other):
+    arrays = [[*checkpoint.center, *checkpoint.states[0]] for checkpoint in (one, other)]
+    return one.about == other.about and all(
+        a.dtype == b.dtype and a.shape == b.shape and (a == b).all() for a, b in zip(*arrays)
+    )
+
+
+@pytest.fixture
+def folder(tmp_path):
+    kept = CheckpointFolder(tmp_path / "checkpoints")
+    yield kept
+    kept.close()
+
+
+def test_what_was_saved_is_read(folder):
+    path = folder.save(make(0.5))
+    assert same(read_checkpoint(path), make(0.5))
+    found, newest = folder.newest()
+    assert found == path
+    assert same(newest, make(0.5))
+
+
+def test_plain_numpy_reads_it(folder):
+    with np.load(folder.save(make(0.5))) as file:
+        about = json.loads(file["about"].tobytes())
+        np.testing.assert_array_equal(file["center/0"], np.full((3, 4), 0.5, "float32"))
+        np.testing.assert_array_equal(file["state 0/1"], 1.5)
+    assert about["format"] == FORMAT
+    assert about["parameters"][0] == ["W", [3, 4], "float32"]
+    assert about["positions"]["1"] == [2, 5, 26]
+    assert about["reported"] == {"loss": 0.25, "epoch": 3, "note": "é", "unknown": None}
+
+
+def test_a_value_that_json_does_not_know_is_left_out(folder):
+    checkpoint = make()
+    checkpoint.about.reported["loss"] = float("nan")
+    assert read_checkpoint(folder.save(checkpoint)).about.reported["loss"] is None
+
+
+def test_there_are_at_most_two(folder):
+    for value in range(5):
+        folder.save(make(value))
+    assert folder.numbers() == [4, 5]
+    assert folder.newest()[1].center[1] == 4
+    assert sorted(os.listdir(folder.path)) == ["checkpoint-00000004.npz", "checkpoint-00000005.npz"]
+
+
+def test_nothing_there_is_no_checkpoint(folder):
+    (folder.path / "checkpoint-1.npz").write_text("of somebody else")
+    assert folder.newest() is None
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_a_damaged_byte_is_found_or_changes_nothing(tmp_path, data):
+    path = tmp_path / "checkpoint.npz"
+    if not path.exists():
+        kept = CheckpointFolder(tmp_path)
+        os.replace(kept.save(make(0.5)), path)
+        kept.close()
+    whole = path.read_bytes()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    bit = data.draw(st.integers(0, 7))
+    damaged = tmp_path / "damaged.npz"
+    damaged.write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+    try:
+        found = read_checkpoint(damaged)
+    except ConfigurationError:
+        return
+    assert same(found, make(0.5))
+
+
+@pytest.mark.parametrize("length", [0, 1, 100, -1, -30, -200])
+def test_a_cut_file_is_refused(folder, length):
+    path = folder.save(make())
+    path.write_bytes(path.read_bytes()[:length])
+    with pytest.raises(ConfigurationError, match="is no whole checkpoint"):
+        read_checkpoint(path)
+
+
+def test_nothing_is_unpickled(tmp_path):
+    path, witness = tmp_path / "evil.npz", tmp_path / "witness"
+
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(witness),)
+
+    np.savez(path, about=np.array([Evil()], dtype=object), allow_pickle=True)
+    with pytest.raises(ConfigurationError, match="is no whole checkpoint"):
+        read_checkpoint(path)
+    assert not witness.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"format": FORMAT + 1}, f"is of format {FORMAT + 1}, this version reads format {FORMAT}"),
+        ({"parameters": [*make().about.parameters, ("c", (), "float64")]}, "lacks 'center/3'"),
+        ({"states": 2}, "lacks 'state 1/0'"),
+        ({"parameters": [("W", (4, 3), "float32"), *make().about.parameters[1:]]}, r"W is float32\[3, 4\] in it"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(folder, change, complaint):
+    path = folder.save(make())
+    with np.load(path) as file:
+        arrays = dict(file)
+    about = {**json.loads(arrays.pop("about").tobytes()), **change}
+    np.savez(path, about=np.frombuffer(json.dumps(about).encode(), dtype=np.uint8), **arrays)
+    with pytest.raises(ConfigurationError, match=complaint):
+        read_checkpoint(path)
+
+
+def test_the_one_before_a_damaged_one_is_used(folder):
+    folder.save(make(1))
+    damaged = folder.save(make(2))
+    damaged.write_bytes(damaged.read_bytes()[:500])
+    path, newest = folder.newest()
+    assert path == folder.file(1)
+    assert same(newest, make(1))
+    # The damaged one is out of the way: both of the next two are whole.
+    assert folder.save(make(3)) == folder.file(2)
+    assert folder.numbers() == [1, 2]
+    assert damaged.with_suffix(".damaged").exists()
+
+
+def test_damaged_ones_alone_are_an_error_and_stay_where_they_are(folder):
+    for value in (1, 2):
+        folder.save(make(value)).write_bytes(b"nothing")
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match=r"no checkpoint in .* can be used: .*00000002.*00000001"):
+            folder.newest()
+
+
+def test_a_folder_has_one_writer(folder):
+    with pytest.raises(ConfigurationError, match="another job keeps its checkpoints"):
+        CheckpointFolder(folder.path)
+    folder.close()
+    folder.close()
+    CheckpointFolder(folder.path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="checkpoints cannot be kept"):
+        CheckpointFolder(tmp_path / "file" / "folder")
+
+
+def test_a_failure_leaves_the_ones_before(folder):
+    folder.save(make(1))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            folder.save(make(2))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert os.listdir(folder.path) == ["checkpoint-00000001.npz"]
+    assert same(folder.newest()[1], make(1))
+
+
+WRITER = """
+import sys
+import numpy as np
+from pathlib import Path
+from platoon_base.checkpoints import About, Checkpoint, CheckpointFolder
+from platoon_base.layout import Layout
+folder = CheckpointFolder(Path(sys.argv[1]))
+found = folder.newest()
+value = int(found[1].center[0][0]) if found else 0
+while True:
+    value += 1
+    center = [np.full(30_000, value, "float64")]
+    folder.save(Checkpoint.of(About(seed=0, size=1, seconds=0.0), Layout.of(center), center, []))
+    print(value, flush=True)
+"""
+
+
+def test_a_writer_killed_at_any_moment_leaves_a_whole_one(tmp_path):
+    latest = 0
+    for attempt in range(12):
+        command = [sys.executable, "-c", WRITER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+            for _ in range(3):
+                latest = int(writer.stdout.readline())
+            # A moment within the next save, another one each time.
+            end = time.perf_counter() + attempt * 0.0004
+            while time.perf_counter() < end:
+                pass
+            writer.send_signal(signal.SIGKILL)
+            latest = max([latest, *map(int, writer.stdout.read().split())])
+        kept = CheckpointFolder(tmp_path)
+        center = kept.newest()[1].center[0]
+        kept.close()
+        assert (center == center[0]).all()
+        assert center[0] in (latest, latest + 1)
+        latest = int(center[0])
+
+
+def test_another_number_of_workers_begins_the_earliest_epoch_anew():
+    about = About(seed=0, size=3, seconds=0.0, positions={0: Position(4, 7, 47), 1: Position(3, 9, 39)})
+    checkpoint = Checkpoint(about, [], [])
+    assert checkpoint.position(0, 3) == (4, 7, 47)
+    assert checkpoint.position(2, 3) == (0, 0, 0)
+    assert checkpoint.position(0, 2) == (0, 0, 43)
+    whole = Checkpoint(About(**{**_fields(about), "size": 2}), [], [])
+    assert [whole.position(rank, 4) for rank in range(4)] == [(3, 0, 21)] * 4
+
+
+def _fields(about):
+    return {name: getattr(about, name) for name in about.__struct_fields__}
+
+
+def test_another_model_or_rule_is_refused():
+    checkpoint = make()
+    require_alike(checkpoint, checkpoint.layout, ["u"])
+    with pytest.raises(LayoutMismatchError, match=r"got V float32\[3, 4\] as parameter 0, the checkpoint's is W"):
+        require_alike(checkpoint, Layout.of(checkpoint.center, ["V", "b", "none"]), ["u"])
+    with pytest.raises(ConfigurationError, match="got a rule with 0 buffers beside the center, the checkpoint has 1"):
+        require_alike(checkpoint, checkpoint.layout, [])

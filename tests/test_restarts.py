@@ -1,0 +1,146 @@
+"""--max-restarts: a worker that fails is started again, under its rank, and goes on from the center."""
+
+import json
+
+import pytest
+
+pytestmark = pytest.mark.base
+
+# Each worker counts its mini-batches in the center, and rank 1 ends in the way given, once for each file in FOLDER.
+COUNT = """
+import os, sys, time
+from pathlib import Path
+import numpy as np
+from platoon_base import ASGD, connect
+
+STEPS, PER_EPOCH = 30, 10
+folder, how, waits = Path(sys.argv[1]), sys.argv[2], sys.argv[3] == "wait"
+worker = connect()
+x = np.zeros(4)
+worker.init_shared_params([x], ASGD())
+start = worker.resume_at
+print("starts at", tuple(start), "late", worker.late, "kept", worker.kept("twice"), "center", int(x[0]), flush=True)
+if not worker.late:
+    worker.barrier("all began")
+for step in range(start.steps, STEPS):
+    x += 1
+    worker.progress(steps=1, epoch=1 + step // PER_EPOCH)
+    if step % 2:
+        worker.sync_params()
+        worker.keep("twice", 2 * (step + 1))
+    fails = sorted(folder.glob("fail-*"))
+    if worker.global_rank == 1 and step == 14 and fails:
+        fails[0].unlink()
+        if how == "kill":
+            os.kill(os.getpid(), 9)
+        raise SystemExit("this worker fails")
+worker.sync_params()
+done = folder / "done"
+if worker.global_rank == 1:
+    done.touch()
+else:
+    while waits and not done.exists() and not worker.should_stop:
+        time.sleep(0.01)
+    worker.copy_to_local()
+    worker.report({"center": float(x[0])})
+"""
+
+
+@pytest.fixture
+def launch(platoon, write_script, tmp_path):
+    def run(*options, how="kill", failures=1, text=COUNT, wait=False, workers=2):
+        for number in range(failures):
+            (tmp_path / f"fail-{number}").touch()
+        script = write_script(text)
+        command = ["launch", "-n", workers, "--log-dir", "logs", "--summary", "s.json", *options]
+        done = platoon(*command, script, tmp_path, how, "wait" if wait else "go")
+        logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
+        summary = json.loads((tmp_path / "s.json").read_text()) if (tmp_path / "s.json").exists() else {}
+        return done, summary, logs
+
+    return run
+
+
+@pytest.mark.parametrize("how", ["kill", "raise"])
+def test_a_worker_that_fails_goes_on_where_it_last_synchronized(launch, how):
+    done, summary, logs = launch("--max-restarts", 2, how=how, wait=True)
+    assert done.returncode == 0, done.stdout + "".join(logs)
+    assert "rank 1 is started again, restart 1 of 2" in " ".join(done.stdout.split())
+    assert summary["restarts"] == 1
+    first, second = [line for line in logs[1].splitlines() if line.startswith("starts at")]
+    assert first == "starts at (0, 0, 0) late False kept None center 0"
+    # 15 mini-batches were done, 14 of them when it synchronized; these are in the center, and are not done again.
+    assert second.startswith("starts at (2, 4, 14) late True kept 28 center ")
+    # Each mini-batch of both is in the center, and once.
+    assert summary["center"] == 60
+
+
+def test_restarts_are_counted(launch, tmp_path):
+    done, summary, logs = launch("--max-restarts", 2, failures=3)
+    assert done.returncode == 137, done.stdout
+    assert summary["restarts"] == 2
+    assert logs[1].count("starts at") == 3
+    assert "worker 1: killed by SIGKILL; the end of" in done.stdout
+
+
+def test_without_it_nobody_is_started_again(launch):
+    done, summary, logs = launch()
+    assert done.returncode == 137
+    assert summary["restarts"] == 0
+    assert logs[1].count("starts at") == 1
+
+
+def test_a_script_that_cannot_run_uses_up_the_restarts(platoon, write_script):
+    done = platoon("launch", "-n", 1, "--max-restarts", 2, write_script("raise SystemExit(3)"))
+    assert done.returncode == 3
+    assert "restarts    2" in done.stdout
+
+
+def test_a_worker_that_asks_for_too_much_to_be_kept_is_told(run_job):
+    run_job(
+        """
+        from platoon_base import connect
+        from platoon_base.errors import ConfigurationError, ProtocolError
+        worker = connect()
+        worker.keep("state", {"best": 0.5, "list": [1, "two", b"3", None]})
+        assert worker.kept("state") == {"best": 0.5, "list": [1, "two", b"3", None]}
+        assert worker.kept("other") is None and worker.kept("other", 7) == 7
+        for name, value, error, text in (
+            ("a", bytes(300_000), ProtocolError, "limit|length"),
+            ("b", object(), ProtocolError, "send numbers, strings"),
+        ):
+            try:
+                worker.keep(name, value)
+            except error as exc:
+                continue
+            raise AssertionError(name)
+        worker.keep("c", bytes(200_000))
+        try:
+            worker.keep("d", bytes(100_000))
+        except ConfigurationError as exc:
+            assert "the limit is 262144" in str(exc)
+        assert worker.kept("d") is None and len(worker.kept("c")) == 200_000
+        """,
+        1,
+    ).require_success()
+
+
+def test_where_arrays_are_combined_nobody_is_started_again(launch, tmp_path):
+    text = """
+    import os, sys
+    from pathlib import Path
+    import numpy as np
+    from platoon_base import connect
+    worker = connect()
+    print("starts at", worker.resume_at, flush=True)
+    for step in range(20):
+        if step == 5 and worker.global_rank == 1:
+            os.kill(os.getpid(), 9)
+        worker.all_reduce(np.ones(10), timeout_s=60)
+    """
+    done, summary, logs = launch("--max-restarts", 5, text=text)
+    assert done.returncode == 137
+    assert summary["restarts"] == 0
+    assert "is not started again: the workers combine arrays in each step" in " ".join(done.stdout.split())
+    assert "cannot end: rank 1 is lost (cpu, killed by SIGKILL, see " in logs[0]
+    assert str(tmp_path / "logs" / "rank1.log") in logs[0]
