@@ -66,6 +66,7 @@ def build(worker, sync):
     loss = lasagne.objectives.categorical_crossentropy(get_output(network), y).mean()
     if sync:
         updates = lasagne.updates.adam(all_reduce_grads(loss, params), params, LEARNING_RATE)
+        worker.init_shared_params(params, EASGD())  # never synchronized: a place for checkpoints
     else:
         updates = lasagne.updates.adam(loss, params, LEARNING_RATE)
         updates = sync_updates(updates, params, EASGD(), every_n_updates=SYNC_EVERY)
@@ -87,11 +88,15 @@ def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None):
 
     stop = StopOnPatience(PATIENCE)
     history = []  # rows of (seconds, error of the center, error of each worker's own parameters)
-    for epoch in range(1, num_epochs + 1):
-        losses = []
-        for batch in iterate_minibatches(*train_set, BATCH_SIZE, shuffle=True, epoch=epoch, uneven="drop"):
-            losses.append(train(*batch))
-            worker.progress(epoch=epoch, loss=losses[-1])
+    start = worker.resume_at  # all zeros, but for a job that is resumed or a worker that is started again
+    for epoch in range(max(1, start.epoch), num_epochs + 1):
+        worker.progress(epoch=epoch)
+        data = {"shuffle": True, "epoch": epoch, "uneven": "drop", "skip": start.done_in(epoch)}
+        for batch in iterate_minibatches(*train_set, BATCH_SIZE, **data):
+            loss = train(*batch)
+            worker.progress(steps=int(sync), loss=loss)
+        if sync and worker.global_rank == 0:
+            worker.copy_to_global()
         own = worker.reduce_metrics({f"worker {worker.global_rank}": (float(error(*valid_set)), 1.0)})
         center = evaluate(error, *valid_set, batch_size=180)
         history.append((time.monotonic() - began, center, own))

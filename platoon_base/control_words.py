@@ -149,12 +149,16 @@ class ControlWords:
         row["synced_epoch"], row["synced_steps"] = row["epoch"], row["steps"]
         row["synced_epoch_steps"] = row["steps"] - row["steps_before_epoch"]
 
-    def position(self, rank: int, synced: bool) -> Position:
-        """Return how far a worker is, or was at its latest synchronization."""
+    def mark_all_synced(self, row: Any) -> None:
+        """Take note that the center is what the worker of a row has learnt up to now: all others go on from there."""
+        self.mark_synced(row)
+        for name in ("synced_epoch", "synced_epoch_steps", "synced_steps"):
+            self._rows[name] = row[name]
+
+    def position(self, rank: int) -> Position:
+        """Return how far a worker was at its latest synchronization."""
         row = self._rows[rank]
-        if synced:
-            return Position(*(int(row[f"synced_{name}"]) for name in Position._fields))
-        return Position(int(row["epoch"]), int(row["steps"] - row["steps_before_epoch"]), int(row["steps"]))
+        return Position(*(int(row[f"synced_{name}"]) for name in Position._fields))
 
     def collectives(self, rank: int) -> Any:
         """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""

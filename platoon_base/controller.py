@@ -245,7 +245,7 @@ class Controller:
         member = self._coordinator.members[rank]
         if member.phase is Phase.EXPECTED:  # its row is not its own yet
             return member.resume_at
-        return self._words.position(rank, synced=self._coordinator.shared is not None)
+        return self._words.position(rank)
 
     def _save_if_due(self, now: float) -> None:
         if self._checkpointer is None:

@@ -144,7 +144,6 @@ class SharedParameters:
         if self.center is not None:
             require_finite(self.parameters.layout, self.parameters.borrow())
             self.start(create=True, timeout_s=timeout_s)
-            ControlWords.mark_synced(self._row)
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:

@@ -273,8 +273,13 @@ class Worker:
         self._require_shared().copy_to_local(timeout_s)
 
     def copy_to_global(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Overwrite the center: center := parameters."""
+        """Overwrite the center: center := parameters.
+
+        With `init_shared_params` it also puts the parameters of synchronous training into the job's checkpoints: the
+        first worker calls it now and then, and a resumed job goes on from there on all workers.
+        """
         self._require_shared().copy_to_global(timeout_s)
+        self._words.mark_all_synced(self._row)
 
     @contextlib.contextmanager
     def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
@@ -493,7 +498,7 @@ class Worker:
         self._session.ask(msg.Report(metrics=plain), msg.Done, timeout_s)
 
     def keep(self, name: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Leave a value with the controller, for this rank when it is started again, or the job resumed.
+        """Leave a value with the controller, for `take_kept` when this rank is started again, or the job resumed.
 
         It is for what the center does not hold: a scheduler's state, the best result so far, a random state. It goes
         into the next checkpoint too. A call costs a message.
@@ -505,13 +510,11 @@ class Worker:
         value : plain data: None, bool, int, float, str, bytes, list, dict
             All values of one rank may take up 256 KiB.
         """
-        data = msg.encode_value(value)
-        self._session.ask(msg.Keep(name=name, value=data), msg.Done, timeout_s)
-        self._kept[name] = data
+        self._session.ask(msg.Keep(name=name, value=msg.encode_value(value)), msg.Done, timeout_s)
 
-    def kept(self, name: str, default: Any = None) -> Any:
-        """Return what this rank has kept under a name, in this process or in the one before."""
-        return msgspec.msgpack.decode(self._kept[name]) if name in self._kept else default
+    def take_kept(self, name: str, default: Any = None) -> Any:
+        """Return what an earlier process of this rank has kept under a name, once; after that the default."""
+        return msgspec.msgpack.decode(self._kept.pop(name)) if name in self._kept else default
 
     @property
     def should_stop(self) -> bool:

@@ -88,10 +88,12 @@ class Outcome(NamedTuple):
 def run_job(tmp_path):
     """Run a script, given as text, on N real worker processes, and return the outcome."""
 
-    def run(text, workers=2, *, args=(), environment=None, handler=None, seed=0, devices=None, center="host"):
+    def run(
+        text, workers=2, *, args=(), environment=None, handler=None, seed=0, devices=None, center="host", **options
+    ):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(text))
-        with host_job(workers, seed=seed, center=center, handler=handler) as job:
+        with host_job(workers, seed=seed, center=center, handler=handler, **options) as job:
             for rank in range(workers):
                 device = devices[rank] if devices else "cpu"
                 base = worker_environment(device, workers, {**os.environ, **(environment or {})})

@@ -100,12 +100,13 @@ def test_a_worker_that_comes_again_goes_on_counting(words):
     words.start_row(1, Position(epoch=3, epoch_steps=4, steps=24))
     row = words.row(1)
     row["steps"] += 2
-    assert words.position(1, synced=False) == (3, 6, 26)
-    assert words.position(1, synced=True) == (3, 4, 24)
+    assert words.position(1) == (3, 4, 24)
     assert words.progress(1).steps_before_start == 24
     words.mark_synced(row)
     row["steps"] += 1
-    assert words.position(1, synced=True) == (3, 6, 26)
+    assert words.position(1) == (3, 6, 26)
+    words.mark_all_synced(row)
+    assert {words.position(rank) for rank in range(ROWS)} == {(3, 7, 27)}
 
 
 def test_a_row_outside_is_refused(others):

@@ -199,6 +199,9 @@ def test_minibatches_cover_each_row_once_over_all_workers(run_job):
 def test_alone_minibatches_are_the_classic_ones(solo_worker):
     x, y = np.arange(20).reshape(10, 2), np.arange(10)
     got = list(iterate_minibatches(x, y, 4, worker=solo_worker))
+    rest = list(iterate_minibatches(x, y, 4, skip=2, worker=solo_worker))
+    assert all((a == b).all() for one, other in zip(got[2:], rest) for a, b in zip(one, other))
+    assert len(rest) == len(got) - 2
     assert [len(b) for _, b in got] == [4, 4, 2]
     np.testing.assert_array_equal(np.concatenate([a for a, _ in got]), x)
     np.testing.assert_array_equal(np.concatenate([b for _, b in got]), y)
@@ -219,6 +222,28 @@ def test_alone_patience_stops_by_the_rule(solo_worker):
     assert solo_worker.stop_reason == "no improvement in 2 evaluations"
 
 
+def test_patience_goes_on_in_a_worker_that_is_started_again(run_job):
+    run_job(
+        """
+        import os
+        from platoon_base import connect
+        from platoon_plugins.lasagne import StopOnPatience
+        worker = connect()
+        stop = StopOnPatience(3)
+        if worker.late:
+            assert stop.best == 1.0
+            assert not stop(1.5) and stop(1.5)   # the third and the fourth in a row
+            assert StopOnPatience(3).best != 1.0
+        else:
+            for value in (2.0, 1.0, 1.5):
+                assert not stop(value)
+            os.kill(os.getpid(), 9)
+        """,
+        1,
+        max_restarts=1,
+    ).require_success()
+
+
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
@@ -228,6 +253,7 @@ def test_alone_patience_stops_by_the_rule(solo_worker):
         (lambda w: list(iterate_minibatches(np.ones(3), np.ones(2), 1, worker=w)), "row by row"),
         (lambda w: list(iterate_minibatches(np.ones(3), np.ones(3), 0, worker=w)), "batchsize"),
         (lambda w: shard(np.ones(3), np.ones(4), worker=w), "row by row"),
+        (lambda w: list(iterate_minibatches(np.ones(3), np.ones(3), 1, skip=-1, worker=w)), "skip"),
         (lambda w: StopOnPatience(0, worker=w), "patience"),
     ],
 )

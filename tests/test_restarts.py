@@ -19,7 +19,7 @@ worker = connect()
 x = np.zeros(4)
 worker.init_shared_params([x], ASGD())
 start = worker.resume_at
-print("starts at", tuple(start), "late", worker.late, "kept", worker.kept("twice"), "center", int(x[0]), flush=True)
+print("starts at", tuple(start), "late", worker.late, "kept", worker.take_kept("twice"), "center", int(x[0]), flush=True)
 if not worker.late:
     worker.barrier("all began")
 for step in range(start.steps, STEPS):
@@ -96,32 +96,41 @@ def test_a_script_that_cannot_run_uses_up_the_restarts(platoon, write_script):
     assert "restarts    2" in done.stdout
 
 
-def test_a_worker_that_asks_for_too_much_to_be_kept_is_told(run_job):
+def test_what_was_kept_comes_back_once(run_job):
     run_job(
         """
+        import os
         from platoon_base import connect
         from platoon_base.errors import ConfigurationError, ProtocolError
         worker = connect()
-        worker.keep("state", {"best": 0.5, "list": [1, "two", b"3", None]})
-        assert worker.kept("state") == {"best": 0.5, "list": [1, "two", b"3", None]}
-        assert worker.kept("other") is None and worker.kept("other", 7) == 7
-        for name, value, error, text in (
-            ("a", bytes(300_000), ProtocolError, "limit|length"),
-            ("b", object(), ProtocolError, "send numbers, strings"),
-        ):
-            try:
-                worker.keep(name, value)
-            except error as exc:
-                continue
-            raise AssertionError(name)
-        worker.keep("c", bytes(200_000))
-        try:
-            worker.keep("d", bytes(100_000))
-        except ConfigurationError as exc:
-            assert "the limit is 262144" in str(exc)
-        assert worker.kept("d") is None and len(worker.kept("c")) == 200_000
+        state = {"best": 0.5, "list": [1, "two", b"3", None]}
+        if worker.late:
+            assert worker.take_kept("state") == state
+            assert worker.take_kept("state", 7) == 7
+            assert worker.take_kept("small") == "later"
+            assert len(worker.take_kept("large")) == 200_000
+            assert worker.take_kept("too large") is None
+        else:
+            worker.keep("state", state)
+            worker.keep("small", "earlier")
+            worker.keep("small", "later")
+            worker.keep("large", bytes(200_000))
+            assert worker.take_kept("state") is None
+            for name, value, error, text in (
+                ("larger", bytes(300_000), ProtocolError, "Expected `bytes` of length <= 262144"),
+                ("no data", object(), ProtocolError, "send numbers, strings"),
+                ("too large", bytes(100_000), ConfigurationError, "the limit is 262144"),
+            ):
+                try:
+                    worker.keep(name, value)
+                except error as exc:
+                    assert text in str(exc), exc
+                else:
+                    raise AssertionError(name)
+            os.kill(os.getpid(), 9)
         """,
         1,
+        max_restarts=1,
     ).require_success()
 
 

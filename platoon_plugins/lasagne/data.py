@@ -41,6 +41,7 @@ def iterate_minibatches(
     *,
     epoch: int = 0,
     uneven: str = "keep",
+    skip: int = 0,
     worker: Worker | None = None,
 ) -> Iterator[tuple[Any, Any]]:
     """Yield this worker's mini-batches of one epoch; over all workers each row comes exactly once, unless told else.
@@ -60,15 +61,20 @@ def iterate_minibatches(
         What to do with rows that cannot be dealt out evenly, see `platoon_base.sharding.epoch_indices`. Synchronous
         training needs as many mini-batches on every worker: leave up to N - 1 rows out of an epoch ("drop"), or use
         some twice ("wrap").
+    skip : int
+        Number of mini-batches to leave out at the beginning: ``worker.resume_at.done_in(epoch)`` are done already when
+        a job was resumed, or a worker started again.
     worker : Worker, optional
         The default is ``connect()``.
     """
     _require_same_length((inputs, targets))
     if batchsize < 1:
         raise ConfigurationError(f"got batchsize={batchsize!r}: it counts rows and must be at least 1")
+    if skip < 0:
+        raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
     worker = connect() if worker is None else worker
     rows = worker.shard(len(inputs), shuffle=shuffle, epoch=epoch, uneven=uneven)
-    for start in range(0, len(rows), batchsize):
+    for start in range(batchsize * skip, len(rows), batchsize):
         batch: np.ndarray[Any, Any] = rows[start : start + batchsize]
         yield inputs[batch], targets[batch]
 

@@ -99,6 +99,8 @@ def _fingerprint(*data: Sequence[Any]) -> str:
 class StopOnPatience:
     """End the job on all workers together when a global value has not improved for some epochs.
 
+    What was best so far is kept with the job (`Worker.keep`), for a job that is resumed and a worker started again.
+
     Parameters
     ----------
     patience : int
@@ -109,6 +111,8 @@ class StopOnPatience:
         Whether smaller or greater is better.
     worker : Worker, optional
         The default is ``connect()``.
+    name : str
+        Under which the best is kept: another one for each, if a script has several.
 
     Examples
     --------
@@ -119,9 +123,18 @@ class StopOnPatience:
     ...         break
     """
 
-    def __init__(self, patience: int, min_delta: float = 0.0, mode: str = "min", worker: Worker | None = None) -> None:
+    def __init__(
+        self,
+        patience: int,
+        min_delta: float = 0.0,
+        mode: str = "min",
+        worker: Worker | None = None,
+        name: str = "StopOnPatience",
+    ) -> None:
         self._patience = Patience(patience, min_delta, mode)
         self._worker = connect() if worker is None else worker
+        self._name = name
+        self._patience.best, self._patience.waited = self._worker.take_kept(name, (self._patience.best, 0))
         self.improved = False
 
     @property
@@ -135,6 +148,7 @@ class StopOnPatience:
         All workers call it, once an epoch. Whatever else made the job stop counts too.
         """
         self.improved = self._patience.improved(value)
+        self._worker.keep(self._name, (self._patience.best, self._patience.waited))
         if self._patience.exhausted:
             self._worker.request_stop(f"no improvement in {self._patience.patience} evaluations")
         return self._worker.agree_to_stop()

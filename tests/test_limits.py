@@ -1,0 +1,62 @@
+"""What the system must have left before a job begins: too few open files are an error, not the end of a process."""
+
+import subprocess
+import sys
+
+import pytest
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.limits import require_room
+
+pytestmark = pytest.mark.base
+
+SCRIPT = """
+import resource
+from platoon_base import connect
+connect().report({"soft": resource.getrlimit(resource.RLIMIT_NOFILE)[0]})
+"""
+
+
+def launch(tmp_path, soft, hard, workers=4):
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    limited = f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"'
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), "--summary", "s.json", script]
+    return subprocess.run(
+        ["bash", "-c", limited, "bash", *map(str, command)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+
+
+def test_a_hard_limit_that_is_too_low_is_refused_before_the_start(tmp_path):
+    done = launch(tmp_path, 40, 40)
+    assert done.returncode == 2, done.stdout
+    assert "got a limit of 40 open files (ulimit -Hn), this process needs " in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_soft_limit_that_is_too_low_is_raised(tmp_path):
+    done = launch(tmp_path, 32, 4096)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_many_workers_fit_into_what_was_asked_for(tmp_path):
+    """As many as fit by our count really do: the count is not too low."""
+    for hard in range(60, 400, 4):
+        done = launch(tmp_path, hard, hard, workers=6)
+        if done.returncode != 2:
+            break
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert hard < 200
+
+
+def test_a_folder_that_takes_no_files_is_refused(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match=r"logs cannot be written to .*file/folder: Not a directory \("):
+        require_room(tmp_path / "file" / "folder", "logs")
+    require_room(tmp_path / "new" / "folder", "logs")
+    assert list((tmp_path / "new" / "folder").iterdir()) == []

@@ -1,0 +1,298 @@
+"""--checkpoint-every and --resume: a job that was killed as a whole goes on with its center and its steps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from platoon_base import registry
+from platoon_base.checkpoints import CheckpointFolder, read_checkpoint
+
+pytestmark = pytest.mark.base
+
+# Each worker counts its mini-batches in the center; it waits at a step if told to, for a file or for its end.
+COUNT = """
+import sys, time
+from pathlib import Path
+import numpy as np
+from platoon_base import ASGD, EASGD, connect
+
+STEPS, PER_EPOCH = 40, 10
+folder, pause_at = Path(sys.argv[1]), int(sys.argv[2])
+worker = connect()
+x, y = np.zeros(4), np.zeros((2, 3), "float32")
+worker.init_shared_params([x, y], ASGD())
+start = worker.resume_at
+print("starts at", tuple(start), "kept", worker.take_kept("twice"), "center", int(x[0]), "seed", worker.seed, flush=True)
+worker.barrier("all began")
+for epoch in range(max(start.epoch, 1), STEPS // PER_EPOCH + 1):
+    for step in range(start.done_in(epoch), PER_EPOCH):
+        x += 1
+        y += 1
+        worker.progress(steps=1, epoch=epoch)
+        worker.sync_params()
+        done = PER_EPOCH * (epoch - 1) + step + 1
+        worker.keep("twice", 2 * done)
+        if done == pause_at:
+            (folder / f"paused-{worker.global_rank}").touch()
+            while not worker.should_stop:
+                time.sleep(0.01)
+worker.meet("end")
+worker.copy_to_local()
+worker.report({"center": float(x[0]), "second": float(y[1, 2])})
+"""
+
+
+@pytest.fixture
+def script(write_script):
+    return write_script(COUNT)
+
+
+@pytest.fixture
+def finish(platoon, script, tmp_path):
+    """Run the script to its end, and return the summary and the first lines of the logs."""
+
+    def run(*options, workers=2):
+        done = platoon(
+            "launch", "-n", workers, "--log-dir", "logs", "--summary", "s.json", *options, script, tmp_path, 0
+        )
+        logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(workers)]
+        assert done.returncode == 0, done.stdout + done.stderr + "".join(logs)
+        starts = [line for log in logs for line in log.splitlines() if line.startswith("starts at")][-workers:]
+        for rank in range(workers):
+            (tmp_path / "logs" / f"rank{rank}.log").unlink()
+        return json.loads((tmp_path / "s.json").read_text()), starts, done.stdout
+
+    return run
+
+
+@pytest.fixture
+def interrupt(script, tmp_path):
+    """Run the script until all have paused at a step, and end the job with a signal to all its processes."""
+
+    def run(*options, pause_at, number, until=lambda: True, workers=2):
+        command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), *map(str, options)]
+        paused = [tmp_path / f"paused-{rank}" for rank in range(workers)]
+        with subprocess.Popen(
+            [*command, "--log-dir", "first", str(script), str(tmp_path), str(pause_at)],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        ) as launcher:
+            try:
+                deadline = time.monotonic() + 60
+                while not (all(path.exists() for path in paused) and until()):
+                    assert time.monotonic() < deadline, launcher.poll()
+                    time.sleep(0.01)
+                everybody = [launcher, *psutil.Process(launcher.pid).children(recursive=True)]
+                for process in everybody if number == signal.SIGKILL else [launcher]:
+                    process.send_signal(number)
+                launcher.communicate(timeout=60)
+            finally:
+                launcher.kill()
+        for path in paused:
+            path.unlink()
+        return launcher.returncode
+
+    return run
+
+
+def clean_up():
+    """Remove what a power cut leaves, as `platoon clean` does, and say what it was; young jobs are spared."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for leftover in registry.leftovers():
+            registry.remove(leftover)
+        if not registry.running() and not [p for p in os.listdir("/dev/shm") if p.startswith(f"platoon-{os.getuid()}")]:
+            return
+        time.sleep(0.2)
+
+
+def newest(folder: Path):
+    found = sorted(folder.glob("checkpoint-*.npz"))
+    return read_checkpoint(found[-1]) if found else None
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_job_that_was_ended_goes_on_at_the_step_it_had_reached(interrupt, finish, tmp_path, number):
+    kept = tmp_path / "kept"
+
+    def saved():  # the center of the moment at which all have paused
+        checkpoint = newest(kept)
+        return checkpoint is not None and checkpoint.center and checkpoint.center[0][0] == 2 * 23
+
+    options = ["--checkpoint-every", "0.05", "--resume", kept, "--seed", 5]
+    status = interrupt(*options, pause_at=23, number=number, until=saved)
+    assert status == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
+    summary, starts, output = finish("--resume", kept)
+    assert starts == ["starts at (3, 3, 23) kept 46 center 46 seed 5"] * 2
+    assert "epoch 3, 46 mini-batches done" in output
+    assert summary["center"] == summary["second"] == 80
+    # It saved its end, from which there is nothing more to do.
+    summary, starts, _ = finish("--resume", kept)
+    assert starts == ["starts at (4, 10, 40) kept 80 center 80 seed 5"] * 2
+    assert summary["center"] == 80
+    clean_up()
+
+
+def test_another_number_of_workers_goes_on_with_the_epoch(interrupt, finish, tmp_path):
+    kept = tmp_path / "kept"
+    interrupt("--checkpoint-every", 1000, "--resume", kept, pause_at=23, number=signal.SIGTERM)
+    summary, starts, output = finish("--resume", kept, workers=3)
+    assert starts[0].startswith("starts at (3, 0, 15) kept 46 center 46")
+    assert starts[2].startswith("starts at (3, 0, 15) kept None center 46")
+    assert "by 2 workers; now 3, who begin that epoch anew" in output
+    assert summary["center"] == 46 + 3 * 20
+
+
+def test_the_one_before_a_damaged_one_is_resumed(interrupt, finish, tmp_path):
+    kept = tmp_path / "kept"
+
+    def saved():
+        checkpoint = newest(kept)
+        return checkpoint is not None and checkpoint.center and checkpoint.center[0][0] == 2 * 23
+
+    interrupt("--checkpoint-every", "0.05", "--resume", kept, pause_at=23, number=signal.SIGTERM, until=saved)
+    damaged = sorted(kept.glob("checkpoint-*.npz"))[-1]
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[: len(whole) // 2])
+    summary, starts, output = finish("--resume", kept)
+    assert "passed over" in output
+    assert starts == ["starts at (3, 3, 23) kept 46 center 46 seed 0"] * 2
+    assert summary["center"] == 80
+
+
+def test_checkpoints_are_beside_the_logs_unless_said_otherwise(finish, platoon, script, tmp_path):
+    _, starts, output = finish("--checkpoint-every", "1000")
+    assert starts == ["starts at (0, 0, 0) kept None center 0 seed 0"] * 2
+    assert "none there yet: this job begins anew" in output
+    with np.load(sorted((tmp_path / "logs" / "checkpoints").iterdir())[-1]) as file:
+        np.testing.assert_array_equal(file["center/0"], np.full(4, 80.0))
+    # A second run there is taken for a mistake.
+    again = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 9, script, tmp_path, 0)
+    assert again.returncode == 2
+    assert "go on from them with --resume logs/checkpoints" in again.stderr
+
+
+def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script, tmp_path):
+    kept = tmp_path / "kept"
+    finish("--resume", kept, "--seed", 3)
+    other = platoon("launch", "-n", 2, "--resume", kept, "--seed", 4, script, tmp_path, 0)
+    assert other.returncode == 2
+    assert "got --seed 4," in other.stderr
+    assert "is of seed 3" in other.stderr
+    text = COUNT.replace("np.zeros(4)", "np.zeros(5)")
+    model = platoon("launch", "-n", 2, "--log-dir", "l", "--resume", kept, write_script(text, "other.py"), tmp_path, 0)
+    assert model.returncode == 1
+    assert "the checkpoint's is parameter 0 float64[4]" in (tmp_path / "l" / "rank0.log").read_text()
+    # It did not put anything in the place of the good one.
+    assert newest(kept).center[0][0] == 80
+    held = CheckpointFolder(kept)
+    busy = platoon("launch", "-n", 2, "--resume", kept, script, tmp_path, 0)
+    held.close()
+    assert busy.returncode == 2
+    assert "another job keeps its checkpoints" in busy.stderr
+    for path in kept.iterdir():
+        path.write_bytes(b"nothing")
+    damaged = platoon("launch", "-n", 2, "--resume", kept, script, tmp_path, 0)
+    assert damaged.returncode == 2
+    assert "can be used" in damaged.stderr
+
+
+def test_without_a_center_there_is_nothing_to_go_on_from_but_what_was_kept(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        from platoon_base import connect
+        worker = connect()
+        print("starts at", tuple(worker.resume_at), worker.take_kept("best"), flush=True)
+        worker.progress(steps=7, epoch=2)
+        worker.keep("best", [0.5, "x"])
+        """
+    )
+    for expected in ("starts at (0, 0, 0) None", "starts at (0, 0, 0) [0.5, 'x']"):
+        done = platoon("launch", "-n", 1, "--log-dir", "logs", "--resume", "kept", script)
+        assert done.returncode == 0, done.stdout
+        assert expected in (tmp_path / "logs" / "rank0.log").read_text()
+
+
+def test_a_full_disk_is_an_error_before_the_training(platoon, write_script, small_disk, tmp_path):
+    script = write_script(
+        """
+        import numpy as np
+        from platoon_base import EASGD, connect
+        worker = connect()
+        worker.init_shared_params([np.random.standard_normal(1_000_000)], EASGD())
+        while not worker.should_stop:
+            worker.progress(steps=1)
+            worker.sync_params()
+        """
+    )
+    done = platoon("launch", "-n", 2, "--checkpoint-every", 1000, "--resume", small_disk / "kept", script)
+    assert done.returncode == 2, done.stdout
+    assert "cannot write a checkpoint to" in done.stderr
+    assert "No space left on device. Make room" in done.stderr
+    assert list((small_disk / "kept").iterdir()) == []
+    (small_disk / "filler").write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize))
+    done = platoon("launch", "-n", 2, "--log-dir", small_disk / "logs", script)
+    assert done.returncode == 2
+    assert "logs cannot be written to" in done.stderr
+    assert "0.0 MB free" in done.stderr
+
+
+def test_synchronous_training_goes_on_with_what_the_first_worker_put_into_the_center(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        import os, sys
+        import numpy as np
+        from pathlib import Path
+        from platoon_base import EASGD, connect
+        worker = connect()
+        x = np.zeros(3)
+        worker.init_shared_params([x], EASGD())
+        start = worker.resume_at
+        print("starts at", tuple(start), x[0], flush=True)
+        fails = Path(sys.argv[1]) / "fail"
+        for epoch in range(max(1, start.epoch), 4):
+            for step in range(start.done_in(epoch), 5):
+                x += worker.all_reduce(np.ones(3), timeout_s=60)
+                worker.progress(steps=1, epoch=epoch)
+                if fails.exists() and epoch == 3 and step == 2:
+                    worker.barrier("all have seen it")
+                    fails.unlink(missing_ok=True)
+                    os.kill(os.getpid(), 9)
+            if worker.global_rank == 0:
+                worker.copy_to_global()
+        print("ends at", x[0], flush=True)
+        """
+    )
+    (tmp_path / "fail").touch()
+    first = platoon("launch", "-n", 2, "--log-dir", "logs", "--checkpoint-every", 1000, script, tmp_path)
+    assert first.returncode == 137, first.stdout
+    kept = tmp_path / "logs" / "checkpoints"
+    second = platoon("launch", "-n", 2, "--log-dir", "more", "--resume", kept, script, tmp_path)
+    assert second.returncode == 0, second.stdout
+    for rank in range(2):
+        log = (tmp_path / "more" / f"rank{rank}.log").read_text()
+        assert "starts at (2, 5, 10) 20.0" in log
+        assert "ends at 30.0" in log
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder], capture_output=True, text=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"needs to mount a small file system, as root: {mounted.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", folder], check=True)
