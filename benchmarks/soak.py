@@ -1,18 +1,28 @@
-"""Kill workers at random moments, over and over, and look for hangs, leaks and a center that does not add up.
+"""Kill workers, controllers and whole jobs at random moments, and look for hangs, leaks and a center that is wrong.
 
     python benchmarks/soak.py [--kills 200] [--minutes M] [--seed S] [--out FOLDER]
 
-Jobs of 4 workers, of which three are killed (SIGKILL) at moments that follow from the seed: in the middle of an update,
-with a stripe locked, in a collective call, or between. The last one must go on, end by itself, and find a center in
-which every element counts the steps that were made (see scripts/soak_worker.py); the job must end with the status of a
-killed worker, and leave no shared memory, folder or process. Prints a table, and exits with 1 if anything was wrong.
+Two kinds of jobs take turns; what happens when follows from the seed.
+
+* Workers: of 4 workers three are killed (SIGKILL), in the middle of an update, with a stripe locked, in a collective
+  call, or between. The last one must go on, end by itself, and find a center in which every element counts the steps
+  that were made (see scripts/soak_worker.py); the job must end with the status of a killed worker.
+* Jobs: a job of 3 workers that writes a checkpoint every 50 ms is ended again and again, by SIGKILL of all its
+  processes (a power cut but for the disk), SIGKILL of its controller (the workers must end by themselves and tidy up),
+  or SIGTERM. Each time it is resumed: the center that it begins with must hold all the steps that are not to be done
+  again (see scripts/soak_job.py). At last it runs to its end.
+
+No shared memory, folder or process may be left. Prints tables, and exits with 1 if anything was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import random
+import select
 import subprocess
 import sys
 import tempfile
@@ -23,29 +33,72 @@ import psutil
 import report
 
 from platoon_base import registry
+from platoon_base.segments import SHM_FOLDER, abandoned
 
-SCRIPT = Path(__file__).parent / "scripts" / "soak_worker.py"
-WORKERS = 4
+SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT_S = 60.0
 KILLED = 137
 
+WORKERS = 4
 
-def run(seed: int) -> tuple[dict, list[str]]:
-    """Run one job; returns what its last worker found, and what was wrong."""
+JOB_WORKERS = 3
+JOB_STEPS = 2000
+JOB_KILLS = 5
+LATEST_S = 0.6  # after all workers have begun
+ENDINGS = {"whole job": "whole job killed", "controller": "controller killed", "SIGTERM": "ended by SIGTERM"}
+
+
+def launch(
+    folder: str, script: str, *arguments: object, workers: int, options: tuple[str, ...] = ()
+) -> subprocess.Popen:
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), "--log-dir", f"{folder}/logs"]
+    return subprocess.Popen(
+        [*command, *options, str(SCRIPTS / script), folder, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def end_of(process: subprocess.Popen) -> str | None:
+    """Wait for a launcher, and return its output; None, and nothing is left of it, if it does not end."""
+    try:
+        return process.communicate(timeout=TIMEOUT_S)[0]
+    except subprocess.TimeoutExpired:
+        kill(tree(process.pid))
+        process.communicate()
+        return None
+
+
+def tree(pid: int) -> list[psutil.Process]:
+    """Name a process and all that it has started."""
+    parent = psutil.Process(pid)
+    return [parent, *parent.children(recursive=True)]
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def leftovers() -> set[str]:
+    """Name what jobs that are over have left, and processes of ours that are still there."""
+    left = {f"{leftover.path}" for leftover in registry.leftovers()}
+    return left | {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
+
+
+# Workers that are killed.
+
+
+def kill_workers(seed: int) -> tuple[dict, list[str]]:
+    """Run one job whose workers are killed; returns what its last worker found, and what was wrong."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(WORKERS), "--log-dir", f"{folder}/logs"]
         there_before, began = leftovers(), time.monotonic()
-        process = subprocess.Popen(
-            [*command, str(SCRIPT), folder, str(seed)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        try:
-            output, _ = process.communicate(timeout=TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            _kill_tree(process.pid)
+        process = launch(folder, "soak_worker.py", seed, workers=WORKERS)
+        output = end_of(process)
+        if output is None:
             return {}, [f"no end within {TIMEOUT_S:g} s"]
         path = Path(folder) / "result.json"
         found = json.loads(path.read_text()) if path.exists() else {}
@@ -67,15 +120,127 @@ def judge(found: dict) -> list[str]:
     return wrong
 
 
-def leftovers() -> set[str]:
-    """Name what jobs that are over have left, and processes of ours that are still there."""
-    left = {f"{leftover.path}" for leftover in registry.leftovers()}
-    return left | {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
+def summary_of_workers(jobs: list[dict], wrong: int) -> dict:
+    noticed = sorted(found["noticed_s"] for found in jobs if found)
+    unfinished = sum(int(found["highest"] - found["finished_steps"]) for found in jobs if found)
+    return {
+        "jobs": len(jobs),
+        "kills": sum(found.get("kills", WORKERS - 1) for found in jobs),
+        "wrong": wrong,
+        "updates cut short": unfinished,
+        "noticed, median s": middle(noticed),
+        "noticed, latest s": max(noticed, default=float("nan")),
+        "longest job s": max((found["seconds"] for found in jobs if found), default=float("nan")),
+    }
 
 
-def _kill_tree(pid: int) -> None:
-    for process in [*psutil.Process(pid).children(recursive=True), psutil.Process(pid)]:
-        process.kill()
+# Jobs that are ended and resumed.
+
+
+def resume_jobs(seed: int) -> tuple[dict, list[str]]:
+    """Run one job that is ended several times; returns what was seen, and what was wrong."""
+    rng = random.Random(seed)
+    seen: dict = {ending: 0 for ending in ENDINGS} | {"orphans ended s": [], "done twice": []}
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory() as folder:
+        kept, total = Path(folder) / "kept", JOB_STEPS * JOB_WORKERS
+        options = ("--checkpoint-every", "0.05", "--resume", str(kept), "--summary", f"{folder}/summary.json")
+        for _ in range(JOB_KILLS):
+            ending = rng.choice(list(ENDINGS))
+            process = launch(folder, "soak_job.py", JOB_STEPS, workers=JOB_WORKERS, options=options)
+            if wait_for_start(process, Path(folder)):
+                time.sleep(rng.uniform(0, LATEST_S))
+            if process.poll() is None:
+                seen[ending] += 1
+                wrong += end_job(process, ending, seen)
+            process.communicate()
+        process = launch(folder, "soak_job.py", JOB_STEPS, workers=JOB_WORKERS, options=options)
+        output = end_of(process)
+        if output is None or process.returncode:
+            wrong.append(f"did not run to its end: {output}")
+        else:
+            center = json.loads((Path(folder) / "summary.json").read_text())["center"]
+            seen["done twice"].append(int(center) - total)
+            wrong += [f"the center ends at {center}, of {total} steps"] if center < total else []
+        wrong += judge_resumed([json.loads(line) for line in (Path(folder) / "found.jsonl").read_text().splitlines()])
+    return seen, wrong + remove_leftovers()
+
+
+def wait_for_start(process: subprocess.Popen, folder: Path) -> bool:
+    """Wait until all workers have begun; tells whether they have."""
+    running = [folder / f"running-{rank}" for rank in range(JOB_WORKERS)]
+    deadline = time.monotonic() + TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if all(path.exists() for path in running):
+            for path in running:
+                path.unlink()
+            return True
+        time.sleep(0.005)
+    return False
+
+
+def end_job(process: subprocess.Popen, ending: str, seen: dict) -> list[str]:
+    """End a job; returns what was wrong with its end."""
+    everybody = tree(process.pid)
+    if ending == "SIGTERM":
+        process.terminate()
+        return [] if end_of(process) is not None else ["no end after SIGTERM"]
+    if ending == "whole job":
+        kill(everybody)
+        psutil.wait_procs(everybody, TIMEOUT_S)
+        return []
+    ends = [os.pidfd_open(orphan.pid) for orphan in everybody[1:]]  # init may take a second to bury them
+    process.kill()
+    began, alive = time.monotonic(), set(ends)
+    while alive and time.monotonic() - began < TIMEOUT_S:
+        alive -= set(select.select(list(alive), [], [], 1.0)[0])
+    seen["orphans ended s"].append(time.monotonic() - began)
+    for end in ends:
+        os.close(end)
+    kill(everybody)
+    return [f"{len(alive)} workers did not end after their controller"] if alive else []
+
+
+def judge_resumed(found: list[dict]) -> list[str]:
+    """Tell what is wrong with the centers that the job began with, one after the other."""
+    wrong, before = [], 0.0
+    for begun in found:
+        if not begun["whole"]:
+            wrong.append(f"an element of a resumed center is no whole number: {begun}")
+        if not max(begun["positions"], before) <= begun["lowest"]:
+            wrong.append(f"steps were lost: {begun}, after {before}")
+        before = begun["positions"]
+    return wrong
+
+
+def summary_of_jobs(jobs: list[dict], wrong: int) -> dict:
+    orphans = sorted(seconds for seen in jobs for seconds in seen["orphans ended s"])
+    return {
+        "jobs": len(jobs),
+        **{name: sum(seen[ending] for seen in jobs) for ending, name in ENDINGS.items()},
+        "wrong": wrong,
+        "orphans ended, median s": middle(orphans),
+        "orphans ended, latest s": max(orphans, default=float("nan")),
+        "steps done twice, median of a job": middle(sorted(steps for seen in jobs for steps in seen["done twice"])),
+    }
+
+
+def middle(values: list[float]) -> float:
+    return values[len(values) // 2] if values else float("nan")
+
+
+def names_of_ours() -> list[str]:
+    return [name for name in os.listdir(SHM_FOLDER) if name.startswith(f"platoon-{os.getuid()}-")]
+
+
+def remove_leftovers() -> list[str]:
+    """Remove what the jobs that were killed as a whole have left; returns what cannot be explained by that."""
+    deadline = time.monotonic() + 15  # what is young may be of a job that is just starting
+    while time.monotonic() < deadline and any(map(abandoned, names_of_ours())):
+        for leftover in registry.leftovers():
+            registry.remove(leftover)
+        time.sleep(0.2)
+    return [f"left {name}" for name in leftovers()]
 
 
 def main() -> int:
@@ -87,28 +252,26 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["PLATOON_TIMEOUT_S"] = "20"
     end = time.monotonic() + 60 * options.minutes
-    jobs, wrong, kills, seed = [], [], 0, options.seed
+    found: dict[str, list[dict]] = {"workers": [], "jobs": []}
+    wrong: dict[str, list[str]] = {"workers": [], "jobs": []}
+    seed, kills = options.seed, 0
     while kills < options.kills or time.monotonic() < end:
-        found, complaints = run(seed)
-        jobs.append(found)
-        wrong += [f"seed {seed}: {complaint}" for complaint in complaints]
-        kills += found.get("kills", WORKERS - 1)
+        # Three jobs of the first kind take about as long as one of the second.
+        kind, run = ("jobs", resume_jobs) if seed % 4 == 3 else ("workers", kill_workers)
+        seen, complaints = run(seed)
+        found[kind].append(seen)
+        wrong[kind] += [f"seed {seed}: {complaint}" for complaint in complaints]
+        kills += seen.get("kills", 0)
         seed += 1
-    noticed = sorted(found["noticed_s"] for found in jobs if found)
-    unfinished = sum(int(found["highest"] - found["finished_steps"]) for found in jobs if found)
-    summary = {
-        "jobs": len(jobs),
-        "kills": kills,
-        "wrong": len(wrong),
-        "updates cut short": unfinished,
-        "noticed, median s": noticed[len(noticed) // 2] if noticed else float("nan"),
-        "noticed, latest s": noticed[-1] if noticed else float("nan"),
-        "longest job s": max((found["seconds"] for found in jobs if found), default=float("nan")),
+    summaries = {
+        "workers": summary_of_workers(found["workers"], len(wrong["workers"])),
+        "jobs": summary_of_jobs(found["jobs"], len(wrong["jobs"])),
     }
-    report.table("Kills at random moments", list(summary), [list(summary.values())])
-    print("\n".join(wrong))
-    report.save("soak", {"summary": summary, "wrong": wrong, "seed": options.seed}, options.out)
-    return int(bool(wrong))
+    report.table("Workers killed", list(summaries["workers"]), [list(summaries["workers"].values())])
+    report.table("Jobs ended and resumed", list(summaries["jobs"]), [list(summaries["jobs"].values())])
+    print("\n".join([*wrong["workers"], *wrong["jobs"]]))
+    report.save("soak", {"summary": summaries, "wrong": wrong, "seed": options.seed}, options.out)
+    return int(any(wrong.values()))
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from platoon_base.metrics import VECTOR_ITEM_BYTES, add_pairs, add_vectors
 from platoon_base.schedule import STOP_POLICIES, votes_suffice
 from platoon_base.sharding import START, Position
 
-__all__ = ["MAX_WORKERS", "Action", "AnswerUser", "Coordinator", "Member", "Phase", "SendReply", "StopJob"]
+__all__ = ["MAX_WORKERS", "Action", "AnswerUser", "Asker", "Coordinator", "Member", "Phase", "SendReply", "StopJob"]
 
 MAX_WORKERS = 256
 
@@ -222,6 +222,10 @@ class Coordinator:
     @_answer.register
     def _init_center(self, request: msg.InitCenter, member: Member, asker: Asker, now: float) -> list[Action]:
         layout = Layout(tuple(ParameterSpec(*spec) for spec in request.specs))
+        impossible = next((spec for spec in layout.specs if not _possible(spec)), None)
+        if impossible is not None or not layout.specs:
+            text = "got no parameters" if impossible is None else f"got {impossible} as a parameter"
+            return [_refuse(asker, "ConfigurationError", f"{text}: share arrays of floating-point numbers")]
         center = self._center
         if center is None or (center.creator == member.rank and not center.ready and not center.waiting):
             self._center = _Center(
@@ -265,21 +269,39 @@ class Coordinator:
 
     @_answer.register
     def _reduce(self, request: msg.Reduce, member: Member, asker: Asker, now: float) -> list[Action]:
-        if request.late_pass and not member.in_step:
-            return [SendReply(asker, self._reduced({member.rank: request}))]
         if len(request.vector) % VECTOR_ITEM_BYTES:
             text = f"got a vector of {len(request.vector)} bytes, which are no float64; install one version everywhere"
             return [_refuse(asker, "ProtocolError", text)]
+        if math.isnan(request.timeout_s):
+            return [_refuse(asker, "ProtocolError", "got timeout_s=nan: a wait that would never end; give seconds")]
+        if request.late_pass and not member.in_step:
+            return [SendReply(asker, self._reduced({member.rank: request}))]
         waiting = self._reductions.setdefault(request.name, {})
         if member.rank in waiting:
             text = f"rank {member.rank} already waits in {request.name!r}; one call at a time"
             return [_refuse(asker, "ProtocolError", text)]
+        actions = self._end_earlier_wait(member)
         waiting[member.rank] = _Waiting(asker, request, now + request.timeout_s)
-        return self._complete(request.name) or self._refuse_cross_wait()
+        return actions + (self._complete(request.name) or self._refuse_cross_wait())
+
+    def _end_earlier_wait(self, member: Member) -> list[Action]:
+        """A worker waits for one thing at a time: it has given up what it waited for before."""
+        actions: list[Action] = []
+        for name, waiting in list(self._reductions.items()):
+            earlier = waiting.pop(member.rank, None)
+            if earlier is not None:
+                actions.append(_refuse(earlier.asker, "ProtocolError", "asked for something else meanwhile"))
+                if not waiting:
+                    del self._reductions[name]
+        return actions
 
     @_answer.register
     def _report(self, request: msg.Report, member: Member, asker: Asker, now: float) -> list[Action]:
-        self.reported.update(request.metrics)
+        reported = {**self.reported, **request.metrics}
+        if len(reported) > msg.MAX_REPORTED:
+            text = f"got {len(reported)} different names of reported values, the limit is {msg.MAX_REPORTED}"
+            return [_refuse(asker, "ConfigurationError", f"{text}: report under the same names again")]
+        self.reported = reported
         return [SendReply(asker, msg.Done())]
 
     @_answer.register
@@ -332,7 +354,6 @@ class Coordinator:
             return [_refuse(asker, "ConfigurationError", text)]
         if member is None:
             member = self.members[rank] = Member(rank, launched=False)
-        self._ranks.pop(member.peer, None)
         member.phase, member.peer, member.pid = Phase.JOINED, asker.peer, hello.pid
         member.host, member.device = hello.host, hello.device
         self._ranks[asker.peer] = rank
@@ -450,7 +471,7 @@ class Coordinator:
             return []
         if not votes_suffice(self._vote.policy, self._voters, self.participants):
             return []
-        self.stop_reason = self._vote.reason
+        self.stop_reason = self._vote.reason[:256]  # every sum carries it
         return [StopJob(self.stop_reason)]
 
     def _timeout_text(self, name: str, missing: set[int]) -> str:
@@ -459,6 +480,11 @@ class Coordinator:
             f"waited in {name!r} for {who}: every worker must make this call; "
             "look into the logs of those ranks, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
         )
+
+
+def _possible(spec: ParameterSpec) -> bool:
+    known = spec.dtype in ("float16", "float32", "float64", "longdouble", "float128")
+    return known and len(spec.shape) <= msg.MAX_DIMENSIONS and all(n >= 0 for n in spec.shape)
 
 
 def _mismatch_text(name: str, requests: dict[int, msg.Reduce]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from platoon_base import messages as msg
 from platoon_base.channels.base import Received
 from platoon_base.control_words import ControlWords
-from platoon_base.coordinator import Action, AnswerUser, Coordinator, SendReply, StopJob
+from platoon_base.coordinator import Action, AnswerUser, Asker, Coordinator, SendReply, StopJob
 from platoon_base.errors import PlatoonError, ProtocolError
 
 __all__ = ["Dispatcher", "UserHandler"]
@@ -56,8 +56,7 @@ class Dispatcher:
                 raise ProtocolError("got a message that is not framed as a request: expected a request id and a body")
             request = msg.decode_request(data)
         except ProtocolError as exc:
-            log.warning("refused a message: %s", exc)
-            self._send(peer, request_id, msg.encode(msg.Failure(kind="ProtocolError", message=str(exc))))
+            self._reply(SendReply(Asker(peer, request_id), msg.Failure(kind="ProtocolError", message=str(exc))))
             return
         self.carry_out(self.coordinator.handle(peer, request_id, request, now))
 

@@ -23,6 +23,7 @@ from platoon_base.centers.base import CenterFactory
 from platoon_base.centers.host import HostCenters
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.inproc import InprocHub
+from platoon_base.channels.keys import new_keys
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.checkpointer import Checkpointer, Saving
 from platoon_base.checkpoints import Checkpoint, read_checkpoint
@@ -123,7 +124,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
     with contextlib.ExitStack() as undo:
         segment = Segment.attach(files.words)
         undo.callback(segment.close)
-        channel = ZmqClient(files.address, lambda: segment.locked(CONTROLLER_LOCK))
+        channel = ZmqClient(files.address, lambda: segment.locked(CONTROLLER_LOCK), files.keys)
         undo.callback(channel.close)
         worker = _enter(files, segment, channel, rank, device)
         undo.pop_all()
@@ -261,13 +262,16 @@ def host_job(
     max_restarts: int = 0,
     saving: Saving | None = None,
     resume: tuple[Path, Checkpoint] | None = None,
+    listen: str = "",
 ) -> Iterator[Job]:
     """Open a new job on this host; within the ``with`` block start its workers and serve it.
 
     ``center`` tells where the center is to live: ``"host"``, or ``"device"`` if all workers compute on CUDA devices
     that reach each other. On leaving the block nothing of the job is left: no process, no shared memory, no folder.
     ``max_restarts`` workers that fail are started again. With ``saving`` it writes checkpoints, and with ``resume`` it
-    goes on from one, with that one's seed.
+    goes on from one, with that one's seed. With ``listen``, such as ``"tcp://127.0.0.1:*"``, the controller listens
+    there instead of at a Unix socket, and talks to none but those who have the job's CURVE keys, which are in its
+    folder.
     """
     if not 1 <= size <= MAX_WORKERS:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
@@ -279,8 +283,12 @@ def host_job(
         segment = stack.enter_context(Segment.create(files.words, ControlWords.size_bytes(MAX_WORKERS)))
         segment.try_lock(CONTROLLER_LOCK)
         words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=True)
-        server = ZmqServer(files.address)
+        server_keys, keys = new_keys() if listen else (None, None)
+        server = ZmqServer(listen or files.address, server_keys)
         stack.callback(server.close)
+        if listen:
+            files = msgspec.structs.replace(files, endpoint=server.address, keys=keys)
+            files.write()
         children = Children()
         stack.callback(children.kill)
         controller = Controller(

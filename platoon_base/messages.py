@@ -46,6 +46,9 @@ PROTOCOL = 3
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
 MAX_NOTE_BYTES = 2048  # so that those of 256 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
+MAX_DIMENSIONS = 64  # NumPy knows no more
+MAX_REPORTED = 1000  # names
+_MAX_WHY = 500  # characters
 MAX_VECTOR_BYTES = 1 << 19  # beside pairs and shapes of about as much
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
@@ -100,14 +103,14 @@ class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
     launched_only: bool = False
     note: Annotated[bytes, msgspec.Meta(max_length=MAX_NOTE_BYTES)] = b""
     vector: Annotated[bytes, msgspec.Meta(max_length=MAX_VECTOR_BYTES)] = b""
-    shapes: list[tuple[int, ...]] = []
+    shapes: list[Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]] = []
     drops_center: bool = False
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
     """Values for the display and the summary of the job."""
 
-    metrics: dict[str, Union[int, float, str]]
+    metrics: Annotated[dict[str, Union[int, float, str]], msgspec.Meta(max_length=MAX_REPORTED)]
 
 
 class Vote(Message, frozen=True, kw_only=True, tag="vote"):
@@ -249,4 +252,5 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
     try:
         return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as exc:
-        raise errors.ProtocolError(f"got {len(data)} bytes that are no message of protocol {PROTOCOL}: {exc}") from exc
+        why = str(exc)[:_MAX_WHY]  # it may quote the message, and the answer must not be larger than a message
+        raise errors.ProtocolError(f"got {len(data)} bytes that are no message of protocol {PROTOCOL}: {why}") from exc

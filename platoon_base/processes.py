@@ -172,7 +172,9 @@ class Children:
         self.start(*self._starts[rank])
 
     def adopt(self, rank: int, pid: int) -> bool:
-        """Watch a process of this host that somebody else started; False if there is none."""
+        """Watch a process of this host that somebody else started; False if there is none, or it is this one."""
+        if pid == os.getpid():
+            return False
         try:
             self._children[rank] = _Child(pid, own=False)
         except (OSError, OverflowError, ValueError):

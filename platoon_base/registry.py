@@ -11,10 +11,11 @@ import stat
 import tempfile
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Optional
 
 import msgspec
 
+from platoon_base.channels.keys import Keys
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.limits import require_room
 from platoon_base.segments import SHM_FOLDER, Segment, abandoned
@@ -40,6 +41,10 @@ class JobFiles(msgspec.Struct, frozen=True):
         Where the center is to live, ``"host"`` or ``"device"``.
     checkpoint : str
         The file that the job is resumed from; empty for a new one.
+    endpoint : str
+        Where the controller listens, if not at the socket in the folder.
+    keys : Keys or None
+        What proves to a controller that listens elsewhere that a process belongs to the job.
     """
 
     job: str
@@ -47,11 +52,13 @@ class JobFiles(msgspec.Struct, frozen=True):
     size: int
     place: str = "host"
     checkpoint: str = ""
+    endpoint: str = ""
+    keys: Optional[Keys] = None
 
     @property
     def address(self) -> str:
         """Where the controller listens."""
-        return f"ipc://{self.folder}/control"
+        return self.endpoint or f"ipc://{self.folder}/control"
 
     @property
     def words(self) -> str:
@@ -81,8 +88,16 @@ class JobFiles(msgspec.Struct, frozen=True):
             raise ConfigurationError(
                 f"{folder} is too long a path for a Unix socket: set TMPDIR to a folder with a shorter one"
             )
-        (folder / _DESCRIPTION).write_bytes(msgspec.json.encode(files))
+        files.write()
         return files
+
+    def write(self) -> None:
+        """Write the description into the folder, for this user's eyes alone."""
+        path = Path(self.folder, _DESCRIPTION)
+        unfinished = path.with_suffix(".tmp")
+        with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(msgspec.json.encode(self))
+        os.replace(unfinished, path)
 
     @classmethod
     def read(cls, folder: str) -> JobFiles:

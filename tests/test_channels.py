@@ -1,4 +1,4 @@
-"""The contract of a channel, over ZeroMQ and in process: one suite, two back ends."""
+"""The contract of a channel, over ZeroMQ and in process: one suite over all back ends."""
 
 import threading
 import time
@@ -9,6 +9,7 @@ import pytest
 from platoon_base import messages as msg
 from platoon_base.channels.base import Received
 from platoon_base.channels.inproc import InprocHub
+from platoon_base.channels.keys import new_keys
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.control_words import ControlWords
 from platoon_base.coordinator import Coordinator
@@ -42,9 +43,8 @@ class Zmq:
     """A server thread that does what the controller does, on a real socket."""
 
     def __init__(self, coordinator, handler, folder):
-        self._address = f"ipc://{folder}/control"
         self._alive = True
-        server = ZmqServer(self._address)
+        server = self._listen(folder)
         dispatcher = Dispatcher(coordinator, new_words(), server.reply, handler)
 
         def serve():
@@ -58,6 +58,10 @@ class Zmq:
         self._thread = threading.Thread(target=serve)
         self._thread.start()
 
+    def _listen(self, folder):
+        self._address = f"ipc://{folder}/control"
+        return ZmqServer(self._address)
+
     def connect(self):
         return ZmqClient(self._address, lambda: self._alive)
 
@@ -68,7 +72,20 @@ class Zmq:
     close = die
 
 
-@pytest.fixture(params=[Inproc, Zmq])
+class ZmqOverTcp(Zmq):
+    """The same with encryption."""
+
+    def _listen(self, folder):
+        server_keys, self._keys = new_keys()
+        server = ZmqServer("tcp://127.0.0.1:*", server_keys)
+        self._address = server.address
+        return server
+
+    def connect(self):
+        return ZmqClient(self._address, lambda: self._alive, self._keys)
+
+
+@pytest.fixture(params=[Inproc, Zmq, ZmqOverTcp])
 def backend(request, tmp_path):
     made = request.param(Coordinator(2), lambda req, rank, info: [req, rank, info], tmp_path)
     yield made

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
 
 from platoon_base import messages as msg
 from platoon_base.coordinator import MAX_WORKERS, AnswerUser, Coordinator, Phase, SendReply, StopJob
+from platoon_base.sharding import Position
 
 pytestmark = pytest.mark.base
 
@@ -893,3 +894,86 @@ def test_a_center_has_one_place():
     assert refusal.kind == "ConfigurationError"
     assert "on the host, the job's are on the device" in refusal.message
     assert job.answer(1, on_device) == msg.CenterRole(create=False)
+
+
+# What is bounded, whatever arrives.
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [],
+        [("W", (2, -3), "float32")],
+        [("W", (2,) * 65, "float32")],
+        [("W", (2,), "bogus")],
+        [("W", (2,), "object")],
+        [("W", (2,), "int64")],
+    ],
+)
+def test_parameters_that_no_worker_can_have_are_refused(specs):
+    job = Job(2).join(0, 1)
+    require_failure(job.answer(0, init(specs)), "ConfigurationError", "share arrays of floating-point numbers")
+    assert job.answer(1, init()) == CREATE
+
+
+def test_the_names_of_reported_values_are_bounded():
+    job = Job(1).join(0)
+    assert job.answer(0, msg.Report(metrics={str(i): i for i in range(msg.MAX_REPORTED)})) == DONE
+    assert job.answer(0, msg.Report(metrics={"7": 0.5})) == DONE
+    require_failure(job.answer(0, msg.Report(metrics={"one": 1, "8": 0.5})), "ConfigurationError", "the limit is 1000")
+    assert job.coordinator.reported["8"] == 8
+
+
+def test_a_worker_waits_for_one_thing_at_a_time():
+    job = Job(3).join(0, 1, 2)
+    for i in range(100):
+        given_up = replies(job.ask(0, reduce(f"epoch {i}")))
+        if i:
+            require_failure(given_up["0"], "ProtocolError", "asked for something else meanwhile")
+    job.ask(1, reduce("epoch 99"))
+    assert replies(job.ask(2, reduce("epoch 99"))).keys() == {"0", "1", "2"}
+    assert job.coordinator.next_deadline is None
+
+
+def test_a_rank_that_comes_again_goes_on_and_is_late():
+    job = Job(2).join(0, 1)
+    job.answer(1, msg.Keep(name="best", value=b"\0"))
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, Position(3, 2, 22))
+    assert job.coordinator.participants == {0}
+    assert job.answer("again", hello(rank=1)) == msg.Welcome(
+        rank=1,
+        size=2,
+        local_rank=1,
+        local_size=2,
+        seed=0,
+        late=True,
+        resume_at=Position(3, 2, 22),
+        kept={"best": b"\0"},
+    )
+    # It is waited for once it has met the others.
+    assert replies(job.ask(0, reduce("a"))).keys() == {"0"}
+    assert job.ask("again", reduce("b")) == []
+    assert replies(job.ask(0, reduce("b"))).keys() == {"0", "again"}
+    assert job.ask(0, reduce("c")) == []
+
+
+def test_the_first_center_of_a_resumed_job_is_made_from_the_checkpoint():
+    job = Job(2)
+    job.coordinator.take_up({0: Position(1, 2, 3)}, {1: {"x": b"y"}}, {"loss": 0.5}, has_center=True)
+    assert job.answer(0, hello(rank=0)).resume_at == (1, 2, 3)
+    assert job.answer(1, hello(rank=1)).kept == {"x": b"y"}
+    assert job.coordinator.reported == {"loss": 0.5}
+    resume = msg.CenterRole(create=True, resume=True)
+    assert job.answer(0, init()) == resume
+    assert job.coordinator.shared is None
+    assert job.ask(1, init()) == []
+    # Whoever creates it, creates it so, until it is there.
+    assert replies(job.ask(0, msg.CenterReady(error="no memory"))) == {"0": DONE, "1": resume}
+    assert job.answer(1, msg.CenterReady()) == DONE
+    assert job.coordinator.shared.layout.specs[0].name == "W"
+    assert job.answer(0, init()) == ATTACH
+    for peer in (0, 1):
+        last = job.ask(peer, msg.Reduce(name="release", pairs={}, timeout_s=1.0, drops_center=True))
+    assert replies(last).keys() == {"0", "1"}
+    assert job.answer(0, init()) == CREATE

@@ -375,6 +375,26 @@ def test_a_forked_child_of_a_worker_ends_without_disturbing_it(run_job):
     ).require_success()
 
 
+def test_a_joiner_that_says_it_is_the_controller_is_not_believed(run_job):
+    run_job(
+        """
+        import os
+        import msgspec, zmq
+        from platoon_base import connect
+        from platoon_base.messages import PROTOCOL
+
+        hello = {"type": "hello", "protocol": PROTOCOL, "pid": os.getppid(), "host": "here", "device": "cpu"}
+        with connect() as worker, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
+            stranger.connect(f"ipc://{os.environ['PLATOON_JOB']}/control")
+            stranger.send(b"12345678" + msgspec.msgpack.encode(hello))
+            assert stranger.poll(10_000)
+            stranger.recv()
+            worker.reduce_metrics({"x": (1.0, 1.0)})   # it is gone, and so nobody waits for it
+        """,
+        1,
+    )  # that it ends at all is the test: nobody waits for the controller to end
+
+
 @pytest.mark.parametrize("pid", [0, -1, 2**40])
 def test_an_impossible_process_id_harms_nobody(run_job, pid):
     run_job(

@@ -19,7 +19,8 @@ worker = connect()
 x = np.zeros(4)
 worker.init_shared_params([x], ASGD())
 start = worker.resume_at
-print("starts at", tuple(start), "late", worker.late, "kept", worker.take_kept("twice"), "center", int(x[0]), flush=True)
+kept = worker.take_kept("twice")
+print("starts at", tuple(start), "late", worker.late, "kept", kept, "center", int(x[0]), flush=True)
 if not worker.late:
     worker.barrier("all began")
 for step in range(start.steps, STEPS):

@@ -30,7 +30,8 @@ worker = connect()
 x, y = np.zeros(4), np.zeros((2, 3), "float32")
 worker.init_shared_params([x, y], ASGD())
 start = worker.resume_at
-print("starts at", tuple(start), "kept", worker.take_kept("twice"), "center", int(x[0]), "seed", worker.seed, flush=True)
+kept = worker.take_kept("twice")
+print("starts at", tuple(start), "kept", kept, "center", int(x[0]), "seed", worker.seed, flush=True)
 worker.barrier("all began")
 for epoch in range(max(start.epoch, 1), STEPS // PER_EPOCH + 1):
     for step in range(start.done_in(epoch), PER_EPOCH):

@@ -2,6 +2,9 @@
 
 A request is one frame, since each frame costs a microsecond or two on either side: 8 bytes that name the request, and
 the encoded message. Its answer begins with the same 8 bytes; zeros answer what was not framed so.
+
+Within a host the socket lies in a folder that only its user can enter. Over TCP every connection is encrypted, and
+admitted only with the job's keys, in both directions.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from platoon_base.channels.base import Received
-from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
+from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.messages import MAX_BYTES
 
 __all__ = ["ZmqClient", "ZmqServer"]
@@ -24,11 +28,23 @@ __all__ = ["ZmqClient", "ZmqServer"]
 _LOOK_S = 0.25  # how often a waiting client looks whether the controller still lives
 _BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
 _ID_BYTES = 8
+_HANDSHAKE_S = 10.0  # who has not proved to be of the job by then is disconnected
+_BACKLOG = 512  # connections that the kernel keeps until they are accepted: all workers' of a job, and strangers'
+_ZAP_ENFORCE_DOMAIN = 93  # in zmq.h; older versions of pyzmq have no name for it
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
 def _milliseconds(seconds: float) -> int:
     """Round up, so that a poll does not end just before a deadline, and never give the -1 that means for ever."""
     return max(0, math.ceil(seconds * 1e3))
+
+
+def _require_keys(address: str, keys: Keys | ServerKeys | None) -> None:
+    if keys is None and not address.startswith("ipc://"):
+        raise ConfigurationError(
+            f"got address {address!r} without keys: whoever reaches it could read and send this job's messages. "
+            "Give the keys made by platoon_base.channels.keys.new_keys(), or an ipc:// address within this host"
+        )
 
 
 class ZmqClient:
@@ -37,49 +53,85 @@ class ZmqClient:
     Parameters
     ----------
     address : str
-        Such as ``ipc:///path``.
+        Such as ``ipc:///path`` or ``tcp://host:port``.
     controller_alive : callable
         Tells whether waiting still makes sense.
+    keys : Keys, optional
+        The job's; needed unless the address is an ``ipc://`` one.
 
     Attributes
     ----------
     spin_s : float
         How long a request looks for its answer before it sleeps. Waking up takes longer than the answer to a plain
         request, so it pays where a core is free for it; where none is, it keeps the controller from answering.
+
+    Raises
+    ------
+    ConfigurationError
+        If the address cannot be connected to, or needs keys.
     """
 
-    def __init__(self, address: str, controller_alive: Callable[[], bool]) -> None:
+    def __init__(self, address: str, controller_alive: Callable[[], bool], keys: Keys | None = None) -> None:
+        _require_keys(address, keys)
+        self._address = address
         self._alive = controller_alive
         self._lock = threading.Lock()
         self._ids = itertools.count(1)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.linger = 0
+        # Without a connection to send on, as after a refusal, or with a full one, send() would wait for ever.
+        self._socket.sndtimeo = _milliseconds(_LOOK_S)
+        self._refusals: zmq.Socket[bytes] | None = None
         self._receive_timeout_ms = -1
         self.spin_s = 0.0
-        self._socket.connect(address)
+        try:
+            if keys is not None:
+                self._socket.curve_serverkey = keys.server_public.encode()
+                self._socket.curve_publickey = keys.client_public.encode()
+                self._socket.curve_secretkey = keys.client_secret.encode()
+                self._refusals = self._socket.get_monitor_socket(_REFUSED)
+            self._socket.connect(address)
+        except zmq.ZMQError as exc:
+            self.close()
+            raise ConfigurationError(f"cannot connect to {address!r} ({exc}): give tcp://host:port") from exc
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
-        """See `ClientChannel.request`."""
+        """See `ClientChannel.request`; a `ProtocolError` if the controller refuses this worker's keys."""
         deadline = time.monotonic() + timeout_s
         with self._lock:
             if self._context.closed:
                 raise WorkerLostError("this connection is closed; a worker cannot be used after close()")
             request_id = next(self._ids).to_bytes(_ID_BYTES, "little")
-            self._socket.send(request_id + data)
+            while True:
+                try:
+                    self._socket.send(request_id + data)
+                    break
+                except zmq.Again:
+                    self._check(deadline - time.monotonic(), timeout_s)
             while True:
                 remaining = deadline - time.monotonic()
                 answer = self._receive(min(remaining, _LOOK_S))
-                if answer is not None:
-                    if answer.startswith(request_id):  # others answer requests that timed out
-                        return answer[_ID_BYTES:]
-                elif remaining <= 0:
-                    raise CollectiveTimeoutError(
-                        f"no answer from the controller within {timeout_s:g} s: is it stopped or overloaded? "
-                        "Look into its log, or give a longer timeout_s"
-                    )
-                elif not self._alive():
-                    raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
+                if answer is None:
+                    self._check(remaining, timeout_s)
+                elif answer.startswith(request_id):  # others answer requests that timed out
+                    return answer[_ID_BYTES:]
+
+    def _check(self, remaining_s: float, timeout_s: float) -> None:
+        """Raise if there is no use in waiting any longer."""
+        if self._refusals is not None and self._refusals.poll(0):  # and it stays so: libzmq does not try again
+            raise ProtocolError(
+                f"the controller at {self._address} refused this worker: it does not have the keys of that job. Start "
+                "it with `platoon launch`, or take address and keys from the same running job"
+            )
+        if remaining_s <= 0:
+            other_job = "" if self._refusals is None else ", or are these the keys of another job"
+            raise CollectiveTimeoutError(
+                f"no answer from the controller within {timeout_s:g} s: is it stopped or overloaded{other_job}? "
+                "Look into its log, or give a longer timeout_s"
+            )
+        if not self._alive():
+            raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
     def _receive(self, timeout_s: float) -> bytes | None:
         """Return the next message, or None; one call into ZeroMQ instead of a poll and a receive."""
@@ -106,30 +158,70 @@ class ZmqServer:
     Parameters
     ----------
     address : str
-        To bind to.
+        To bind to, such as ``ipc:///path``, ``tcp://host:port`` or, for any free port, ``tcp://host:*``.
+    keys : ServerKeys, optional
+        The job's; needed unless the address is an ``ipc://`` one. Only who has the others that `new_keys` made with
+        them gets an answer.
+
+    Attributes
+    ----------
+    address : str
+        What was bound to, with the port.
+
+    Raises
+    ------
+    ConfigurationError
+        If the address cannot be bound to, or needs keys.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, keys: ServerKeys | None = None) -> None:
+        _require_keys(address, keys)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 200  # ms, for answers to workers that are just leaving
         # A backstop against memory exhaustion; the decoder refuses what is over MAX_BYTES politely.
         self._socket.maxmsgsize = 16 * MAX_BYTES
-        self._socket.bind(address)
+        self._doorkeeper: Doorkeeper | None = None
         self._poller: zmq.Poller | None = None
         self._fds: list[int] = []
+        try:
+            if keys is not None:
+                self._admit_only(keys)
+            self._socket.bind(address)
+        except zmq.ZMQError as exc:
+            self.close()
+            raise ConfigurationError(f"cannot listen at {address!r} ({exc}): give another address or port") from exc
+        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def _admit_only(self, keys: ServerKeys) -> None:
+        self._socket.curve_server = True
+        self._socket.curve_secretkey = keys.secret.encode()
+        # No doorkeeper, no admittance: libzmq asks one only for a named domain, and by default does without.
+        self._socket.zap_domain = b"platoon"
+        self._socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
+        self._socket.handshake_ivl = _milliseconds(_HANDSHAKE_S)
+        self._socket.maxmsgsize = 2 * MAX_BYTES  # holds for strangers too, and there may be many
+        self._socket.backlog = _BACKLOG
+        self._doorkeeper = Doorkeeper(self._context, keys.clients)
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        """See `ServerChannel.wait`."""
+        """See `ServerChannel.wait`; with keys it may return before the time is over, with nothing.
+
+        Who connects is checked in here, so it must be called again and again.
+        """
         if self._poller is None or list(fds) != self._fds:
             self._poller, self._fds = self._new_poller(fds), list(fds)
         events = dict(self._poller.poll(_milliseconds(timeout_s)))
+        if self._doorkeeper is not None and events.pop(self._doorkeeper.socket, None):
+            self._doorkeeper.answer()
         received = self._receive() if events.pop(self._socket, None) else []
         return received, set(events)
 
     def _new_poller(self, fds: Sequence[int]) -> zmq.Poller:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
+        if self._doorkeeper is not None:
+            poller.register(self._doorkeeper.socket, zmq.POLLIN)
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
         return poller
@@ -151,4 +243,6 @@ class ZmqServer:
     def close(self) -> None:
         """See `ServerChannel.close`."""
         self._socket.close()
+        if self._doorkeeper is not None:
+            self._doorkeeper.close()
         self._context.term()

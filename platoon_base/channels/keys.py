@@ -1,0 +1,122 @@
+"""Who may speak to a job's controller over a network: the keys of a job, and the check of whoever connects.
+
+Elliptic-curve keys of CurveZMQ (https://rfc.zeromq.org/spec/26/). A job has two pairs: the controller's, by which
+workers know that they speak to their own controller, and one that all its workers share, by which it knows them.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, NamedTuple
+
+import msgspec
+import zmq
+from zmq.utils import z85
+
+from platoon_base.errors import BackendUnavailableError
+
+__all__ = ["Doorkeeper", "Keys", "ServerKeys", "new_keys"]
+
+log = logging.getLogger(__name__)
+
+_ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq looks for an authenticator within a context
+_BATCH = 64  # peers checked in one go, so that requests, children and timers get their turn
+# Before it, whoever opened a TCP connection could keep others from being served (CVE-2020-15166).
+_OLDEST_LIBZMQ = (4, 3, 3)
+
+_Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # 32 bytes in z85
+
+
+class Keys(msgspec.Struct, frozen=True):
+    """What a worker must have to connect to its controller; to be kept where only the job's user can read it.
+
+    Attributes
+    ----------
+    server_public : str
+        Of the controller, as 40 characters of z85, like the others.
+    client_public : str
+        Of the job's workers.
+    client_secret : str
+    """
+
+    server_public: _Key
+    client_public: _Key
+    client_secret: _Key
+
+    def __repr__(self) -> str:  # it may end up in a log
+        return f"Keys(server_public={self.server_public!r}, ...)"
+
+
+class ServerKeys(NamedTuple):
+    """What only the controller has.
+
+    Attributes
+    ----------
+    secret : str
+        Of the controller.
+    clients : frozenset of str
+        The public keys that are let in.
+    """
+
+    secret: str
+    clients: frozenset[str]
+
+    def __repr__(self) -> str:  # it may end up in a log
+        return f"ServerKeys(secret=..., clients={set(self.clients)!r})"
+
+
+def new_keys() -> tuple[ServerKeys, Keys]:
+    """Make the keys of a new job: those that its controller keeps, and those that its workers get.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If this libzmq cannot encrypt, or cannot be trusted on a network.
+    """
+    if not zmq.has("curve") or zmq.zmq_version_info() < _OLDEST_LIBZMQ:
+        raise BackendUnavailableError(
+            f"jobs over a network need libzmq 4.3.3 or newer with CURVE, this is {zmq.zmq_version()} with"
+            f"{'' if zmq.has('curve') else 'out'} it: install pyzmq from its wheel, `pip install --force-reinstall "
+            "--only-binary pyzmq pyzmq`"
+        )
+    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+    client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
+    return ServerKeys(server_secret, frozenset([client_public])), Keys(server_public, client_public, client_secret)
+
+
+class Doorkeeper:
+    """Decides for libzmq who may connect (ZAP, https://rfc.zeromq.org/spec/27/), in the thread that polls ``socket``.
+
+    Without one, a CURVE server admits every client that knows the server's public key.
+
+    Parameters
+    ----------
+    context : zmq.Context
+        Of the sockets to guard.
+    clients : frozenset of str
+        The public keys to let in.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], clients: frozenset[str]) -> None:
+        self._clients = clients
+        self.socket = context.socket(zmq.REP)
+        self.socket.linger = 0
+        self.socket.bind(_ENDPOINT)
+
+    def answer(self) -> None:
+        """Decide about those who are waiting."""
+        for _ in range(_BATCH):
+            try:
+                version, request_id, _, peer, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if mechanism == b"CURVE" and len(credentials) == 1 and z85.encode(credentials[0]).decode() in self._clients:
+                status, text = b"200", b"OK"
+            else:
+                status, text = b"400", b"not a key of this job"
+                log.warning("refused a connection from %s: it does not have this job's key", peer.decode())
+            self.socket.send_multipart([version, request_id, status, text, b"", b""])
+
+    def close(self) -> None:
+        """Close the socket; from then on nobody is let in."""
+        self.socket.close()
