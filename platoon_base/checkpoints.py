@@ -59,7 +59,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     states : int
         Number of the rule's buffers beside the center; entry i of buffer k is the array ``state k/i``.
     positions : dict of int to Position
-        Where each rank goes on: at its latest synchronization.
+        How far each rank was at its latest synchronization.
+    bound : bool
+        Whether the workers need each other, and so all go on at one position.
     kept : dict of int to dict
         What each rank has left with `Worker.keep`, in MessagePack (base64 in JSON).
     reported : dict
@@ -74,6 +76,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     parameters: list[tuple[str, tuple[int, ...], str]] = []
     states: int = 0
     positions: dict[int, Position] = {}
+    bound: bool = False
     kept: dict[int, dict[str, bytes]] = {}
     reported: dict[str, Optional[Union[int, float, str]]] = {}
 
@@ -108,14 +111,13 @@ class Checkpoint(NamedTuple):
     def position(self, rank: int, size: int) -> Position:
         """Return where a rank of a job of ``size`` workers goes on.
 
-        With another number of workers than before the shards are others: then all begin the earliest epoch anew that
-        any of them was in, and share the steps made.
+        Workers that need each other go on together, at the earliest position of all. With another number of workers
+        than before the shards are others: then all begin the earliest epoch anew, and share the steps made.
         """
-        positions = self.about.positions
-        if size == self.about.size:
-            return positions.get(rank, START)
-        launched = [positions.get(old, START) for old in range(self.about.size)]
-        return Position(min(p.epoch for p in launched), 0, sum(p.steps for p in launched) // size)
+        launched = [self.about.positions.get(old, START) for old in range(self.about.size)]
+        if size != self.about.size:
+            return Position(min(p.epoch for p in launched), 0, sum(p.steps for p in launched) // size)
+        return min(launched) if self.about.bound else launched[rank]
 
 
 def _arrays(checkpoint: Checkpoint) -> dict[str, Array]:

@@ -75,7 +75,8 @@ def commands() -> None:
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Start workers that fail again, up to N times in all; they take the center over.",
+    help="Start a worker that fails again, up to N times in all; it takes the center over. Where the workers need each "
+    "other (averaged gradients, Keras, Blocks) all are started again, from the newest checkpoint.",
 )
 @click.option(
     "--checkpoint-every",

@@ -58,6 +58,8 @@ class Result(NamedTuple):
         Whether a signal to the controller ended the job.
     restarts : int
         How often a worker was started again.
+    again : bool
+        Whether all workers are to be started again, since one that was lost cannot come again alone.
     """
 
     status: int
@@ -67,6 +69,7 @@ class Result(NamedTuple):
     exits: list[Exit]
     interrupted: bool = False
     restarts: int = 0
+    again: bool = False
 
     def with_failures_allowed(self) -> Result:
         """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
@@ -123,6 +126,7 @@ class Controller:
         self._adopted: set[int] = set()
         self._max_restarts = max_restarts
         self._restarts = 0
+        self._all_again: bool | None = None  # None: not needed; False: only if all fail
         self._checkpointer = checkpointer
         self._seconds_before = seconds_before
         self._signal: signal.Signals | None = None
@@ -227,18 +231,28 @@ class Controller:
         stopping = self._children.stopping or self._words.stopping
         if ended.status == 0 or ended.rank in self._adopted or stopping or self._restarts >= self._max_restarts:
             return False
-        if self._coordinator.combines_arrays:
-            log.warning(
-                "rank %d is not started again: the workers combine arrays in each step, which one that comes later "
-                "has no part in; start the job again, with --resume if it has checkpoints",
-                ended.rank,
-            )
+        if self._coordinator.bound:
+            self._start_all_again(ended.rank)
             return False
         self._restarts += 1
         log.warning("rank %d is started again, restart %d of %d", ended.rank, self._restarts, self._max_restarts)
         self._coordinator.expect_again(ended.rank, self._position(ended.rank))
         self._children.start_again(ended.rank)
         return True
+
+    def _start_all_again(self, rank: int) -> None:
+        """Have all workers started again: now, where they can go on from a checkpoint; else if all of them fail."""
+        if self._checkpointer is None:
+            self._all_again = False
+            log.warning(
+                "rank %d cannot come again alone, since the workers need each other: all are started again if all "
+                "fail; with --checkpoint-every they would at once, and go on from there",
+                rank,
+            )
+        else:
+            self._all_again = True
+            log.warning("rank %d cannot come again alone: all workers are started again, from the checkpoint", rank)
+            self._children.stop()
 
     def _position(self, rank: int) -> Position:
         """Return where a rank would go on."""
@@ -278,6 +292,7 @@ class Controller:
             seconds=self._seconds_before + time.monotonic() - self._began,
             rule=shared.rule if shared is not None else "",
             positions={rank: self._position(rank) for rank in coordinator.members},
+            bound=coordinator.bound,
             kept={rank: member.kept for rank, member in coordinator.members.items() if member.kept},
             reported=dict(coordinator.reported),
         )
@@ -301,4 +316,6 @@ class Controller:
         seconds = time.monotonic() - self._began
         reported = dict(self._coordinator.reported)
         interrupted = self._signal is not None
-        return Result(status, seconds, stopped_by, reported, self._exits, interrupted, self._restarts)
+        none_ended_well = all(ended.status for ended in self._exits)
+        again = not interrupted and (self._all_again or (self._all_again is False and none_ended_well))
+        return Result(status, seconds, stopped_by, reported, self._exits, interrupted, self._restarts, bool(again))

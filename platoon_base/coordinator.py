@@ -135,7 +135,7 @@ class Coordinator:
         self.members = {rank: Member(rank, launched=True, in_step=True) for rank in range(size)}
         self.stop_reason: str | None = None
         self.reported: dict[str, float | str] = {}
-        self.combines_arrays = False  # then a worker that comes again has no part in it
+        self.bound = False  # the workers need each other: one that comes again alone has no part
         self._ranks: dict[bytes, int] = {}
         self._center: _Center | None = None
         self._reductions: dict[str, dict[int, _Waiting]] = {}
@@ -427,7 +427,7 @@ class Coordinator:
             return [_refuse(w.asker, "LayoutMismatchError", mismatch) for w in waiting.values()]
         if any(request.drops_center for request in requests.values()):
             self._forget_center()
-        self.combines_arrays |= any(request.launched_only for request in requests.values())
+        self.bound |= any(request.launched_only or request.binds for request in requests.values())
         reply = self._reduced(requests)
         return [SendReply(w.asker, reply) for w in waiting.values()]
 

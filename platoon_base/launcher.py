@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import logging
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +32,8 @@ __all__ = [
     "require_script",
     "worker_environment",
 ]
+
+log = logging.getLogger(__name__)
 
 CENTERS = ("auto", "host", "device")
 _KERNEL_CACHE = "GPUARRAY_CACHE_PATH"
@@ -176,7 +179,7 @@ def launch(
     observer : callable, optional
         Called with a `Snapshot` twice a second.
     max_restarts : int
-        How often, in all, workers that fail are started again.
+        How often, in all, workers that fail are started again; all of them, if one cannot come again alone.
     saving : Saving, optional
         Where and how often checkpoints are written.
     resume : (Path, Checkpoint), optional
@@ -192,22 +195,34 @@ def launch(
     _make_kernel_caches(environments)
     starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
     preload = _preload(script, devices)
-    hosted = host_job(
-        len(devices),
-        seed=seed,
-        center=place,
-        observer=observer,
-        max_restarts=max_restarts,
-        saving=saving,
-        resume=resume,
-    )
-    with hosted as job:
-        if preload:
-            job.start_forked(script, args, preload, starts)
-        else:
-            for start in starts:
-                job.start(*start)
-        return job.serve()
+
+    def run(restarts_left: int) -> Result:
+        hosted = host_job(
+            len(devices),
+            seed=seed,
+            center=place,
+            observer=observer,
+            max_restarts=restarts_left,
+            saving=saving,
+            resume=resume,
+        )
+        with hosted as job:
+            if preload:
+                job.start_forked(script, args, preload, starts)
+            else:
+                for start in starts:
+                    job.start(*start)
+            return job.serve()
+
+    restarts, seconds = 0, 0.0
+    while True:
+        result = run(max_restarts - restarts)
+        restarts += result.restarts + result.again
+        seconds += result.seconds
+        if not result.again:
+            return result._replace(restarts=restarts, seconds=seconds)
+        log.warning("all workers are started again, restart %d of %d", restarts, max_restarts)
+        resume = saving.folder.newest() if saving is not None else None
 
 
 def _preload(script: str, devices: Sequence[str]) -> list[str]:

@@ -93,7 +93,8 @@ class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
     waited for.
 
     ``vector`` holds little-endian float64 to add element by element; ``shapes``, those of the arrays that it is a part
-    of, must be the same for all. With ``drops_center`` the center is forgotten once all have come.
+    of, must be the same for all. With ``drops_center`` the center is forgotten once all have come. With ``binds``
+    those who have come need each other from now on: one of them that is lost cannot come again alone.
     """
 
     name: str
@@ -105,6 +106,7 @@ class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
     vector: Annotated[bytes, msgspec.Meta(max_length=MAX_VECTOR_BYTES)] = b""
     shapes: list[Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]] = []
     drops_center: bool = False
+    binds: bool = False
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):

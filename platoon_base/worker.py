@@ -305,12 +305,13 @@ class Worker:
         """
         self._session.reduce(f"barrier {name}", {}, timeout_s, late_pass=True)
 
-    def meet(self, name: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
+    def meet(self, name: str, *, binds: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
         """Wait until every worker has come here, and return the ranks that have, the same list on all of them.
 
-        Unlike at a `barrier`, a late joiner waits here for the others, who from then on wait for it too.
+        Unlike at a `barrier`, a late joiner waits here for the others, who from then on wait for it too. With ``binds``
+        these workers need each other from now on: the launcher does not start one of them again alone.
         """
-        return self._session.reduce(f"meet {name}", {}, timeout_s).ranks
+        return self._session.reduce(f"meet {name}", {}, timeout_s, binds=binds).ranks
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Tell whether to stop, with the same answer on every worker: all of them call it, once a round.

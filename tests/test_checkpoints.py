@@ -234,12 +234,14 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_one(tmp_path):
         latest = int(center[0])
 
 
-def test_another_number_of_workers_begins_the_earliest_epoch_anew():
+def test_where_each_rank_goes_on():
     about = About(seed=0, size=3, seconds=0.0, positions={0: Position(4, 7, 47), 1: Position(3, 9, 39)})
     checkpoint = Checkpoint(about, [], [])
     assert checkpoint.position(0, 3) == (4, 7, 47)
     assert checkpoint.position(2, 3) == (0, 0, 0)
     assert checkpoint.position(0, 2) == (0, 0, 43)
+    bound = Checkpoint(About(**{**_fields(about), "size": 2, "bound": True}), [], [])
+    assert [bound.position(rank, 2) for rank in range(2)] == [(3, 9, 39)] * 2
     whole = Checkpoint(About(**{**_fields(about), "size": 2}), [], [])
     assert [whole.position(rank, 4) for rank in range(4)] == [(3, 0, 21)] * 4
 

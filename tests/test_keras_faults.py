@@ -1,5 +1,8 @@
 """Keras fits in which something is uneven, ends early, or goes wrong, on every back end that is installed."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from platoon_base import compat
@@ -270,6 +273,44 @@ def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
     assert outcome.reported["epochs 0"] == outcome.reported["epochs 2"] == 4, outcome.logs
     assert outcome.reported["weights 0"] == outcome.reported["weights 2"]
     assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 2"]
+
+
+def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, write_script, tmp_path):
+    preamble = Path(__file__).with_name("keras_preamble.py").read_text()
+    script = write_script(
+        preamble
+        + """
+import signal
+x, y = data(60)
+failed = os.path.join(sys.argv[1], "failed")
+
+def die(callback, epoch):
+    if epoch == 3 and rank == 1 and not os.path.exists(failed):
+        open(failed, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+initial_epoch = max(worker.resume_at.epoch - 1, 0)
+at_begin = []
+watch = Watch(epoch_begin=lambda callback, epoch: (at_begin.append(flat(model.get_weights())), die(callback, epoch)))
+model = dense(optimizer=keras.optimizers.SGD(0.2))
+model.fit(*shard(x, y), epochs=5, initial_epoch=initial_epoch, batch_size=5, verbose=0,
+          callbacks=distribute([watch], every_n_batches=1))
+new = bool((at_begin[0] == flat(dense().get_weights())).all())
+worker.report({f"initial epoch {rank}": initial_epoch, f"new {rank}": int(new), f"epochs {rank}": len(watch.epochs)})
+"""
+    )
+    options = ["--max-restarts", 1, "--checkpoint-every", 1000, "--log-dir", "logs", "--summary", "s.json"]
+    done = platoon("launch", "-n", 2, "-D", "cpu", *options, script, tmp_path)
+    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
+    assert done.returncode == 0, done.stdout + "".join(logs)
+    reported = json.loads((tmp_path / "s.json").read_text())
+    assert reported["restarts"] == 1
+    for rank in range(2):
+        # The center is in the model; the epoch of the latest synchronization, which may have been a whole one, is done
+        # again.
+        assert reported[f"new {rank}"] == 0
+        assert reported[f"initial epoch {rank}"] in (2, 3)
+        assert reported[f"epochs {rank}"] == 5 - reported[f"initial epoch {rank}"]
 
 
 def test_a_synchronous_fit_ends_everywhere_if_a_worker_is_killed(run_keras):

@@ -135,22 +135,76 @@ def test_what_was_kept_comes_back_once(run_job):
     ).require_success()
 
 
-def test_where_arrays_are_combined_nobody_is_started_again(launch, tmp_path):
+# Rank 1 is killed in its 13th step, once for each file in FOLDER; nobody can go on without it.
+TOGETHER = """
+import os, sys
+from pathlib import Path
+import numpy as np
+from platoon_base import EASGD, connect
+folder = Path(sys.argv[1])
+worker = connect()
+x = np.zeros(4)
+worker.init_shared_params([x], EASGD())
+start = worker.resume_at
+print("starts at", tuple(start), "late", worker.late, "with", x[0], flush=True)
+for epoch in range(max(1, start.epoch), 4):
+    for step in range(start.done_in(epoch), 5):
+        fails = sorted(folder.glob("fail-*"))
+        if epoch == 3 and step == 2 and worker.global_rank == 1 and fails:
+            fails[0].unlink()
+            os.kill(os.getpid(), 9)
+        x += worker.all_reduce(np.ones(4), timeout_s=60)
+        worker.progress(steps=1, epoch=epoch)
+    if worker.global_rank == 0:
+        worker.copy_to_global()
+worker.report({"end": float(x[0])})
+"""
+
+
+def starts(log):
+    return [line for line in log.splitlines() if line.startswith("starts at")]
+
+
+def test_workers_that_need_each_other_are_all_started_again_from_the_checkpoint(launch, tmp_path):
+    done, summary, logs = launch("--max-restarts", 2, "--checkpoint-every", 1000, text=TOGETHER, failures=2)
+    assert done.returncode == 0, done.stdout + "".join(logs)
+    assert summary["restarts"] == 2
+    assert summary["end"] == 30
+    again = "starts at (2, 5, 10) late False with 20.0"
+    assert [starts(log) for log in logs] == [["starts at (0, 0, 0) late False with 0.0", again, again]] * 2
+    output = " ".join(done.stdout.split())
+    assert "rank 1 cannot come again alone: all workers are started again, from the checkpoint" in output
+    assert "all workers are started again, restart 2 of 2" in output
+
+
+def test_without_checkpoints_they_begin_anew_once_all_have_failed(launch, tmp_path):
+    done, summary, logs = launch("--max-restarts", 1, text=TOGETHER)
+    assert done.returncode == 0, done.stdout + "".join(logs)
+    assert summary["restarts"] == 1
+    assert summary["end"] == 30
+    assert [starts(log) for log in logs] == [["starts at (0, 0, 0) late False with 0.0"] * 2] * 2
+    assert "cannot end: rank 1 is lost (cpu, killed by SIGKILL, see " in logs[0]
+    assert str(tmp_path / "logs" / "rank1.log") in logs[0]
+
+
+def test_what_the_others_have_finished_is_not_done_again(launch):
     text = """
-    import os, sys
-    from pathlib import Path
-    import numpy as np
+    import os
     from platoon_base import connect
     worker = connect()
     print("starts at", worker.resume_at, flush=True)
-    for step in range(20):
-        if step == 5 and worker.global_rank == 1:
-            os.kill(os.getpid(), 9)
-        worker.all_reduce(np.ones(10), timeout_s=60)
+    worker.meet("all need each other", binds=True)
+    if worker.global_rank == 1:
+        os.kill(os.getpid(), 9)
     """
     done, summary, logs = launch("--max-restarts", 5, text=text)
     assert done.returncode == 137
     assert summary["restarts"] == 0
-    assert "is not started again: the workers combine arrays in each step" in " ".join(done.stdout.split())
-    assert "cannot end: rank 1 is lost (cpu, killed by SIGKILL, see " in logs[0]
-    assert str(tmp_path / "logs" / "rank1.log") in logs[0]
+    assert [len(starts(log)) for log in logs] == [1, 1]
+
+
+def test_a_job_that_fails_all_over_again_ends(launch):
+    done, summary, logs = launch("--max-restarts", 1, text=TOGETHER, failures=9)
+    assert done.returncode == 137
+    assert summary["restarts"] == 1
+    assert [len(starts(log)) for log in logs] == [2, 2]

@@ -154,6 +154,7 @@ class Training:
                 "this worker joined late: the workers of a main loop count epochs together from its begin; launch the "
                 "job with more workers"
             )
+        worker.meet(f"main loop {self._number}", binds=True, timeout_s=self.timeout_s)
         way = "averaged gradients" if self.averages else f"{self.settings.rule}"
         self.meet(f"the begin, with {way}, {status['iterations_done']} batches of {status['epochs_done']} epochs done")
         self._share()

@@ -82,7 +82,7 @@ class Training:
                 "with more workers"
             )
         self._let_go_of_earlier()
-        members = worker.meet("keras fit begins")
+        members = worker.meet("keras fit begins", binds=True)
         how = self._mode.purpose(self._model)
         purpose = f"distribute({how}, every_n_batches={self._every_n_batches}, stop={self._policy!r})"
         start_together(self._model, worker, self._backend, purpose, members)
