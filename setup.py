@@ -80,7 +80,7 @@ setup(
         "fuel": ["fuel>=0.2.0"],
         "blocks": ["blocks @ git+https://github.com/mila-iqia/blocks.git"],
         "examples": ["scikit-learn", "matplotlib"],
-        "test": ["pytest>=7.0", "pytest-timeout>=2.1", "hypothesis>=6.50", "psutil>=5.9"],
+        "test": ["pytest>=7.0", "pytest-timeout>=2.1", "pytest-xdist>=3.0", "hypothesis>=6.50", "psutil>=5.9"],
         "lint": ["ruff", "mypy"],
     },
     entry_points={"console_scripts": ["platoon = platoon_base.cli:main"]},

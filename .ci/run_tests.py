@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,6 +24,8 @@ from common import CACHE, ROOT, VENV, SetupError, only_one
 
 PYTHON = VENV / "bin" / "python"
 NO_TESTS = 5  # pytest's exit status
+# Most tests wait for processes most of the time; on larger machines memory would bound the number.
+AT_ONCE = min(max(3, os.cpu_count() or 1), 8)
 # Without GPUs: each of the tests' processes would take most of the memory of one.
 ON_THE_CPU = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -32,11 +35,13 @@ Outcome = tuple[str, str]
 def run_pytest(title: str, python: Path, *arguments: str, may_be_empty: bool = False, **environment: str) -> str:
     """Run pytest with its output where the user sees it; return how it went."""
     print(f"\n== {title}", flush=True)
-    command = [str(python), "-m", "pytest", *arguments]
+    began = time.monotonic()
+    command = [str(python), "-m", "pytest", "-n", str(AT_ONCE), *arguments]
     status = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
     if status == NO_TESTS and may_be_empty:
         return "no tests selected"
-    return "passed" if status == 0 else f"FAILED (exit status {status})"
+    minutes = f"{(time.monotonic() - began) / 60:.1f} min"
+    return f"passed, {minutes}" if status == 0 else f"FAILED (exit status {status}), {minutes}"
 
 
 def own_cache(name: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.checkpoints import About, Checkpoint, CheckpointFolder
-from platoon_base.errors import ConfigurationError, LayoutMismatchError, PlatoonError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError, PlatoonError
 from platoon_base.layout import Layout
 
 __all__ = ["Checkpointer", "ReadCenter", "Saving"]
@@ -116,7 +116,8 @@ class Checkpointer:
             path = self._saving.folder.save(checkpoint)
             self._written += 1
             log.info("checkpoint written: %s", path)
-        except (ConfigurationError, LayoutMismatchError) as exc:
-            log.info("no checkpoint, the workers have just let go of their parameters: %s", exc)
+        except (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError) as exc:
+            # The workers have just let go of their parameters, or devices did not answer.
+            log.warning("no checkpoint this time: %s", exc)
         except (OSError, PlatoonError, MemoryError) as exc:
             self._problem = exc

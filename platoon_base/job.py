@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import msgspec
 import numpy as np
 
 from platoon_base import messages as msg
+from platoon_base.centers import shards
 from platoon_base.centers.base import CenterFactory
 from platoon_base.centers.host import HostCenters
 from platoon_base.channels.base import ClientChannel
@@ -35,7 +37,7 @@ from platoon_base.control_words import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS,
 from platoon_base.controller import Controller, Result, Snapshot
 from platoon_base.coordinator import MAX_WORKERS, Coordinator
 from platoon_base.dispatch import UserHandler
-from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.errors import BackendUnavailableError, CollectiveTimeoutError, ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.limits import require_descriptors
 from platoon_base.parameters import Parameters
@@ -57,6 +59,8 @@ log = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 60.0
 _SPIN_S = 150e-6
+# Synchronizations counted already may still be queued on a device; then their workers have to come by to mirror it.
+_SETTLE_S, _MIRROR_S, _LOOK_S = 0.5, 10.0, 0.005
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4  # for ZeroMQ, shared memory and logs; per worker a connection and a process
 _current: Worker | None = None
 _current_pid = 0
@@ -166,16 +170,30 @@ def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | No
 def _read_center(files: JobFiles, layout: Layout) -> tuple[list[Any], list[list[Any]]]:
     """Copy the center for a checkpoint; one on devices as its mirror has it."""
     if files.place == "device":
-        shards = importlib.import_module("platoon_base.centers.shards")
         segment = Segment.attach(files.center)
         directory = shards.Directory.of(segment, layout)
         if directory is not None:
-            values = [np.empty(spec.shape, spec.dtype) for spec in layout.specs]
-            directory.read_values(values)
-            directory.close()
+            try:
+                _await_mirror(directory)
+                values = [np.empty(spec.shape, spec.dtype) for spec in layout.specs]
+                directory.read_values(values)
+            finally:
+                directory.close()
             return values, []
         segment.close()
     return HostCenters(files.center).snapshot(layout)
+
+
+def _await_mirror(directory: Any) -> None:
+    """Wait until a center on devices has been mirrored anew, unless all its owners have left."""
+    if directory.has_mirror(shards.FINAL):
+        return
+    time.sleep(_SETTLE_S)
+    number, deadline = directory.want_mirror(), time.monotonic() + _MIRROR_S
+    while not directory.has_mirror(number):
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(f"no worker on a device has synchronized for {_MIRROR_S:g} s")
+        time.sleep(_LOOK_S)
 
 
 def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: Parameters, rule: Rule) -> CenterFactory:

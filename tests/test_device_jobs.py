@@ -5,9 +5,13 @@ what is common, through the host.
 """
 
 import textwrap
+import threading
 
 import pytest
 from devices_here import DEVICES, WHY_NOT
+
+from platoon_base.checkpointer import Saving
+from platoon_base.checkpoints import CheckpointFolder
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -43,9 +47,9 @@ def draw(seed, shapes=((3, 5), (100_003,), (7,), (256, 300)), dtype="float32"):
 def run_on_devices(run_job):
     """Run a script, given as text, on the first N devices."""
 
-    def run(text, workers=2):
+    def run(text, workers=2, **options):
         place = "host" if WHY_NOT else "device"
-        return run_job(HEAD + textwrap.dedent(text), workers, devices=DEVICES[:workers], center=place)
+        return run_job(HEAD + textwrap.dedent(text), workers, devices=DEVICES[:workers], center=place, **options)
 
     return run
 
@@ -269,6 +273,118 @@ def test_the_mirror_has_the_values(run_on_devices):
         center._directory.read_values(mirrored)
         for m, a in zip(mirrored, values):
             assert np.allclose(m, a + 1, rtol=1e-6)
+        worker.barrier()
+        """
+    ).require_success()
+
+
+COUNTING = """
+x, y = on_device(np.zeros(1_000_001), "float32"), on_device(np.zeros((30, 20)), "float64")
+worker.init_shared_params([x, y], ASGD())
+start = worker.resume_at
+print("starts at", tuple(start), flush=True)
+if not worker.late:
+    worker.barrier("all began")
+for step in range(start.steps, 40):
+    x[...] = np.asarray(x) + 1
+    y[...] = np.asarray(y) + 1
+    worker.progress(steps=1, epoch=1)
+    worker.sync_params()
+    np.asarray(x)
+    failed = os.path.join(sys.argv[1], "failed")
+    if step == 20 and rank == 1 and not os.path.exists(failed):
+        open(failed, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    while step == 30 and HOLDS:
+        time.sleep(0.02)     # it synchronizes, so that the center can be mirrored
+        worker.sync_params()
+        if os.path.exists(os.path.join(sys.argv[1], "saved")):
+            os.kill(os.getpid(), signal.SIGKILL)
+done = os.path.join(sys.argv[1], "done")
+if rank == 1:
+    open(done, "w").close()
+deadline = time.monotonic() + 60
+while rank == 0 and not os.path.exists(done) and time.monotonic() < deadline:
+    time.sleep(0.02)
+    worker.sync_params()
+worker.copy_to_local()
+for values in (np.asarray(x), np.asarray(y)):
+    ends = {"lowest": float(values.min()), "highest": float(values.max())}
+    worker.report({f"{name} {values.dtype} {rank}": value for name, value in ends.items()})
+"""
+
+
+def test_a_worker_on_a_device_that_is_killed_goes_on_with_the_center(run_on_devices):
+    outcome = run_on_devices("HOLDS = False\n" + COUNTING, max_restarts=1).require_success()
+    assert outcome.result.restarts == 1
+    assert "starts at (1, 21, 21)" in outcome.logs[1]
+    for dtype in ("float32", "float64"):
+        assert outcome.reported[f"lowest {dtype} 0"] == outcome.reported[f"highest {dtype} 0"] == 80, outcome.reported
+
+
+def test_a_center_on_devices_is_saved_and_resumed(run_on_devices, tmp_path):
+    """All workers are killed once a checkpoint has what they had done at step 31; the next job does the rest."""
+    (tmp_path / "failed").touch()
+    folder = CheckpointFolder(tmp_path / "kept")
+    stop = threading.Event()
+
+    def watch():
+        while not stop.wait(0.05):
+            found = folder.newest() if folder.numbers() else None
+            if found and found[1].center and all(p.steps == 31 for p in found[1].about.positions.values()):
+                (tmp_path / "saved").touch()
+                return
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    first = run_on_devices("HOLDS = True\n" + COUNTING, saving=Saving(folder, 0.2))
+    stop.set()
+    watcher.join()
+    assert first.result.status == 137, first.logs
+    (tmp_path / "rank0.log").unlink()
+    (tmp_path / "rank1.log").unlink()
+    found = folder.newest()
+    assert {values.min() for values in found[1].center} == {values.max() for values in found[1].center} == {62.0}
+    second = run_on_devices("HOLDS = False\n" + COUNTING, resume=found, saving=Saving(folder, 1000.0)).require_success()
+    assert all("starts at (1, 31, 31)" in log for log in second.logs)
+    assert second.reported["lowest float32 0"] == second.reported["highest float64 0"] == 80
+    folder.close()
+
+
+@pytest.mark.parametrize("rule", ["EASGD(0.5)", "ASGD()"])
+@pytest.mark.parametrize("policy", ["raise", "skip", "restore"])
+def test_poison_by_rule_and_policy(run_on_devices, rule, policy):
+    """A NaN, an infinity and an overflow stay out; everything else is synchronized by the rule."""
+    run_on_devices(
+        f"""
+        a = on_device(np.zeros(70_000), "float32")
+        worker.init_shared_params([a], {rule}, on_nonfinite={policy!r})
+        worker.barrier()
+        share = 0.5 if "EASGD" in {rule!r} else 1.0
+        if rank == 1:
+            values = np.full(70_000, 2.0, "float32")
+            values[[5, 40_000]] = np.nan, np.inf
+            a[...] = values
+            worker.progress(steps=3)
+            told = 0
+            for turn in range(3):   # a center on devices tells of it at a later synchronization
+                try:
+                    worker.sync_params()
+                except NonFiniteError as exc:
+                    told += 1
+                    assert "rank 1, step 3: element 5 of parameter 0" in str(exc), exc
+                np.asarray(a)
+            assert bool(told) == ({policy!r} == "raise"), told
+            if {policy!r} == "restore":
+                worker.sync_params()
+                assert np.isfinite(np.asarray(a)).all()
+        worker.barrier()
+        with worker.center_params():
+            center = np.asarray(a)
+        assert np.isfinite(center).all()
+        assert (center[[5, 40_000]] == 0).all(), center[[5, 40_000]]
+        others = np.delete(center, [5, 40_000])
+        assert (others == others[0]).all() and 2 * share <= others[0] <= 2, others[0]
         worker.barrier()
         """
     ).require_success()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from platoon_base.centers.shards import Directory, DirectoryLayout
+from platoon_base.centers.shards import FINAL, Directory, DirectoryLayout
 from platoon_base.centers.tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.segments import Segment
@@ -94,6 +94,25 @@ def test_owners_are_published_one_after_the_other(directories):
     assert first.version != before
     assert first.entry(1) == (2, 2, b"x" * 64)
     assert first.entry(0) == (1, 0, bytes(64))
+
+
+def test_a_mirror_is_as_new_as_it_was_asked_for(directories):
+    owner, asker = directories
+    assert asker.has_mirror(asker.want_mirror())  # no shard is made yet: the first values are the center's
+    for shard in range(3):
+        owner.publish(shard, owner=shard, handle=bytes(64))
+    number = asker.want_mirror()
+    assert owner.wanted == number
+    assert not asker.has_mirror(number)
+    for shard in range(3):
+        owner.mirrored(shard, number)
+    assert asker.has_mirror(number)
+    assert not asker.has_mirror(asker.want_mirror())
+    for shard in range(3):
+        owner.mirrored(shard)  # the owner has left
+    assert asker.has_mirror(FINAL)
+    owner.publish(1, owner=0, handle=bytes(64))
+    assert not asker.has_mirror(number)
 
 
 def test_the_lock_of_an_entry_keeps_the_other_out(directories):

@@ -85,6 +85,7 @@ class DeviceCenter:
         self._refused[...] = _NOTHING_REFUSED
         self._launches: list[_Launch] = []
         self._next_look = self._next_mirror = 0.0
+        self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the shards on their way
 
     def sync(self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float) -> Refused | None:
         """See `Center.sync`."""
@@ -92,7 +93,8 @@ class DeviceCenter:
         refused = self._take_refused()
         alpha = rule.kernel_args()[0] if rule.kernel_args() else 0.0
         self._launch(f"{rule.kernel}{'' if locked else '_atomic'}", arrays, alpha)
-        if time.monotonic() >= self._next_mirror:
+        self._tell_of_mirror()
+        if time.monotonic() >= self._next_mirror or self._directory.wanted != self._mirror[0]:
             self.mirror()
         return refused
 
@@ -128,9 +130,18 @@ class DeviceCenter:
         if self._memory.copying:
             return
         self._next_mirror = time.monotonic() + self._mirror_every_s
+        self._mirror = self._directory.wanted, list(self._own)
         for shard in self._own:
             start, size = self._directory.mirror_of(shard)
             self._memory.start_copy(self._shards[shard][1].address + self._tiling.values_start[shard], start, size)
+
+    def _tell_of_mirror(self) -> None:
+        """Say of the shards whose copies have arrived by now how new they are."""
+        number, shards = self._mirror
+        if shards and not self._memory.copying:
+            for shard in shards:
+                self._directory.mirrored(shard, number)
+            self._mirror = number, []
 
     def close(self) -> None:
         """See `Center.close`."""
@@ -140,6 +151,8 @@ class DeviceCenter:
         self._memory.finish_copies()
         self.mirror()
         self._memory.close()
+        for shard in self._own:
+            self._directory.mirrored(shard)
         self._launches, self._shards = [], {}
         self._directory.close()
 

@@ -20,17 +20,26 @@ from platoon_base.segments import Segment
 __all__ = ["Directory", "DirectoryLayout", "Entry"]
 
 MAGIC = b"PLTNSHRD"
-VERSION = 1
+VERSION = 2
+FINAL = 1 << 62  # number of the mirror of an owner that has left
 _MAX_WORKERS = 256
 _PAGE = 4096
 
 _HEADER = np.dtype(
-    [("magic", "S8"), ("version", "u4"), ("shards", "u4"), ("changes", "i8"), ("fingerprint", "V32")], align=True
+    [
+        ("magic", "S8"),
+        ("version", "u4"),
+        ("shards", "u4"),
+        ("changes", "i8"),
+        ("wanted", "i8"),
+        ("fingerprint", "V32"),
+    ],
+    align=True,
 )
 _FLAGS = 64
 _FLAG_BYTES = 4
 _ENTRIES = _FLAGS + _FLAG_BYTES * _MAX_WORKERS
-_ENTRY = np.dtype([("generation", "i8"), ("owner", "i8"), ("handle", f"V{HANDLE_BYTES}")])
+_ENTRY = np.dtype([("generation", "i8"), ("owner", "i8"), ("handle", f"V{HANDLE_BYTES}"), ("mirrored", "i8")])
 
 
 class Entry(NamedTuple):
@@ -140,9 +149,9 @@ class Directory:
                 return Entry(int(found["generation"]), int(found["owner"]), found["handle"].tobytes())
 
     def publish(self, shard: int, owner: int, handle: bytes) -> None:
-        """Enter a new owner; only under the shard's lock."""
+        """Enter a new owner, who has yet to mirror its shard; only under the shard's lock."""
         entry = self._entries[shard]
-        entry["handle"], entry["owner"] = np.void(handle), owner
+        entry["handle"], entry["owner"], entry["mirrored"] = np.void(handle), owner, 0
         entry["generation"] += 1
         self._header["changes"] += 1
 
@@ -168,7 +177,25 @@ class Directory:
         """Take a worker's flag down."""
         self._flags[rank] = 0
 
-    # The mirror.
+    # The mirror. Who wants a new one asks for it by a number, by which owners then say that they have made it.
+
+    @property
+    def wanted(self) -> int:
+        """The number of the latest mirror that was asked for."""
+        return int(self._header["wanted"])
+
+    def want_mirror(self) -> int:
+        """Ask for a new mirror of all shards, and return its number."""
+        self._header["wanted"] += 1
+        return self.wanted
+
+    def mirrored(self, shard: int, number: int = FINAL) -> None:
+        """Say that the mirror of a shard is as new as was asked for under a number, or its owner's last."""
+        self._entries[shard]["mirrored"] = number
+
+    def has_mirror(self, number: int) -> bool:
+        """Tell whether all shards are mirrored as asked for; those never made still have their first values."""
+        return bool(((self._entries["mirrored"] >= number) | (self._entries["generation"] == 0)).all())
 
     def mirror_of(self, shard: int) -> tuple[int, int]:
         """Return where the values of a shard are mirrored: offset in the segment, and size in bytes."""
