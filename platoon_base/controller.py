@@ -155,6 +155,8 @@ class Controller:
                 self._dispatcher.carry_out(self._coordinator.tick(now))
                 self._save_if_due(now)
                 self._observe(now)
+            for ended in self._children.reap():  # killed at once, by a second signal
+                self._worker_ended(ended)
             self._save_the_end()
         self._next_look = 0.0
         self._observe(time.monotonic())

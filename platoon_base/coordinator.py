@@ -276,11 +276,8 @@ class Coordinator:
             return [_refuse(asker, "ProtocolError", "got timeout_s=nan: a wait that would never end; give seconds")]
         if request.late_pass and not member.in_step:
             return [SendReply(asker, self._reduced({member.rank: request}))]
-        waiting = self._reductions.setdefault(request.name, {})
-        if member.rank in waiting:
-            text = f"rank {member.rank} already waits in {request.name!r}; one call at a time"
-            return [_refuse(asker, "ProtocolError", text)]
         actions = self._end_earlier_wait(member)
+        waiting = self._reductions.setdefault(request.name, {})
         waiting[member.rank] = _Waiting(asker, request, now + request.timeout_s)
         return actions + (self._complete(request.name) or self._refuse_cross_wait())
 
@@ -322,6 +319,10 @@ class Coordinator:
             return [_refuse(asker, "ConfigurationError", f"{text}: it is for counters and the like; keep less")]
         member.kept = kept
         return [SendReply(asker, msg.Done())]
+
+    @_answer.register
+    def _withdraw(self, request: msg.Withdraw, member: Member, asker: Asker, now: float) -> list[Action]:
+        return [*self._end_earlier_wait(member), SendReply(asker, msg.Done())]
 
     @_answer.register
     def _leave(self, request: msg.Leave, member: Member, asker: Asker, now: float) -> list[Action]:

@@ -127,7 +127,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
     require_descriptors(_DESCRIPTORS)
     with contextlib.ExitStack() as undo:
         segment = Segment.attach(files.words)
-        undo.callback(segment.close)
+        undo.callback(_let_go, files, segment)
         channel = ZmqClient(files.address, lambda: segment.locked(CONTROLLER_LOCK), files.keys)
         undo.callback(channel.close)
         worker = _enter(files, segment, channel, rank, device)
@@ -135,16 +135,16 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
     return worker
 
 
+def _let_go(files: JobFiles, segment: Segment) -> None:
+    """Let go of a job's control words; without a controller the last one out tidies up."""
+    orphaned = not segment.locked(CONTROLLER_LOCK)
+    segment.close()
+    if orphaned and abandoned(files.words):
+        files.remove()
+
+
 def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | None, device: str) -> Worker:
     """Say hello on a channel that is open, and take the place given."""
-
-    def leave() -> None:
-        # Without a controller the last one out tidies up.
-        orphaned = not segment.locked(CONTROLLER_LOCK)
-        segment.close()
-        if orphaned and abandoned(files.words):
-            files.remove()
-
     words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
     place = _say_hello(channel, rank, device)
     words.start_row(place.rank, place.resume_at)
@@ -159,7 +159,7 @@ def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | No
         lambda parameters, rule: _choose_center(files, place.size, peers, parameters, rule),
         Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
-        on_close=leave,
+        on_close=lambda: _let_go(files, segment),
         collectives=lambda session: _Groups(
             Membership(session, place.rank, files.size, peers), files.collective, peers, words.collectives(place.rank)
         ),

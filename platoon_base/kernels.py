@@ -218,12 +218,14 @@ def _run_block(
     center_states: tuple[Array, ...],
     block: slice,
 ) -> int | None:
-    """Apply the rule's NumPy form to copies of one block, and keep the elements whose center stays finite."""
+    """Apply the rule's NumPy form to copies of one block; keep the elements whose center, with its states, is finite."""
     arrays = [local, center, *local_states, *center_states]
     copies = [array[block].copy() for array in arrays]
     split = 2 + len(local_states)
     rule.sync(copies[0], copies[1], tuple(copies[2:split]), tuple(copies[split:]))
     finite = np.isfinite(copies[1])
+    for state in copies[split:]:
+        finite &= np.isfinite(state)
     if finite.all():
         for array, copy in zip(arrays, copies):
             array[block] = copy

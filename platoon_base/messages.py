@@ -36,6 +36,7 @@ __all__ = [
     "UserRequest",
     "Vote",
     "Welcome",
+    "Withdraw",
     "decode_reply",
     "decode_request",
     "encode",
@@ -129,6 +130,10 @@ class Keep(Message, frozen=True, kw_only=True, tag="keep"):
     value: Annotated[bytes, msgspec.Meta(max_length=MAX_KEPT_BYTES)]
 
 
+class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
+    """A worker waits no longer for what it has asked: something has interrupted it."""
+
+
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
     """A worker takes part no more."""
 
@@ -201,7 +206,7 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
         return error(self.message)
 
 
-Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Keep, Leave, UserRequest]
+Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Keep, Withdraw, Leave, UserRequest]
 Reply = Union[Welcome, CenterRole, Reduced, Done, UserReply, Failure]
 
 _encoder = msgspec.msgpack.Encoder()

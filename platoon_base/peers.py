@@ -10,7 +10,7 @@ from platoon_base.control_words import ControlWords
 
 __all__ = ["JobPeers"]
 
-_CAUSE_S = 0.5  # the controller learns how a process ended a moment after the kernel has freed its locks
+_CAUSE_S = 1.5  # the controller learns how a process ended when it has, which is after it said goodbye
 _STUCK_S = 1.0
 
 

@@ -110,6 +110,7 @@ class Children:
         self._unborn: list[Start] = []  # what the nursery is to fork
         self._stop_began: float | None = None
         self._stop_stage = 0
+        self._collected: list[Exit] = []  # by `kill`, and not told of yet
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
         """Start one worker; its output goes to ``log_file``, or to this process's own."""
@@ -194,7 +195,8 @@ class Children:
 
     def reap(self) -> list[Exit]:
         """Collect the processes that ended since the last call, and end what they left running."""
-        exits = self._take_delivery() if self._nursery is not None and self._nursery.ready else []
+        exits, self._collected = self._collected, []
+        exits += self._take_delivery() if self._nursery is not None and self._nursery.ready else []
         for rank, child in list(self._children.items()):
             status = child.poll()
             if status is None:
@@ -231,7 +233,7 @@ class Children:
         return self._stop_began is not None
 
     def kill(self) -> None:
-        """End all processes at once and collect them."""
+        """End all processes at once and collect them; the next `reap` tells how they ended."""
         self._stop_began = self._stop_began or time.monotonic()
         if self._nursery is not None:
             self._nursery.signal(signal.SIGKILL)
@@ -241,4 +243,4 @@ class Children:
         for child in self._children.values():
             if child.own:
                 select.select([child.pidfd], [], [], 10)
-        self.reap()
+        self._collected = self.reap()

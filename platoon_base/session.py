@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from platoon_base import messages as msg
 from platoon_base.channels.base import ClientChannel
-from platoon_base.errors import CollectiveTimeoutError, ProtocolError, WorkerLostError
+from platoon_base.errors import CollectiveTimeoutError, PlatoonError, ProtocolError, WorkerLostError
 
 __all__ = ["GRACE_S", "Session"]
 
@@ -59,7 +59,7 @@ class Session:
     ) -> msg.Reduced:
         """Make a collective call; ``options`` are fields of `platoon_base.messages.Reduce`."""
         request = msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s, **options)
-        with self._seen_waiting(name):
+        with self._seen_waiting(name), self._withdrawn_if_interrupted():
             reply = self.ask(request, msg.Reduced, timeout_s + GRACE_S)
         if set(reply.lost) - self._known_lost:
             log.warning("rank %d: %s was done without the lost ranks %s", self._rank, name, reply.lost)
@@ -81,6 +81,18 @@ class Session:
             yield
         finally:
             self._row["waits"] += 1
+
+    @contextlib.contextmanager
+    def _withdrawn_if_interrupted(self) -> Iterator[None]:
+        """Tell the controller, if Ctrl-C or the like ends a wait, that this worker is not to be counted on there."""
+        try:
+            yield
+        except PlatoonError:
+            raise
+        except BaseException:
+            with contextlib.suppress(PlatoonError):
+                self.ask(msg.Withdraw(), msg.Done, GRACE_S)
+            raise
 
     def close(self) -> None:
         """Say goodbye, if there is anybody to hear it, and close the channel."""

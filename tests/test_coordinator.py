@@ -328,11 +328,22 @@ def test_all_of_a_sum_are_told_the_same_about_the_stop():
     assert answered["0"].stop == answered["1"].stop == "enough"
 
 
-def test_a_second_call_while_the_first_waits_is_refused():
+def test_a_second_call_takes_the_place_of_the_first():
     job = Job(2).join(0, 1)
-    job.ask(0, reduce())
-    require_failure(job.answer(0, reduce()), "ProtocolError", "rank 0 already waits")
-    assert set(replies(job.ask(1, reduce()))) == {"0", "1"}
+    job.ask(0, reduce(m=(1.0, 1.0)))
+    require_failure(job.answer(0, reduce(m=(2.0, 1.0))), "ProtocolError", "asked for something else meanwhile")
+    answered = replies(job.ask(1, reduce(m=(5.0, 1.0))))
+    assert answered["0"].pairs == answered["1"].pairs == {"m": (7.0, 2.0)}
+
+
+def test_who_has_been_interrupted_is_not_counted_on():
+    job = Job(2).join(0, 1)
+    job.ask(0, reduce("a"))
+    given_up, done = (action.reply for action in job.ask(0, msg.Withdraw()))
+    require_failure(given_up, "ProtocolError", "meanwhile")
+    assert done == DONE
+    assert job.ask(1, reduce("b")) == []  # rank 0 may come there yet: not everybody waits
+    assert replies(job.ask(0, reduce("b"))).keys() == {"0", "1"}
 
 
 def test_who_leaves_releases_those_that_wait():

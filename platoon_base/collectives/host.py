@@ -373,12 +373,10 @@ class HostCollective:
         if not missing:
             return
         ranks = [self._ranks[q] for q in missing]
-        why = ""
-        if set(left) & set(missing):
+        why = self._peers.why_absent(ranks)
+        if not why and set(left) & set(missing):
             who = _listed(self._ranks[q] for q in left if q in missing)
             why = f"{who} closed the collective and will not come"
-        if not why:
-            why = self._peers.why_absent(ranks)
         # Who came after all, before it went, is not missed.
         if why and set(missing) & set(self._exchange.missing()):
             raise WorkerLostError(f"{self._what(header)} cannot end: {why}")

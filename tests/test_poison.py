@@ -1,0 +1,547 @@
+"""A worker whose values are not finite: the center and the other workers go on as if those had not been synchronized.
+
+The center's rules keep out what is not finite, element by element; the synchronous rules hand it to everybody, in the
+same step.
+"""
+
+import importlib.util
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from platoon_base import ASGD, EASGD, kernels
+
+pytestmark = pytest.mark.base
+
+KERNELS = [
+    pytest.param({}, id="c", marks=pytest.mark.skipif(not kernels.HAVE_FUSED, reason="no C extension")),
+    pytest.param({"PLATOON_NO_KERNELS": "1"}, id="numpy"),
+]
+RULES = [EASGD(0.5), ASGD()]
+POLICIES = ["raise", "skip", "restore"]
+
+# The model. "W" is read in place; "b" is copied out and back, as from a device.
+SHAPES = {"W": (31, 40), "b": (7,), "s": ()}
+HUGE = (0, 5)  # parameter and element that the center has at -0.9 times the largest number: +0.9 times would overflow
+POISONS = {
+    "nan": {(0, 1233): math.nan},
+    "infinity": {(1, 4): -math.inf},
+    "overflow": {HUGE: 0.9},  # times the largest number
+    "a scalar": {(2, 0): math.inf},
+    "several": {(1, 0): math.nan, (1, 6): math.inf, HUGE: 0.9, (0, 1239): math.nan},
+}
+DTYPES = ["float32", "float64", "float16"]
+ROUNDS = list(itertools.product(DTYPES, POISONS, [True, False]))
+TURNS = [0, 1, 0, 0, 1]  # who synchronizes; the first time with the poison, the fourth time without
+
+TRAIN = """
+import sys
+import numpy as np
+from platoon_base import ASGD, EASGD, connect, kernels
+from platoon_base.errors import NonFiniteError
+
+folder, rule, policy, form = sys.argv[1:]
+assert kernels.HAVE_FUSED == (form == "c")
+
+class Variable:
+    '''What is used of Theano's shared variables.'''
+
+    def __init__(self, name, value, in_place):
+        self.name, self.in_place = name, in_place
+        self.set_value(value)
+
+    def get_value(self, borrow=False, return_internal_type=False):
+        return self.value if borrow and self.in_place else self.value.copy()
+
+    def set_value(self, value, borrow=False):
+        self.value = np.array(value)
+
+def values():
+    return [p.get_value().ravel() for p in params]
+
+def put(poison):
+    for (i, element), value in poison.items():
+        array = params[i].get_value()
+        array.reshape(-1)[element] = value * (np.finfo(array.dtype).max if (i, element) == HUGE else 1)
+        params[i].set_value(array)
+
+seen, told = {}, []
+with connect() as worker:
+    rank = worker.global_rank
+    for number, (dtype, name, locked) in enumerate(ROUNDS):
+        poison = POISONS[name]
+        with np.load(f"{folder}/{dtype}.npz") as file:
+            data = dict(file)
+        params = [Variable(name, data[f"start {name}"], in_place=name != "b") for name in SHAPES]
+        worker.init_shared_params(params, eval(rule), on_nonfinite=policy)
+        worker.barrier("all start from the same values")
+        worker.progress(steps=10)
+        for turn, who in enumerate(TURNS):
+            if who == rank:
+                if turn < 2:
+                    for p in params:
+                        p.set_value(p.get_value() + data[f"move {rank} {p.name}"])
+                if turn == 0:
+                    put(poison)
+                if turn == 3:
+                    put(dict.fromkeys(poison, -0.8))
+                try:
+                    worker.sync_params(synchronous=locked)
+                except NonFiniteError as error:
+                    assert policy == "raise"
+                    told.append(str(error))
+                own = values()
+                with worker.center_params():
+                    seen[f"{number} {turn}"] = np.concatenate(own + values())
+            worker.barrier()
+        worker.release_shared_params()
+    np.savez(f"{folder}/seen{rank}.npz", told=np.array(told, dtype=str), **seen)
+""".replace("ROUNDS)", f"{ROUNDS!r})")
+TRAIN = "from math import inf, nan\n" + f"{SHAPES=}; {HUGE=}; {POISONS=}; {TURNS=}\n" + TRAIN
+
+
+def draw(seed, dtype):
+    rng = np.random.default_rng(seed)
+    return [np.asarray(rng.standard_normal(shape), dtype) for shape in SHAPES.values()]
+
+
+def start(dtype):
+    arrays = draw(1, dtype)
+    put(arrays, {HUGE: -0.9})
+    return arrays
+
+
+def put(arrays, poison):
+    for (i, element), value in poison.items():
+        arrays[i].reshape(-1)[element] = value * (np.finfo(arrays[i].dtype).max if (i, element) == HUGE else 1)
+
+
+class ByHand:
+    """Two workers and a center, after the equations; elements whose center would not be finite are left alone."""
+
+    def __init__(self, rule, policy, values):
+        self.rule, self.policy = rule, policy
+        self.center = [a.copy() for a in values]
+        self.x = [[a.copy() for a in values] for _ in range(2)]
+        self.x_old = [[a.copy() for a in values] for _ in range(2)]
+
+    def sync(self, rank):
+        """Return the first (parameter, element) that was left alone, or None."""
+        refused = []
+        for i, (x, c, old) in enumerate(zip(self.x[rank], self.center, self.x_old[rank])):
+            with np.errstate(all="ignore"):
+                if isinstance(self.rule, EASGD):
+                    d = x.dtype.type(self.rule.alpha) * (x - c)
+                    new_x, new_c, new_old = x - d, c + d, old
+                else:
+                    new_c = c + (x - old)
+                    new_x = new_old = new_c
+            good = np.isfinite(new_c)
+            refused += [(i, int(element)) for element in np.flatnonzero(~good)]
+            for array, new in ((x, new_x), (c, new_c), (old, new_old)):
+                np.copyto(array, new, where=good)
+        if refused and self.policy == "restore":
+            self.x[rank] = [c.copy() for c in self.center]
+            self.x_old[rank] = [c.copy() for c in self.center]
+        return min(refused, default=None)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_the_rest_is_synchronized_as_if_the_poison_were_not_there(run_job, tmp_path, rule, policy, kernel):
+    """Bit by bit, over several synchronizations of both workers: poisoned, poisoned still, and healed."""
+    for dtype in DTYPES:
+        named = {f"start {name}": array for name, array in zip(SHAPES, start(dtype))}
+        for rank in range(2):
+            named.update({f"move {rank} {name}": array for name, array in zip(SHAPES, draw(rank + 2, dtype))})
+        np.savez(tmp_path / f"{dtype}.npz", **named)
+    outcome = run_job(
+        TRAIN, args=[repr(rule), policy, "numpy" if kernel else "c"], environment=kernel
+    ).require_success()
+    seen = []
+    for rank in range(2):
+        with np.load(tmp_path / f"seen{rank}.npz") as file:
+            seen.append(dict(file))
+
+    expected_texts = []
+    for number, (dtype, name, locked) in enumerate(ROUNDS):
+        poison = POISONS[name]
+        hand = ByHand(rule, policy, start(dtype))
+        for turn, who in enumerate(TURNS):
+            if turn < 2:
+                for x, move in zip(hand.x[who], draw(who + 2, dtype)):
+                    x += move
+            if turn == 0:
+                put(hand.x[0], poison)
+            if turn == 3:
+                put(hand.x[0], dict.fromkeys(poison, -0.8))
+            refused = hand.sync(who)
+            assert (refused is not None) == (turn == 0 or (turn == 2 and policy != "restore")), "the oracle is at fault"
+            if refused:
+                i, element = refused
+                expected_texts.append(
+                    f"rank 0, step {10 * number + 10}: element {element} of {list(SHAPES)[i]} is not finite"
+                )
+            where = f"{dtype}, {name}, locked: {locked}, turn {turn}"
+            got = seen[who][f"{number} {turn}"]
+            expected = np.concatenate([a.ravel() for a in hand.x[who] + hand.center])
+            assert got.dtype == dtype, where
+            np.testing.assert_array_equal(got, expected, err_msg=where)
+            assert np.isfinite(got[len(got) // 2 :]).all(), f"{where}: the center"
+            assert who == 0 or np.isfinite(got).all(), f"{where}: the other worker"
+
+    assert seen[1]["told"].size == 0
+    assert "WARNING" not in outcome.logs[1]
+    if policy == "raise":
+        texts = list(seen[0]["told"])
+        assert all("on_nonfinite='restore'" in text for text in texts)
+        assert "WARNING" not in outcome.logs[0]
+    else:
+        texts = [line for line in outcome.logs[0].splitlines() if "WARNING" in line]
+        assert seen[0]["told"].size == 0
+    assert len(texts) == len(expected_texts)
+    for text, expected in zip(texts, expected_texts):
+        assert expected in text, (text, expected)
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_update_of_the_others_arrives_while_one_is_poisoned(run_job, policy, kernel):
+    """All at once; what is added are whole numbers, so that nothing may be lost by rounding either."""
+    run_job(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import ASGD, connect
+        from platoon_base.errors import NonFiniteError
+
+        policy = sys.argv[2]
+        bad, told = slice(3, 1000, 7), 0
+        with connect() as worker:
+            rank = worker.global_rank
+            x, y = np.zeros(1000, "float32"), np.zeros((3, 5))
+            worker.init_shared_params([x, y], ASGD(), on_nonfinite=policy)
+            worker.barrier("all share")
+            for step in range(40):
+                x += 10**rank
+                y += 10**rank
+                if rank == 0:
+                    x[bad] = (np.nan, np.inf, -np.inf)[step % 3]
+                try:
+                    worker.sync_params()
+                except NonFiniteError:
+                    assert (rank, policy) == (0, "raise")
+                    told += 1
+                if rank == 0:
+                    assert np.isfinite(x).all() == (policy == "restore")
+                with worker.center_params():
+                    assert np.isfinite(x).all() and np.isfinite(y).all()
+            assert told == (40 if (rank, policy) == (0, "raise") else 0)
+            worker.barrier("all trained")
+            worker.copy_to_local()
+            clean = np.ones(1000, bool)
+            clean[bad] = False
+            assert (x[clean] == 40 * 111).all() and (y == 40 * 111).all()
+            assert (x[bad] == 40 * 110).all()
+        """,
+        workers=3,
+        args=[policy],
+        environment=kernel,
+    ).require_success()
+
+
+def test_the_first_element_is_named_whichever_stripe_is_visited_first(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import EASGD, connect
+        from platoon_base.errors import NonFiniteError
+
+        with connect() as worker:
+            params = [np.zeros(600_000), np.zeros(600_000)]
+            worker.init_shared_params(params, EASGD(0.5))
+            center = worker._shared.center
+            assert len(center._stripes) > 3
+            params[0][[70_000, 590_000]] = np.nan
+            params[1][[3, 599_999]] = np.inf
+            for center._rank in range(8):                # each rank begins at another stripe
+                try:
+                    worker.sync_params()
+                except NonFiniteError as error:
+                    worker.report({f"{worker.global_rank} {center._rank}": str(error)})
+        """
+    ).require_success()
+    assert len(outcome.reported) == 16
+    for text in outcome.reported.values():
+        assert "element 70000 of parameter 0 is" in text
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_arrays_of_the_callers_are_treated_as_the_parameters_are(run_job, policy):
+    """`sync_arrays`, of arrays in C order and not; and own values that are not finite survive a look at the center."""
+    run_job(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import ASGD, connect
+        from platoon_base.errors import NonFiniteError
+
+        policy = sys.argv[2]
+        with connect() as worker:
+            w = np.full((3, 4), 2.0)
+            worker.init_shared_params([w], ASGD(), on_nonfinite=policy)
+            if worker.global_rank == 0:
+                for order in "CF":
+                    array = np.array(w + 1, order=order)
+                    array[1, 2] = np.nan
+                    try:
+                        worker.sync_arrays([array])
+                        assert policy != "raise"
+                    except NonFiniteError as error:
+                        assert policy == "raise" and "element 6 of parameter 0" in str(error), error
+                    # The values handed in have become the center's, but for the poison.
+                    rest = np.delete(array.ravel(), 6)
+                    assert (rest == (3 if order == "C" else 3 + (w[0, 0] + 1 - 3))).all(), (order, array)
+                    assert array[1, 2] == 2 if policy == "restore" else np.isnan(array[1, 2])
+                w[:] = np.nan
+                with worker.center_params():
+                    assert np.delete(w.ravel(), 6).tolist() == [3.0] * 11 and w[1, 2] == 2
+                assert np.isnan(w).all()
+                worker.copy_to_local()                   # and so does the worker heal, whatever its policy
+                assert np.isfinite(w).all()
+                w += 1
+                worker.sync_params()
+            worker.barrier("synchronized")
+            worker.copy_to_local()
+            assert np.delete(w.ravel(), 6).tolist() == [4.0] * 11 and w[1, 2] == 3, w
+        """,
+        args=[policy],
+    ).require_success()
+
+
+NAMED = """
+import sys
+import numpy as np
+from platoon_base import ASGD, EASGD, connect
+from platoon_base.errors import NonFiniteError
+
+class Variable:
+    def __init__(self, name, value):
+        self.name, self.value = name, value
+
+    def get_value(self, borrow=False, return_internal_type=False):
+        return self.value if borrow else self.value.copy()
+
+    def set_value(self, value, borrow=False):
+        self.value = value
+
+def refusal(call, *args):
+    try:
+        call(*args)
+    except NonFiniteError as error:
+        return str(error)
+    raise AssertionError("taken")
+"""
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["creator", "second"])
+def test_a_model_that_is_not_finite_to_begin_with_is_refused_by_name(run_job, first):
+    """Whether it is the first or not; the other shares its own meanwhile, and a second try is none too many."""
+    run_job(
+        NAMED
+        + """
+first = sys.argv[2] == "True"
+with connect() as worker:
+    rank = worker.global_rank
+    for bad, dtype in [(b, d) for b in (np.nan, np.inf, -np.inf) for d in ("float16", "float32", "float64")]:
+        w, b = Variable("W", np.full((2, 3), rank + 1, dtype)), Variable("hidden.b", np.full(4, rank + 1, dtype))
+        if rank == 0:
+            if not first:
+                worker.barrier("shared")
+            b.value[2] = bad
+            text = refusal(worker.init_shared_params, [w, b], EASGD(0.5))
+            assert "hidden.b holds a NaN or an infinity" in text, text
+            assert not worker.shares
+            assert (w.value == 1).all(), "what was refused stays as it was"
+            b.value[2] = 1
+            if first:
+                worker.barrier("refused")
+                worker.barrier("shared")
+            worker.init_shared_params([w, b], EASGD(0.5))
+        else:
+            if first:
+                worker.barrier("refused")
+            worker.init_shared_params([w, b], EASGD(0.5))
+            worker.barrier("shared")
+        assert worker.shares
+        assert (w.value == 2).all() and (b.value == 2).all(), "the first whose values were good gave them to all"
+        worker.sync_params()
+        worker.release_shared_params()
+""",
+        args=[str(first)],
+    ).require_success()
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: type(rule).__name__)
+def test_copy_to_global_refuses_what_is_not_finite_by_name(run_job, rule):
+    """Nothing of it is written, also not of the parameters before; the rule goes on from where it was."""
+    run_job(
+        NAMED
+        + """
+with connect() as worker:
+    w, b = Variable("W", np.zeros((2, 3))), Variable("b", np.zeros(4, "float32"))
+    worker.init_shared_params([w, b], eval(sys.argv[2]), on_nonfinite="restore")
+    if worker.global_rank == 0:
+        for bad in (np.nan, np.inf, -np.inf):
+            w.value[:], b.value[:] = 8, (8, 8, 8, bad)
+            text = refusal(worker.copy_to_global)
+            assert "b holds a NaN or an infinity" in text, text
+            assert (w.value == 8).all() and b.value[2] == 8, "its own values stay"
+            with worker.center_params():
+                assert (w.value == 0).all() and (b.value == 0).all()
+        b.value[3] = 8
+        worker.sync_params()
+    worker.barrier("synchronized")
+    worker.copy_to_local()
+    expected = 4 if "EASGD" in sys.argv[2] else 8
+    assert (w.value == expected).all() and (b.value == expected).all(), (w.value, b.value)
+""",
+        args=[repr(rule)],
+    ).require_success()
+
+
+def test_a_state_beside_the_center_stays_finite_too(run_job):
+    """A rule of the user's own, which divides by what has accumulated: an infinity there would stop all for ever."""
+    outcome = run_job(
+        """
+        import numpy as np
+        from dataclasses import dataclass
+        from platoon_base import connect
+        from platoon_base.errors import NonFiniteError
+
+        @dataclass(frozen=True)
+        class Scaled:
+            '''s := s + (x - c)^2; c := c + (x - c) / (1 + sqrt s); x := c.'''
+            kernel, local_state, center_state = None, (), ("s",)
+            def resolved(self, size):
+                return self
+            def kernel_args(self):
+                return ()
+            def sync(self, local, center, local_state, center_state):
+                (s,) = center_state
+                d = local - center
+                s += d * d
+                center += d / (1 + np.sqrt(s))
+                local[...] = center
+
+        with connect() as worker:
+            x = np.zeros(5)
+            worker.init_shared_params([x], Scaled())
+            if worker.global_rank == 0:
+                x[2] = 1e200                             # its square is infinite; the center stays 0
+                try:
+                    worker.sync_params()
+                except NonFiniteError:
+                    pass
+            worker.barrier("exploded")
+            if worker.global_rank == 1:
+                x[:] = 1
+                worker.sync_params()
+                worker.report({"moved": int((x == 0.5).sum())})
+        """
+    ).require_success()
+    assert outcome.reported == {"moved": 5}
+
+
+# Synchronous rules.
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_synchronous_rules_show_what_is_not_finite_to_all_in_the_same_step(run_job, tmp_path, kernel):
+    """It reaches the others, as platoon_base.synchronous says: all of them see the same, and stop in the same step."""
+    run_job(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.synchronous import FlatAllReduce, average_sgd, downpour, easgd, sum_sgd
+
+        POISONED, seen = 3, {}
+        with connect() as worker:
+            reduce, rank = FlatAllReduce(worker), worker.global_rank
+            for form in ("easgd", "downpour", "sum", "average"):
+                for bad in (np.nan, np.inf, -np.inf):
+                    rng = np.random.default_rng(rank)
+                    x, c = ([np.zeros((3, 4), dtype), np.zeros((), dtype), np.zeros(70_000, dtype)]
+                            for dtype in ("float32", "float32"))
+                    for step in range(10):
+                        u = [np.asarray(rng.standard_normal(a.shape), a.dtype) for a in x]
+                        if step == POISONED and rank == 1:
+                            u[0][1, 2] = u[2][69_999] = bad
+                        for a, move in zip(x, u):
+                            a += move
+                        if form == "easgd":
+                            easgd(x, c, 0.3, reduce)
+                            common = c
+                        elif form == "downpour":
+                            downpour(x, u, c, reduce)
+                            common = c
+                        else:
+                            (sum_sgd if form == "sum" else average_sgd)(u, reduce)
+                            common = u
+                        if not all(np.isfinite(a).all() for a in common):
+                            break
+                    assert step == POISONED
+                    assert [np.flatnonzero(~np.isfinite(a)).tolist() for a in common] == [[6], [], [69_999]]
+                    own = [np.flatnonzero(~np.isfinite(a)).tolist() for a in x]
+                    if form == "easgd" and rank != 1:
+                        assert own == [[], [], []], "in the same step the others' own values are whole yet"
+                    seen.update({f"{form} {bad} {i}": a for i, a in enumerate(common)})
+            np.savez(f"{sys.argv[1]}/seen{rank}.npz", **seen)
+        """,
+        workers=3,
+        environment=kernel,
+    ).require_success()
+    seen = []
+    for rank in range(3):
+        with np.load(tmp_path / f"seen{rank}.npz") as file:
+            seen.append(dict(file))
+    assert len(seen[0]) == 4 * 3 * 3
+    for name, array in seen[0].items():
+        for other in seen[1:]:
+            assert other[name].tobytes() == array.tobytes(), name
+
+
+@pytest.mark.theano
+@pytest.mark.skipif(importlib.util.find_spec("theano") is None, reason="needs Theano: `make setup` installs it")
+def test_synchronous_rules_on_shared_variables_show_it_to_all_in_the_same_step(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        import theano
+        from platoon_base import connect
+        from platoon_base.platoon_api.global_dynamics import EASGD, AverageSGD
+
+        with connect() as worker:
+            x, c, u = (theano.shared(np.zeros((3, 4), "float32"), name=name) for name in "xcu")
+            average, elastic = AverageSGD(worker), EASGD(worker)
+            average.make_rule(u)
+            elastic.make_rule(x, c, 0.3)
+            for name, variable, common, rule in (("average", u, u, average), ("elastic", x, c, elastic)):
+                for step in range(10):
+                    values = np.full((3, 4), worker.global_rank + 1, "float32")
+                    if step == 3 and worker.global_rank == 1:
+                        values[1, 2] = np.nan
+                    variable.set_value(values)
+                    rule()
+                    if not np.isfinite(common.get_value()).all():
+                        break
+                bad = np.flatnonzero(~np.isfinite(common.get_value())).tolist()
+                worker.report({f"{name} {worker.global_rank}": f"step {step}: elements {bad}"})
+        """
+    ).require_success()
+    expected = "step 3: elements [6]"
+    assert outcome.reported == {f"{name} {rank}": expected for name in ("average", "elastic") for rank in range(2)}

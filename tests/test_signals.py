@@ -1,0 +1,590 @@
+"""Signals to the launcher and to single workers, in the middle of what workers do; none leaves anything behind.
+
+The fixture `nothing_left_behind` looks for what is left. Workers tell by files what they are in the middle of.
+"""
+
+import contextlib
+import os
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from platoon_base.registry import JobFiles
+
+pytestmark = pytest.mark.base
+
+PATIENCE_S = 60
+
+HEAD = """
+import os, signal, sys, threading, time
+from pathlib import Path
+import numpy as np
+from platoon_base import ASGD, connect
+from platoon_base.errors import PlatoonError, WorkerLostError
+
+FOLDER = Path(sys.argv[1])
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(1e-3)
+
+def tell(name):
+    (FOLDER / f"new {name}").write_text(str(os.getpid()))
+    (FOLDER / f"new {name}").rename(FOLDER / name)
+
+def waits_in(name, *ranks):
+    rows = [worker._words.row(rank) for rank in ranks]
+    return all(row["waits"] % 2 == 1 and row["waiting_in"] == name.encode() for row in rows)
+
+def stopped(pid):
+    return "State:\\tT" in Path(f"/proc/{pid}/status").read_text()
+
+def exchange_pids():
+    mine = np.arange(worker.global_size) == rank
+    return worker.sum_arrays("pids", [mine * float(os.getpid())]).arrays[0].astype(int).tolist()
+"""
+
+JOIN = """
+worker = connect()
+rank, x = worker.global_rank, np.zeros(100_000)
+"""
+
+
+def await_file(path, process=None):
+    """Wait until a worker has told something, and return its process id."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path.name}"
+        assert process is None or process.poll() is None, f"the launcher ended before {path.name}"
+        time.sleep(1e-3)
+    return int(path.read_text())
+
+
+@pytest.fixture
+def launch(write_script, tmp_path):
+    """Start the launcher on a script; it is killed at the end if it still runs."""
+    started = []
+    # Under nohup a test run ignores hangups, and so would what it starts.
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+    def start(text, workers=3, *, args=(), shell=None):
+        command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), "--log-dir", "logs"]
+        command += [str(write_script(HEAD + text)), str(tmp_path), *args]
+        if shell is not None:
+            command = ["sh", "-c", f'{shell}; exec "$@"', "sh", *command]
+        # Output goes to a file: a pipe would stay open as long as any worker lives.
+        with open(tmp_path / "output", "w") as output:
+            process = subprocess.Popen(command, cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT)
+        started.append(process)
+        return process
+
+    yield start
+    signal.signal(signal.SIGHUP, before)
+    for process in started:
+        process.terminate()  # it ends the workers, should a test have failed
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def output_of(tmp_path):
+    def read(name="output"):
+        return (tmp_path / name).read_text()
+
+    return read
+
+
+# To the launcher.
+
+MIDDLES = {
+    "synchronizations": """
+worker.init_shared_params([x], ASGD())
+for step in range(10**9):
+    x += 1
+    worker.sync_params()
+    if step == 20:
+        tell(f"ready{rank}")
+""",
+    "all-reduces": """
+for step in range(10**9):
+    worker.all_reduce(x, timeout_s=60)
+    if step == 20:
+        tell(f"ready{rank}")
+""",
+    "barriers": """
+for step in range(10**9):
+    worker.barrier()
+    if step == 20:
+        tell(f"ready{rank}")
+""",
+    "waits of a barrier": """
+if rank == 0:
+    until(lambda: waits_in("barrier barrier", 1, 2))
+    for other in range(3):
+        tell(f"ready{other}")
+    time.sleep(600)
+worker.barrier()
+""",
+    "waits of an all-reduce": """
+worker.all_reduce(x)
+tell(f"ready{rank}")
+if rank == 0:
+    time.sleep(600)
+worker.all_reduce(x)
+""",
+}
+
+
+@pytest.mark.parametrize(
+    ("middle", "number"),
+    [
+        *((middle, signal.SIGINT) for middle in MIDDLES),
+        ("synchronizations", signal.SIGTERM),
+        ("waits of a barrier", signal.SIGTERM),
+        ("waits of an all-reduce", signal.SIGHUP),
+    ],
+)
+def test_a_signal_to_the_launcher_ends_workers_in_the_middle_of(launch, output_of, tmp_path, middle, number):
+    launcher = launch(JOIN + MIDDLES[middle])
+    for rank in range(3):
+        await_file(tmp_path / f"ready{rank}", launcher)
+    launcher.send_signal(number)
+    assert launcher.wait(PATIENCE_S) == 128 + number
+    assert number.name in output_of()
+    for rank in range(3):
+        log = output_of(f"logs/rank{rank}.log")
+        errors = [line for line in log.splitlines() if "Error" in line and not line.startswith(" ")]
+        # A worker learns of the end by Ctrl-C, or by another that has gone already.
+        assert all("WorkerLostError" in line for line in errors), log
+        assert "KeyboardInterrupt" in log or errors, log
+
+
+def test_a_hangup_that_is_ignored_is_no_reason_to_end(launch, output_of, tmp_path):
+    """As under nohup: neither the launcher nor a worker heeds it."""
+    launcher = launch(
+        JOIN
+        + """
+tell(f"ready{rank}")
+until((FOLDER / "go on").exists)
+worker.barrier()
+""",
+        shell="trap '' HUP",
+    )
+    pids = [await_file(tmp_path / f"ready{rank}", launcher) for rank in range(3)]
+    for pid in (launcher.pid, *pids):
+        os.kill(pid, signal.SIGHUP)
+    (tmp_path / "go on").touch()
+    assert launcher.wait(PATIENCE_S) == 0, output_of()
+
+
+def test_a_second_ctrl_c_ends_workers_that_would_take_their_time(launch, output_of, tmp_path):
+    launcher = launch(
+        """
+def stay(number, frame):
+    tell(f"{signal.Signals(number).name}{rank}")
+signal.signal(signal.SIGTERM, stay)
+signal.signal(signal.SIGINT, stay)
+"""
+        + JOIN
+        + """
+tell(f"ready{rank}")
+while True:
+    time.sleep(600)
+"""
+    )
+    for rank in range(3):
+        await_file(tmp_path / f"ready{rank}", launcher)
+    launcher.send_signal(signal.SIGINT)
+    for rank in range(3):
+        await_file(tmp_path / f"SIGINT{rank}")
+    with contextlib.suppress(ProcessLookupError):
+        launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert "SIGKILL" in output_of()
+
+
+# To one worker.
+
+ONE = {
+    "a synchronization": """
+while True:
+    worker.sync_params()
+""",
+    "a barrier": """
+while True:
+    worker.barrier("never")
+""",
+    "a computation": """
+while True:
+    pass
+""",
+}
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("middle", ONE)
+def test_a_signal_to_one_worker_ends_that_one_and_the_others_go_on(launch, output_of, tmp_path, middle, number, status):
+    launcher = launch(
+        JOIN
+        + f"""
+worker.init_shared_params([x], ASGD())
+pids = exchange_pids()
+if rank == 1:
+    tell("ready")
+    {ONE[middle].strip().replace(chr(10), chr(10) + "    ")}
+until((FOLDER / "ready").exists)
+if rank == 0:
+    if {middle == "a barrier"}:
+        until(lambda: waits_in("barrier never", 1))
+    os.kill(pids[1], {int(number)})
+for _ in range(20):
+    x += 1
+    worker.sync_params()
+until(lambda: worker._words.read_text(1, "ending"))
+for _ in range(20):
+    x += 1
+    worker.sync_params()
+assert worker.meet("trained") == [0, 2]
+assert not worker.should_stop
+worker.copy_to_local()
+assert (x == 80).all(), np.unique(x)
+tell(f"done{{rank}}")
+"""
+    )
+    assert launcher.wait(PATIENCE_S) == status, output_of()
+    assert (tmp_path / "done0").exists()
+    assert (tmp_path / "done2").exists()
+    assert f"killed by {number.name}" in output_of()
+    assert ("KeyboardInterrupt" in output_of("logs/rank1.log")) == (number == signal.SIGINT)
+    for rank in (0, 2):
+        assert "Traceback" not in output_of(f"logs/rank{rank}.log")
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_one_of_a_collective_ends_all_with_its_name(launch, output_of, tmp_path, number, status):
+    launcher = launch(
+        JOIN
+        + f"""
+pids = exchange_pids()
+try:
+    for step in range(10**9):
+        if rank == 0 and step == 20:
+            os.kill(pids[1], {int(number)})
+        worker.all_reduce(x, timeout_s=60)
+except WorkerLostError as error:
+    (FOLDER / f"lost{{rank}}").write_text(str(error))
+"""
+    )
+    assert launcher.wait(PATIENCE_S) == status, output_of()
+    for rank in (0, 2):
+        text = output_of(f"lost{rank}")
+        assert "rank 1" in text
+        assert "KeyboardInterrupt" in text or f"killed by {number.name}" in text or "closed the collective" in text, (
+            text
+        )
+
+
+def test_a_script_that_catches_ctrl_c_may_go_on_and_leave_as_it_likes(launch, output_of, tmp_path):
+    """The wait that was cut short is over; everything else works, also a wait of another kind."""
+    launcher = launch(
+        JOIN
+        + """
+worker.init_shared_params([x], ASGD())
+pids = exchange_pids()
+if rank == 1:
+    try:
+        worker.barrier("cut short")
+    except KeyboardInterrupt:
+        tell("caught")
+    x += 1
+    worker.sync_params()
+    worker.report({"caught": 1})
+    until(lambda: all(waits_in("meet the others", other) or worker._words.row(other)["left"] for other in (0, 2)))
+    worker.close()
+else:
+    if rank == 0:
+        until(lambda: waits_in("barrier cut short", 1))
+        os.kill(pids[1], signal.SIGINT)
+    until((FOLDER / "caught").exists)
+    x += 1
+    worker.sync_params()
+    assert worker.meet("the others") == [0, 2]
+    worker.copy_to_local()
+    assert (x == 3).all(), np.unique(x)
+"""
+    )
+    assert launcher.wait(PATIENCE_S) == 0, output_of() + output_of("logs/rank0.log") + output_of("logs/rank1.log")
+
+
+def test_a_wait_that_ctrl_c_has_cut_short_can_be_repeated(launch, output_of, tmp_path):
+    launcher = launch(
+        JOIN
+        + """
+pids = exchange_pids()
+if rank == 1:
+    try:
+        worker.barrier("twice")
+    except KeyboardInterrupt:
+        tell("caught")
+if rank == 0:
+    until(lambda: waits_in("barrier twice", 1))
+    os.kill(pids[1], signal.SIGINT)
+until((FOLDER / "caught").exists)
+worker.barrier("twice")
+tell(f"passed{rank}")
+"""
+    )
+    assert launcher.wait(PATIENCE_S) == 0, output_of("logs/rank1.log")
+
+
+# Stopped for a while.
+
+
+@pytest.mark.parametrize("by", ["itself", "another"])
+def test_the_others_train_while_one_is_stopped_and_it_catches_up(run_job, by):
+    """By another: wherever it is, maybe with a part of the center locked, which the others then leave out."""
+    outcome = run_job(
+        HEAD
+        + JOIN
+        + """
+BY = sys.argv[2]
+worker.init_shared_params([x], ASGD())
+pids = exchange_pids()
+syncs = lambda other: int(worker._words.row(other)["syncs"])
+
+def step():
+    global x
+    x += 10**rank
+    worker.sync_params()
+
+for _ in range(10):
+    step()
+if rank == 1:
+    if BY == "itself":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    while not (FOLDER / "continued").exists():
+        step()
+        time.sleep(0)
+else:
+    if rank == 0:
+        if BY == "another":
+            os.kill(pids[1], signal.SIGSTOP)
+        until(lambda: stopped(pids[1]))
+        tell("is stopped")
+    until((FOLDER / "is stopped").exists)
+    before = syncs(1)
+    for _ in range(30):
+        step()
+    assert stopped(pids[1]) or (FOLDER / "continued").exists()
+    if rank == 0:
+        until(lambda: syncs(2) >= 40)
+        assert syncs(1) == before and syncs(0) == 40
+        tell("continued")
+        os.kill(pids[1], signal.SIGCONT)
+while syncs(rank) < 200:
+    step()
+mine = syncs(rank)
+total = worker.sum_pairs("syncs", {"n": (mine * 10.0**rank, 1)})[0]["n"][0]
+worker.sync_params()                                 # what was left out for the stopped one is caught up with
+worker.barrier()
+worker.copy_to_local()
+assert (x == total).all(), (np.unique(x), total)
+worker.report({str(rank): mine})
+""",
+        workers=3,
+        args=[by],
+    ).require_success()
+    assert outcome.reported["0"] == outcome.reported["2"] == 200
+    assert outcome.reported["1"] >= 200
+
+
+@pytest.mark.parametrize("wait", ["barrier", "all-reduce"])
+def test_a_wait_for_one_that_is_stopped_goes_on_when_that_one_does(run_job, wait):
+    """It is neither lost nor late: a debugger or a full machine may stop a process."""
+    run_job(
+        HEAD
+        + JOIN
+        + """
+WAIT = sys.argv[2]
+pids = exchange_pids()
+worker.all_reduce(x)
+
+def go_on():
+    os.kill(pids[1], signal.SIGCONT)
+
+if rank == 1:
+    os.kill(os.getpid(), signal.SIGSTOP)
+if rank == 0:
+    until(lambda: stopped(pids[1]))
+    if WAIT == "barrier":
+        wake = threading.Thread(target=lambda: (until(lambda: waits_in("barrier barrier", 0, 2)), go_on()))
+        wake.start()
+    else:
+        peers = worker._arrays._host._peers
+        ask, asked = peers.why_absent, []
+        def asking(ranks):
+            why = ask(ranks)
+            asked.append(why)
+            if len(asked) == 5:
+                go_on()
+            return why
+        peers.why_absent = asking
+if WAIT == "barrier":
+    worker.barrier()
+else:
+    assert (worker.all_reduce(x + 1, timeout_s=60) == 3).all()
+    assert rank != 0 or asked[:5] == [""] * 5, asked
+worker.barrier("end")
+""",
+        workers=3,
+        args=[wait],
+    ).require_success()
+
+
+# The launcher is killed, and can tidy up nothing.
+
+ORPHANS = {
+    "in a barrier": (
+        """
+if rank == 0:
+    until(lambda: waits_in("barrier barrier", 1, 2))
+    tell("now0")
+    while not worker.should_stop:
+        pass
+    assert "controller is gone" in worker.stop_reason
+else:
+    tell(f"now{rank}")
+    worker.barrier()
+""",
+        ["", "the controller of this job is gone", "the controller of this job is gone"],
+    ),
+    "in an all-reduce": (
+        """
+worker.all_reduce(x)
+tell(f"now{rank}")
+if rank == 0:
+    while not worker.should_stop:
+        pass
+else:
+    worker.all_reduce(x)
+""",
+        ["", "rank 0", "rank 0"],
+    ),
+    "in a loop until should_stop": (
+        """
+worker.barrier()
+tell(f"now{rank}")
+while not worker.should_stop:
+    pass
+""",
+        ["", "", ""],
+    ),
+    "in synchronizations": (
+        """
+worker.init_shared_params([x], ASGD())
+for step in range(10**9):
+    x += 1
+    worker.sync_params()
+    if step == 20:
+        tell(f"now{rank}")
+""",
+        ["the controller of this job is gone"] * 3,
+    ),
+    "in synchronizations until should_stop": (
+        """
+worker.init_shared_params([x], ASGD())
+worker.barrier()
+tell(f"now{rank}")
+while not worker.should_stop:
+    x += 1
+    try:
+        worker.sync_params()
+    except WorkerLostError:
+        assert worker.should_stop
+""",
+        ["", "", ""],
+    ),
+    "in all-reduces and votes": (
+        """
+for step in range(10**9):
+    worker.all_reduce(x)
+    if step == 20:
+        tell(f"now{rank}")
+    if worker.agree_to_stop():
+        break
+""",
+        # The first one may be gone before another has asked.
+        [
+            "the controller of this job is gone|rank [12]",
+            "the controller of this job is gone|rank [02]",
+            "the controller of this job is gone|rank [01]",
+        ],
+    ),
+    "in all-reduces alone": (
+        # They need no controller, and do not look for one.
+        """
+worker.all_reduce(x)
+tell(f"now{rank}")
+if rank == 0:
+    until(lambda: not worker._controller_alive())
+for _ in range(50):
+    worker.all_reduce(x)
+""",
+        ["", "", ""],
+    ),
+    "before they join": ("", ["controller of this job is gone|PLATOON_JOB"] * 3),
+}
+
+TELL_THE_END = """
+own_rank = os.environ["PLATOON_RANK"]
+def at_the_end(kind, error, trace):
+    (FOLDER / f"error{own_rank}").write_text(f"{kind.__name__}: {error}")
+sys.excepthook = at_the_end
+(FOLDER / "job").write_text(os.environ["PLATOON_JOB"])
+tell(f"pid{own_rank}")
+if "before they join" in sys.argv:
+    until((FOLDER / "killed").exists)
+"""
+
+
+@pytest.mark.parametrize("where", ORPHANS)
+def test_workers_of_a_launcher_that_is_killed_end_by_themselves(launch, tmp_path, where):
+    """With the reason, or well if their script does so; the last one out leaves no shared memory."""
+    text, reasons = ORPHANS[where]
+    launcher = launch(TELL_THE_END + JOIN + text, args=[where])
+    pidfds = [os.pidfd_open(await_file(tmp_path / f"pid{rank}", launcher)) for rank in range(3)]
+    files = JobFiles.read((tmp_path / "job").read_text())
+    try:
+        for rank in range(3 if text else 0):
+            await_file(tmp_path / f"now{rank}", launcher)
+        launcher.kill()
+        assert launcher.wait(PATIENCE_S) == -signal.SIGKILL
+        (tmp_path / "killed").touch()
+        for rank, pidfd in enumerate(pidfds):
+            ended, _, _ = select.select([pidfd], [], [], PATIENCE_S)
+            assert ended, f"rank {rank} goes on without its launcher"
+        named = [f"/dev/shm{name}" for name in (files.words, files.center, files.collective)]
+        assert [path for path in (files.folder, *named) if os.path.exists(path)] == [], "left behind"
+    finally:
+        for pidfd in pidfds:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+        files.remove()
+    for rank, reason in enumerate(reasons):
+        path = tmp_path / f"error{rank}"
+        error = path.read_text() if path.exists() else ""
+        if reason:
+            assert re.search(reason, error), (rank, error)
+            assert error.startswith(("WorkerLostError", "ConfigurationError")), error
+        else:
+            assert error == "", (rank, error)
