@@ -218,7 +218,7 @@ def _run_block(
     center_states: tuple[Array, ...],
     block: slice,
 ) -> int | None:
-    """Apply the rule's NumPy form to copies of one block; keep the elements whose center, with its states, is finite."""
+    """Apply the NumPy form to copies of one block; keep the elements whose center, with its states, is finite."""
     arrays = [local, center, *local_states, *center_states]
     copies = [array[block].copy() for array in arrays]
     split = 2 + len(local_states)
