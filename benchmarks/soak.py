@@ -2,11 +2,13 @@
 
     python benchmarks/soak.py [--kills 200] [--minutes M] [--seed S] [--out FOLDER]
 
-Two kinds of jobs take turns; what happens when follows from the seed.
+Three kinds of jobs take turns; what happens when follows from the seed.
 
 * Workers: of 4 workers three are killed (SIGKILL), in the middle of an update, with a stripe locked, in a collective
   call, or between. The last one must go on, end by itself, and find a center in which every element counts the steps
   that were made (see scripts/soak_worker.py); the job must end with the status of a killed worker.
+* Synchronous: of 4 workers that combine arrays in each step one is killed. All others must be told so: its rank, its
+  device, how it ended and its log (see scripts/soak_sync.py).
 * Jobs: a job of 3 workers that writes a checkpoint every 50 ms is ended again and again, by SIGKILL of all its
   processes (a power cut but for the disk), SIGKILL of its controller (the workers must end by themselves and tidy up),
   or SIGTERM. Each time it is resumed: the center that it begins with must hold all the steps that are not to be done
@@ -27,7 +29,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import report
@@ -131,6 +135,38 @@ def summary_of_workers(jobs: list[dict], wrong: int) -> dict:
         "noticed, median s": middle(noticed),
         "noticed, latest s": max(noticed, default=float("nan")),
         "longest job s": max((found["seconds"] for found in jobs if found), default=float("nan")),
+    }
+
+
+# Workers of synchronous training that are killed.
+
+
+def kill_synchronous(seed: int) -> tuple[dict, list[str]]:
+    """Run one job of synchronous training; returns how long the others took to be told, and what was wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        process = launch(folder, "soak_sync.py", seed, workers=WORKERS)
+        output = end_of(process)
+        told = [json.loads(path.read_text()) for path in Path(folder).glob("told-*.json")]
+        if output is None or not (Path(folder) / "killed").exists():
+            return {}, [f"no end within {TIMEOUT_S:g} s, or no begin: {output}"]
+        killed = float((Path(folder) / "killed").read_text())
+        wrong = [] if process.returncode == KILLED else [f"status {process.returncode}"]
+        wrong += [] if len(told) == WORKERS - 1 else [f"{len(told)} workers were told"]
+        for worker in told:
+            victim = worker["victim"]
+            for part in (f"rank {victim} is lost (cpu, killed by SIGKILL, see ", f"/logs/rank{victim}.log"):
+                wrong += [] if part in worker["text"] else [f"not told {part!r}: {worker['text']}"]
+        return {"told s": [worker["at"] - killed for worker in told]}, wrong
+
+
+def summary_of_synchronous(jobs: list[dict], wrong: int) -> dict:
+    told = sorted(seconds for seen in jobs for seconds in seen.get("told s", []))
+    return {
+        "jobs": len(jobs),
+        "kills": len(jobs),
+        "wrong": wrong,
+        "told, median s": middle(told),
+        "told, latest s": max(told, default=float("nan")),
     }
 
 
@@ -243,6 +279,22 @@ def remove_leftovers() -> list[str]:
     return [f"left {name}" for name in leftovers()]
 
 
+class Kind(NamedTuple):
+    """What is done to a kind of jobs, and how it is summed up."""
+
+    title: str
+    run: Callable[[int], tuple[dict, list[str]]]
+    summary: Callable[[list[dict], int], dict]
+
+
+KINDS = {
+    "workers": Kind("Workers killed", kill_workers, summary_of_workers),
+    "synchronous": Kind("Workers of synchronous training killed", kill_synchronous, summary_of_synchronous),
+    "jobs": Kind("Jobs ended and resumed", resume_jobs, summary_of_jobs),
+}
+TURNS = ("workers", "workers", "synchronous", "workers", "synchronous", "jobs")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="how many workers to kill at least")
@@ -252,24 +304,20 @@ def main() -> int:
     options = parser.parse_args()
     os.environ["PLATOON_TIMEOUT_S"] = "20"
     end = time.monotonic() + 60 * options.minutes
-    found: dict[str, list[dict]] = {"workers": [], "jobs": []}
-    wrong: dict[str, list[str]] = {"workers": [], "jobs": []}
+    found: dict[str, list[dict]] = {kind: [] for kind in KINDS}
+    wrong: dict[str, list[str]] = {kind: [] for kind in KINDS}
     seed, kills = options.seed, 0
     while kills < options.kills or time.monotonic() < end:
-        # Three jobs of the first kind take about as long as one of the second.
-        kind, run = ("jobs", resume_jobs) if seed % 4 == 3 else ("workers", kill_workers)
-        seen, complaints = run(seed)
+        kind = TURNS[seed % len(TURNS)]
+        seen, complaints = KINDS[kind].run(seed)
         found[kind].append(seen)
         wrong[kind] += [f"seed {seed}: {complaint}" for complaint in complaints]
         kills += seen.get("kills", 0)
         seed += 1
-    summaries = {
-        "workers": summary_of_workers(found["workers"], len(wrong["workers"])),
-        "jobs": summary_of_jobs(found["jobs"], len(wrong["jobs"])),
-    }
-    report.table("Workers killed", list(summaries["workers"]), [list(summaries["workers"].values())])
-    report.table("Jobs ended and resumed", list(summaries["jobs"]), [list(summaries["jobs"].values())])
-    print("\n".join([*wrong["workers"], *wrong["jobs"]]))
+    summaries = {kind: KINDS[kind].summary(found[kind], len(wrong[kind])) for kind in KINDS}
+    for kind, summary in summaries.items():
+        report.table(KINDS[kind].title, list(summary), [list(summary.values())])
+    print("\n".join(complaint for complaints in wrong.values() for complaint in complaints))
     report.save("soak", {"summary": summaries, "wrong": wrong, "seed": options.seed}, options.out)
     return int(any(wrong.values()))
 
