@@ -189,7 +189,13 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path = path.absolute()  # workers may go to other folders
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(
+                f"got {os.fsencode(path)!r} as a folder for checkpoints, which is no UTF-8; name another one"
+            ) from None
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

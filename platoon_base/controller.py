@@ -239,7 +239,11 @@ class Controller:
         self._restarts += 1
         log.warning("rank %d is started again, restart %d of %d", ended.rank, self._restarts, self._max_restarts)
         self._coordinator.expect_again(ended.rank, self._position(ended.rank))
-        self._children.start_again(ended.rank)
+        try:
+            self._children.start_again(ended.rank)
+        except OSError as exc:
+            log.error("rank %d cannot be started again: %s", ended.rank, exc)
+            return False
         return True
 
     def _start_all_again(self, rank: int) -> None:

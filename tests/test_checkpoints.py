@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -175,6 +176,17 @@ def test_a_folder_has_one_writer(folder):
     folder.close()
     folder.close()
     CheckpointFolder(folder.path).close()
+
+
+def test_a_folder_keeps_its_place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    kept = CheckpointFolder(Path("relative"))
+    monkeypatch.chdir("/")
+    kept.save(make(3))
+    kept.close()
+    assert (tmp_path / "relative" / "checkpoint-00000001.npz").exists()
+    with pytest.raises(ConfigurationError, match="which is no UTF-8"):
+        CheckpointFolder(tmp_path / os.fsdecode(b"\xff"))
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
