@@ -24,8 +24,8 @@ from common import CACHE, ROOT, VENV, SetupError, only_one
 
 PYTHON = VENV / "bin" / "python"
 NO_TESTS = 5  # pytest's exit status
-# Most tests wait for processes most of the time; on larger machines memory would bound the number.
-AT_ONCE = min(max(3, os.cpu_count() or 1), 8)
+# Tests wait for processes much of the time; on larger machines memory would bound the number.
+AT_ONCE = min(max(2, os.cpu_count() or 1), 8)
 # Without GPUs: each of the tests' processes would take most of the memory of one.
 ON_THE_CPU = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
@@ -36,7 +36,7 @@ def run_pytest(title: str, python: Path, *arguments: str, may_be_empty: bool = F
     """Run pytest with its output where the user sees it; return how it went."""
     print(f"\n== {title}", flush=True)
     began = time.monotonic()
-    command = [str(python), "-m", "pytest", "-n", str(AT_ONCE), *arguments]
+    command = [str(python), "-m", "pytest", "-n", str(AT_ONCE), "--dist", "loadgroup", *arguments]
     status = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
     if status == NO_TESTS and may_be_empty:
         return "no tests selected"

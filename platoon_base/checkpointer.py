@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -14,13 +15,15 @@ from platoon_base.checkpoints import About, Checkpoint, CheckpointFolder
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError, PlatoonError
 from platoon_base.layout import Layout
 
-__all__ = ["Checkpointer", "ReadCenter", "Saving"]
+__all__ = ["LONGEST_WRITE_S", "Checkpointer", "ReadCenter", "Saving"]
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
+# The workers have just let go of their parameters, or devices did not answer.
+_NOT_THIS_TIME = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)
 _LOOK_S = 0.05
-_LONGEST_WRITE_S = 300.0
+LONGEST_WRITE_S = 300.0
 ReadCenter = Callable[[Layout], "tuple[list[Array], list[list[Array]]]"]
 
 
@@ -39,7 +42,7 @@ class Saving(NamedTuple):
 
 
 class Checkpointer:
-    """Writes checkpoints, one at a time.
+    """Writes checkpoints, one at a time: those of the first center that a job has.
 
     The first is due as soon as there is a center: that it cannot be written is known before the training then.
 
@@ -57,17 +60,19 @@ class Checkpointer:
         self._read_center = read_center
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
-        self._saw_center = False
+        self._saw_center = self._over = False
         self._keeps_center = resumed
         self._written = 0
         self.next_due = time.monotonic() + saving.every_s
 
     def due(self, now: float, shared: bool) -> bool:
         """Tell whether it is time for a checkpoint: also when the workers have just come to share parameters."""
-        return not self.writing and (now >= self.next_due or (shared and not self._saw_center))
+        return not self._over and not self.writing and (now >= self.next_due or (shared and not self._saw_center))
 
     def next_look(self, now: float) -> float:
         """Return when there may be something to do next."""
+        if self._over and not self.writing:
+            return math.inf
         return now + _LOOK_S if self.writing else self.next_due
 
     @property
@@ -78,23 +83,49 @@ class Checkpointer:
     def begin(self, about: About, layout: Layout | None) -> None:
         """Begin to write a checkpoint; but none without a center in the place of one that has it."""
         self.next_due = time.monotonic() + self._saving.every_s
-        if layout is None and self._keeps_center:
+        if self._over or (layout is None and self._keeps_center):
             return
         self._saw_center |= layout is not None
         self._keeps_center |= layout is not None
-        self._thread = threading.Thread(target=self._write, args=(about, layout), name="checkpoint", daemon=True)
+        self._start(lambda: self._checkpoint(about, layout))
+
+    def end(self, about: About, layout: Layout) -> None:
+        """Read the center at once, for nobody can do so later, and begin to write the last checkpoint."""
+        if self._over:
+            return
+        self.finish()
+        self._over = True
+        try:
+            checkpoint = self._checkpoint(about, layout)
+        except _NOT_THIS_TIME as exc:
+            log.warning("no checkpoint of the end: %s", exc)
+            return
+        self._start(lambda: checkpoint)
+
+    def _start(self, make: Callable[[], Checkpoint]) -> None:
+        self._thread = threading.Thread(target=self._write, args=(make,), name="checkpoint", daemon=True)
         self._thread.start()
+
+    def _checkpoint(self, about: About, layout: Layout | None) -> Checkpoint:
+        if layout is None:
+            return Checkpoint(about, [], [])
+        return Checkpoint.of(about, layout, *self._read_center(layout))
 
     def finish(self) -> None:
         """Wait for the checkpoint that is being written, up to five minutes."""
         if self._thread is None:
             return
-        self._thread.join(_LONGEST_WRITE_S)
+        self._thread.join(LONGEST_WRITE_S)
         if self.writing:
-            raise PlatoonError(
-                f"a checkpoint was not written to {self._saving.folder.path} within {_LONGEST_WRITE_S:g} s: does the "
-                "disk still answer? The one before it is still there"
-            )
+            raise PlatoonError(self.too_slow)
+
+    @property
+    def too_slow(self) -> str:
+        """What to say if a checkpoint takes longer than `LONGEST_WRITE_S`."""
+        return (
+            f"a checkpoint was not written to {self._saving.folder.path} within {LONGEST_WRITE_S:g} s: does the disk "
+            "still answer? The one before it is still there"
+        )
 
     def take_problem(self) -> str:
         """Return why the first checkpoint could not be written, once; later failures are only logged."""
@@ -107,17 +138,12 @@ class Checkpointer:
         log.warning("%s; the one before it is still there", text)
         return ""
 
-    def _write(self, about: About, layout: Layout | None) -> None:
+    def _write(self, make: Callable[[], Checkpoint]) -> None:
         try:
-            if layout is None:
-                checkpoint = Checkpoint(about, [], [])
-            else:
-                checkpoint = Checkpoint.of(about, layout, *self._read_center(layout))
-            path = self._saving.folder.save(checkpoint)
+            path = self._saving.folder.save(make())
             self._written += 1
             log.info("checkpoint written: %s", path)
-        except (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError) as exc:
-            # The workers have just let go of their parameters, or devices did not answer.
+        except _NOT_THIS_TIME as exc:
             log.warning("no checkpoint this time: %s", exc)
         except (OSError, PlatoonError, MemoryError) as exc:
             self._problem = exc

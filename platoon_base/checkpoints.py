@@ -236,7 +236,8 @@ class CheckpointFolder:
                 continue
             for other, problem in damaged.items():
                 log.warning("passed over: %s", problem)
-                other.rename(other.with_suffix(".damaged"))  # it is not to count as the one before the next
+                with contextlib.suppress(OSError):  # it is not to count as the one before the next
+                    other.rename(other.with_suffix(".damaged"))
             return path, checkpoint
         if damaged:
             raise ConfigurationError(

@@ -38,6 +38,15 @@ from platoon_base.registry import JobFiles
 __all__ = ["main"]
 
 _TAIL_LINES = 15
+
+
+def _folder(context: click.Context, parameter: click.Parameter, name: str | None) -> Path | None:
+    """Refuse an empty name, such as that of a variable that is not set: to a Path it is the working directory."""
+    if name == "":
+        raise click.BadParameter("got an empty name: name a folder")
+    return None if name is None else Path(name)
+
+
 _SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 
@@ -80,13 +89,13 @@ def commands() -> None:
 )
 @click.option(
     "--checkpoint-every",
-    type=click.FloatRange(min=0, min_open=True),
+    type=float,
     metavar="S",
     help="Save the center and everybody's position every S seconds, and at the end, in checkpoints/ beside the logs.",
 )
 @click.option(
     "--resume",
-    type=click.Path(path_type=Path, file_okay=False),
+    callback=_folder,
     metavar="DIR",
     help="Go on from the newest checkpoint in DIR, if there is one, and save there.",
 )

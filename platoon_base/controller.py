@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from platoon_base.channels.base import ServerChannel
-from platoon_base.checkpointer import Checkpointer
+from platoon_base.checkpointer import LONGEST_WRITE_S, Checkpointer
 from platoon_base.checkpoints import About
 from platoon_base.control_words import ControlWords, Progress
-from platoon_base.coordinator import Coordinator, Member, Phase
+from platoon_base.coordinator import Coordinator, Member, Phase, Shared
 from platoon_base.dispatch import Dispatcher, UserHandler
-from platoon_base.errors import ConfigurationError
+from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.processes import Children, Exit
 from platoon_base.sharding import Position
 
@@ -119,7 +120,7 @@ class Controller:
         self._children = children
         self._observer = observer
         self._observe_every_s = observe_every_s
-        self._dispatcher = Dispatcher(coordinator, words, server.reply, handler)
+        self._dispatcher = Dispatcher(coordinator, words, server.reply, handler, self._save_last)
         self._began = time.monotonic()
         self._next_look = self._began
         self._exits: list[Exit] = []
@@ -130,6 +131,7 @@ class Controller:
         self._checkpointer = checkpointer
         self._seconds_before = seconds_before
         self._signal: signal.Signals | None = None
+        self._signals_taken = 0
 
     def serve(self) -> Result:
         """Serve until every worker has ended; SIGINT, SIGTERM and SIGHUP end them all within 2 s.
@@ -157,7 +159,7 @@ class Controller:
                 self._observe(now)
             for ended in self._children.reap():  # killed at once, by a second signal
                 self._worker_ended(ended)
-            self._save_the_end()
+            self._save_the_end(wakeup)
         self._next_look = 0.0
         self._observe(time.monotonic())
         return self._result()
@@ -198,6 +200,7 @@ class Controller:
         for number in numbers:
             if number not in _SIGNALS:
                 continue
+            self._signals_taken += 1
             if self._signal is not None:
                 self._children.kill()  # asked twice: no more patience
             self._signal = self._signal or signal.Signals(number)
@@ -232,6 +235,9 @@ class Controller:
         """Start a worker that failed again, if there is any use in it; tells whether it did."""
         stopping = self._children.stopping or self._words.stopping
         if ended.status == 0 or ended.rank in self._adopted or stopping or self._restarts >= self._max_restarts:
+            return False
+        if self._coordinator.centers_dropped:
+            log.warning("rank %d is not started again: the others have released the parameters", ended.rank)
             return False
         if self._coordinator.bound:
             self._start_all_again(ended.rank)
@@ -276,23 +282,41 @@ class Controller:
         if self._checkpointer.due(now, self._coordinator.shared is not None):
             self._save()
 
-    def _save_the_end(self) -> None:
-        if self._checkpointer is None:
-            return
-        self._checkpointer.finish()
-        self._save()
-        self._checkpointer.finish()
-        problem = self._checkpointer.take_problem()
-        if problem:
-            raise ConfigurationError(problem)
+    def _save_the_end(self, wakeup: int) -> None:
+        """Write the last checkpoint; a signal meanwhile is not forgotten, and a second one ends the wait."""
+        if self._checkpointer is not None:
+            self._await_checkpoint(wakeup)
+            if self._signals_taken < 2:
+                self._save()
+                self._await_checkpoint(wakeup)
+            problem = self._checkpointer.take_problem()
+            if problem:
+                raise ConfigurationError(problem)
+        with contextlib.suppress(BlockingIOError):
+            self._take_signals(os.read(wakeup, 64))
+
+    def _await_checkpoint(self, wakeup: int) -> None:
+        deadline = time.monotonic() + LONGEST_WRITE_S
+        while self._checkpointer is not None and self._checkpointer.writing and self._signals_taken < 2:
+            if select.select([wakeup], [], [], _SLEEP_WHILE_STOPPING_S)[0]:
+                self._take_signals(os.read(wakeup, 64))
+            if time.monotonic() > deadline:
+                raise PlatoonError(self._checkpointer.too_slow)
 
     def _save(self) -> None:
         """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
-        if self._checkpointer is None:
-            return
+        if self._checkpointer is not None:
+            shared = self._coordinator.shared
+            self._checkpointer.begin(self._about(shared), None if shared is None else shared.layout)
+
+    def _save_last(self, shared: Shared) -> None:
+        """Save a center that the workers are letting go of."""
+        if self._checkpointer is not None:
+            self._checkpointer.end(self._about(shared), shared.layout)
+
+    def _about(self, shared: Shared | None) -> About:
         coordinator = self._coordinator
-        shared = coordinator.shared
-        about = About(
+        return About(
             seed=coordinator.seed,
             size=coordinator.size,
             seconds=self._seconds_before + time.monotonic() - self._began,
@@ -302,7 +326,6 @@ class Controller:
             kept={rank: member.kept for rank, member in coordinator.members.items() if member.kept},
             reported=dict(coordinator.reported),
         )
-        self._checkpointer.begin(about, None if shared is None else shared.layout)
 
     def _observe(self, now: float) -> None:
         if self._observer is None or now < self._next_look:

@@ -20,7 +20,18 @@ from platoon_base.metrics import VECTOR_ITEM_BYTES, add_pairs, add_vectors
 from platoon_base.schedule import STOP_POLICIES, votes_suffice
 from platoon_base.sharding import START, Position
 
-__all__ = ["MAX_WORKERS", "Action", "AnswerUser", "Asker", "Coordinator", "Member", "Phase", "SendReply", "StopJob"]
+__all__ = [
+    "MAX_WORKERS",
+    "Action",
+    "AnswerUser",
+    "Asker",
+    "CenterDropped",
+    "Coordinator",
+    "Member",
+    "Phase",
+    "SendReply",
+    "StopJob",
+]
 
 MAX_WORKERS = 256
 
@@ -55,6 +66,7 @@ class Member:
     in_step: bool = False  # it was launched with the others, or has met them in a collective call
     resume_at: Position = START
     kept: dict[str, bytes] = field(default_factory=dict)
+    center: int | None = None  # the number of the center that it comes again for
 
     @property
     def participates(self) -> bool:
@@ -98,7 +110,13 @@ class Shared(NamedTuple):
     rule: str
 
 
-Action = Union[SendReply, StopJob, AnswerUser]
+class CenterDropped(NamedTuple):
+    """All workers let go of the center: nobody may open it any more once they are told."""
+
+    shared: Shared
+
+
+Action = Union[SendReply, StopJob, AnswerUser, CenterDropped]
 
 
 @dataclass
@@ -135,6 +153,7 @@ class Coordinator:
         self.members = {rank: Member(rank, launched=True, in_step=True) for rank in range(size)}
         self.stop_reason: str | None = None
         self.reported: dict[str, float | str] = {}
+        self.centers_dropped = 0
         self.bound = False  # the workers need each other: one that comes again alone has no part
         self._ranks: dict[bytes, int] = {}
         self._center: _Center | None = None
@@ -182,7 +201,13 @@ class Coordinator:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         gone = self.members[rank]
         self.members[rank] = Member(
-            rank, launched=False, host=gone.host, device=gone.device, resume_at=resume_at, kept=gone.kept
+            rank,
+            launched=False,
+            host=gone.host,
+            device=gone.device,
+            resume_at=resume_at,
+            kept=gone.kept,
+            center=self.centers_dropped,
         )
 
     @property
@@ -226,6 +251,9 @@ class Coordinator:
         if impossible is not None or not layout.specs:
             text = "got no parameters" if impossible is None else f"got {impossible} as a parameter"
             return [_refuse(asker, "ConfigurationError", f"{text}: share arrays of floating-point numbers")]
+        if member.center not in (None, self.centers_dropped):
+            text = "the others have released the parameters that this worker was started again for"
+            return [_refuse(asker, "ConfigurationError", f"{text}: there is nothing left for it to do")]
         center = self._center
         if center is None or (center.creator == member.rank and not center.ready and not center.waiting):
             self._center = _Center(
@@ -426,20 +454,22 @@ class Coordinator:
         mismatch = _mismatch_text(name, requests)
         if mismatch:
             return [_refuse(w.asker, "LayoutMismatchError", mismatch) for w in waiting.values()]
-        if any(request.drops_center for request in requests.values()):
-            self._forget_center()
+        dropped = self._forget_center() if any(request.drops_center for request in requests.values()) else []
         self.bound |= any(request.launched_only or request.binds for request in requests.values())
         reply = self._reduced(requests)
-        return [SendReply(w.asker, reply) for w in waiting.values()]
+        return [*dropped, *(SendReply(w.asker, reply) for w in waiting.values())]
 
-    def _forget_center(self) -> None:
+    def _forget_center(self) -> list[Action]:
         """Let the next one that shares parameters make a center; one that is being made now is another's, and stays."""
-        if self._center is None or not self._center.ready:
-            return
+        if self.shared is None:
+            return []
+        dropped: list[Action] = [CenterDropped(self.shared)]
         self._center = None
+        self.centers_dropped += 1
         for member in self.members.values():
             if member.phase is Phase.TRAINING:
                 member.phase = Phase.JOINED
+        return dropped
 
     def _reduced(self, requests: dict[int, msg.Reduce]) -> msg.Reduced:
         return msg.Reduced(

@@ -13,7 +13,7 @@ from typing import Any
 from platoon_base import messages as msg
 from platoon_base.channels.base import Received
 from platoon_base.control_words import ControlWords
-from platoon_base.coordinator import Action, AnswerUser, Asker, Coordinator, SendReply, StopJob
+from platoon_base.coordinator import Action, AnswerUser, Asker, CenterDropped, Coordinator, SendReply, Shared, StopJob
 from platoon_base.errors import PlatoonError, ProtocolError
 
 __all__ = ["Dispatcher", "UserHandler"]
@@ -34,6 +34,8 @@ class Dispatcher:
         ``send(peer, request_id, data)`` delivers an answer.
     handler : callable, optional
         ``handler(req, rank, info)`` answers what workers send with `Worker.send_req`.
+    on_drop : callable, optional
+        Called with what the workers shared, before they are told that all have let go of it.
     """
 
     def __init__(
@@ -42,11 +44,13 @@ class Dispatcher:
         words: ControlWords,
         send: Callable[[bytes, bytes, bytes], None],
         handler: UserHandler | None = None,
+        on_drop: Callable[[Shared], None] = lambda shared: None,
     ) -> None:
         self.coordinator = coordinator
         self._words = words
         self._send = send
         self._handler = handler
+        self._on_drop = on_drop
 
     def receive(self, received: Received, now: float) -> None:
         """Treat one request, whatever it is."""
@@ -68,6 +72,8 @@ class Dispatcher:
             elif isinstance(action, StopJob):
                 log.info("the job stops: %s", action.reason)
                 self._words.stop(action.reason)
+            elif isinstance(action, CenterDropped):
+                self._on_drop(action.shared)
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))
 

@@ -82,6 +82,9 @@ def open_checkpoints(
     ConfigurationError
         If the folder cannot be used, has checkpoints that nobody wants to resume, or of another seed.
     """
+    if every_s is not None and not 0 < every_s < math.inf:
+        raise ConfigurationError(f"got --checkpoint-every {every_s:g}: it must be a positive number of seconds")
+    require_room(folder, "checkpoints")
     kept = CheckpointFolder(folder)
     found = kept.newest() if resume else None
     if not resume and kept.numbers():

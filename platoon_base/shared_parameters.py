@@ -124,7 +124,8 @@ class SharedParameters:
         taken = arrays if self.center.on_device else [np.asarray(array, order="C") for array in arrays]
         refused = self.center.sync(self._rule, taken, synchronous, timeout_s)
         self._row["syncs"] += 1
-        ControlWords.mark_synced(self._row)
+        if self.center.whole:
+            ControlWords.mark_synced(self._row)
         self._row["sync_seconds"] += time.perf_counter() - began
         try:
             if refused is not None:

@@ -7,7 +7,7 @@ from platoon_base import compat
 compat.apply()
 pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
-pytestmark = [pytest.mark.blocks, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
 
 
 def test_the_center_is_what_is_saved(run_blocks):

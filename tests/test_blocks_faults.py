@@ -19,7 +19,7 @@ from blocks.algorithms import Scale
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks import EASGD, AllReduceGradients, ParameterSync, StopTogether
 
-pytestmark = [pytest.mark.blocks, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
 
 
 def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks):

@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks import DistributedMonitoring, gathering, register_aggregation
 from platoon_plugins.blocks.aggregation import Accumulators
 
-pytestmark = [pytest.mark.blocks, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
 
 MONITORED = '''
 class Products(aggregation.MonitoredQuantity):

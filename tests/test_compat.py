@@ -14,7 +14,7 @@ pytestmark = pytest.mark.base
 def run(code, **environment):
     base = {k: v for k, v in os.environ.items() if k not in ("THEANO_FLAGS", "THEANORC")}
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, env={**base, **environment}
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=200, env={**base, **environment}
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

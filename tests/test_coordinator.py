@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from platoon_base import messages as msg
-from platoon_base.coordinator import MAX_WORKERS, AnswerUser, Coordinator, Phase, SendReply, StopJob
+from platoon_base.coordinator import MAX_WORKERS, AnswerUser, CenterDropped, Coordinator, Phase, SendReply, StopJob
 from platoon_base.sharding import Position
 
 pytestmark = pytest.mark.base
@@ -750,6 +750,8 @@ class AnyJob(RuleBasedStateMachine):
             if isinstance(action, StopJob):
                 self.stopped += 1
                 continue
+            if isinstance(action, CenterDropped):
+                continue
             request_id, request = self.waiting.pop(action.to.peer)
             assert action.to.request_id == request_id
             reply = action.reply if isinstance(action, SendReply) else msg.UserReply()
@@ -967,6 +969,22 @@ def test_a_rank_that_comes_again_goes_on_and_is_late():
     assert job.ask("again", reduce("b")) == []
     assert replies(job.ask(0, reduce("b"))).keys() == {"0", "again"}
     assert job.ask(0, reduce("c")) == []
+
+
+def test_who_comes_again_for_a_center_that_was_released_makes_no_other_one():
+    job = Job(2).join(0, 1)
+    assert job.answer(0, init()) == CREATE
+    job.ask(0, msg.CenterReady())
+    assert job.answer(1, init()) == ATTACH
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, Position(1, 5, 5))
+    actions = job.ask(0, msg.Reduce(name="release", pairs={}, timeout_s=1.0, drops_center=True))
+    # It is told before the worker is, who may then remove the center.
+    assert [type(action) for action in actions] == [CenterDropped, SendReply]
+    assert actions[0].shared.rule == "EASGD(alpha=0.5)"
+    job.answer("again", hello(rank=1))
+    require_failure(job.answer("again", init()), "ConfigurationError", "have released the parameters")
+    assert job.answer(0, init()) == CREATE
 
 
 def test_the_first_center_of_a_resumed_job_is_made_from_the_checkpoint():

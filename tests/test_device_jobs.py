@@ -13,7 +13,7 @@ from devices_here import DEVICES, WHY_NOT
 from platoon_base.checkpointer import Saving
 from platoon_base.checkpoints import CheckpointFolder
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = pytest.mark.timeout(300)
 
 
 if len(DEVICES) < 2:

@@ -62,7 +62,7 @@ def test_lasagne_digits_alone(tmp_path):
     script = EXAMPLES / "lasagne_digits.py"
     subprocess.run(
         [sys.executable, script, "--num-epochs", "6", "--plot", "", "--summary", "s.json"],
-        cwd=tmp_path, check=True, timeout=100, capture_output=True,
+        cwd=tmp_path, check=True, timeout=200, capture_output=True,
     )  # fmt: skip
     summary = json.loads((tmp_path / "s.json").read_text())
     assert summary["workers"] == 1
@@ -95,7 +95,7 @@ def test_keras_digits_alone(tmp_path):
     script = EXAMPLES / "keras_digits.py"
     subprocess.run(
         [sys.executable, script, "--num-epochs", "1", "--summary", "s.json"],
-        cwd=tmp_path, check=True, timeout=100, capture_output=True,
+        cwd=tmp_path, check=True, timeout=200, capture_output=True,
     )  # fmt: skip
     summary = json.loads((tmp_path / "s.json").read_text())
     assert summary["workers"] == summary["epochs"] == 1
@@ -149,7 +149,7 @@ def test_keras_convnet_with_and_without_its_three_lines(platoon, tmp_path):
     prepare = PREPARE if metadata.version("keras").startswith("2.") else ""
     code = f"{prepare}import runpy; runpy.run_path('plain.py', run_name='__main__')"
     alone = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False
     )
     assert alone.returncode == 0, alone.stdout + alone.stderr
     (accuracy,) = _accuracies(alone.stdout)
@@ -187,7 +187,7 @@ def test_blocks_digits_alone(tmp_path):
     script = EXAMPLES / "blocks_digits.py"
     subprocess.run(
         [sys.executable, script, "--num-epochs", "6", "--summary", "s.json"],
-        cwd=tmp_path, check=True, timeout=100, capture_output=True,
+        cwd=tmp_path, check=True, timeout=200, capture_output=True,
     )  # fmt: skip
     summary = json.loads((tmp_path / "s.json").read_text())
     assert summary["workers"] == 1

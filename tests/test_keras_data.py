@@ -335,7 +335,7 @@ if keras.backend.backend() == "jax":
 if keras.backend.backend() == "torch" and sys.modules["torch"].cuda.device_count() > 1:
     assert sys.modules["torch"].cuda.current_device() == 1
 """
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=100)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=200)
 
 
 # Variables.

@@ -10,7 +10,7 @@ from platoon_base import compat
 compat.apply()
 keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
 
 KERAS_2 = keras.__version__.startswith("2.")
 
@@ -216,7 +216,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             environment = {name: value for name, value in os.environ.items() if name != "PLATOON_RANK"}
             code = open(__file__).read().split("averaged = lambda")[0]
             code += "refused('late', model=dense(), callbacks=distribute())"
-            subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
+            subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=200)
         """
     ).require_success()
     told = outcome.reported

@@ -11,7 +11,7 @@ from platoon_base import compat
 compat.apply()
 keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
 
-pytestmark = [pytest.mark.keras, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
 
 KERAS_2 = keras.__version__.startswith("2.")
 needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
@@ -243,7 +243,7 @@ assert abs(model.predict(expected["x"], verbose=0) - expected["y"]).max() < 1e-5
 assert type(model.optimizer).__name__ == "SGD"
 """
     command = [sys.executable, "-c", alone, tmp_path / f"rank0.{suffix}", tmp_path / "expected.npz", "23"[not KERAS_2]]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=os.environ)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=os.environ)
     assert done.returncode == 0, done.stderr
 
 
@@ -269,7 +269,7 @@ def test_a_model_with_a_distributed_optimizer_loads_without_this_package(run_ker
                 "n = n.get_value() if hasattr(n, 'get_value') else keras.ops.convert_to_numpy(n);"
                 "assert int(n) == 4, n"
             )
-            subprocess.run([sys.executable, "-c", code, path], check=True, timeout=100)
+            subprocess.run([sys.executable, "-c", code, path], check=True, timeout=200)
         """,
     ).require_success()
 

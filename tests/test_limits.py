@@ -27,7 +27,7 @@ def launch(tmp_path, soft, hard, workers=4):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
 

@@ -45,6 +45,7 @@ for epoch in range(max(start.epoch, 1), STEPS // PER_EPOCH + 1):
             (folder / f"paused-{worker.global_rank}").touch()
             while not worker.should_stop:
                 time.sleep(0.01)
+            raise SystemExit("stopped")
 worker.meet("end")
 worker.copy_to_local()
 worker.report({"center": float(x[0]), "second": float(y[1, 2])})
@@ -170,6 +171,46 @@ def test_the_one_before_a_damaged_one_is_resumed(interrupt, finish, tmp_path):
     assert summary["center"] == 80
 
 
+@pytest.mark.parametrize("second", [False, True])
+def test_a_center_that_is_released_is_saved_first_and_stays(platoon, write_script, tmp_path, second):
+    text = COUNT + "worker.release_shared_params()\n"
+    if second:
+        text += "z = np.full(7, -1.0)\nworker.init_shared_params([z], EASGD(0.5))\nworker.sync_params()\n"
+    script, kept = write_script(text), tmp_path / "kept"
+    for start in ("starts at (0, 0, 0) kept None center 0", "starts at (4, 10, 40) kept 80 center 80"):
+        done = platoon("launch", "-n", 2, "--log-dir", "logs", "--resume", kept, script, tmp_path, 0)
+        assert done.returncode == 0, done.stdout
+        assert start in (tmp_path / "logs" / "rank1.log").read_text()
+        assert [values.max() for values in newest(kept).center] == [80, 80]
+
+
+def test_a_disk_that_does_not_answer_does_not_keep_a_job_for_ever(write_script, tmp_path):
+    """The first write never ends; the first signal ends the workers, the second one the wait for the disk."""
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    os.mkfifo(kept / "unfinished-checkpoint.npz")
+    script = write_script(COUNT)
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--checkpoint-every", "1000"]
+    with subprocess.Popen(
+        [*command, "--log-dir", "logs", "--resume", "kept", str(script), str(tmp_path), "23"], cwd=tmp_path
+    ) as launcher:
+        try:
+            deadline = time.monotonic() + 60
+            while not all((tmp_path / f"paused-{rank}").exists() for rank in range(2)):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            pids = [child.pid for child in psutil.Process(launcher.pid).children()]
+            launcher.terminate()
+            while any(psutil.pid_exists(pid) for pid in pids):
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            assert launcher.poll() is None
+            launcher.terminate()
+            assert launcher.wait(30) == 143
+        finally:
+            launcher.kill()
+
+
 def test_checkpoints_are_beside_the_logs_unless_said_otherwise(finish, platoon, script, tmp_path):
     _, starts, output = finish("--checkpoint-every", "1000")
     assert starts == ["starts at (0, 0, 0) kept None center 0 seed 0"] * 2
@@ -195,6 +236,10 @@ def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script
     assert "the checkpoint's is parameter 0 float64[4]" in (tmp_path / "l" / "rank0.log").read_text()
     # It did not put anything in the place of the good one.
     assert newest(kept).center[0][0] == 80
+    for wrong, complaint in ((["--resume", ""], "empty name"), (["--checkpoint-every", "nan"], "positive number")):
+        refused = platoon("launch", "-n", 2, *wrong, script, tmp_path, 0)
+        assert refused.returncode == 2
+        assert complaint in refused.stderr
     held = CheckpointFolder(kept)
     busy = platoon("launch", "-n", 2, "--resume", kept, script, tmp_path, 0)
     held.close()

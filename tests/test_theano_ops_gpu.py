@@ -283,5 +283,5 @@ for dtype in ("float16", "float32", "float64", "int8", "int32", "int64", "uint8"
     probe = [sys.executable, "-c", "import pygpu; pygpu.init('cuda0')"]
     if subprocess.run(probe, capture_output=True, timeout=60, check=False).returncode:
         pytest.skip("needs a CUDA device")
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200, check=False)
     assert found.returncode == 0, found.stderr

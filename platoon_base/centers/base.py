@@ -39,11 +39,14 @@ class Center(Protocol):
     ----------
     on_device : bool
         Whether the arrays are GpuArrays, or else ndarrays.
+    whole : bool
+        Whether the latest synchronization reached all of the center.
     states : list of list of ndarray
         The rule's buffers beside the center, each one array for each parameter; none on devices.
     """
 
     on_device: bool
+    whole: bool
     states: list[list[Array]]
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:

@@ -55,6 +55,7 @@ class DeviceCenter:
     """
 
     on_device = True
+    whole = True
 
     def __init__(
         self,

@@ -111,6 +111,7 @@ class HostCenter:
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(center_states)]
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in range(local_states)]
         self._stripes = [_Stripe(i, p, center, self.states, self._local_states) for i, p in enumerate(pieces)]
+        self.whole = True
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
     @staticmethod
@@ -134,6 +135,7 @@ class HostCenter:
         if left and timeout_s <= PATIENCE_S:
             raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
         left_out = {stripe.index: self._visits(stripe) for stripe in left}
+        self.whole = not left_out
         if left_out.keys() - self._left_out.keys():
             log.warning("rank %d leaves out what another holds: %s", self._rank, self._timeout_text(left, PATIENCE_S))
         self._left_out = left_out
