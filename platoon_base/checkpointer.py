@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.checkpoints import About, Checkpoint, CheckpointFolder
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError, PlatoonError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 
 __all__ = ["LONGEST_WRITE_S", "Checkpointer", "ReadCenter", "Saving"]
@@ -24,7 +24,7 @@ Array = np.ndarray[Any, Any]
 _NOT_THIS_TIME = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)
 _LOOK_S = 0.05
 LONGEST_WRITE_S = 300.0
-ReadCenter = Callable[[Layout], "tuple[list[Array], list[list[Array]]]"]
+ReadCenter = Callable[[Layout, bool], "tuple[list[Array], list[list[Array]]]"]
 
 
 class Saving(NamedTuple):
@@ -50,7 +50,8 @@ class Checkpointer:
     ----------
     saving : Saving
     read_center : callable
-        Copies the center of a given layout, and the rule's states.
+        Copies the center of a given layout, and the rule's states; its second argument tells whether it may wait for
+        workers, or they wait for it.
     resumed : bool
         Whether the newest checkpoint there has a center already.
     """
@@ -60,13 +61,16 @@ class Checkpointer:
         self._read_center = read_center
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
-        self._saw_center = self._over = False
+        self._saw_center = self._over = self._told_of_another = False
         self._keeps_center = resumed
         self._written = 0
         self.next_due = time.monotonic() + saving.every_s
 
     def due(self, now: float, shared: bool) -> bool:
         """Tell whether it is time for a checkpoint: also when the workers have just come to share parameters."""
+        if self._over and shared and not self._told_of_another:
+            self._told_of_another = True
+            log.warning("the checkpoint stays that of the first parameters; those that are shared now are not saved")
         return not self._over and not self.writing and (now >= self.next_due or (shared and not self._saw_center))
 
     def next_look(self, now: float) -> float:
@@ -93,31 +97,23 @@ class Checkpointer:
         """Read the center at once, for nobody can do so later, and begin to write the last checkpoint."""
         if self._over:
             return
-        self.finish()
         self._over = True
         try:
-            checkpoint = self._checkpoint(about, layout)
+            checkpoint = Checkpoint.of(about, layout, *self._read_center(layout, False))
         except _NOT_THIS_TIME as exc:
             log.warning("no checkpoint of the end: %s", exc)
             return
         self._start(lambda: checkpoint)
 
     def _start(self, make: Callable[[], Checkpoint]) -> None:
-        self._thread = threading.Thread(target=self._write, args=(make,), name="checkpoint", daemon=True)
+        arguments = (make, self._thread)
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
         self._thread.start()
 
     def _checkpoint(self, about: About, layout: Layout | None) -> Checkpoint:
         if layout is None:
             return Checkpoint(about, [], [])
-        return Checkpoint.of(about, layout, *self._read_center(layout))
-
-    def finish(self) -> None:
-        """Wait for the checkpoint that is being written, up to five minutes."""
-        if self._thread is None:
-            return
-        self._thread.join(LONGEST_WRITE_S)
-        if self.writing:
-            raise PlatoonError(self.too_slow)
+        return Checkpoint.of(about, layout, *self._read_center(layout, True))
 
     @property
     def too_slow(self) -> str:
@@ -135,15 +131,17 @@ class Checkpointer:
         text = f"cannot write a checkpoint to {self._saving.folder.path}: {problem}"
         if not self._written:
             return f"{text}. Make room, or name another folder"
-        log.warning("%s; the one before it is still there", text)
+        log.warning("%s; the training goes on", text)
         return ""
 
-    def _write(self, make: Callable[[], Checkpoint]) -> None:
+    def _write(self, make: Callable[[], Checkpoint], before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
         try:
             path = self._saving.folder.save(make())
             self._written += 1
             log.info("checkpoint written: %s", path)
         except _NOT_THIS_TIME as exc:
             log.warning("no checkpoint this time: %s", exc)
-        except (OSError, PlatoonError, MemoryError) as exc:
+        except Exception as exc:  # nobody else hears of it
             self._problem = exc

@@ -41,6 +41,14 @@ _NAME = re.compile(r"checkpoint-(\d{8})\.npz")
 _UNFINISHED = "unfinished-checkpoint.npz"
 
 
+class _DamagedError(ConfigurationError):
+    """The bytes of a checkpoint are not those that were written."""
+
+
+class _FormatError(ConfigurationError):
+    """A checkpoint was written by another version of this package."""
+
+
 class About(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint holds besides arrays; JSON in the file.
 
@@ -149,25 +157,25 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
             arrays = {name: found[name] for name in found.files}
         about = msgspec.json.decode(arrays.pop("about").tobytes(), type=About)
-    except OSError as exc:
+    except (OSError, MemoryError) as exc:
         raise ConfigurationError(f"the checkpoint {path} cannot be read: {exc}") from exc
     except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
-        raise ConfigurationError(
+        raise _DamagedError(
             f"{path} is no whole checkpoint ({type(exc).__name__}: {exc}); use another one, or start anew"
         ) from exc
     if about.format != FORMAT:
-        raise ConfigurationError(
+        raise _FormatError(
             f"{path} is of format {about.format}, this version reads format {FORMAT}; use the version that wrote it"
         )
     try:
         center = [arrays.pop(f"center/{i}") for i in range(len(about.parameters))]
         states = [[arrays.pop(f"state {k}/{i}") for i in range(len(center))] for k in range(about.states)]
     except KeyError as exc:
-        raise ConfigurationError(f"{path} is no whole checkpoint: it lacks {exc}; use another one") from exc
+        raise _DamagedError(f"{path} is no whole checkpoint: it lacks {exc}; use another one") from exc
     for values in (center, *states):
         for (name, shape, dtype), array in zip(about.parameters, values):
             if array.shape != shape or array.dtype != dtype:
-                raise ConfigurationError(
+                raise _DamagedError(
                     f"{path} is no whole checkpoint: {name} is {array.dtype}{list(array.shape)} in it, and should be "
                     f"{dtype}{list(shape)}; use another one"
                 )
@@ -224,24 +232,28 @@ class CheckpointFolder:
         Raises
         ------
         ConfigurationError
-            If there are some, and all are damaged.
+            If there are some, and all are damaged, or one is of another version of the format.
         """
-        damaged: dict[Path, str] = {}
+        damaged: dict[Path, ConfigurationError] = {}
         for number in reversed(self.numbers()):
             path = self.file(number)
             try:
                 checkpoint = read_checkpoint(path)
+            except _FormatError:
+                raise
             except ConfigurationError as exc:
-                damaged[path] = str(exc)
+                damaged[path] = exc
                 continue
             for other, problem in damaged.items():
                 log.warning("passed over: %s", problem)
-                with contextlib.suppress(OSError):  # it is not to count as the one before the next
-                    other.rename(other.with_suffix(".damaged"))
+                if isinstance(problem, _DamagedError):
+                    with contextlib.suppress(OSError):  # it is not to count as the one before the next
+                        other.rename(other.with_suffix(".damaged"))
             return path, checkpoint
         if damaged:
+            problems = "; ".join(map(str, damaged.values()))
             raise ConfigurationError(
-                f"no checkpoint in {self.path} can be used: {'; '.join(damaged.values())}. Move them away to start anew"
+                f"no checkpoint in {self.path} can be used: {problems}. Move them away to start anew"
             )
         return None
 

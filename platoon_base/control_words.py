@@ -5,6 +5,7 @@ A worker reads the stop flag and writes its progress here at the cost of a memor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,15 +41,25 @@ _ROW = np.dtype(
         ("left", "i8"),
         ("steps_before_epoch", "i8"),
         ("steps_before_start", "i8"),
-        ("synced_epoch", "i8"),
-        ("synced_epoch_steps", "i8"),
-        ("synced_steps", "i8"),
+        (
+            "synced",
+            "i8",
+            (2, 3),
+        ),  # positions: the latest and the one before, so that there is a whole one at any moment
+        ("synced_slot", "i8"),
         ("waiting_in", "S128"),
         ("ending", "S512"),
     ],
     align=True,
 )
 _BALLOT_BYTES = 8
+
+
+def _put(row: Any, position: Sequence[int]) -> None:
+    """Write a position beside the latest one, and then make it the latest."""
+    slot = 1 - row["synced_slot"]
+    row["synced"][slot] = position
+    row["synced_slot"] = slot
 
 
 class Progress(NamedTuple):
@@ -146,19 +157,23 @@ class ControlWords:
     @staticmethod
     def mark_synced(row: Any) -> None:
         """Take note that the center has what the worker of a row has learnt up to now."""
-        row["synced_epoch"], row["synced_steps"] = row["epoch"], row["steps"]
-        row["synced_epoch_steps"] = row["steps"] - row["steps_before_epoch"]
+        _put(row, (row["epoch"], row["steps"] - row["steps_before_epoch"], row["steps"]))
 
     def mark_all_synced(self, row: Any) -> None:
         """Take note that the center is what the worker of a row has learnt up to now: all others go on from there."""
         self.mark_synced(row)
-        for name in ("synced_epoch", "synced_epoch_steps", "synced_steps"):
-            self._rows[name] = row[name]
+        position = row["synced"][row["synced_slot"]].tolist()
+        for other in self._rows:
+            _put(other, position)
 
     def position(self, rank: int) -> Position:
         """Return how far a worker was at its latest synchronization."""
         row = self._rows[rank]
-        return Position(*(int(row[f"synced_{name}"]) for name in Position._fields))
+        while True:
+            slot = int(row["synced_slot"])
+            position = Position(*row["synced"][slot].tolist())
+            if slot == row["synced_slot"]:
+                return position
 
     def collectives(self, rank: int) -> Any:
         """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""

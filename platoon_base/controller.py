@@ -236,11 +236,11 @@ class Controller:
         stopping = self._children.stopping or self._words.stopping
         if ended.status == 0 or ended.rank in self._adopted or stopping or self._restarts >= self._max_restarts:
             return False
-        if self._coordinator.centers_dropped:
-            log.warning("rank %d is not started again: the others have released the parameters", ended.rank)
-            return False
         if self._coordinator.bound:
             self._start_all_again(ended.rank)
+            return False
+        if self._coordinator.centers_dropped:
+            log.warning("rank %d is not started again: the others have released the parameters", ended.rank)
             return False
         self._restarts += 1
         log.warning("rank %d is started again, restart %d of %d", ended.rank, self._restarts, self._max_restarts)

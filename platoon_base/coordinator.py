@@ -448,13 +448,16 @@ class Coordinator:
             return []
         del self._reductions[name]
         ranks = sorted(waiting)
+        requests = {rank: waiting[rank].request for rank in ranks}
+        drops = any(request.drops_center for request in requests.values())
         for rank in ranks:
             self.members[rank].in_step = True
-        requests = {rank: waiting[rank].request for rank in ranks}
+            if drops:
+                self.members[rank].center = None  # it has met the others: the next center is its own too
         mismatch = _mismatch_text(name, requests)
         if mismatch:
             return [_refuse(w.asker, "LayoutMismatchError", mismatch) for w in waiting.values()]
-        dropped = self._forget_center() if any(request.drops_center for request in requests.values()) else []
+        dropped = self._forget_center() if drops else []
         self.bound |= any(request.launched_only or request.binds for request in requests.values())
         reply = self._reduced(requests)
         return [*dropped, *(SendReply(w.asker, reply) for w in waiting.values())]
@@ -486,6 +489,12 @@ class Coordinator:
         names = {rank: name for name, waiting in self._reductions.items() for rank in waiting}
         if not self.participants or not self.participants <= set(names):
             return []
+        late = [member for member in self.members.values() if member.participates and not member.launched]
+        if late and any(self.members[rank].launched for rank in names):
+            # One that came later is at another place: the others go on, and it waits until they come by.
+            for member in late:
+                member.in_step = False
+            return [action for name in list(self._reductions) for action in self._complete(name)]
         where = ", ".join(f"rank {rank} in {names[rank]!r}" for rank in sorted(names))
         text = (
             f"all workers wait, but not for the same: {where}. They must make the same calls in the same order. Has an "
@@ -500,7 +509,8 @@ class Coordinator:
     def _count_votes(self) -> list[Action]:
         if self._vote is None or self.stop_reason is not None:
             return []
-        if not votes_suffice(self._vote.policy, self._voters, self.participants):
+        # The vote of one that came later counts too, though nobody waits for it.
+        if not votes_suffice(self._vote.policy, self._voters, self.participants | self._voters):
             return []
         self.stop_reason = self._vote.reason[:256]  # every sum carries it
         return [StopJob(self.stop_reason)]

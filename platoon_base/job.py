@@ -167,14 +167,14 @@ def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | No
     )
 
 
-def _read_center(files: JobFiles, layout: Layout) -> tuple[list[Any], list[list[Any]]]:
+def _read_center(files: JobFiles, layout: Layout, may_wait: bool) -> tuple[list[Any], list[list[Any]]]:
     """Copy the center for a checkpoint; one on devices as its mirror has it."""
     if files.place == "device":
         segment = Segment.attach(files.center)
         directory = shards.Directory.of(segment, layout)
         if directory is not None:
             try:
-                _await_mirror(directory)
+                _await_mirror(directory, may_wait)
                 values = [np.empty(spec.shape, spec.dtype) for spec in layout.specs]
                 directory.read_values(values)
             finally:
@@ -184,10 +184,14 @@ def _read_center(files: JobFiles, layout: Layout) -> tuple[list[Any], list[list[
     return HostCenters(files.center).snapshot(layout)
 
 
-def _await_mirror(directory: Any) -> None:
+def _await_mirror(directory: Any, may_wait: bool) -> None:
     """Wait until a center on devices has been mirrored anew, unless all its owners have left."""
     if directory.has_mirror(shards.FINAL):
         return
+    if not may_wait:
+        raise CollectiveTimeoutError(
+            "a center on devices is mirrored on the host by workers who do not wait themselves"
+        )
     time.sleep(_SETTLE_S)
     number, deadline = directory.want_mirror(), time.monotonic() + _MIRROR_S
     while not directory.has_mirror(number):
@@ -301,6 +305,9 @@ def host_job(
         segment = stack.enter_context(Segment.create(files.words, ControlWords.size_bytes(MAX_WORKERS)))
         segment.try_lock(CONTROLLER_LOCK)
         words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=True)
+        coordinator = Coordinator(size, seed) if checkpoint is None else _resumed(checkpoint, size)
+        for rank, member in coordinator.members.items():
+            words.start_row(rank, member.resume_at)
         server_keys, keys = new_keys() if listen else (None, None)
         server = ZmqServer(listen or files.address, server_keys)
         stack.callback(server.close)
@@ -312,7 +319,7 @@ def host_job(
         controller = Controller(
             server,
             words,
-            Coordinator(size, seed) if checkpoint is None else _resumed(checkpoint, size),
+            coordinator,
             children,
             handler=handler,
             observer=observer,
@@ -326,7 +333,7 @@ def host_job(
 
 def _checkpointer(saving: Saving, files: JobFiles, resumed: Checkpoint | None) -> Checkpointer:
     has_center = resumed is not None and bool(resumed.center)
-    return Checkpointer(saving, lambda layout: _read_center(files, layout), has_center)
+    return Checkpointer(saving, lambda layout, may_wait: _read_center(files, layout, may_wait), has_center)
 
 
 def _resumed(checkpoint: Checkpoint, size: int) -> Coordinator:

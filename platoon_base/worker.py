@@ -18,6 +18,7 @@ from platoon_base.array_sums import Summed, sum_arrays
 from platoon_base.ballot import Ballot
 from platoon_base.centers.base import CenterFactory
 from platoon_base.channels.base import ClientChannel
+from platoon_base.collectives.base import Collective
 from platoon_base.collectives.group import CollectiveFactory, Collectives
 from platoon_base.collectives.local import LocalFactory
 from platoon_base.control_words import ControlWords
@@ -416,8 +417,7 @@ class Worker:
         CollectiveTimeoutError
             If some worker did not make it in time.
         """
-        self._require_open()
-        return self._arrays.of(array, timeout_s).all_reduce(array, op, dest, timeout_s=timeout_s)
+        return self._group(array, timeout_s).all_reduce(array, op, dest, timeout_s=timeout_s)
 
     def broadcast(self, arrays: Sequence[Any], root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Copy the arrays of one worker into those of all others.
@@ -433,19 +433,17 @@ class Worker:
         if hasattr(arrays, "dtype"):
             raise ConfigurationError("got one array: pass a list, even of one")
         for array in arrays:
-            self._arrays.of(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
+            self._group(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
 
     def all_gather(self, array: Any, dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
         """Stack the arrays of all workers, in the order of their ranks: ``shape`` becomes ``(workers, *shape)``."""
-        self._require_open()
-        return self._arrays.of(array, timeout_s).all_gather(array, dest, timeout_s=timeout_s)
+        return self._group(array, timeout_s).all_gather(array, dest, timeout_s=timeout_s)
 
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:
         """Combine as `all_reduce` does, and keep this worker's part: ``(workers, *shape)`` becomes ``shape``."""
-        self._require_open()
-        return self._arrays.of(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
+        return self._group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
 
     # Data.
 
@@ -627,6 +625,11 @@ class Worker:
     def _session(self) -> Session:
         self._require_open()
         return self._control
+
+    def _group(self, array: Any, timeout_s: float) -> Collective:
+        self._require_open()
+        self._require_controller()
+        return self._arrays.of(array, timeout_s)
 
     def _require_shared(self) -> SharedParameters:
         self._require_open()

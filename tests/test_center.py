@@ -8,6 +8,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from platoon_base.centers import host
 from platoon_base.centers.base import Refused
 from platoon_base.centers.host import STRIPE_BYTES, HostCenter, HostCenters
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
@@ -116,6 +117,16 @@ def test_a_stripe_that_is_held_is_passed_over_and_waited_for(pair):
     assert any(changed), "the stripes that were free must have been updated meanwhile"
     assert other.holder(1) is None
     assert center.sync(EASGD(0.5), x, True, 10) is None
+
+
+def test_who_leaves_a_stripe_out_has_not_reached_the_whole_center(pair, monkeypatch):
+    center, other = pair(EASGD(0.5), model(0))
+    x = model(1)
+    monkeypatch.setattr(host, "PATIENCE_S", 0.05)
+    other._work_locked(lambda _: center.sync(EASGD(0.5), x, True, 10), other._stripes[1])
+    assert not center.whole
+    center.sync(EASGD(0.5), x, True, 10)
+    assert center.whole
 
 
 def test_another_layout_is_refused(centers):

@@ -162,6 +162,22 @@ def test_the_one_before_a_damaged_one_is_used(folder):
     assert damaged.with_suffix(".damaged").exists()
 
 
+def test_one_of_a_newer_version_is_not_passed_over(folder):
+    folder.save(make(1))
+    newer = make(2)
+    path = folder.save(newer._replace(about=About(**{**_fields(newer.about), "format": FORMAT + 1})))
+    with pytest.raises(ConfigurationError, match="use the version that wrote it"):
+        folder.newest()
+    assert path.exists()
+
+
+def test_one_that_cannot_be_read_now_is_passed_over_and_stays(folder):
+    folder.save(make(1))
+    folder.file(2).mkdir()
+    assert same(folder.newest()[1], make(1))
+    assert folder.file(2).exists()
+
+
 def test_damaged_ones_alone_are_an_error_and_stay_where_they_are(folder):
     for value in (1, 2):
         folder.save(make(value)).write_bytes(b"nothing")

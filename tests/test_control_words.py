@@ -1,6 +1,8 @@
 """The control words and their ballots: the first reason to stop stays, each worker has its row, all see the same."""
 
+import itertools
 import math
+import threading
 
 import pytest
 
@@ -94,6 +96,29 @@ def test_a_worker_that_joins_starts_its_row_anew(words):
     assert words.progress(1).steps == 0
     assert math.isnan(words.progress(1).loss)
     assert words.progress(2).steps == 9
+
+
+def test_a_position_is_read_as_a_whole_while_it_is_written(words):
+    """Also from the moment of a death in the middle of writing: the one before is still there."""
+    row, stop = words.row(1), threading.Event()
+    words.start_row(1, Position(0, 0, 0))
+
+    def write():
+        for n in itertools.count(1):
+            row["epoch"], row["steps"], row["steps_before_epoch"] = n, 2 * n, n
+            words.mark_synced(row)
+            if stop.is_set():
+                return
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        seen = {words.position(1) for _ in range(20_000)}
+    finally:
+        stop.set()
+        writer.join()
+    assert len(seen) > 1
+    assert all(position == (n, n, 2 * n) for position in seen for n in [position.epoch])
 
 
 def test_a_worker_that_comes_again_goes_on_counting(words):

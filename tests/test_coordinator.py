@@ -987,6 +987,46 @@ def test_who_comes_again_for_a_center_that_was_released_makes_no_other_one():
     assert job.answer(0, init()) == CREATE
 
 
+def test_one_that_came_later_and_is_elsewhere_does_not_end_the_waits_of_the_others():
+    job = Job(2).join(0, 1)
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, Position())
+    job.answer("again", hello(rank=1))
+    assert job.ask("again", reduce("in the loop")) == []
+    assert replies(job.ask(0, reduce("in the loop"))).keys() == {"0", "again"}
+    # By chance they met, but the one goes on elsewhere.
+    assert job.ask("again", reduce("before the loop")) == []
+    for _ in range(3):
+        assert replies(job.ask(0, reduce("in the loop"))).keys() == {"0"}
+    assert replies(job.ask(0, reduce("before the loop"))).keys() == {"0", "again"}
+
+
+@pytest.mark.parametrize("policy", ["any", "all", "leader"])
+def test_the_vote_of_one_that_came_again_counts(policy):
+    job = Job(2).join(0, 1)
+    job.coordinator.worker_ended(0, lost=True)
+    job.coordinator.expect_again(0, Position())
+    job.answer("again", hello(rank=0))
+    if policy == "all":
+        assert stops(job.ask(1, msg.Vote(reason="enough", policy=policy))) == ["enough"]
+    else:
+        assert stops(job.ask("again", msg.Vote(reason="enough", policy=policy))) == ["enough"]
+
+
+def test_one_that_came_again_and_released_with_the_others_shares_the_next_center():
+    job = Job(2).join(0, 1)
+    assert job.answer(0, init()) == CREATE
+    job.ask(0, msg.CenterReady())
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, Position())
+    job.answer("again", hello(rank=1))
+    assert job.answer("again", init()) == ATTACH
+    release = msg.Reduce(name="release", pairs={}, timeout_s=1.0, drops_center=True)
+    assert job.ask("again", release) == []
+    assert len(job.ask(0, release)) == 3
+    assert job.answer("again", init()) == CREATE
+
+
 def test_the_first_center_of_a_resumed_job_is_made_from_the_checkpoint():
     job = Job(2)
     job.coordinator.take_up({0: Position(1, 2, 3)}, {1: {"x": b"y"}}, {"loss": 0.5}, has_center=True)
