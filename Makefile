@@ -9,7 +9,7 @@ VENV := .venv/bin
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo test test-keras lint bench soak bench-keras clean distclean
+.PHONY: help setup demo test test-ordinary test-keras lint bench soak bench-keras clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -17,6 +17,7 @@ help:
 	@echo 'make test       all tests, then the base tests on every other Python 3.9-3.13 found, then the tests of'
 	@echo '                the Keras adapter on Keras 3 (ARGS="-k name" goes to the first pytest run;'
 	@echo '                BLOCKS=/path/to/a/checkout tests with that Blocks, which is installed otherwise if it can be)'
+	@echo 'make test-ordinary  what is not marked as slow, on Python 3.11 alone'
 	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'
 	@echo '                (ARGS="-k name" goes to each)'
 	@echo 'make lint       ruff and mypy'
@@ -34,6 +35,9 @@ demo: setup
 
 test: setup
 	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py $(ARGS)
+
+test-ordinary: setup
+	@$(TEST_ENV) $(VENV)/python -m pytest -n 2 --dist loadgroup -m 'not slow' $(ARGS)
 
 test-keras: setup
 	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py --keras $(ARGS)

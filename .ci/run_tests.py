@@ -63,7 +63,7 @@ def run_others() -> Iterator[Outcome]:
 
 
 def run_base(base: base_pythons.BasePython) -> str:
-    options = ["-q", "-m", "base", *own_cache(base.version), "tests"]
+    options = ["-q", "-m", "base and not slow", *own_cache(base.version), "tests"]
     return run_pytest(f"Python {base.version}: base tests", base.python, *options)
 
 

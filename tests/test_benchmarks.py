@@ -41,6 +41,7 @@ def lstm(monkeypatch):
 
 @needs_theano
 @pytest.mark.timeout(400)  # seven starts, the first of which may compile
+@pytest.mark.slow
 def test_lstm_measures_all_kinds_and_keeps_its_results(tmp_path):
     done = subprocess.run(
         [

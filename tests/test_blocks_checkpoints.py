@@ -10,6 +10,7 @@ pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
 
 
+@pytest.mark.slow
 def test_the_center_is_what_is_saved(run_blocks):
     """In the middle of an epoch, at its end, and by a Checkpoint that EarlyStopping manages."""
     run_blocks(
@@ -88,6 +89,7 @@ if done:
 
 @pytest.mark.parametrize("way", ["sync", "async"])
 @pytest.mark.parametrize("workers", [2, 1])
+@pytest.mark.slow
 def test_a_pickled_main_loop_goes_on_with_any_number_of_workers(run_blocks, way, workers):
     run_blocks(RESUMED, 2, args=[way]).require_success()
     outcome = run_blocks(RESUMED, workers, args=[way, "resume"]).require_success()
@@ -95,6 +97,7 @@ def test_a_pickled_main_loop_goes_on_with_any_number_of_workers(run_blocks, way,
     assert all("TRAINING" not in log for log in outcome.logs[1:])
 
 
+@pytest.mark.slow
 def test_averaged_gradients_go_on_exactly(run_blocks):
     """20 steps at once, and 20 of which the last 13 are resumed: the same bits on the same number of workers."""
     script = """
@@ -154,6 +157,7 @@ def test_load_brings_values_and_refuses_another_model(run_blocks):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_what_one_process_saved_goes_on_asynchronously_with_two(run_blocks):
     """Extensions take their places then; averaged gradients have no place in a function that was compiled for one."""
     script = """
@@ -179,6 +183,7 @@ def test_what_one_process_saved_goes_on_asynchronously_with_two(run_blocks):
     assert all("made in a job of one" in log for log in refused.logs), refused.logs
 
 
+@pytest.mark.slow
 def test_what_was_accumulated_before_a_checkpoint_counts_once(run_blocks):
     script = """
     from blocks.serialization import load
@@ -201,6 +206,7 @@ def test_what_was_accumulated_before_a_checkpoint_counts_once(run_blocks):
     run_blocks(script, args=["resume"]).require_success()
 
 
+@pytest.mark.slow
 def test_what_is_quiet_on_one_worker_is_not_when_resumed_alone(run_blocks):
     script = """
     from blocks.serialization import load
@@ -217,6 +223,7 @@ def test_what_is_quiet_on_one_worker_is_not_when_resumed_alone(run_blocks):
     assert "TRAINING HAS BEEN FINISHED" in run_blocks(script, 1, args=["resume"]).require_success().logs[0]
 
 
+@pytest.mark.slow
 def test_a_log_that_is_loaded_does_not_count_as_batches_of_this_training(run_blocks):
     run_blocks(
         """

@@ -29,6 +29,7 @@ def plain(seed=1):
 OPTIONS = {"devices": DEVICES[:2], "center": "host" if WHY_NOT else "device"}
 
 
+@pytest.mark.slow
 def test_asynchronous_training_on_devices(run_blocks):
     """Values that count are those of the center, in the log, in what is saved and at the end."""
     run_blocks(
@@ -58,6 +59,7 @@ if rank == 0:
     ).require_success()
 
 
+@pytest.mark.slow
 def test_averaged_gradients_on_devices_go_on_from_a_pickled_main_loop(run_blocks):
     script = (
         PLAIN

@@ -152,6 +152,7 @@ def test_pip_without_words_gets_a_reason_too(blocks_env):
 @pytest.mark.theano
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "recurrent"])
+@pytest.mark.slow
 def test_blocks_trains_by_its_own_equations(write_script, model):
     """Two steps of gradient descent on the real main loop against the same two steps without it."""
     require_blocks()

@@ -22,6 +22,7 @@ from platoon_plugins.blocks import EASGD, AllReduceGradients, ParameterSync, Sto
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
 
 
+@pytest.mark.slow
 def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks):
     outcome = run_blocks(
         """
@@ -49,6 +50,7 @@ def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks):
     assert "on purpose" in outcome.logs[1]
 
 
+@pytest.mark.slow
 def test_a_death_ends_averaged_gradients_with_an_error_that_names_it(run_blocks):
     outcome = run_blocks(
         """
@@ -67,6 +69,7 @@ def test_a_death_ends_averaged_gradients_with_an_error_that_names_it(run_blocks)
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.slow
 def test_ctrl_c_ends_all_main_loops_with_what_was_trained(write_script, tmp_path, way):
     preamble = Path(__file__).with_name("blocks_preamble.py").read_text()
     script = write_script(
@@ -146,6 +149,7 @@ def test_what_cannot_work_is_refused_by_every_worker(run_blocks, case):
     assert any(complaint in log for log in outcome.logs), outcome.logs
 
 
+@pytest.mark.slow
 def test_monitoring_at_different_places_names_them(run_blocks):
     outcome = run_blocks(
         """
@@ -160,6 +164,7 @@ def test_monitoring_at_different_places_names_them(run_blocks):
     assert "worker 0 is at monitoring yours; worker 1 is at monitoring mine" in outcome.logs[0], outcome.logs
 
 
+@pytest.mark.slow
 def test_monitoring_before_anything_is_common_is_refused(run_blocks):
     outcome = run_blocks(
         """
@@ -237,6 +242,7 @@ def test_a_signal_while_others_are_told_ends_all_after_the_next_batch(run_blocks
     ).require_success()
 
 
+@pytest.mark.slow
 def test_uneven_batches_are_told_where_gradients_are_averaged(run_blocks):
     outcome = run_blocks(
         """
@@ -249,6 +255,7 @@ def test_uneven_batches_are_told_where_gradients_are_averaged(run_blocks):
     assert all('uneven="drop"' in log for log in outcome.logs), outcome.logs
 
 
+@pytest.mark.slow
 def test_a_late_joiner_is_refused_and_the_others_go_on(run_blocks):
     outcome = run_blocks(
         """
@@ -272,6 +279,7 @@ def test_a_late_joiner_is_refused_and_the_others_go_on(run_blocks):
 
 
 @pytest.mark.parametrize("policy", ["any", "leader"])
+@pytest.mark.slow
 def test_workers_that_get_the_same_batches_stop_after_the_same_one(run_blocks, policy):
     run_blocks(
         f"""

@@ -71,6 +71,7 @@ def test_workers_learn_together_and_only_the_first_prints(run_blocks, rule, tmp_
     assert "TRAINING" not in outcome.logs[1]
 
 
+@pytest.mark.slow
 def test_every_trigger_of_a_simple_extension_synchronizes(run_blocks):
     """In two epochs of four batches; at the end of training it is done once more."""
     run_blocks(
@@ -94,6 +95,7 @@ def test_every_trigger_of_a_simple_extension_synchronizes(run_blocks):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_averaged_gradients_equal_large_batches_of_one_process(run_blocks):
     """Three workers, clipping and momentum behind the average, one flattened all-reduce; 20 steps."""
     run_blocks(
@@ -124,6 +126,7 @@ def test_averaged_gradients_equal_large_batches_of_one_process(run_blocks):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_averaged_gradients_may_wrap_a_step_rule(run_blocks):
     run_blocks(
         """
@@ -176,6 +179,7 @@ STOPPED = """
 """
 
 
+@pytest.mark.slow
 def test_averaged_gradients_stop_after_the_same_batch(run_blocks):
     """5 batches in an epoch, 4 epochs at most."""
     run_blocks(
@@ -189,6 +193,7 @@ def test_averaged_gradients_stop_after_the_same_batch(run_blocks):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_asynchronous_workers_stop_together(run_blocks):
     run_blocks(
         STOPPED

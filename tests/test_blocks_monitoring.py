@@ -119,6 +119,7 @@ assert len(found) == 2 and (found[0]["cost"] != found[1]["cost"])
     ).require_success()
 
 
+@pytest.mark.slow
 def test_batches_that_transformers_make_are_those_of_one_process(run_blocks):
     """Examples put together into batches, filtered ones, shuffled ones, and batches that each worker has of its own."""
     run_blocks(

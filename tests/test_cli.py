@@ -282,6 +282,7 @@ def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, write_scri
     assert not any(os.path.exists(path) for path in (folder, *segments))
 
 
+@pytest.mark.slow
 def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
     done = platoon("doctor")
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,7 @@ import signal
 
 import pytest
 
-pytestmark = pytest.mark.base
+pytestmark = [pytest.mark.base, pytest.mark.slow]
 
 # How it dies, and the exit status. Who ends with status 0 without a goodbye is lost to the others all the same.
 WAYS = {"killed": 128 + signal.SIGKILL, "exits": 0, "raises": 1}

@@ -29,6 +29,7 @@ needs_blocks = _needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/check
 
 
 @needs_theano
+@pytest.mark.slow
 def test_lasagne_digits_on_two_workers(platoon, tmp_path):
     done = platoon(
         "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
@@ -45,6 +46,7 @@ def test_lasagne_digits_on_two_workers(platoon, tmp_path):
 
 
 @needs_theano
+@pytest.mark.slow
 def test_lasagne_digits_with_averaged_gradients_on_two_workers(platoon, tmp_path):
     done = platoon(
         "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
@@ -58,6 +60,7 @@ def test_lasagne_digits_with_averaged_gradients_on_two_workers(platoon, tmp_path
 
 
 @needs_theano
+@pytest.mark.slow
 def test_lasagne_digits_alone(tmp_path):
     script = EXAMPLES / "lasagne_digits.py"
     subprocess.run(
@@ -74,6 +77,7 @@ def test_lasagne_digits_alone(tmp_path):
 @pytest.mark.parametrize(
     ("workers", "options", "epochs"), [(2, [], 15), (2, ["--sync"], 15), (3, ["--conv"], 10)], ids=str
 )
+@pytest.mark.slow
 def test_keras_digits(platoon, tmp_path, workers, options, epochs):
     done = platoon(
         "launch", "-n", workers, "--summary", "job.json", "--log-dir", "logs",
@@ -136,6 +140,7 @@ def test_three_lines_make_a_keras_script_a_distributed_one():
 
 
 @needs_keras
+@pytest.mark.slow
 def test_keras_convnet_with_and_without_its_three_lines(platoon, tmp_path):
     done = platoon("launch", "-n", 2, "--log-dir", "logs", EXAMPLES / "keras_convnet.py")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -160,6 +165,7 @@ def test_keras_convnet_with_and_without_its_three_lines(platoon, tmp_path):
 @pytest.mark.timeout(BLOCKS_TIMEOUT_S + 20)
 @pytest.mark.parametrize("options", [[], ["--sync"]], ids=["async", "sync"])
 @pytest.mark.parametrize("script", ["blocks_digits.py", "blocks_sequences.py"])
+@pytest.mark.slow
 def test_blocks_examples_on_two_workers(tmp_path, script, options):
     done = subprocess.run(
         [
@@ -183,6 +189,7 @@ def test_blocks_examples_on_two_workers(tmp_path, script, options):
 
 
 @needs_blocks
+@pytest.mark.slow
 def test_blocks_digits_alone(tmp_path):
     script = EXAMPLES / "blocks_digits.py"
     subprocess.run(

@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
 KERAS_2 = keras.__version__.startswith("2.")
 
 
+@pytest.mark.slow
 def test_a_stop_of_one_is_a_stop_of_all(run_keras):
     """In the middle of an epoch and at its end, by each policy, with unequal numbers of batches, with and without
     validation.
@@ -72,6 +73,7 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
     """Those that have no batch left wait and catch up: no rank hangs, and all end with the same weights."""
     run_keras(
@@ -93,6 +95,7 @@ def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_several_fits_of_one_script(run_keras):
     """Other trainable weights, other models, another rule, after a stop and after an interrupted fit."""
     run_keras(
@@ -135,6 +138,7 @@ def test_several_fits_of_one_script(run_keras):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_what_cannot_work_is_refused_on_every_worker(run_keras):
     outcome = run_keras(
         """
@@ -242,6 +246,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             assert "jit_compile=False" in told[f"xla {rank}"]
 
 
+@pytest.mark.slow
 def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
     outcome = run_keras(
         """
@@ -335,6 +340,7 @@ def test_a_synchronous_fit_ends_everywhere_if_a_worker_is_killed(run_keras):
     assert "rank 1" in outcome.reported["error 0"]
 
 
+@pytest.mark.slow
 def test_what_a_callback_does_on_one_rank_comes_to_all(run_keras):
     """With averaged gradients, weights and learning rates must stay the same on all workers."""
     outcome = run_keras(

@@ -17,6 +17,7 @@ KERAS_2 = keras.__version__.startswith("2.")
 needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
 
 
+@pytest.mark.slow
 def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(run_keras):
     """Weight by weight to 1e-5 after 20 steps, with clipping behind the average, and state in the optimizer."""
     run_keras(
@@ -46,6 +47,7 @@ def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(r
     ).require_success()
 
 
+@pytest.mark.slow
 def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
     """Unequal shards, partial batches, metrics with state; of training too, seen with weights that stand still."""
     outcome = run_keras(
@@ -86,6 +88,7 @@ def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
     assert outcome.reported["val_loss"] == outcome.reported["val_loss 0"]
 
 
+@pytest.mark.slow
 def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
     """EASGD keeps the sum of all weights and the center; callbacks move the weights of each worker otherwise."""
     run_keras(
@@ -118,6 +121,7 @@ def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_statistics_are_averaged_and_random_layers_differ(run_keras):
     run_keras(
         """
@@ -175,6 +179,7 @@ def test_statistics_are_averaged_and_random_layers_differ(run_keras):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_writers_write_once_what_the_center_is_and_stopping_keeps_the_best(run_keras, tmp_path):
     script = """
         folder = sys.argv[1]
@@ -247,6 +252,7 @@ assert type(model.optimizer).__name__ == "SGD"
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_a_model_with_a_distributed_optimizer_loads_without_this_package(run_keras, tmp_path):
     run_keras(
         """
@@ -332,6 +338,7 @@ def test_a_checkpoint_in_the_middle_of_an_epoch_is_the_center(run_keras, tmp_pat
     ).require_success()
 
 
+@pytest.mark.slow
 def test_sequences_of_batches_train_and_evaluate_exactly(run_keras):
     run_keras(
         """
@@ -368,6 +375,7 @@ def test_sequences_of_batches_train_and_evaluate_exactly(run_keras):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_models_of_all_sorts(run_keras):
     """Several outputs, weights of samples, no metrics; losses and metrics stay those of all the data.
 
@@ -494,6 +502,7 @@ def test_ways_to_run_a_step(run_keras):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_a_loop_over_train_on_batch(run_keras):
     run_keras(
         """

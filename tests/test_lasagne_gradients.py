@@ -127,6 +127,7 @@ def test_no_function_of_lasagne_is_forgotten():
     assert set(lasagne.updates.__all__) == set(RULE_FUNCTIONS)
 
 
+@pytest.mark.slow
 def test_sums_lists_of_gradients_and_three_workers(run_job):
     run_job(
         """
@@ -201,6 +202,7 @@ def quanta(values, size):
 
 
 @pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.slow
 def test_through_float16_nothing_is_lost_only_delayed(run_job, tmp_path, size):
     run_job(FLOAT16, workers=size).require_success()
     draws = [[float16_gradients(rank, step) for rank in range(size)] for step in range(200)]
@@ -281,6 +283,7 @@ def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
     assert "wire_dtype='float16'" in seen["wire 0"]
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_fewer_batches_ends_the_training_of_the_others(run_job):
     outcome = run_job(
         """

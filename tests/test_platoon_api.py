@@ -121,6 +121,7 @@ def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
                             assert got.tobytes() == first.tobytes()
 
 
+@pytest.mark.slow
 def test_average_sgd_with_n_batches_of_b_rows_is_one_process_with_n_b_rows(run_job, tmp_path):
     """As the original is used: one function computes gradients, the rule averages them, another applies them."""
     run_job(
@@ -156,6 +157,7 @@ def test_average_sgd_with_n_batches_of_b_rows_is_one_process_with_n_b_rows(run_j
     ).require_success()
 
 
+@pytest.mark.slow
 def test_operations_of_all_workers(run_job):
     run_job(
         """

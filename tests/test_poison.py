@@ -13,7 +13,7 @@ import pytest
 
 from platoon_base import ASGD, EASGD, kernels
 
-pytestmark = pytest.mark.base
+pytestmark = [pytest.mark.base, pytest.mark.slow]
 
 KERNELS = [
     pytest.param({}, id="c", marks=pytest.mark.skipif(not kernels.HAVE_FUSED, reason="no C extension")),

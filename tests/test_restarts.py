@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.base
+pytestmark = [pytest.mark.base, pytest.mark.slow]
 
 # Each worker counts its mini-batches in the center, and rank 1 ends in the way given, once for each file in FOLDER.
 COUNT = """

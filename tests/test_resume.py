@@ -15,7 +15,7 @@ import pytest
 from platoon_base import registry
 from platoon_base.checkpoints import CheckpointFolder, read_checkpoint
 
-pytestmark = pytest.mark.base
+pytestmark = [pytest.mark.base, pytest.mark.slow]
 
 # Each worker counts its mini-batches in the center; it waits at a step if told to, for a file or for its end.
 COUNT = """

@@ -16,7 +16,7 @@ import pytest
 
 from platoon_base.registry import JobFiles
 
-pytestmark = pytest.mark.base
+pytestmark = [pytest.mark.base, pytest.mark.slow]
 
 PATIENCE_S = 60
 

@@ -47,6 +47,7 @@ def opencl():
         pytest.skip(f"needs an OpenCL device: {found.stderr.splitlines()[-1]}; see docs/compat.md")
 
 
+@pytest.mark.slow
 def test_rules_and_gradients_on_a_device(opencl, run_job):
     run_job(
         HEADER

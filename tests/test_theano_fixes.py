@@ -121,6 +121,7 @@ def test_a_killed_holder_frees_the_lock(folder):
     assert waiter.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_compilation_that_fails_frees_the_lock(folder):
     failing = f"""
         repaired = {WITH_FIXES!r}
@@ -259,6 +260,7 @@ def test_a_theano_without_what_a_repair_needs_is_left_whole(monkeypatch, caplog)
     assert "1.1.2" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_function_on_a_device_is_pickled_with_the_name_of_its_context(tmp_path):
     device = "opencl0:0"
     env = {**os.environ, "POCL_CACHE_DIR": str(tmp_path)}

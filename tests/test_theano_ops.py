@@ -169,6 +169,7 @@ def test_gradients_are_those_of_the_sum_of_all_workers_costs(run_job):
     ).require_success()
 
 
+@pytest.mark.slow
 def test_a_worker_that_has_left_is_an_error_of_the_others(run_job):
     run_job(
         """
@@ -241,6 +242,7 @@ def test_the_order_is_the_same_for_all_hashes_addresses_and_other_outputs(tmp_pa
     assert len(calls[0]) > 2
 
 
+@pytest.mark.slow
 def test_calls_that_can_be_one_become_one(worker):
     x, y = T.fvector("x"), T.fvector("y")
     outputs = [AllReduceSum(worker)(x * 2), AllReduceSum(worker)(y * 3), AllReduceSum(worker)(x * 4, y)[1]]
@@ -425,6 +427,7 @@ def test_what_cannot_work_is_refused(worker):
         AllReduceProd(worker)(T.cvector("x"))
 
 
+@pytest.mark.slow
 def test_a_loop_takes_part_in_the_order_as_a_whole(run_job):
     """Calls before, inside and after a loop; the outputs of the two workers stand in opposite orders."""
     run_job(

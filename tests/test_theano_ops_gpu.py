@@ -71,6 +71,7 @@ def run_on_device(opencl, run_job):
     return run
 
 
+@pytest.mark.slow
 def test_values_of_all_ops_and_dtypes(run_on_device):
     run_on_device(
         """
@@ -104,6 +105,7 @@ for variable, value in zip(shared, values(rank)):
     )
 
 
+@pytest.mark.slow
 def test_what_lies_on_the_device_stays_there(run_on_device):
     run_on_device(
         """
@@ -221,6 +223,7 @@ with worker.center_params():
 """
 
 
+@pytest.mark.slow
 def test_synchronizing_device_arrays_is_synchronizing_host_arrays(opencl, run_job):
     found = [
         run_job(header + SYNC, args=[device]).require_success().reported
