@@ -14,8 +14,8 @@ TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/th
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
 	@echo 'make demo       two worker processes train a Lasagne network on digits'
-	@echo 'make test       all tests, then the base tests on every other Python 3.9-3.13 found, then the tests of'
-	@echo '                the Keras adapter on Keras 3 (ARGS="-k name" goes to the first pytest run;'
+	@echo 'make test       all tests, then the base tests on Python 3.9 and 3.13 if found, then the tests of'
+	@echo '                the Keras adapter on Keras 3 (EVERY=1 leaves nothing out; ARGS="-k name" goes to the first run;'
 	@echo '                BLOCKS=/path/to/a/checkout tests with that Blocks, which is installed otherwise if it can be)'
 	@echo 'make test-ordinary  what is not marked as slow, on Python 3.11 alone'
 	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'

@@ -41,11 +41,11 @@ class BasePython(NamedTuple):
         return f"Python {self.version}: {'FAILED' if self.broken else 'skipped'}, {self.problem}"
 
 
-def prepare_all() -> list[BasePython]:
-    """Environments of all versions, created where there is none yet; one failing does not stop the others."""
+def prepare_all(versions: tuple[str, ...] = VERSIONS) -> list[BasePython]:
+    """Environments of these versions, created where there is none yet; one failing does not stop the others."""
     requirements = base_requirements()
     with ThreadPoolExecutor(PARALLEL) as pool:
-        prepared = list(pool.map(lambda version: _prepare(version, requirements), VERSIONS))
+        prepared = list(pool.map(lambda version: _prepare(version, requirements), versions))
     # One after the other: each writes the metadata of the same source tree.
     return [_add_project(base, requirements) for base in prepared]
 

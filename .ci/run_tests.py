@@ -23,6 +23,9 @@ import keras_envs
 from common import CACHE, ROOT, VENV, SetupError, only_one
 
 PYTHON = VENV / "bin" / "python"
+# All of it takes longer than it should after each commit: EVERY=1 runs the rest too.
+EVERY = bool(os.environ.get("EVERY"))
+OLDEST_AND_NEWEST = (base_pythons.VERSIONS[0], base_pythons.VERSIONS[-1])
 NO_TESTS = 5  # pytest's exit status
 # Tests wait for processes much of the time; on larger machines memory would bound the number.
 AT_ONCE = min(max(2, os.cpu_count() or 1), 8)
@@ -57,7 +60,7 @@ def absent(prepared: base_pythons.BasePython | keras_envs.KerasEnv) -> str:
 def run_others() -> Iterator[Outcome]:
     print("\n== other Pythons", flush=True)
     with only_one():
-        prepared = base_pythons.prepare_all()
+        prepared = base_pythons.prepare_all(base_pythons.VERSIONS if EVERY else OLDEST_AND_NEWEST)
     for base in prepared:
         yield f"Python {base.version}", absent(base) or run_base(base)
 
@@ -77,7 +80,9 @@ def run_keras_3(arguments: list[str]) -> Iterator[Outcome]:
 
 
 def run_keras(backend: str, python: Path, arguments: list[str], **environment: str) -> str:
-    options = ["-q", "-m", "keras", *own_cache(f"keras-{backend}"), "tests", *arguments]
+    # What is slow is so for the processes it starts and kills, which are alike on all back ends of Keras 3.
+    marks = "keras" if EVERY or backend in ("theano", "torch") else "keras and not slow"
+    options = ["-q", "-m", marks, *own_cache(f"keras-{backend}"), "tests", *arguments]
     environment["KERAS_BACKEND"] = backend
     # What the user's arguments select need not be there on each back end.
     return run_pytest(f"Keras on {backend}", python, *options, may_be_empty=bool(arguments), **environment)
