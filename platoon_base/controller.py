@@ -19,7 +19,6 @@ from platoon_base.coordinator import Coordinator, Member, Phase, Shared
 from platoon_base.dispatch import Dispatcher, UserHandler
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.processes import Children, Exit
-from platoon_base.sharding import Position
 
 __all__ = ["Controller", "Result", "Snapshot"]
 
@@ -244,7 +243,7 @@ class Controller:
             return False
         self._restarts += 1
         log.warning("rank %d is started again, restart %d of %d", ended.rank, self._restarts, self._max_restarts)
-        self._coordinator.expect_again(ended.rank, self._position(ended.rank))
+        self._coordinator.expect_again(ended.rank, self._words.position(ended.rank))
         try:
             self._children.start_again(ended.rank)
         except OSError as exc:
@@ -265,13 +264,6 @@ class Controller:
             self._all_again = True
             log.warning("rank %d cannot come again alone: all workers are started again, from the checkpoint", rank)
             self._children.stop()
-
-    def _position(self, rank: int) -> Position:
-        """Return where a rank would go on."""
-        member = self._coordinator.members[rank]
-        if member.phase is Phase.EXPECTED:  # its row is not its own yet
-            return member.resume_at
-        return self._words.position(rank)
 
     def _save_if_due(self, now: float) -> None:
         if self._checkpointer is None:
@@ -321,7 +313,7 @@ class Controller:
             size=coordinator.size,
             seconds=self._seconds_before + time.monotonic() - self._began,
             rule=shared.rule if shared is not None else "",
-            positions={rank: self._position(rank) for rank in coordinator.members},
+            positions={rank: self._words.position(rank) for rank in coordinator.members},
             bound=coordinator.bound,
             kept={rank: member.kept for rank, member in coordinator.members.items() if member.kept},
             reported=dict(coordinator.reported),
