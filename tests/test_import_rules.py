@@ -16,7 +16,7 @@ BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 PLUGINS = BASE.parent / "platoon_plugins"
 
 # What decides, against what does: sockets, shared memory, processes, frameworks.
-PURE = ["rules", "coordinator", "messages", "layout", "schedule", "sharding", "metrics", "errors"]
+PURE = ["rules", "coordinator", "messages", "layout", "schedule", "sharding", "metrics", "errors", "fingerprint"]
 IMPURE = {"zmq", "posix_ipc", "mmap", "fcntl", "socket", "subprocess", "threading", "multiprocessing", "psutil"}
 IMPURE_OF_OURS = {
     f"platoon_base.{name}"

@@ -14,6 +14,7 @@ compat.apply()
 keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.fingerprint import fingerprint
 from platoon_base.job import solo
 from platoon_plugins.keras import (
     EASGD,
@@ -88,6 +89,10 @@ def test_data_frames_are_split_by_rows():
     pandas = pytest.importorskip("pandas", reason="needs pandas: `make test` runs this in .venv-keras3")
     part = shard(pandas.DataFrame({"a": range(5)}), worker=places(2)[1])
     assert list(part["a"]) == [1, 3]
+    frame = pandas.DataFrame({"n": range(9), "s": list("abcdefghi")})
+    assert fingerprint(frame) == fingerprint(frame.copy())
+    assert fingerprint(frame) != fingerprint(frame.iloc[::-1])
+    assert fingerprint(frame["s"]) != fingerprint(frame["s"].iloc[::-1])
 
 
 def test_a_validation_split_is_that_of_one_process():
