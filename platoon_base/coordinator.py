@@ -161,6 +161,7 @@ class Coordinator:
         self._voters: set[int] = set()
         self._vote: msg.Vote | None = None
         self._resume_center = False
+        self._fingerprints: dict[str, tuple[str, int]] = {}  # of each name, and the rank that gave it first
 
     def take_up(
         self,
@@ -347,6 +348,16 @@ class Coordinator:
             return [_refuse(asker, "ConfigurationError", f"{text}: it is for counters and the like; keep less")]
         member.kept = kept
         return [SendReply(asker, msg.Done())]
+
+    @_answer.register
+    def _same(self, request: msg.Same, member: Member, asker: Asker, now: float) -> list[Action]:
+        if request.name not in self._fingerprints and len(self._fingerprints) >= msg.MAX_FINGERPRINTS:
+            del self._fingerprints[next(iter(self._fingerprints))]
+        first, giver = self._fingerprints.setdefault(request.name, (request.fingerprint, member.rank))
+        if request.fingerprint == first:
+            return [SendReply(asker, msg.Done())]
+        text = f"{request.name} differs between workers: rank {member.rank} has {request.fingerprint}, rank {giver} {first}"
+        return [_refuse(asker, "ConfigurationError", f"{text}. {request.remedy}")]
 
     @_answer.register
     def _withdraw(self, request: msg.Withdraw, member: Member, asker: Asker, now: float) -> list[Action]:

@@ -32,6 +32,7 @@ __all__ = [
     "Reply",
     "Report",
     "Request",
+    "Same",
     "UserReply",
     "UserRequest",
     "Vote",
@@ -43,12 +44,13 @@ __all__ = [
     "encode_value",
 ]
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
 MAX_NOTE_BYTES = 2048  # so that those of 256 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
 MAX_DIMENSIONS = 64  # NumPy knows no more
 MAX_REPORTED = 1000  # names
+MAX_FINGERPRINTS = 4096  # that are remembered, the latest
 _MAX_WHY = 500  # characters
 MAX_VECTOR_BYTES = 1 << 19  # beside pairs and shapes of about as much
 
@@ -130,6 +132,14 @@ class Keep(Message, frozen=True, kw_only=True, tag="keep"):
     value: Annotated[bytes, msgspec.Meta(max_length=MAX_KEPT_BYTES)]
 
 
+class Same(Message, frozen=True, kw_only=True, tag="same"):
+    """What ``name`` is for this worker, as a short text; the first one given holds for all. ``remedy`` ends a refusal."""
+
+    name: Annotated[str, msgspec.Meta(max_length=256)]
+    fingerprint: Annotated[str, msgspec.Meta(max_length=256)]
+    remedy: Annotated[str, msgspec.Meta(max_length=1024)]
+
+
 class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
     """A worker waits no longer for what it has asked: something has interrupted it."""
 
@@ -206,7 +216,7 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
         return error(self.message)
 
 
-Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Keep, Withdraw, Leave, UserRequest]
+Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Keep, Same, Withdraw, Leave, UserRequest]
 Reply = Union[Welcome, CenterRole, Reduced, Done, UserReply, Failure]
 
 _encoder = msgspec.msgpack.Encoder()

@@ -294,6 +294,30 @@ class Worker:
             with self._shared.center_values(timeout_s):
                 yield
 
+    def require_same(
+        self, name: str, fingerprint: str, remedy: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
+    ) -> None:
+        """Raise unless this worker has the same as the first worker that told what it has; waits for none of them.
+
+        The controller remembers what each name stood for at first, so late joiners and workers that are started again
+        are compared too. A call costs a message.
+
+        Parameters
+        ----------
+        name : str
+            Of what is compared, for a person: another one for each thing, such as ``"the data of shard call 2"``.
+        fingerprint : str
+            A short text that tells two of them apart; both are in the error.
+        remedy : str
+            What the user is to do about a difference: a sentence, the end of the error's text.
+
+        Raises
+        ------
+        ConfigurationError
+            If another worker has given another fingerprint under this name; only on the worker that came later.
+        """
+        self._session.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
+
     # Collective calls: every worker makes them, in the same order.
 
     def barrier(self, name: str = "barrier", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

@@ -1046,3 +1046,30 @@ def test_the_first_center_of_a_resumed_job_is_made_from_the_checkpoint():
         last = job.ask(peer, msg.Reduce(name="release", pairs={}, timeout_s=1.0, drops_center=True))
     assert replies(last).keys() == {"0", "1"}
     assert job.answer(0, init()) == CREATE
+
+
+def same(fingerprint, name="the data"):
+    return msg.Same(name=name, fingerprint=fingerprint, remedy="Seed the split.")
+
+
+def test_the_first_fingerprint_of_a_name_holds_for_all():
+    job = Job(2).join(0, 1)
+    assert job.answer(1, same("100 rows 1f00")) == DONE
+    assert job.answer(0, same("100 rows 1f00")) == DONE
+    differs = job.answer(0, same("90 rows 2c11"))
+    require_failure(differs, "ConfigurationError", "the data", "rank 0 has 90 rows 2c11, rank 1 100 rows 1f00")
+    assert differs.message.endswith(". Seed the split.")
+    assert job.answer(0, same("90 rows 2c11", name="other data")) == DONE
+    # One that joins later, or comes again, is compared too.
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, Position(1, 5, 5))
+    job.answer("again", hello(rank=1))
+    require_failure(job.answer("again", same("100 rows 0000")), "ConfigurationError", "rank 1 has 100 rows 0000")
+
+
+def test_the_oldest_fingerprint_makes_room_for_the_newest():
+    job = Job(1).join(0)
+    for number in range(msg.MAX_FINGERPRINTS + 1):
+        assert job.answer(0, same("a", name=f"batch {number}")) == DONE
+    require_failure(job.answer(0, same("b", name="batch 1")), "ConfigurationError", "differs")
+    assert job.answer(0, same("b", name="batch 0")) == DONE

@@ -27,6 +27,7 @@ REQUESTS = [
     msg.Report(metrics={"loss": 0.25, "epoch": 3, "best": "model é.npz"}),
     msg.Vote(reason="patience", policy="all"),
     msg.Keep(name="best", value=msg.encode_value({"loss": 0.25, "waited": 3})),
+    msg.Same(name="the data", fingerprint="100 rows 1f00", remedy="Seed the split."),
     msg.Withdraw(),
     msg.Leave(),
     msg.UserRequest(req="next", info={"seen": [1, 2.5, "x", None, True, b"\0\1"]}),
