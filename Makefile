@@ -37,7 +37,7 @@ test: setup
 	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py $(ARGS)
 
 test-ordinary: setup
-	@$(TEST_ENV) $(VENV)/python -m pytest -n 2 --dist loadgroup -m 'not slow' $(ARGS)
+	@$(TEST_ENV) $(VENV)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(ARGS)
 
 test-keras: setup
 	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py --keras $(ARGS)

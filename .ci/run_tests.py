@@ -39,7 +39,7 @@ def run_pytest(title: str, python: Path, *arguments: str, may_be_empty: bool = F
     """Run pytest with its output where the user sees it; return how it went."""
     print(f"\n== {title}", flush=True)
     began = time.monotonic()
-    command = [str(python), "-m", "pytest", "-n", str(AT_ONCE), "--dist", "loadgroup", *arguments]
+    command = [str(python), "-m", "pytest", "-n", str(AT_ONCE), "--dist", "worksteal", *arguments]
     status = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
     if status == NO_TESTS and may_be_empty:
         return "no tests selected"

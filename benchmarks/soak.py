@@ -266,7 +266,7 @@ def middle(values: list[float]) -> float:
 
 
 def names_of_ours() -> list[str]:
-    return [name for name in os.listdir(SHM_FOLDER) if name.startswith(f"platoon-{os.getuid()}-")]
+    return [path.name for path in SHM_FOLDER.glob(f"{registry.segment_prefix().strip('/')}*")]
 
 
 def remove_leftovers() -> list[str]:
@@ -301,6 +301,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0.0, help="go on for so long, whatever the kills")
     parser.add_argument("--seed", type=int, default=0, help="of the first job; each later one has the next")
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results")
+    os.environ[registry.NAMESPACE] = f"s{os.getpid()}"  # it tidies up: only what is its own
     options = parser.parse_args()
     os.environ["PLATOON_TIMEOUT_S"] = "20"
     end = time.monotonic() + 60 * options.minutes

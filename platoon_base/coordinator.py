@@ -356,7 +356,7 @@ class Coordinator:
         first, giver = self._fingerprints.setdefault(request.name, (request.fingerprint, member.rank))
         if request.fingerprint == first:
             return [SendReply(asker, msg.Done())]
-        text = f"{request.name} differs between workers: rank {member.rank} has {request.fingerprint}, rank {giver} {first}"
+        text = f"{request.name} differs: rank {member.rank} has {request.fingerprint}, rank {giver} {first}"
         return [_refuse(asker, "ConfigurationError", f"{text}. {request.remedy}")]
 
     @_answer.register

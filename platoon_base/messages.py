@@ -133,7 +133,10 @@ class Keep(Message, frozen=True, kw_only=True, tag="keep"):
 
 
 class Same(Message, frozen=True, kw_only=True, tag="same"):
-    """What ``name`` is for this worker, as a short text; the first one given holds for all. ``remedy`` ends a refusal."""
+    """What ``name`` is for this worker, as a short text; the first one given holds for all.
+
+    ``remedy`` ends the text of a refusal.
+    """
 
     name: Annotated[str, msgspec.Meta(max_length=256)]
     fingerprint: Annotated[str, msgspec.Meta(max_length=256)]

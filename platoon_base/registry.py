@@ -20,7 +20,10 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.limits import require_room
 from platoon_base.segments import SHM_FOLDER, Segment, abandoned
 
-__all__ = ["JobFiles", "Leftover", "leftovers", "remove", "running"]
+__all__ = ["NAMESPACE", "JobFiles", "Leftover", "leftovers", "remove", "running", "segment_prefix"]
+
+# Jobs of another namespace are neither seen nor tidied up: for test runs beside jobs that matter.
+NAMESPACE = "PLATOON_NAMESPACE"
 
 _DESCRIPTION = "job.json"
 _LONGEST_ADDRESS = len("ipc://") + 107  # sun_path of a Unix socket holds 108 bytes with its final zero
@@ -63,17 +66,17 @@ class JobFiles(msgspec.Struct, frozen=True):
     @property
     def words(self) -> str:
         """Name of the segment with the control words."""
-        return f"{_prefix()}{self.job}-words"
+        return f"{segment_prefix()}{self.job}-words"
 
     @property
     def center(self) -> str:
         """Name of the segment with the center."""
-        return f"{_prefix()}{self.job}-center"
+        return f"{segment_prefix()}{self.job}-center"
 
     @property
     def collective(self) -> str:
         """Name of the segment through which ndarrays are all-reduced."""
-        return f"{_prefix()}{self.job}-collective"
+        return f"{segment_prefix()}{self.job}-collective"
 
     @classmethod
     def create(cls, size: int, place: str = "host", checkpoint: str = "") -> JobFiles:
@@ -149,7 +152,7 @@ def running() -> list[JobFiles]:
     """Describe this user's jobs that are still alive."""
     found = []
     for folder in sorted(_jobs_folder().iterdir()):
-        words = f"{_prefix()}{folder.name}-words"
+        words = f"{segment_prefix()}{folder.name}-words"
         if (SHM_FOLDER / words.lstrip("/")).exists() and not abandoned(words):
             with contextlib.suppress(ConfigurationError):  # it is just ending, or damaged: the others still count
                 found.append(JobFiles.read(str(folder)))
@@ -162,7 +165,7 @@ def leftovers() -> list[Leftover]:
     A job lives as long as any process has its shared memory open. That is asked of the kernel, by a lock on the
     segment, and so holds across process and network namespaces.
     """
-    prefix = _prefix().lstrip("/")
+    prefix = segment_prefix().lstrip("/")
     segments = [p for p in SHM_FOLDER.glob(f"{prefix}*") if _old(p) and abandoned(p.name) and not _alive(p)]
     found = [Leftover(path, _size_bytes(path)) for path in segments]
     for folder in sorted(_jobs_folder().iterdir()):
@@ -200,13 +203,23 @@ def _old(path: Path) -> bool:
         return False
 
 
-def _prefix() -> str:
-    return f"/platoon-{os.getuid()}-"
+def segment_prefix() -> str:
+    """Return what the names of the shared memory of this user's jobs begin with, those of this namespace."""
+    return f"/{_mine()}-"
+
+
+def _mine() -> str:
+    namespace = os.environ.get(NAMESPACE, "")
+    if not re.fullmatch(r"[0-9A-Za-z]{0,16}", namespace):
+        raise ConfigurationError(
+            f"got {NAMESPACE}={namespace!r}: it becomes a part of file names; take up to 16 letters and digits"
+        )
+    return f"platoon-{os.getuid()}{'.' if namespace else ''}{namespace}"
 
 
 def _jobs_folder() -> Path:
     """Return the folder, entered by this user alone, that holds the jobs' folders."""
-    folder = Path(tempfile.gettempdir()) / f"platoon-{os.getuid()}"
+    folder = Path(tempfile.gettempdir()) / _mine()
     with contextlib.suppress(FileExistsError):  # what is there is looked at next
         folder.mkdir(mode=0o700)
     status = folder.lstat()

@@ -294,9 +294,7 @@ class Worker:
             with self._shared.center_values(timeout_s):
                 yield
 
-    def require_same(
-        self, name: str, fingerprint: str, remedy: str, *, timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> None:
+    def require_same(self, name: str, fingerprint: str, remedy: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Raise unless this worker has the same as the first worker that told what it has; waits for none of them.
 
         The controller remembers what each name stood for at first, so late joiners and workers that are started again

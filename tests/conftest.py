@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -24,20 +25,20 @@ from platoon_base.job import host_job
 from platoon_base.launcher import log_file, worker_environment
 from platoon_base.messages import PROTOCOL, Hello, encode
 from platoon_base.prefork import python_main
-from platoon_base.segments import Segment, abandoned
+from platoon_base.registry import NAMESPACE, segment_prefix
+from platoon_base.segments import SHM_FOLDER, Segment, abandoned
 from platoon_base.worker import Lock, Place, Worker
 
 JOB_TIMEOUT_S = 200  # below the test's own limit, so that the logs are shown
 
-# These make jobs that are dead, or remove what such have left: one after the other.
-LEFTOVERS = {"test_cli", "test_faults_of_the_original", "test_registry", "test_resume", "test_soak"}
+# Each process that runs tests has jobs of its own: it neither sees nor tidies up those of the user or of another run.
+os.environ[NAMESPACE] = f"t{os.getpid()}"
+JOBS_FOLDER = Path(tempfile.gettempdir(), segment_prefix().strip("/-"))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.path.stem in LEFTOVERS:
-            item.add_marker(pytest.mark.xdist_group("leftovers"))
+def pytest_sessionfinish():
+    with contextlib.suppress(FileNotFoundError):
+        JOBS_FOLDER.rmdir()
 
 
 # A shell that starts a test run in the background has its children ignore Ctrl-C, which some tests send.
@@ -45,17 +46,16 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _shared_memory():
-    """Name the segments that nobody has open, or that this process has mapped; other test runs may have theirs."""
+    """Name the segments of these tests' jobs that nobody has open, or that this process has mapped."""
     mapped = Path("/proc/self/maps").read_text()
-    names = [name for name in os.listdir("/dev/shm") if name.startswith(f"platoon-{os.getuid()}-")]
+    names = [path.name for path in SHM_FOLDER.glob(f"{segment_prefix().strip('/')}*")]
     return {name for name in names if f"/dev/shm/{name}" in mapped or abandoned(name)}
 
 
 def _job_folders():
     """Name the folders of jobs without control words."""
-    folder = Path(tempfile.gettempdir(), f"platoon-{os.getuid()}")
-    jobs = folder.iterdir() if folder.is_dir() else ()
-    return {f"folder {job}" for job in jobs if not Path(f"/dev/shm/platoon-{os.getuid()}-{job.name}-words").exists()}
+    jobs = JOBS_FOLDER.iterdir() if JOBS_FOLDER.is_dir() else ()
+    return {f"folder {job}" for job in jobs if not Path(f"/dev/shm{segment_prefix()}{job.name}-words").exists()}
 
 
 def _traces():
@@ -139,7 +139,7 @@ def job_of_one():
     """Make the only worker of a job inside this process, with a real center in shared memory."""
     words = ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)
     channel = InprocHub(Coordinator(1), words).connect()
-    centers = HostCenters(f"/platoon-{os.getuid()}-test{os.getpid()}-center")
+    centers = HostCenters(f"{segment_prefix()}test{os.getpid()}-center")
     channel.request(encode(Hello(protocol=PROTOCOL, pid=os.getpid(), host="", device="cpu", rank=0)), 10)
     place = Place(rank=0, size=1, local_rank=0, local_size=1, seed=0, device="cpu")
     with Worker(place, channel, words, lambda *_: centers, Lock(lambda: True, lambda: None)) as worker:

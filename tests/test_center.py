@@ -13,6 +13,7 @@ from platoon_base.centers.base import Refused
 from platoon_base.centers.host import STRIPE_BYTES, HostCenter, HostCenters
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
+from platoon_base.registry import segment_prefix
 from platoon_base.rules import ASGD, EASGD
 from platoon_base.segments import Segment
 
@@ -29,7 +30,7 @@ def model(seed, dtype="float32"):
 @pytest.fixture(params=[HostCenters])
 def centers(request):
     """The factory of each back end in turn."""
-    factory = request.param(f"/platoon-{os.getuid()}-test{os.getpid()}-center", workers=3)
+    factory = request.param(f"{segment_prefix()}test{os.getpid()}-center", workers=3)
     yield factory
     Segment.unlink(factory.name)
 

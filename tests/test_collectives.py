@@ -23,6 +23,7 @@ from platoon_base.collectives.host import HostCollective
 from platoon_base.collectives.local import LocalCollective
 from platoon_base.collectives.staged import StagedCollective
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.registry import segment_prefix
 from platoon_base.segments import Segment
 
 pytestmark = pytest.mark.base
@@ -62,7 +63,7 @@ class Group:
     """The ranks of a group as threads of this process, each with its own handle."""
 
     def __init__(self, size, forms, chunk_bytes=SMALL, peers=None, ranks=None):
-        self.name = f"/platoon-{os.getuid()}-test{os.getpid()}-group{next(numbers)}"
+        self.name = f"{segment_prefix()}test{os.getpid()}-group{next(numbers)}"
         self.peers = peers or [Willing() for _ in range(size)]
         ranks = ranks or range(size)
         self.members = []
@@ -626,7 +627,7 @@ from platoon_base.collectives import exchange, host
 c = host.HostCollective.create(NAME, (3,), 0, None)
 print(exchange.HAVE_FUSED, c.all_reduce(np.ones(2), "mean", timeout_s=1))
 c.close()
-""".replace("NAME", repr(f"/platoon-{os.getuid()}-test{os.getpid()}-numpy"))
+""".replace("NAME", repr(f"{segment_prefix()}test{os.getpid()}-numpy"))
     environment = {**os.environ, "PLATOON_NO_KERNELS": "1"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout == "False [1. 1.]\n"
@@ -666,7 +667,7 @@ group.close()
 @pytest.mark.parametrize("fused", FORMS)
 def test_real_processes_survive_a_kill(fused, write_script):
     size, script = 3, write_script(WORKER)
-    name = f"/platoon-{os.getuid()}-test{os.getpid()}-kill"
+    name = f"{segment_prefix()}test{os.getpid()}-kill"
     processes = []
     with Segment.create(f"{name}-life", 4096) as life:
         try:

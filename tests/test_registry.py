@@ -30,10 +30,18 @@ input()
 
 
 @pytest.fixture(autouse=True)
-def jobs_folder(tmp_path, monkeypatch):
+def tmpdir_of_jobs(monkeypatch):
+    """Another folder for temporary files, with a path short enough for a socket in it."""
+    with tempfile.TemporaryDirectory(prefix="p") as folder:
+        monkeypatch.setattr(tempfile, "tempdir", folder)
+        yield Path(folder)
+        monkeypatch.undo()
+
+
+@pytest.fixture
+def jobs_folder(tmpdir_of_jobs):
     """Where the jobs' folders are in this test; the names of shared memory are as ever."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path / f"platoon-{os.getuid()}"
+    return tmpdir_of_jobs / registry.segment_prefix().strip("/-")
 
 
 @pytest.fixture
@@ -51,9 +59,9 @@ def live_job(files):
 
 
 @pytest.fixture
-def dead_job(tmp_path):
+def dead_job(tmpdir_of_jobs):
     """A job whose only process was killed."""
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    environment = {**os.environ, "TMPDIR": str(tmpdir_of_jobs)}
     with subprocess.Popen(
         [sys.executable, "-c", CREATE_AND_WAIT],
         env=environment,
@@ -97,7 +105,7 @@ def test_names_belong_to_the_job(files):
     assert files.size == 3
     assert files.address == f"ipc://{files.folder}/control"
     assert files.words != files.center
-    assert all(files.job in name and f"-{os.getuid()}-" in name for name in (files.words, files.center))
+    assert all(name.startswith(f"{registry.segment_prefix()}{files.job}-") for name in (files.words, files.center))
 
 
 def test_jobs_differ():
@@ -242,3 +250,26 @@ def test_a_job_whose_description_is_gone_does_not_hide_the_others(live_job):
             assert registry.running() == [live_job]
     finally:
         Segment.unlink(broken.words)
+
+
+def test_jobs_of_another_namespace_are_neither_seen_nor_tidied_up(dead_job, live_job, monkeypatch):
+    own, prefix, namespace = traces(dead_job), registry.segment_prefix(), os.environ[registry.NAMESPACE]
+    make_old(*own)
+    monkeypatch.setenv(registry.NAMESPACE, "Other7")
+    assert registry.segment_prefix() not in prefix
+    assert not prefix.startswith(registry.segment_prefix())
+    assert registry.leftovers() == []
+    assert registry.running() == []
+    monkeypatch.delenv(registry.NAMESPACE)
+    assert not {left.path for left in registry.leftovers()} & own
+    assert live_job.folder not in {files.folder for files in registry.running()}
+    monkeypatch.setenv(registry.NAMESPACE, namespace)
+    assert found(dead_job) == own
+    assert registry.running() == [live_job]
+
+
+@pytest.mark.parametrize("namespace", ["a/b", "a-b", "é", "a" * 17, " "])
+def test_a_namespace_that_is_no_part_of_a_file_name_is_refused(namespace, monkeypatch):
+    monkeypatch.setenv(registry.NAMESPACE, namespace)
+    with pytest.raises(ConfigurationError, match="up to 16 letters and digits"):
+        registry.segment_prefix()

@@ -14,6 +14,7 @@ import pytest
 
 from platoon_base import registry
 from platoon_base.checkpoints import CheckpointFolder, read_checkpoint
+from platoon_base.segments import SHM_FOLDER
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
@@ -112,7 +113,7 @@ def clean_up():
     while time.monotonic() < deadline:
         for leftover in registry.leftovers():
             registry.remove(leftover)
-        if not registry.running() and not [p for p in os.listdir("/dev/shm") if p.startswith(f"platoon-{os.getuid()}")]:
+        if not registry.running() and not list(SHM_FOLDER.glob(f"{registry.segment_prefix().strip('/')}*")):
             return
         time.sleep(0.2)
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.registry import segment_prefix
 from platoon_base.segments import SHM_FOLDER, Segment, abandoned
 
 pytestmark = pytest.mark.base
@@ -30,7 +31,7 @@ for line in sys.stdin:
 
 @pytest.fixture
 def name():
-    made = f"/platoon-{os.getuid()}-test{os.getpid()}-{uuid.uuid4().hex[:8]}"
+    made = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
     yield made
     Segment.unlink(made)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from platoon_base.centers.shards import FINAL, Directory, DirectoryLayout
 from platoon_base.centers.tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling
 from platoon_base.layout import Layout, ParameterSpec
+from platoon_base.registry import segment_prefix
 from platoon_base.segments import Segment
 
 pytestmark = pytest.mark.base
@@ -57,7 +58,7 @@ def test_the_shards_are_of_about_one_size():
 def directories():
     """Two handles of one directory, as two workers have them."""
     layout = layout_of(SHAPES)
-    name = f"/platoon-{os.getuid()}-test{os.getpid()}-center"
+    name = f"{segment_prefix()}test{os.getpid()}-center"
     plan = DirectoryLayout(layout, Tiling(layout, 3))
     first = Directory(Segment.create(name, plan.size_bytes), plan)
     first.begin()
