@@ -21,7 +21,7 @@ from platoon_base.channels.inproc import InprocHub
 from platoon_base.control_words import ControlWords
 from platoon_base.controller import Result
 from platoon_base.coordinator import Coordinator
-from platoon_base.job import host_job
+from platoon_base.job import host_job, solo
 from platoon_base.launcher import log_file, worker_environment
 from platoon_base.messages import PROTOCOL, Hello, encode
 from platoon_base.prefork import python_main
@@ -34,6 +34,9 @@ JOB_TIMEOUT_S = 200  # below the test's own limit, so that the logs are shown
 # Each process that runs tests has jobs of its own: it neither sees nor tidies up those of the user or of another run.
 os.environ[NAMESPACE] = f"t{os.getpid()}"
 JOBS_FOLDER = Path(tempfile.gettempdir(), segment_prefix().strip("/-"))
+
+# The scripts of workers may import what the tests share, such as `watching`.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)]))
 
 
 def pytest_sessionfinish():
@@ -135,9 +138,22 @@ run_blocks = _runner("blocks_preamble.py")
 
 
 @pytest.fixture
-def job_of_one():
+def solo_worker():
+    """Make the worker of a job of one, as under plain python."""
+    with solo(seed=3) as worker:
+        yield worker
+
+
+@pytest.fixture
+def words_of_one():
+    """Make the control words of `job_of_one`."""
+    return ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)
+
+
+@pytest.fixture
+def job_of_one(words_of_one):
     """Make the only worker of a job inside this process, with a real center in shared memory."""
-    words = ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)
+    words = words_of_one
     channel = InprocHub(Coordinator(1), words).connect()
     centers = HostCenters(f"{segment_prefix()}test{os.getpid()}-center")
     channel.request(encode(Hello(protocol=PROTOCOL, pid=os.getpid(), host="", device="cpu", rank=0)), 10)
@@ -145,6 +161,16 @@ def job_of_one():
     with Worker(place, channel, words, lambda *_: centers, Lock(lambda: True, lambda: None)) as worker:
         yield worker
     Segment.unlink(centers.name)
+
+
+@pytest.fixture(scope="session")
+def opencl():
+    """Skip where there is no OpenCL device."""
+    code = "import pygpu; pygpu.init('opencl0:0')"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    if found.returncode:
+        why = (found.stderr.splitlines() or ["it ended without a word"])[-1]
+        pytest.skip(f"needs pygpu and an OpenCL device: {why}; see docs/compat.md")
 
 
 @pytest.fixture

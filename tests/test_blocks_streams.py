@@ -44,7 +44,6 @@ from fuel.transformers import (
 )
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import solo
 from platoon_plugins.blocks import schemes
 from platoon_plugins.blocks.broadcast import BroadcastStream
 from platoon_plugins.blocks.schemes import ShardedScheme, same_epoch
@@ -105,12 +104,6 @@ def reading():
             return stream
 
         yield watched
-
-
-@pytest.fixture
-def alone():
-    with solo(seed=3) as worker:
-        yield worker
 
 
 @pytest.fixture
@@ -346,12 +339,12 @@ def test_a_server_is_given_its_shard_by_numbers():
     assert shard_stream(parts[0], rank=0, size=1) is parts[0]
 
 
-def test_alone_a_stream_stays_as_it_is(alone):
+def test_alone_a_stream_stays_as_it_is(solo_worker):
     stream = Flatten(stream_of(ShuffledScheme(12, 2)))
     before = dict(vars(stream))
     for mode in ("shard", "broadcast"):
-        assert shard_stream(stream, mode=mode, worker=alone) is stream
-        assert shard_stream(DataStream(IterableDataset([1, 2])), mode=mode, worker=alone)
+        assert shard_stream(stream, mode=mode, worker=solo_worker) is stream
+        assert shard_stream(DataStream(IterableDataset([1, 2])), mode=mode, worker=solo_worker)
     assert vars(stream) == before
 
 
@@ -428,8 +421,8 @@ class Reshape(Transformer):
                 n, [1.5, n], np.empty((0, 3)))  # fmt: skip
 
 
-def test_alone_a_broadcast_stream_reads_for_itself(alone):
-    stream = BroadcastStream(Reshape(iterable(), produces_examples=True), alone)
+def test_alone_a_broadcast_stream_reads_for_itself(solo_worker):
+    stream = BroadcastStream(Reshape(iterable(), produces_examples=True), solo_worker)
     assert not is_sharded(stream)
     for _ in range(2):
         batches = list(stream.get_epoch_iterator(as_dict=True))
@@ -448,8 +441,8 @@ def test_alone_a_broadcast_stream_reads_for_itself(alone):
 
 
 @pytest.mark.parametrize("data", [["some", "text"], [[1], [2, 3]], np.array([None, 1]), np.zeros(2, "M8[s]")])
-def test_what_is_no_numbers_is_not_sent(alone, data):
-    stream = BroadcastStream(DataStream(IterableDataset([data])), alone)
+def test_what_is_no_numbers_is_not_sent(solo_worker, data):
+    stream = BroadcastStream(DataStream(IterableDataset([data])), solo_worker)
     with pytest.raises(ConfigurationError, match="'data': only arrays of numbers"):
         next(stream.get_epoch_iterator())
 

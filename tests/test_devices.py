@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -308,17 +307,6 @@ def test_shared_variables_on_the_host_are_reported_on_a_worker_with_a_gpu(afresh
     host = theano_module.shared(np.zeros(3, "float32"), "w")
     with pytest.warns(PlatoonWarning, match="given opencl0:0, but all its parameters"):
         warn_if_not_on_device("opencl0:0", [host])
-
-
-def has_opencl():
-    code = "import pygpu.gpuarray as g; assert g.count_devices('opencl', 0) > 0"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
-
-
-@pytest.fixture(scope="module")
-def opencl():
-    if not has_opencl():
-        pytest.skip("needs pygpu and an OpenCL device: apt-get install python3-pygpu pocl-opencl-icd libclblast1")
 
 
 ON_DEVICE = """

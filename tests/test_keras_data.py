@@ -15,7 +15,6 @@ keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this 
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
-from platoon_base.job import solo
 from platoon_plugins.keras import (
     EASGD,
     DistributedOptimizer,
@@ -35,12 +34,6 @@ Base = keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset
 def places(size, seed=3):
     """Stand in for the workers of a job, of which a shard needs no more than the numbers."""
     return [SimpleNamespace(global_rank=rank, global_size=size, seed=seed) for rank in range(size)]
-
-
-@pytest.fixture
-def alone():
-    with solo(seed=3) as worker:
-        yield worker
 
 
 # Arrays.
@@ -104,13 +97,13 @@ def test_a_validation_split_is_that_of_one_process():
     assert sorted(valid) == list(range(15, 20))
 
 
-def test_alone_a_shard_is_everything(alone):
+def test_alone_a_shard_is_everything(solo_worker):
     x, y = np.arange(10.0), np.arange(10)
-    assert shard(x, worker=alone) is x
-    got = shard(x, y, worker=alone)
+    assert shard(x, worker=solo_worker) is x
+    got = shard(x, y, worker=solo_worker)
     assert got[0] is x
     assert got[1] is y
-    (_, train), (_, valid) = shard(x, y, validation_split=0.3, worker=alone)
+    (_, train), (_, valid) = shard(x, y, validation_split=0.3, worker=solo_worker)
     assert list(train) == list(range(7))
     assert list(valid) == [7, 8, 9]
 
@@ -206,9 +199,9 @@ def test_common_random_numbers_are_common_in_every_thread():
             assert list(pool.map(draw, range(8))) == expected
 
 
-def test_alone_a_sequence_stays_as_it_is(alone):
+def test_alone_a_sequence_stays_as_it_is(solo_worker):
     whole = Batches(9)
-    assert shard(whole, worker=alone) is whole
+    assert shard(whole, worker=solo_worker) is whole
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")
@@ -241,9 +234,9 @@ def test_a_tf_dataset_is_asked_for_its_shard():
         (lambda w: LearningRateWarmup(0.1, warmup_epochs=0, worker=w), "greater than 0"),
     ],
 )
-def test_bad_arguments_are_refused(alone, call, complaint):
+def test_bad_arguments_are_refused(solo_worker, call, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
-        call(alone)
+        call(solo_worker)
 
 
 def test_an_optimizer_is_wrapped_once():
@@ -270,7 +263,7 @@ def _data():
     return x, x.sum(axis=1, keepdims=True)
 
 
-def test_alone_everything_is_a_no_op_with_identical_results(alone):
+def test_alone_everything_is_a_no_op_with_identical_results(solo_worker):
     x, y = _data()
 
     def fit(wrap_optimizer, wrap_data, wrap_callbacks):
@@ -281,9 +274,9 @@ def test_alone_everything_is_a_no_op_with_identical_results(alone):
 
     plain = fit(lambda o: o, lambda *d: d, lambda c: c)
     ours = fit(
-        lambda o: DistributedOptimizer(o, worker=alone),
-        lambda *d: shard(*d, worker=alone),
-        lambda c: distribute(c, worker=alone),
+        lambda o: DistributedOptimizer(o, worker=solo_worker),
+        lambda *d: shard(*d, worker=solo_worker),
+        lambda c: distribute(c, worker=solo_worker),
     )
     assert plain[0] == ours[0]
     for a, b in zip(plain[1], ours[1]):
@@ -316,9 +309,9 @@ def test_the_warmup_follows_its_formula():
     assert rates == pytest.approx(expected)
 
 
-def test_alone_the_warmup_leaves_the_rate(alone):
+def test_alone_the_warmup_leaves_the_rate(solo_worker):
     model = _model(keras.optimizers.SGD(0.3))
-    model.fit(*_data(), epochs=2, verbose=0, callbacks=[LearningRateWarmup(0.1, worker=alone)])
+    model.fit(*_data(), epochs=2, verbose=0, callbacks=[LearningRateWarmup(0.1, worker=solo_worker)])
     lr = model.optimizer.lr if KERAS_2 else model.optimizer.learning_rate
     assert float(keras.backend.get_value(lr) if KERAS_2 else keras.ops.convert_to_numpy(lr)) == pytest.approx(0.1)
 

@@ -10,16 +10,9 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import solo
 from platoon_plugins.lasagne import StopOnPatience, evaluate, iterate_minibatches, shard
 
 pytestmark = pytest.mark.theano
-
-
-@pytest.fixture
-def solo_worker():
-    with solo(seed=3) as worker:
-        yield worker
 
 
 def test_workers_train_a_known_model_to_its_known_solution(run_job):

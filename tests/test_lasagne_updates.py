@@ -15,7 +15,6 @@ import lasagne
 import theano.tensor as T
 
 from platoon_base.errors import ConfigurationError, NonFiniteError
-from platoon_base.job import solo
 from platoon_base.theano_ops import Sync
 from platoon_plugins.lasagne import ASGD, EASGD, sync_updates
 
@@ -50,12 +49,6 @@ def make_loss(params):
 def batches(count):
     rng = np.random.RandomState(7)
     return [rng.randn(5, 4).astype(theano.config.floatX) for _ in range(count)]
-
-
-@pytest.fixture
-def solo_worker():
-    with solo() as worker:
-        yield worker
 
 
 @pytest.fixture

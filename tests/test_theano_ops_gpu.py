@@ -52,15 +52,6 @@ def transfers(function):
 """
 
 
-@pytest.fixture(scope="module")
-def opencl():
-    """Skip where there is no OpenCL device."""
-    code = f"import pygpu; pygpu.init({DEVICE!r})"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
-    if found.returncode:
-        pytest.skip(f"needs an OpenCL device: {found.stderr.splitlines()[-1]}; see docs/compat.md")
-
-
 @pytest.fixture
 def run_on_device(opencl, run_job):
     """Run a script on two workers, both on the OpenCL device."""

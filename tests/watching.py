@@ -1,0 +1,114 @@
+"""What a test sees of a running job from outside its workers' handles: the words and the center in its shared memory.
+
+The scripts of workers import it as well: the folder of the tests is on their path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+import numpy as np
+
+from platoon_base.centers.host import HostCenters
+from platoon_base.control_words import CONTROLLER_LOCK, WORKER_LOCKS, ControlWords
+from platoon_base.coordinator import MAX_WORKERS
+from platoon_base.job import JOB
+from platoon_base.parameters import Parameters
+from platoon_base.registry import JobFiles
+from platoon_base.segments import Segment
+
+__all__ = [
+    "PATIENCE_S",
+    "center_of",
+    "controller_lives",
+    "ending",
+    "exchange_pids",
+    "is_stopped",
+    "progress",
+    "takes_part",
+    "until",
+    "waits_in",
+]
+
+PATIENCE_S = 60
+
+
+def until(condition, patience_s=PATIENCE_S):
+    """Wait until a condition holds, and fail if it does not for so long."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(1e-3)
+
+
+@contextlib.contextmanager
+def _control_words():
+    """Open the control words of the job that the environment names, with the locks on their bytes, for one look.
+
+    Whoever has them open counts as one of the job: the last one out tidies up. So nobody keeps them.
+    """
+    with Segment.attach(_files().words) as segment:
+        yield ControlWords(segment.buffer, rows=MAX_WORKERS, create=False), segment
+
+
+def _files():
+    return JobFiles.read(os.environ[JOB])
+
+
+def progress(rank):
+    """Return what a worker has written of itself; see `platoon_base.control_words.Progress`."""
+    with _control_words() as (words, _):
+        return words.progress(rank)
+
+
+def waits_in(name, *ranks):
+    """Tell whether all these workers are in the collective call of this name, such as ``"barrier all here"``."""
+    with _control_words() as (words, _):
+        return all(_waits_in(words, name, rank) for rank in ranks)
+
+
+def _waits_in(words, name, rank):
+    before = int(words.row(rank)["waits"])
+    seen = words.read_text(rank, "waiting_in")
+    return seen == name and before % 2 == 1 and before == int(words.row(rank)["waits"])  # odd inside, and still there
+
+
+def ending(rank):
+    """Return how a worker's process ended, as the controller has written it; empty before."""
+    with _control_words() as (words, _):
+        return words.read_text(rank, "ending")
+
+
+def takes_part(rank):
+    """Tell whether a worker is there: its process lives, and it has not said goodbye."""
+    with _control_words() as (words, segment):
+        return segment.locked(WORKER_LOCKS + rank) and not words.row(rank)["left"]
+
+
+def controller_lives():
+    with _control_words() as (_, segment):
+        return segment.locked(CONTROLLER_LOCK)
+
+
+@contextlib.contextmanager
+def center_of(params, rule):
+    """Open the job's center on the host, as a worker that never synchronizes with it."""
+    center = HostCenters(_files().center).attach(Parameters(params).layout, rule, MAX_WORKERS)
+    try:
+        yield center
+    finally:
+        center.close()
+
+
+def exchange_pids(worker):
+    """Return the process ids of all workers, in the order of their ranks: a collective call."""
+    mine = np.where(np.arange(worker.global_size) == worker.global_rank, os.getpid(), 0)
+    return worker.sum_arrays("pids", [mine]).arrays[0].astype(int).tolist()
+
+
+def is_stopped(pid):
+    """Tell whether a process is stopped, as by SIGSTOP."""
+    return "State:\tT" in Path(f"/proc/{pid}/status").read_text()
