@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,9 +30,18 @@ KERAS_2 = keras.__version__.startswith("2.")
 Base = keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset
 
 
+class Place:
+    """Stands in for a worker of a job, of which a shard needs no more than the numbers."""
+
+    def __init__(self, rank, size, seed):
+        self.global_rank, self.global_size, self.seed = rank, size, seed
+
+    def require_same(self, name, fingerprint, remedy):
+        """What that does is tested with real workers, in test_keras_same_data.py."""
+
+
 def places(size, seed=3):
-    """Stand in for the workers of a job, of which a shard needs no more than the numbers."""
-    return [SimpleNamespace(global_rank=rank, global_size=size, seed=seed) for rank in range(size)]
+    return [Place(rank, size, seed) for rank in range(size)]
 
 
 # Arrays.
@@ -118,7 +126,7 @@ def test_alone_a_shard_is_everything(solo_worker):
         (lambda w: shard(np.ones(9), validation_split=1.0, worker=w), "from 0 to below 1"),
         (lambda w: shard(np.ones(9), validation_split=0.1, worker=w), "some would have none"),
         (lambda w: shard((i for i in range(3)), worker=w), "islice"),
-        (lambda w: shard({1, 2, 3}, worker=w), "DistributedSampler"),
+        (lambda w: shard({1, 2, 3}, worker=w), "torch DataLoader"),
         (lambda w: shard(Batches(9), validation_split=0.5, worker=w), "for arrays"),
         (lambda w: shard(Batches(9), np.ones(9), worker=w), "one by one"),
     ],
@@ -202,6 +210,87 @@ def test_common_random_numbers_are_common_in_every_thread():
 def test_alone_a_sequence_stays_as_it_is(solo_worker):
     whole = Batches(9)
     assert shard(whole, worker=solo_worker) is whole
+
+
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no PyDataset: run it in .venv-keras3 (make test)")
+def test_a_py_dataset_with_num_batches_and_no_len():
+    class Numbered(Base):
+        num_batches = 5
+
+        def __getitem__(self, index):
+            return np.arange(4 * index, 4 * index + 4)
+
+    parts = [shard(Numbered(), worker=place) for place in places(2)]
+    assert [part.num_batches for part in parts] == [3, 3]
+    assert sorted(np.concatenate([part[i] for part in parts for i in range(3)])) == list(range(20))
+    Numbered.num_batches = None
+    with pytest.raises(ConfigurationError, match="without an end"):
+        shard(Numbered(), worker=places(2)[0])
+
+
+# Loaders of torch.
+
+
+@pytest.fixture
+def torch_data():
+    return pytest.importorskip("torch.utils.data", reason="needs torch: run it in .venv-keras3 (make test)")
+
+
+@pytest.mark.parametrize(("size", "drop_last"), [(2, False), (3, True)])
+def test_a_loader_gives_each_row_to_one_worker_anew_in_each_epoch(torch_data, size, drop_last):
+    def read(shuffle, epoch=None):
+        loader = torch_data.DataLoader(range(25), batch_size=4, shuffle=shuffle, drop_last=drop_last)
+        parts = [shard(loader, worker=place) for place in places(size)]
+        epochs = []
+        for _ in range(3):
+            for part in parts if epoch is not None else ():
+                part.sampler.set_epoch(epoch)
+            batches = [[rows.tolist() for rows in part] for part in parts]
+            assert [len(part) for part in parts] == [len(rows) for rows in batches]
+            epochs.append(batches)
+        return epochs
+
+    in_order = read(shuffle=False)
+    assert in_order[0] == in_order[2]
+    for rank, batches in enumerate(in_order[0]):
+        rows = list(range(rank, 25, size))
+        assert batches == [rows[i : i + 4] for i in range(0, len(rows) // 4 * 4 if drop_last else len(rows), 4)]
+    first, second, third = read(shuffle=True)
+    for epoch in (first, second, third):
+        rows = [row for batches in epoch for batch in batches for row in batch]
+        assert len(set(rows)) == len(rows)
+        if not drop_last:
+            assert sorted(rows) == list(range(25))
+    assert first != second != third
+    assert read(shuffle=True, epoch=1) == [second] * 3
+
+
+def test_a_loader_that_makes_no_batches(torch_data):
+    parts = [shard(torch_data.DataLoader(np.arange(5), batch_size=None), worker=place) for place in places(2)]
+    assert [[int(row) for row in part] for part in parts] == [[0, 2, 4], [1, 3]]
+
+
+def test_loaders_with_an_order_of_their_own_are_refused(torch_data):
+    class Endless(torch_data.IterableDataset):
+        def __iter__(self):
+            return iter(range(9))
+
+    rows = list(range(9))
+    sampler = torch_data.RandomSampler(rows)
+    weighted = torch_data.WeightedRandomSampler([1.0] * 9, 9)
+    mine = torch_data.DistributedSampler(rows, num_replicas=2, rank=0)
+    loaders = {
+        "Endless": torch_data.DataLoader(Endless()),
+        "WeightedRandomSampler": torch_data.DataLoader(rows, sampler=weighted),
+        "RandomSampler": torch_data.DataLoader(rows, sampler=torch_data.RandomSampler(rows, replacement=True)),
+        "DistributedSampler": torch_data.DataLoader(rows, sampler=mine),
+    }
+    assert shard(torch_data.DataLoader(rows, sampler=sampler), worker=places(2)[0]) is not None
+    for name, loader in loaders.items():
+        with pytest.raises(ConfigurationError, match=f"{name}.*pass it to fit as it is"):
+            shard(loader, worker=places(2)[0])
+    with pytest.raises(ConfigurationError, match="use fewer workers"):
+        shard(torch_data.DataLoader(rows[:1]), worker=places(2)[0])
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")

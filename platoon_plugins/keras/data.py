@@ -13,6 +13,8 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import UNEVEN, shard_bounds, take
 from platoon_plugins.keras import seeds
+from platoon_plugins.keras.loaders import is_loader, shard_loader
+from platoon_plugins.keras.same_data import require_same_data, sources
 
 __all__ = ["shard"]
 
@@ -29,11 +31,13 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     row still comes once in an epoch. Its ``on_epoch_begin`` and ``on_epoch_end`` draw the same random numbers on all
     workers, so that what it
     shuffles remains one data set. A `tf.data.Dataset` is asked for its own
-    shard: its elements must come in the same order on every worker, so shard before you shuffle.
+    shard: its elements must come in the same order on every worker, so shard before you shuffle. A torch `DataLoader`
+    becomes one of every N-th row of its data set, in the order that it has, or a permutation common to all workers;
+    in a loop of your own call ``loader.sampler.set_epoch(epoch)`` before each epoch, as `fit` does.
 
     Parameters
     ----------
-    *data : array, nested arrays, or PyDataset, Sequence, tf.data.Dataset
+    *data : array, nested arrays, or PyDataset, Sequence, tf.data.Dataset, DataLoader
         Such as x, y and sample_weight; arrays of the same number of rows.
     uneven : {"keep", "drop", "wrap"}
         If N does not divide the number of rows: some workers have one more; the last rows are left out; or some
@@ -52,7 +56,8 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     Raises
     ------
     ConfigurationError
-        If numbers of rows differ, there are fewer rows than workers, or a kind of data cannot be split.
+        If numbers of rows differ, there are fewer rows than workers, a kind of data cannot be split, or another
+        worker has passed other data: such as a random split of its own.
 
     Examples
     --------
@@ -67,7 +72,7 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     if not 0 <= validation_split < 1:
         raise ConfigurationError(f"got validation_split={validation_split!r}: it is a fraction, from 0 to below 1")
     worker = connect() if worker is None else worker
-    sets = [part for part in data if _is_sequence(part) or _is_dataset(part)]
+    sets = [part for part in data if _is_sequence(part) or _is_dataset(part) or is_loader(part)]
     if sets:
         if validation_split or uneven != "keep":
             raise ConfigurationError(
@@ -75,6 +80,7 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
                 "sets, and shard each"
             )
         parts = tuple(_shard_set(part, worker) for part in data)
+        require_same_data(data, worker)
         return parts if len(parts) > 1 else parts[0]
     rows = _common_rows(data)
     at = math.floor(rows * (1 - validation_split)) if validation_split else rows
@@ -82,6 +88,7 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
         raise ConfigurationError(
             f"got {at} rows for {worker.global_size} workers: some would have none; use fewer workers"
         )
+    require_same_data(data, worker)
     train = tuple(_map(part, lambda array: _rows(array, 0, at, uneven, worker)) for part in data)
     if validation_split:
         if rows - at < worker.global_size:
@@ -136,10 +143,9 @@ def _count(array: Any) -> int:
     if not (hasattr(array, "__getitem__") and (hasattr(array, "shape") or hasattr(array, "__len__"))):
         raise ConfigurationError(
             f"got {type(array).__name__}: rows of it cannot be told apart beforehand; pass arrays, a PyDataset or "
-            "Sequence, or a tf.data.Dataset; let a generator yield this worker's batches, "
+            "Sequence, a tf.data.Dataset or a torch DataLoader; let a generator yield this worker's batches, "
             "itertools.islice(generator, rank, None, size) where its order comes from a np.random.default_rng(seed) of "
-            "its own, and give a DataLoader a DistributedSampler(dataset, "
-            "num_replicas=size, rank=rank)"
+            "its own"
         )
     return int(array.shape[0]) if hasattr(array, "shape") else len(array)
 
@@ -172,8 +178,7 @@ def _is_dataset(data: Any) -> bool:
 
 def _shuffles(dataset: Any) -> bool:
     """Whether a tf.data.Dataset, or one that it is made from, draws a random order."""
-    made_from = dataset._inputs() if hasattr(dataset, "_inputs") else ()
-    return "Shuffle" in type(dataset).__name__ or any(_shuffles(source) for source in made_from)
+    return any("Shuffle" in type(source).__name__ for source in sources(dataset))
 
 
 def _shard_set(data: Any, worker: Worker) -> Any:
@@ -183,12 +188,26 @@ def _shard_set(data: Any, worker: Worker) -> Any:
         if _shuffles(data):
             raise ConfigurationError(
                 "got a tf.data.Dataset that shuffles: in another order on each worker, so its shards would overlap and "
-                "miss rows; shard first: shard(dataset).shuffle(n).batch(b)"
+                "miss rows; shard first: shard(dataset).shuffle(n).batch(b). Of image_dataset_from_directory and the "
+                "like, which shuffle unless they are told otherwise, take rows in order: shuffle=False, batch_size=None"
             )
         return data.shard(worker.global_size, worker.global_rank)
+    if is_loader(data):
+        return shard_loader(data, worker)
     if _is_sequence(data):
+        if _batches(data) is None:
+            raise ConfigurationError(
+                f"got {type(data).__name__}, a PyDataset without an end (num_batches is None): let it yield this "
+                "worker's batches by itself (connect().global_rank of connect().global_size), and pass "
+                "steps_per_epoch to fit"
+            )
         return _ShardedSequence(data, worker.global_rank, worker.global_size, worker.seed)
     raise ConfigurationError(f"got {type(data).__name__} beside a data set: shard them one by one")
+
+
+def _batches(sequence: Any) -> int | None:
+    """Return the number of batches; a PyDataset may have ``num_batches`` alone, and none if it is infinite."""
+    return len(sequence) if hasattr(sequence, "__len__") else sequence.num_batches
 
 
 class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
@@ -203,10 +222,16 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         self._steps: tuple[int, int] | None = None
 
     def __len__(self) -> int:
-        batches = len(self._whole)
+        batches = self._whole_batches()
         if self._steps is None or self._steps[0] != batches:
             self._steps = batches, self._count_steps(batches)
         return self._steps[1]
+
+    def _whole_batches(self) -> int:
+        batches = _batches(self._whole)
+        if batches is None:
+            raise ConfigurationError(f"got {type(self._whole).__name__}, whose num_batches has become None")
+        return batches
 
     def _count_steps(self, batches: int) -> int:
         """Count one step for the left-over batches together, unless they have fewer rows than there are workers."""
@@ -221,7 +246,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         return full + (rows >= self._size)
 
     def __getitem__(self, index: int) -> Any:
-        batches = len(self._whole)
+        batches = self._whole_batches()
         full = batches // self._size
         own = [self._whole[index * self._size + self._rank]] if index < full else []
         if index == len(self) - 1 and batches % self._size and index >= full - 1:

@@ -17,8 +17,10 @@ from platoon_plugins.keras import seeds
 from platoon_plugins.keras.asynchronous import Asynchronous
 from platoon_plugins.keras.backends.base import Backend, Metrics
 from platoon_plugins.keras.common_start import start_together
+from platoon_plugins.keras.loaders import tell_epoch
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.requirements import require_distributable
+from platoon_plugins.keras.same_data import data_of_fit, warn_if_not_sharded
 from platoon_plugins.keras.synchronous import Synchronous
 
 __all__ = ["Training"]
@@ -69,6 +71,7 @@ class Training:
         average = require_distributable(model, self._backend)
         warn_if_not_on_device(self._worker.device, self._backend.weights(model))
         self._model = model
+        self._data = data_of_fit(model)
         self._mode = self._choose_mode(average)
         self._metrics: Metrics = self._backend.metrics(model)
         self._wants_stop = self._stopped = False
@@ -86,6 +89,7 @@ class Training:
         how = self._mode.purpose(self._model)
         purpose = f"distribute({how}, every_n_batches={self._every_n_batches}, stop={self._policy!r})"
         start_together(self._model, worker, self._backend, purpose, members)
+        warn_if_not_sharded(self._data, worker)
         self._mode.start(self._model, members)
         if worker.shares:
             _sharing.add(worker)
@@ -137,6 +141,8 @@ class Training:
     def epoch_begins(self, epoch: int) -> None:
         """Take note of a new epoch, with all metrics just reset."""
         self._metrics.epoch_begins()
+        if self._data is not None:
+            tell_epoch(self._data[0], epoch)
         self._epoch = epoch
         self._batches = self._last_batch = 0
         self._batches_closed = False
@@ -244,6 +250,7 @@ class Training:
             )
         self._mode.finish()
         _sharing.discard(self._worker)
+        self._data = None
         plain, own = self._random_state
         seeds.restore(plain)
         self._backend.restore_random_state(own, self._worker.seed)

@@ -1,0 +1,146 @@
+"""Whether all workers have the same data, where they should, and none of them where each should have its part."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base import Worker
+from platoon_base.errors import PlatoonWarning
+from platoon_base.fingerprint import fingerprint
+from platoon_plugins.keras.loaders import draws_from_all, is_loader
+
+__all__ = ["data_of_fit", "require_same_data", "sources", "warn_if_not_sharded"]
+
+_REMEDY = (
+    "shard() divides what all workers have alike: each of them has to pass the same rows in the same order, and to "
+    "call shard as often. Give random splits and shuffles before it a seed, such as "
+    "train_test_split(x, y, random_state=0) or np.random.default_rng(0): otherwise rows that one worker trains on "
+    "would be among those that another validates on"
+)
+_calls: weakref.WeakKeyDictionary[Worker, Counter[str]] = weakref.WeakKeyDictionary()
+
+
+def require_same_data(data: tuple[Any, ...], worker: Worker) -> None:
+    """Raise, on the worker that comes later, if two workers pass different data to `shard`.
+
+    Calls are told apart by what their rows are like, and counted: so one more call on one worker, for data of
+    another kind, harms nobody.
+
+    Raises
+    ------
+    ConfigurationError
+        If another worker has passed other data.
+    """
+    if worker.global_size == 1:
+        return
+    kind = ", ".join(_kind(part) for part in data)
+    calls = _calls.setdefault(worker, Counter())
+    calls[kind] += 1
+    if len(kind) > 150:
+        kind = f"{kind[:130]}... {fingerprint(kind)}"
+    name = f"the data passed to shard() as {kind}, call {calls[kind]}"
+    worker.require_same(name, fingerprint(*(_contents(part) for part in data)), _REMEDY)
+
+
+def _kind(data: Any) -> str:
+    """Describe what the rows are like, and not how many there are."""
+    if isinstance(data, Mapping):
+        return "{" + ", ".join(f"{key}: {_kind(data[key])}" for key in sorted(data, key=str)) + "}"
+    if hasattr(data, "shape") and hasattr(data, "__getitem__"):
+        return f"{getattr(data, 'dtype', type(data).__name__)}{[int(n) for n in data.shape[1:]]}"
+    if isinstance(data, (list, tuple)) and any(hasattr(value, "shape") for value in data):
+        return "[" + ", ".join(_kind(value) for value in data) + "]"
+    return type(data).__name__
+
+
+def _contents(data: Any) -> Any:
+    """Return what `fingerprint` can tell apart: of sets of data what they are made from, none of what they draw."""
+    if is_loader(data):
+        return ["loader", data.batch_size, *_of_torch(data.dataset)]
+    if hasattr(data, "element_spec"):  # a tf.data.Dataset
+        leaves = [_of_leaf(source) for source in sources(data) if not source._inputs()]
+        return ["tf.data", str(data.element_spec), int(data.cardinality()), *leaves]
+    if hasattr(data, "on_epoch_end"):  # a PyDataset, whose batches may be drawn at random
+        return [type(data).__name__, len(data) if hasattr(data, "__len__") else data.num_batches]
+    return data
+
+
+def _of_torch(dataset: Any) -> list[Any]:
+    """Return the number of items of a torch Dataset and the arrays in it, the indices of random_split among them."""
+    if hasattr(dataset, "shape") or isinstance(dataset, Sequence):
+        return [dataset]
+    inside = getattr(dataset, "__dict__", {})
+    found = [inside[name] for name in ("tensors", "indices", "data", "targets", "samples") if name in inside]
+    inner = getattr(dataset, "dataset", None)
+    length = len(dataset) if hasattr(dataset, "__len__") else None
+    return [type(dataset).__name__, length, *found, *(_of_torch(inner) if inner is not None else [])]
+
+
+def _of_leaf(dataset: Any) -> list[Any]:
+    """Return the tensors in memory that a tf.data.Dataset begins with, or its first element."""
+    name, tensors = type(dataset).__name__, getattr(dataset, "_tensors", None)
+    if tensors is None and "Random" not in name:
+        import tensorflow as tf
+
+        tensors = [tf.nest.flatten(element) for element in dataset.take(1)]
+        tensors = [tensor for element in tensors for tensor in element if isinstance(tensor, tf.Tensor)]
+    return [name, *(np.asarray(tensor) for tensor in tensors or [])]
+
+
+def sources(dataset: Any) -> Iterator[Any]:
+    """Yield a tf.data.Dataset and all that it is made from."""
+    yield dataset
+    for made_from in dataset._inputs() if hasattr(dataset, "_inputs") else ():
+        yield from sources(made_from)
+
+
+# What is passed to fit.
+
+
+def data_of_fit(model: Any) -> tuple[Any, ...] | None:
+    """Return x and y, as the ``fit`` that is calling a callback was given them; Keras tells no callback.
+
+    Returns
+    -------
+    tuple, or None if no ``fit`` of this model is found among the calling functions
+    """
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name in ("fit", "fit_generator") and frame.f_locals.get("self") is model:
+            values = frame.f_locals
+            return values["generator"] if "generator" in values else values.get("x"), values.get("y")
+        frame = frame.f_back
+    return None
+
+
+def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
+    """Warn if all workers train on the same rows; a collective call.
+
+    Of data that draw their order or their batches by themselves nothing is known, and nothing said.
+    """
+    mine = None if data is None or not _is_whole(data[0]) else fingerprint(*(_contents(part) for part in data))
+    key = mine or f"of rank {worker.global_rank} alone"
+    pairs, ranks = worker.sum_pairs("keras fit data", {key: (1.0, 1.0)})
+    if mine is not None and len(ranks) > 1 and pairs[key][0] == len(ranks) and worker.global_rank == ranks[0]:
+        warnings.warn(
+            f"the {len(ranks)} workers train on the same data: each of them goes through all of it in every epoch; "
+            "divide it among them by fit(*shard(x, y)), fit(shard(dataset)) or fit(shard(loader))",
+            PlatoonWarning,
+            stacklevel=2,
+        )
+
+
+def _is_whole(data: Any) -> bool:
+    """Whether these may be all the data, and it can be told."""
+    if is_loader(data):
+        return draws_from_all(data)
+    if hasattr(data, "element_spec"):
+        return not any("Shard" in type(source).__name__ for source in sources(data))
+    return hasattr(data, "shape") or isinstance(data, (list, tuple, Mapping))
