@@ -129,6 +129,10 @@ REFUSED = {
     "other averaged parameters": (
         "[ParameterSync(None)]", "AllReduceGradients(Scale(0.1))", "LayoutMismatchError", "network(hidden=5 + rank)[0]",
     ),
+    "other learning rates": (
+        "[ParameterSync(None)]", "AllReduceGradients(Scale(0.1 * (rank + 1)))",
+        "worker 1 has 0.2 in learning_rate (number 0), and worker 0 0.1; averaged gradients keep models the same only",
+    ),
     "other rules": (
         "[ParameterSync(EASGD() if rank else ASGD())]", "Scale(0.1)", "worker 0 is at the begin, with ASGD",
     ),
@@ -147,6 +151,29 @@ def test_what_cannot_work_is_refused_by_every_worker(run_blocks, case):
     )
     assert outcome.result.status == 1
     assert any(complaint in log for log in outcome.logs), outcome.logs
+
+
+@pytest.mark.parametrize("what", ["parameter", "learning rate"])
+def test_models_that_have_become_different_are_noticed_at_the_end_of_an_epoch(run_blocks, what):
+    """One worker's extension changes what averaged gradients keep the same, in the middle of the first epoch."""
+    outcome = run_blocks(
+        f"""
+        rule = Scale(0.1)
+        main_loop = loop(network()[0], shard_stream(stream(64), uneven="drop"), [], AllReduceGradients(rule))
+        changed = main_loop.algorithm.parameters[1] if {what == "parameter"} else rule.learning_rate
+        def change(main_loop):
+            if rank == 1 and main_loop.status["iterations_done"] == 2:
+                changed.set_value(changed.get_value() * 2)
+        main_loop.extensions = [ParameterSync(None), Look(after_batch=change), FinishAfter(after_n_epochs=3),
+                                Look(after_epoch=lambda main_loop: print("ended", main_loop.status["epochs_done"]))]
+        main_loop.run()
+        """
+    )
+    assert outcome.result.status == 1
+    for log in outcome.logs:
+        assert "the model of main loop 1: got other values on some workers than on the others" in log
+        assert "give all of them the same step rule and learning rate" in log
+        assert "ended 2" not in log
 
 
 @pytest.mark.slow

@@ -1,5 +1,7 @@
 """Monitoring divided among workers, against that of Blocks on the whole stream in one process."""
 
+import re
+
 import pytest
 
 from platoon_base import compat
@@ -83,13 +85,22 @@ def whole():
     return stream({rows}, seed=3)
 monitoring = DistributedMonitoring(monitored(cost), whole(), prefix="valid", after_epoch=True)
 together = ParameterSync(EASGD(), every_n_batches=2)
-main_loop = loop(cost, shard_stream(stream(64)), [monitoring, together, FinishAfter(after_n_epochs=2)])
+def look(main_loop):
+    # Nobody moves the center before all have looked.
+    got, own = records(main_loop.log.current_row, "valid"), values(main_loop)
+    with worker.center_params():
+        assert (values(main_loop) != own).any()
+        compare(got, one_process(cost, whole()))
+    worker.barrier("looked")
+    seen.append(got)
+seen = []
+extensions = [monitoring, Look(after_epoch=look), together, FinishAfter(after_n_epochs=2)]
+main_loop = loop(cost, shard_stream(stream(64)), extensions)
 main_loop.run()
-log = main_loop.log
-got = records(log[log.status["iterations_done"]], "valid")
-begun = records(log[0], "valid")
+begun = records(main_loop.log[0], "valid")
 compare(begun, one_process(network()[0], whole()))
-assert got.keys() == begun.keys()
+got = seen[-1]
+assert len(seen) == 2 and got.keys() == begun.keys()
 packed = np.array([float(np.sum(got[name])) for name in sorted(got) if name != "products"])
 assert (everyones(packed) == packed).all()
 """,
@@ -237,7 +248,7 @@ def test_an_unknown_aggregation_scheme_is_refused_until_it_is_registered(run_blo
 from platoon_base.errors import ConfigurationError
 class SumOfSquares(aggregation.AggregationScheme):
     def get_aggregator(self):
-        total = theano.shared(np.float32(0))
+        total = theano.shared(np.zeros((), self.variable.dtype))
         added = [(total, total + self.variable ** 2)]
         return aggregation.Aggregator(self, [(total, T.zeros_like(total))], added, total)
 cost, error = network()
@@ -299,25 +310,24 @@ def test_complex_values_are_refused():
         gathering.gather(None, "values", [np.zeros(2, "complex64")], [0], timeout_s=1)
 
 
-def test_a_stream_that_cannot_be_divided_is_refused(run_blocks):
-    run_blocks(
-        """
+@pytest.mark.parametrize(
+    ("bad", "complaint"),
+    [
+        ("shard_stream(stream(45))", "pass the whole stream"),
+        ("ServerDataStream(('features', 'targets'), False)", "comes from a ServerDataStream.*sharded=True"),
+    ],
+)
+def test_a_stream_that_cannot_be_divided_is_refused(run_blocks, bad, complaint):
+    outcome = run_blocks(
+        f"""
         from fuel.streams import ServerDataStream
-        from platoon_base.errors import ConfigurationError
         cost, error = network()
-        for bad, complaint in ((shard_stream(stream(45)), "whole stream"),
-                               (ServerDataStream(("features", "targets"), False), "sharded=True")):
-            monitoring = DistributedMonitoring([cost], bad)
-            main_loop = loop(cost, shard_stream(stream(16)), [monitoring, ParameterSync(EASGD())])
-            try:
-                main_loop.run()
-            except ConfigurationError as error:
-                assert complaint in str(error), error
-            else:
-                raise AssertionError("taken")
-            break
+        monitoring = DistributedMonitoring([cost], {bad})
+        loop(cost, shard_stream(stream(16)), [monitoring, ParameterSync(EASGD())]).run()
         """
-    ).require_success()
+    )
+    assert outcome.result.status == 1
+    assert all(re.search(f"ConfigurationError: .*{complaint}", log) for log in outcome.logs), outcome.logs
 
 
 def test_bad_combinations_are_refused():

@@ -283,6 +283,43 @@ def test_another_model_or_another_call_is_refused_on_every_worker(run_job):
     assert "wire_dtype='float16'" in seen["wire 0"]
 
 
+def test_models_that_have_become_different_are_noticed_by_evaluate(run_job):
+    """By other learning rates; what was compared before another model is built is not compared again."""
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import all_reduce_grads, evaluate
+        import lasagne
+        import theano
+        from platoon_base import connect
+        from platoon_base.errors import ConfigurationError
+
+        worker = connect()
+        x = np.ones(4)
+        def train(name, rate):
+            p = theano.shared(np.ones(3), name=name)
+            grads = all_reduce_grads((p ** 2).sum(), [p])
+            theano.function([], updates=lasagne.updates.sgd(grads, [p], rate))()
+            return p
+        first = train("first", 0.1)
+        evaluate(lambda x, y: 0.0, x, x, 2)
+        first.set_value(first.get_value() * worker.global_rank)
+        train("second", 0.1)
+        evaluate(lambda x, y: 0.0, x, x, 2)
+        train("third", 0.1)
+        train("fourth", 0.1 + 0.1 * worker.global_rank)
+        try:
+            evaluate(lambda x, y: 0.0, x, x, 2)
+        except ConfigurationError as exc:
+            worker.report({f"error {worker.global_rank}": str(exc)})
+        """
+    ).require_success()
+    for rank in range(2):
+        error = outcome.reported[f"error {rank}"]
+        assert "worker 1 has 0.6 in fourth (number 1), and worker 0 0.8" in error
+        assert "the same optimizer and learning rate" in error
+
+
 @pytest.mark.slow
 def test_a_worker_that_has_fewer_batches_ends_the_training_of_the_others(run_job):
     outcome = run_job(

@@ -252,3 +252,44 @@ def test_another_model_or_purpose_is_refused_on_every_worker(run_job):
 def test_alone_every_layout_is_the_same():
     with solo() as worker:
         require_same_layout(Layout.of([ONE], ["a"]), worker)
+
+
+def test_values_that_have_become_different_are_noticed_by_all(run_job):
+    """Equal, apart by rounding, and apart in one place of one array; NaN in the same place is the same."""
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.divergence import require_same_values
+        from platoon_base.errors import ConfigurationError
+
+        worker = connect()
+        rank = worker.global_rank
+
+        def compare(name, **changes):
+            values = {"w": np.arange(1000.0).reshape(10, 100), "rate": np.array(0.1, "f4"), "none": np.zeros((0, 3)),
+                      "nan": np.array([np.nan, 1.0]), "b": np.zeros(3)}
+            if rank == 2:
+                values.update(changes)
+            try:
+                require_same_values(worker, name, list(values.items()), "set them alike")
+            except ConfigurationError as error:
+                worker.report({f"{name} {rank}": str(error)})
+
+        compare("equal")
+        compare("rounded", w=np.arange(1000.0).reshape(10, 100) * (1 + 1e-6), rate=np.array(0.10001, "f4"))
+        compare("rate", rate=np.array(0.2, "f4"))
+        compare("bias", b=np.array([0, 0, 1e-9]))
+        compare("poison", nan=np.array([np.nan, np.nan]))
+        """,
+        3,
+    ).require_success()
+    complaints = {
+        "rate": "rate: got other values on some workers than on the others: worker 2 has 0.2 in rate, and worker 0 0.1",
+        "bias": "worker 2 has 1e-09 in b, and worker 0 0",
+        "poison": "worker 2 has nan in nan, and worker 0 1",
+    }
+    assert sorted(outcome.reported) == sorted(f"{name} {rank}" for name in complaints for rank in range(3))
+    for key, text in outcome.reported.items():
+        assert complaints[key.split()[0]] in text
+        assert text.endswith("; set them alike")

@@ -7,14 +7,21 @@ from typing import Any
 import theano
 from blocks.algorithms import GradientDescent
 from blocks.filter import VariableFilter
-from blocks.roles import BATCH_NORM_POPULATION_STATISTICS
+from blocks.roles import ALGORITHM_HYPERPARAMETER, BATCH_NORM_POPULATION_STATISTICS
 from theano.gof.graph import ancestors
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops.reductions import AllReduce
 from platoon_plugins.blocks.gradients import AllReduceGradients
 
-__all__ = ["averages_gradients", "collected_statistics", "meant_to_average", "step_rule_state", "trained_parameters"]
+__all__ = [
+    "averages_gradients",
+    "collected_statistics",
+    "hyperparameters",
+    "meant_to_average",
+    "step_rule_state",
+    "trained_parameters",
+]
 
 
 def averages_gradients(algorithm: Any) -> bool:
@@ -66,6 +73,12 @@ def step_rule_state(algorithm: Any) -> list[Any]:
         return []
     kept = {id(variable): variable for variable, _ in algorithm.step_rule_updates}
     return [variable for variable in kept.values() if variable.dtype in theano.tensor.float_dtypes]
+
+
+def hyperparameters(algorithm: Any) -> list[Any]:
+    """Return the shared variables by which step rules are controlled: learning rates, momenta, thresholds."""
+    shared = [found for found in ancestors([value for _, value in _updates(algorithm)]) if hasattr(found, "get_value")]
+    return list(VariableFilter(roles=[ALGORITHM_HYPERPARAMETER])(shared))
 
 
 def collected_statistics(algorithm: Any) -> list[Any]:

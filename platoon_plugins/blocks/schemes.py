@@ -179,10 +179,14 @@ class ShardedRequests(Iterator[Any]):
             return next(islice(cycle(self._from_the_first()), rank - len(together), None))
         if together and self._uneven == "drop" and not dealt_before:
             raise ConfigurationError(
-                f'got {len(together)} requests in an epoch for {size} workers: uneven="drop" leaves nothing of them; '
-                'make batches smaller, use fewer workers, or uneven="wrap"'
+                f'got {len(together)} {self._unit} in an epoch for {size} workers: uneven="drop" leaves nothing of '
+                'them; make batches smaller, use fewer workers, or uneven="wrap"'
             )
         raise StopIteration
+
+    @property
+    def _unit(self) -> str:
+        return "examples" if self._scheme.requests_examples else "batches"
 
     def _from_the_first(self) -> Iterator[Any]:
         return iter(same_epoch(self._scheme, self._seed).get_request_iterator())
@@ -259,6 +263,6 @@ def _require_rows(scheme: Any) -> None:
     if isinstance(scheme, BatchSizeScheme):
         raise ConfigurationError(
             f"got {type(scheme).__name__}: its requests are sizes of batches, which do not tell which rows are whose; "
-            "use SequentialScheme or ShuffledScheme, or, for a Batch of examples, shard the stream of examples "
-            "(shard_stream does so)"
+            "use SequentialScheme or ShuffledScheme if the data set takes numbers of rows; of one that gives its next "
+            'rows make a stream by shard_stream(stream, mode="broadcast"): the first worker reads it for all'
         )

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.common_start import start_together
+from platoon_base.divergence import require_same_values
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.rules import Rule
 from platoon_base.theano_ops.noise import vary_noise
@@ -19,6 +20,7 @@ from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.blocks.algorithms import (
     averages_gradients,
     collected_statistics,
+    hyperparameters,
     meant_to_average,
     step_rule_state,
     trained_parameters,
@@ -30,6 +32,10 @@ __all__ = ["Meeting", "Settings", "Training", "Vote"]
 log = logging.getLogger(__name__)
 
 _FINISH = "the end of training"
+_SAME_MODEL = (
+    "averaged gradients keep models the same only if all workers take the same steps: give all of them the same step "
+    "rule and learning rate, and the same extensions that change parameters or the learning rate"
+)
 _LEAVING_TIMEOUT_S = 10.0  # with an error to report there is no time to lose
 _numbers = itertools.count(1)
 
@@ -158,6 +164,7 @@ class Training:
         way = "averaged gradients" if self.averages else f"{self.settings.rule}"
         self.meet(f"the begin, with {way}, {status['iterations_done']} batches of {status['epochs_done']} epochs done")
         self._share()
+        self._require_same_model()
         # Nobody moves the center before all have taken its first values over.
         self.meet("the first batch")
         worker.ballot.open(self._number)
@@ -166,17 +173,31 @@ class Training:
             vary_noise(function.get_shared(), worker.global_rank)
         self.started = True
 
+    def _require_same_model(self) -> None:
+        """Raise on all workers if models that averaged gradients keep the same have become different."""
+        if not self.averages:
+            return
+        kept = [*hyperparameters(self._main_loop.algorithm), *self._kept_the_same()]
+        values = [(f"{variable} (number {i})", variable.get_value()) for i, variable in enumerate(kept)]
+        name = f"the model of main loop {self._number}"
+        require_same_values(self.worker, name, values, _SAME_MODEL, timeout_s=self.timeout_s)
+
     def _share(self) -> None:
-        settings = self.settings
-        parameters = trained_parameters(self._main_loop) if settings.parameters is None else list(settings.parameters)
         if self.averages:
-            start_together(
-                [*parameters, *step_rule_state(self._main_loop.algorithm)], self.worker, "averaged gradients"
-            )
+            start_together(self._kept_the_same(), self.worker, "averaged gradients")
         else:
+            settings = self.settings
             self.worker.init_shared_params(
-                parameters, settings.rule, on_nonfinite=settings.on_nonfinite, timeout_s=self.timeout_s
+                self._parameters(), settings.rule, on_nonfinite=settings.on_nonfinite, timeout_s=self.timeout_s
             )
+
+    def _parameters(self) -> list[Any]:
+        given = self.settings.parameters
+        return trained_parameters(self._main_loop) if given is None else list(given)
+
+    def _kept_the_same(self) -> list[Any]:
+        """Return what averaged gradients keep the same: parameters, and what the step rule keeps."""
+        return [*self._parameters(), *step_rule_state(self._main_loop.algorithm)]
 
     # Training.
 
@@ -240,6 +261,8 @@ class Training:
             places = {int(key.partition(" ")[0]): key.partition(" ")[2] for key in summed}
             self.members = ranks
             if len(set(places.values())) == 1:
+                if self.started:
+                    self._require_same_model()
                 return Meeting(ranks, {r for r, said in votes.items() if said}, Vote.END in votes.values())
             if _FINISH not in places.values():
                 raise ConfigurationError(_at_different_places(places))

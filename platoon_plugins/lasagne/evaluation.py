@@ -13,6 +13,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.metrics import MeanAccumulator, Pairs, means
 from platoon_base.schedule import Patience
 from platoon_base.sharding import shard_bounds
+from platoon_plugins.lasagne.gradients import require_same_model
 
 __all__ = ["StopOnPatience", "evaluate"]
 
@@ -53,6 +54,8 @@ def evaluate(
 
     Raises
     ------
+    ConfigurationError
+        On every worker, if parameters differ that `all_reduce_grads` keeps the same.
     CollectiveTimeoutError
         If some workers did not call it within ``timeout_s``.
     """
@@ -65,6 +68,7 @@ def evaluate(
     worker = connect() if worker is None else worker
     name = f"evaluate {len(inputs)} rows {_fingerprint(inputs, targets)}"
     ranks = worker.meet(name, timeout_s=timeout_s)
+    require_same_model(worker, timeout_s)
     with worker.center_params():
         while True:
             start, stop = shard_bounds(len(inputs), ranks.index(worker.global_rank), len(ranks))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,11 +10,49 @@ import theano
 
 from platoon_base import Worker, connect
 from platoon_base.common_start import start_together
+from platoon_base.divergence import require_same_values
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
 from platoon_base.theano_ops.compressed import all_reduce_float16
 
-__all__ = ["all_reduce_grads"]
+__all__ = ["all_reduce_grads", "require_same_model"]
+
+_SAME_MODEL = (
+    "averaged gradients keep parameters the same only if all workers take the same steps: give all of them the same "
+    "optimizer and learning rate, and change parameters on all of them or on none"
+)
+
+
+class _Kept:
+    """What averaged gradients keep the same on all workers.
+
+    A comparison ends the list: what is built behind it, such as the model of another fold, begins a new one.
+    """
+
+    def __init__(self) -> None:
+        self._params: list[Any] = []
+        self._compared = False
+
+    def add(self, params: Sequence[Any]) -> None:
+        self._params = [*([] if self._compared else self._params), *params]
+        self._compared = False
+
+    def compare(self, worker: Worker, timeout_s: float) -> None:
+        self._compared = True
+        values = [(f"{param} (number {i})", param.get_value()) for i, param in enumerate(self._params)]
+        require_same_values(worker, "the parameters of all_reduce_grads", values, _SAME_MODEL, timeout_s=timeout_s)
+
+
+_kept: weakref.WeakKeyDictionary[Worker, _Kept] = weakref.WeakKeyDictionary()
+
+
+def require_same_model(worker: Worker, timeout_s: float) -> None:
+    """Raise on all workers if parameters have become different that averaged gradients keep the same.
+
+    A collective call, if `all_reduce_grads` was called; of what was passed to it since the last comparison.
+    """
+    if worker in _kept:
+        _kept[worker].compare(worker, timeout_s)
 
 
 def all_reduce_grads(
@@ -38,7 +77,8 @@ def all_reduce_grads(
 
     Call it after the initial values are in place (weights loaded): it copies the first worker's parameters to all
     others, at once. They stay the same on all workers, and so does what the optimizer keeps (velocities, moments), as
-    far as one device computes what the other does. A NaN or an infinity of one worker comes to all.
+    far as one device computes what the other does; `evaluate` raises if they have become different, as by other
+    learning rates. A NaN or an infinity of one worker comes to all.
 
     Parameters
     ----------
@@ -87,6 +127,7 @@ def all_reduce_grads(
     layout = start_together(params, worker, f"all_reduce_grads(average={bool(average)}, wire_dtype={wire_dtype!r})")
     if worker.global_size == 1:
         return grads
+    _kept.setdefault(worker, _Kept()).add(params)
     if wire_dtype is None:
         return all_reduce(*grads, op="mean" if average else "sum", worker=worker)
     return all_reduce_float16(grads, [spec.shape for spec in layout.specs], average, worker)
