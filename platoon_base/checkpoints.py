@@ -13,7 +13,6 @@ is a whole one. Its arrays carry the CRC-32 sums of the zip format, and are comp
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import re
@@ -26,6 +25,7 @@ import msgspec
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.folder_lock import FolderLock, locks_stay_on_this_host
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.sharding import START, Position
 
@@ -206,16 +206,21 @@ class CheckpointFolder:
             ) from None
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except OSError as exc:
-            raise ConfigurationError(f"checkpoints cannot be kept in {path}: {exc}; name another folder") from exc
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock = FolderLock(path)
         except BlockingIOError:
-            os.close(self._fd)
             raise ConfigurationError(
                 f"another job keeps its checkpoints in {path}: wait for its end, or name another folder"
             ) from None
+        except OSError as exc:
+            raise ConfigurationError(f"checkpoints cannot be kept in {path}: {exc}; name another folder") from exc
+        why = locks_stay_on_this_host(path)
+        if why:
+            log.warning(
+                "%s is on a file system (%s) whose locks other hosts may not see: nobody would notice if a job on "
+                "another host wrote its checkpoints there too; give each job a folder of its own",
+                path,
+                why,
+            )
 
     def numbers(self) -> list[int]:
         """Return the numbers of the checkpoints there, the newest last."""
@@ -273,7 +278,7 @@ class CheckpointFolder:
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(unfinished, path)
-            os.fsync(self._fd)
+            os.fsync(self._lock.fd)
         except BaseException:
             with contextlib.suppress(OSError):
                 unfinished.unlink()
@@ -285,9 +290,7 @@ class CheckpointFolder:
 
     def close(self) -> None:
         """Let other jobs use the folder; a second call does nothing."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._lock.close()
 
 
 def require_alike(checkpoint: Checkpoint, layout: Layout, states: Sequence[str]) -> None:

@@ -269,12 +269,14 @@ def doctor_command() -> None:
 def clean_command(dry_run: bool) -> None:
     """List and remove what this user's dead jobs left behind. Running jobs are not touched."""
     found = registry.leftovers()
+    stays = False
     for leftover in found:
-        click.echo(f"{'would remove' if dry_run else 'removed'}  {leftover.size_bytes:>12,} bytes  {leftover.path}")
-        if not dry_run:
-            registry.remove(leftover)
+        done = "would remove" if dry_run else "removed" if registry.remove(leftover) else "cannot remove"
+        stays |= done == "cannot remove"
+        click.echo(f"{done}  {leftover.size_bytes:>12,} bytes  {leftover.path}")
     if not found:
         click.echo("nothing left behind")
+    sys.exit(int(stays))
 
 
 def _spread_devices(argv: list[str]) -> list[str]:

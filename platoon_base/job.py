@@ -301,6 +301,7 @@ def host_job(
     with contextlib.ExitStack() as stack:
         file, checkpoint = resume if resume is not None else ("", None)
         files = JobFiles.create(size, center, str(file))
+        stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment = stack.enter_context(Segment.create(files.words, ControlWords.size_bytes(MAX_WORKERS)))
         segment.try_lock(CONTROLLER_LOCK)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -17,15 +18,21 @@ import msgspec
 
 from platoon_base.channels.keys import Keys
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.folder_lock import FolderLock, is_locked
 from platoon_base.limits import require_room
-from platoon_base.segments import SHM_FOLDER, Segment, abandoned
+from platoon_base.own_files import open_own
+from platoon_base.segments import SHM_FOLDER, Segment, abandoned, in_use
 
 __all__ = ["NAMESPACE", "JobFiles", "Leftover", "leftovers", "remove", "running", "segment_prefix"]
 
 # Jobs of another namespace are neither seen nor tidied up: for test runs beside jobs that matter.
 NAMESPACE = "PLATOON_NAMESPACE"
 
+log = logging.getLogger(__name__)
+
 _DESCRIPTION = "job.json"
+_LONGEST_DESCRIPTION = 1 << 16
+_JOB = re.compile(r"[0-9a-f]{12}")
 _LONGEST_ADDRESS = len("ipc://") + 107  # sun_path of a Unix socket holds 108 bytes with its final zero
 _YOUNG_S = 5.0  # a job that is just starting has no lock on its first file yet
 
@@ -38,6 +45,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     job : str
         12 hexadecimal digits.
     folder : str
+        The one that the description was read from, whatever path it had for the process that wrote it.
     size : int
         Number of workers that the launcher starts.
     place : str
@@ -102,6 +110,10 @@ class JobFiles(msgspec.Struct, frozen=True):
             file.write(msgspec.json.encode(self))
         os.replace(unfinished, path)
 
+    def lock(self) -> FolderLock:
+        """Hold the folder for as long as the job lives: neither `platoon clean` nor systemd-tmpfiles removes it."""
+        return FolderLock(Path(self.folder), wait=True)
+
     @classmethod
     def read(cls, folder: str) -> JobFiles:
         """Read the description in a job's folder.
@@ -109,15 +121,19 @@ class JobFiles(msgspec.Struct, frozen=True):
         Raises
         ------
         ConfigurationError
-            If there is no job in that folder.
+            If there is no job of this user in that folder.
         """
         try:
-            return msgspec.json.decode((Path(folder) / _DESCRIPTION).read_bytes(), type=cls)
+            with open(open_own(Path(folder, _DESCRIPTION), stat.S_IFREG), "rb") as file:
+                found = msgspec.json.decode(file.read(_LONGEST_DESCRIPTION), type=cls)
+            if not _JOB.fullmatch(found.job):
+                raise msgspec.ValidationError(f"got job {found.job[:100]!r}, not 12 hexadecimal digits")
         except (OSError, msgspec.MsgspecError) as exc:
             raise ConfigurationError(
                 f"PLATOON_JOB={folder!r} is not the folder of a running job ({exc}): unset it to run alone, or start "
                 "the script with `platoon launch`"
             ) from exc
+        return msgspec.structs.replace(found, folder=str(folder))
 
     @classmethod
     def find(cls, job: str) -> JobFiles:
@@ -135,10 +151,9 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     def remove(self) -> None:
         """Remove everything of this job that has a name."""
-        Segment.unlink(self.center)
-        Segment.unlink(self.collective)
-        Segment.unlink(self.words)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        for name in (self.center, self.collective, self.words):
+            Segment.unlink(name)
+        _remove_folder(Path(self.folder))
 
 
 class Leftover(NamedTuple):
@@ -151,55 +166,86 @@ class Leftover(NamedTuple):
 def running() -> list[JobFiles]:
     """Describe this user's jobs that are still alive."""
     found = []
-    for folder in sorted(_jobs_folder().iterdir()):
-        words = f"{segment_prefix()}{folder.name}-words"
-        if (SHM_FOLDER / words.lstrip("/")).exists() and not abandoned(words):
+    for folder in _own_job_folders():
+        if _alive(folder.name):
             with contextlib.suppress(ConfigurationError):  # it is just ending, or damaged: the others still count
                 found.append(JobFiles.read(str(folder)))
     return found
 
 
 def leftovers() -> list[Leftover]:
-    """Find the folders and the shared memory of this user's dead jobs.
+    """Find the folders and the shared memory of this user's dead jobs; what anybody else has put there is passed over.
 
-    A job lives as long as any process has its shared memory open. That is asked of the kernel, by a lock on the
-    segment, and so holds across process and network namespaces.
+    A job lives as long as its controller holds the lock of its folder, or any process has its shared memory open. Both
+    are asked of the kernel, and so hold across process and network namespaces; the first also holds where the shared
+    memory cannot be seen from here.
     """
-    prefix = segment_prefix().lstrip("/")
-    segments = [p for p in SHM_FOLDER.glob(f"{prefix}*") if _old(p) and abandoned(p.name) and not _alive(p)]
+    names = sorted(path for path in SHM_FOLDER.iterdir() if path.name.startswith(segment_prefix().lstrip("/")))
+    segments = [path for path in names if abandoned(path.name) and _old(path) and not _alive(_job_of(path))]
     found = [Leftover(path, _size_bytes(path)) for path in segments]
-    for folder in sorted(_jobs_folder().iterdir()):
-        words = SHM_FOLDER / f"{prefix}{folder.name}-words"
-        if re.fullmatch(r"[0-9a-f]{12}", folder.name) and _old(folder) and (not words.exists() or words in segments):
+    for folder in _own_job_folders():
+        if _old(folder) and not _alive(folder.name):
             found.append(Leftover(folder, sum(_size_bytes(path) for path in folder.glob("*"))))
     return found
 
 
-def _alive(segment: Path) -> bool:
-    """Tell whether the job of a segment lives: its control words are in use."""
-    words = f"{segment.name.rpartition('-')[0]}-words"
-    return (SHM_FOLDER / words).exists() and not abandoned(words)
+def _own_job_folders() -> list[Path]:
+    try:
+        jobs = _jobs_folder(create=False)
+        entries = sorted(jobs.iterdir())
+    except FileNotFoundError:
+        return []
+    except _ForeignFolderError as exc:
+        log.warning("%s", exc)
+        return []
+    return [entry for entry in entries if _JOB.fullmatch(entry.name) and _is_own_folder(entry)]
 
 
-def remove(leftover: Leftover) -> None:
-    """Remove one leftover; no error if it is gone already."""
-    if leftover.path.parent == SHM_FOLDER:
-        Segment.unlink(f"/{leftover.path.name}")
-    else:
-        shutil.rmtree(leftover.path, ignore_errors=True)
+def _is_own_folder(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:  # it went away meanwhile
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _alive(job: str) -> bool:
+    """Tell whether a job lives: its folder is locked, or its control words are in use."""
+    folder = Path(tempfile.gettempdir(), _mine(), job)
+    return is_locked(folder) or in_use(f"{segment_prefix()}{job}-words")
+
+
+def _job_of(segment: Path) -> str:
+    return segment.name.removeprefix(segment_prefix().lstrip("/")).partition("-")[0]
+
+
+def remove(leftover: Leftover) -> bool:
+    """Remove one leftover, unless its job lives; tells whether it is gone."""
+    path = leftover.path
+    if path.parent == SHM_FOLDER:
+        if abandoned(path.name) and not _alive(_job_of(path)):
+            Segment.unlink(f"/{path.name}")
+    elif not _alive(path.name):
+        _remove_folder(path)
+    return not os.path.lexists(path)
+
+
+def _remove_folder(path: Path) -> None:
+    if _is_own_folder(path):  # rmtree itself follows no links
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _size_bytes(path: Path) -> int:
     try:
         return path.lstat().st_size
-    except FileNotFoundError:  # it went away meanwhile
+    except OSError:  # it went away meanwhile
         return 0
 
 
 def _old(path: Path) -> bool:
     try:
-        return time.time() - path.stat().st_mtime > _YOUNG_S
-    except FileNotFoundError:
+        return time.time() - path.lstat().st_mtime > _YOUNG_S
+    except OSError:
         return False
 
 
@@ -217,14 +263,20 @@ def _mine() -> str:
     return f"platoon-{os.getuid()}{'.' if namespace else ''}{namespace}"
 
 
-def _jobs_folder() -> Path:
+class _ForeignFolderError(PlatoonError):
+    """Where the folder of the jobs should be there is something of somebody else."""
+
+
+def _jobs_folder(create: bool = True) -> Path:
     """Return the folder, entered by this user alone, that holds the jobs' folders."""
     folder = Path(tempfile.gettempdir()) / _mine()
-    with contextlib.suppress(FileExistsError):  # what is there is looked at next
-        folder.mkdir(mode=0o700)
+    if create:
+        with contextlib.suppress(FileExistsError):  # what is there is looked at next
+            folder.mkdir(mode=0o700)
     status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
-        raise PlatoonError(
+    foreign = not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid()
+    if foreign or status.st_mode & 0o077:
+        raise (_ForeignFolderError if foreign else PlatoonError)(
             f"{folder} must be a folder that only you can enter, because it holds the control sockets; "
             "remove it, or set TMPDIR to a folder of yours"
         )

@@ -19,9 +19,10 @@ from typing import Any
 
 import posix_ipc
 
-from platoon_base.errors import BackendUnavailableError, ConfigurationError, PlatoonError
+from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.own_files import open_own
 
-__all__ = ["SHM_FOLDER", "Segment", "abandoned"]
+__all__ = ["SHM_FOLDER", "Segment", "abandoned", "in_use"]
 
 SHM_FOLDER = Path("/dev/shm")
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
@@ -93,7 +94,7 @@ class Segment:
         try:
             fd = posix_ipc.SharedMemory(name).fd
         except (posix_ipc.ExistentialError, posix_ipc.PermissionsError) as exc:
-            raise ConfigurationError(f"shared memory {name} cannot be opened ({exc}): has its job ended?") from exc
+            raise ConfigurationError(_not_found(name, exc)) from exc
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             os.close(fd)
@@ -139,8 +140,8 @@ class Segment:
 
     @staticmethod
     def unlink(name: str) -> None:
-        """Remove the name; the memory goes when the last process has closed it. No error if it is gone already."""
-        with contextlib.suppress(posix_ipc.ExistentialError):
+        """Remove the name, if it is there; the memory goes when the last process has closed it."""
+        with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):  # gone, or another user's
             posix_ipc.unlink_shared_memory(name)
 
     def __enter__(self) -> Segment:
@@ -150,24 +151,35 @@ class Segment:
         self.close()
 
 
-def abandoned(name: str) -> bool:
-    """Tell whether a segment exists that no process has open.
+def _not_found(name: str, why: Exception) -> str:
+    return (
+        f"shared memory {name} cannot be opened ({why}). Either its job has ended; or something has removed its names "
+        f"from {SHM_FOLDER}, such as systemd-logind when you logged out (set RemoveIPC=no in /etc/systemd/logind.conf, "
+        "or run `loginctl enable-linger`) or a cleanup; or the job is in a container with another /dev/shm (share it, "
+        "as with docker run --ipc). Workers that run go on and are saved, but none can join the job or be started again"
+    )
 
-    Raises
-    ------
-    PlatoonError
-        If the segment belongs to another user.
-    """
+
+def abandoned(name: str) -> bool:
+    """Tell whether there is a segment of this user that no process has open."""
+    return _has_users(name) is False
+
+
+def in_use(name: str) -> bool:
+    """Tell whether there is a segment of this user that a process has open."""
+    return _has_users(name) is True
+
+
+def _has_users(name: str) -> bool | None:
+    """Tell whether a process has a segment open; None if this user has none of that name, whatever else has it."""
     try:
-        fd = os.open(SHM_FOLDER / name.lstrip("/"), os.O_RDWR | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
-    except PermissionError as exc:
-        raise PlatoonError(f"shared memory {name} belongs to another user") from exc
+        fd = open_own(SHM_FOLDER / name.lstrip("/"), stat.S_IFREG)
+    except OSError:
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return True
     finally:
         os.close(fd)
-    return True
+    return False

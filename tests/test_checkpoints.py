@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from platoon_base.checkpoints import FORMAT, About, Checkpoint, CheckpointFolder, read_checkpoint, require_alike
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
+from platoon_base.folder_lock import LOCK_FILE, locks_stay_on_this_host
 from platoon_base.layout import Layout
 from platoon_base.sharding import Position
 
@@ -81,7 +82,7 @@ def test_there_are_at_most_two(folder):
         folder.save(make(value))
     assert folder.numbers() == [4, 5]
     assert folder.newest()[1].center[1] == 4
-    assert sorted(os.listdir(folder.path)) == ["checkpoint-00000004.npz", "checkpoint-00000005.npz"]
+    assert sorted(os.listdir(folder.path)) == [LOCK_FILE, "checkpoint-00000004.npz", "checkpoint-00000005.npz"]
 
 
 def test_nothing_there_is_no_checkpoint(folder):
@@ -194,6 +195,57 @@ def test_a_folder_has_one_writer(folder):
     CheckpointFolder(folder.path).close()
 
 
+HOLD = """
+import fcntl, sys
+with open(sys.argv[1], "r+") as file:
+    fcntl.flock(file, fcntl.LOCK_EX)
+    print("locked", flush=True)
+    input()
+"""
+
+
+def test_a_writer_on_another_host_is_noticed_too(tmp_path):
+    """NFS tells other hosts of locks on files that are open for writing, and of none on folders."""
+    CheckpointFolder(tmp_path).close()
+    command = [sys.executable, "-c", HOLD, str(tmp_path / LOCK_FILE)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline() == "locked\n"
+        with pytest.raises(ConfigurationError, match="another job keeps its checkpoints"):
+            CheckpointFolder(tmp_path)
+        holder.communicate("\n")
+    CheckpointFolder(tmp_path).close()
+
+
+NFS = "rw,vers=4.2,rsize=1048576,hard,proto=tcp,sec=sys,clientaddr=10.0.0.2,local_lock={},addr=10.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("mount", "why"),
+    [
+        ("ext4 /dev/vda1 rw", ""),
+        ("tmpfs tmpfs rw,size=1024k", ""),
+        (f"nfs4 10.0.0.1:/home {NFS.format('none')}", ""),
+        (f"nfs4 10.0.0.1:/home {NFS.format('all')}", "nfs4 with local_lock=all"),
+        (f"nfs 10.0.0.1:/home {NFS.format('flock')}", "nfs with local_lock=flock"),
+        (f"nfs 10.0.0.1:/home {NFS.format('posix')}", ""),
+        ("lustre mds@tcp:/scratch rw,flock,lazystatfs", ""),
+        ("lustre mds@tcp:/scratch rw,localflock,lazystatfs", "lustre with localflock"),
+        ("cifs //server/home rw,nobrl,vers=3.1.1", "cifs with nobrl"),
+        ("fuse.sshfs me@host: rw,user_id=0", "fuse.sshfs"),
+    ],
+)
+def test_file_systems_that_keep_locks_to_one_host_are_known(tmp_path, mount, why):
+    """Lines of /proc/self/mountinfo; the one of this folder's device counts, the last of several."""
+    device = tmp_path.stat().st_dev
+    here = f"{os.major(device)}:{os.minor(device)}"
+    lines = [
+        "22 1 0:4095 / /other rw,relatime shared:1 - nfs4 10.0.0.1:/other rw,local_lock=all",
+        f"23 1 {here} / /hidden rw,relatime shared:1 - afs AFS rw",
+        f"24 1 {here} / /mnt\\040here rw,relatime shared:2 master:1 - {mount}",
+    ]
+    assert locks_stay_on_this_host(tmp_path, "\n".join(lines)) == why
+
+
 def test_a_folder_keeps_its_place(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     kept = CheckpointFolder(Path("relative"))
@@ -220,7 +272,7 @@ def test_a_failure_leaves_the_ones_before(folder):
             folder.save(make(2))
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert os.listdir(folder.path) == ["checkpoint-00000001.npz"]
+    assert sorted(os.listdir(folder.path)) == [LOCK_FILE, "checkpoint-00000001.npz"]
     assert same(folder.newest()[1], make(1))
 
 

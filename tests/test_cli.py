@@ -282,6 +282,52 @@ def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, write_scri
     assert not any(os.path.exists(path) for path in (folder, *segments))
 
 
+UNSEEN = """
+import os, subprocess, sys, time
+import numpy as np
+from pathlib import Path
+from platoon_base import EASGD, connect
+from platoon_base.registry import JobFiles
+
+worker = connect()
+worker.init_shared_params([np.zeros(1000)], EASGD())
+files = JobFiles.read(os.environ["PLATOON_JOB"])
+os.utime(files.folder, (0, 0))  # no longer young
+platoon = f"{sys.executable} -m platoon_base"
+
+def run(command):
+    words = ["sh", "-c", command]
+    if sys.argv[1] == "apart":
+        words = ["unshare", "-m", "sh", "-c", f"mount -t tmpfs tmpfs /dev/shm && {command}"]
+    return subprocess.run(words, capture_output=True, text=True, timeout=60)
+
+if sys.argv[1] == "removed":
+    for name in (files.words, files.center):
+        os.unlink(f"/dev/shm{name}")
+cleaned = run(f"{platoon} clean")
+assert files.job not in cleaned.stdout, cleaned.stdout
+assert os.path.exists(files.folder)
+assert files.job in run(f"{platoon} jobs").stdout
+joined = run(f"{platoon} join {files.job} {sys.argv[0]}")
+assert joined.returncode != 0
+assert "RemoveIPC=no" in joined.stderr and "--ipc" in joined.stderr, joined.stderr
+worker.sync_params()
+worker.report({"done": 1})
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["removed", pytest.param("apart", marks=pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount, as root"))],
+)
+def test_a_job_lives_though_the_names_of_its_memory_are_gone_or_out_of_sight(platoon, write_script, tmp_path, how):
+    """As after systemd-logind's RemoveIPC, or in two containers with one /tmp; `clean` leaves it, joining says why."""
+    script = write_script(UNSEEN)
+    done = platoon("launch", "-n", 1, "--log-dir", "logs", "--summary", "s.json", script, how)
+    assert done.returncode == 0, done.stdout
+    assert json.loads((tmp_path / "s.json").read_text())["done"] == 1
+
+
 @pytest.mark.slow
 def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
     done = platoon("doctor")

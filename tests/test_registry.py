@@ -273,3 +273,169 @@ def test_a_namespace_that_is_no_part_of_a_file_name_is_refused(namespace, monkey
     monkeypatch.setenv(registry.NAMESPACE, namespace)
     with pytest.raises(ConfigurationError, match="up to 16 letters and digits"):
         registry.segment_prefix()
+
+
+def put_a_pipe(path):
+    os.mkfifo(path, 0o666)
+
+
+def put_a_link(path):
+    path.symlink_to("/dev/shm")
+
+
+def put_a_broken_link(path):
+    path.symlink_to("nowhere")
+
+
+def put_a_file(path):
+    path.write_text("x")
+    path.chmod(0o666)
+
+
+def put_an_unreadable_file(path):
+    path.write_text("x")
+    path.chmod(0)
+
+
+STRANGERS = [put_a_pipe, put_a_link, put_a_broken_link, put_a_file, put_an_unreadable_file, Path.mkdir]
+COMMAND_OF_NOBODY = """
+import os, sys
+from platoon_base import cli  # from here on this process may not even read the package
+os.setgid(65534), os.setuid(65534)
+cli.main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def place():
+    """A path under which the shared memory of this user's jobs may be."""
+    path = SHM_FOLDER / f"{registry.segment_prefix()}{secrets.token_hex(6)}-words".lstrip("/")
+    yield path
+    if path.is_dir() and not path.is_symlink():
+        path.rmdir()
+    else:
+        path.unlink(missing_ok=True)
+
+
+def age(path):
+    os.utime(path, (0, 0), follow_symlinks=False)
+
+
+@pytest.mark.parametrize("put", [put for put in STRANGERS if put not in (put_a_file, put_an_unreadable_file)])
+def test_what_is_no_shared_memory_is_passed_over(place, dead_job, put):
+    put(place)
+    age(place)
+    make_old(*traces(dead_job))
+    assert place not in {left.path for left in registry.leftovers()}
+    assert found(dead_job) == traces(dead_job)
+    assert registry.running() == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.parametrize("put", STRANGERS)
+def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
+    tmp_path.chmod(0o777)
+    for parent in tmp_path.parents[:2]:
+        parent.chmod(0o755)
+    strange = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-words"
+    own = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-words"
+    own.write_bytes(bytes(100))
+    os.chown(own, 65534, 65534)
+    try:
+        put(strange)
+        age(strange)
+        age(own)
+        for command, expected in (("jobs", ""), ("clean", f"removed           100 bytes  {own}")):
+            done = subprocess.run(
+                [sys.executable, "-c", COMMAND_OF_NOBODY, command],
+                env={**os.environ, "TMPDIR": str(tmp_path), registry.NAMESPACE: ""},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+            assert (done.returncode, done.stdout.strip()) == (0, expected), done.stderr
+        assert os.path.lexists(strange)
+    finally:
+        own.unlink(missing_ok=True)
+        strange.rmdir() if strange.is_dir() and not strange.is_symlink() else strange.unlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+@pytest.mark.parametrize("link", [False, True])
+def test_a_foreign_folder_of_jobs_is_passed_over_with_a_word(jobs_folder, dead_job, caplog, link):
+    make_old(*traces(dead_job))
+    jobs_folder.rename(jobs_folder.with_name("away"))
+    if link:
+        jobs_folder.symlink_to("away")
+    else:
+        jobs_folder.mkdir(mode=0o755)
+        os.chown(jobs_folder, 65534, 65534)
+    assert registry.running() == []
+    # The folder cannot be trusted; the memory is ours.
+    assert found(dead_job) == {path for path in traces(dead_job) if path.parent == SHM_FOLDER}
+    assert "only you can enter" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_in_the_folder_of_jobs_only_what_is_ours_counts(jobs_folder, files):
+    link, file, foreign = (jobs_folder / secrets.token_hex(6) for _ in range(3))
+    link.symlink_to(files.folder)
+    file.write_text("x")
+    foreign.mkdir()
+    os.chown(foreign, 65534, 65534)
+    for path in (link, file, foreign):
+        age(path)
+    assert registry.leftovers() == []
+    assert registry.running() == []
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "endless"])
+def test_a_description_that_is_no_file_is_refused_at_once(live_job, kind):
+    path = Path(live_job.folder, "job.json")
+    path.rename(path.with_suffix(".kept"))
+    if kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("job.kept" if kind == "link" else "/dev/zero")
+    assert registry.running() == []
+    with pytest.raises(ConfigurationError, match="not the folder of a running job"):
+        JobFiles.read(live_job.folder)
+
+
+def test_a_description_says_nothing_of_what_is_removed(files, tmp_path):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    description = Path(files.folder, "job.json")
+    description.write_text(description.read_text().replace(files.folder, str(precious)))
+    read = JobFiles.read(files.folder)
+    assert read.folder == files.folder
+    read.remove()
+    assert precious.exists()
+    assert not Path(files.folder).exists()
+
+
+@pytest.mark.parametrize("job", ["../../x", "x", ""])
+def test_a_description_names_a_job_or_is_refused(files, job):
+    description = Path(files.folder, "job.json")
+    description.write_text(description.read_text().replace(f'"{files.job}"', f'"{job}"'))
+    with pytest.raises(ConfigurationError, match="not 12 hexadecimal digits"):
+        JobFiles.read(files.folder)
+
+
+def test_a_job_that_holds_its_folder_lives_though_its_shared_memory_cannot_be_seen(files):
+    make_old(Path(files.folder))
+    lock = files.lock()
+    make_old(Path(files.folder))
+    assert found(files) == set()
+    assert registry.running() == [files]
+    assert not registry.remove(registry.Leftover(Path(files.folder), 0))
+    lock.close()
+    assert found(files) == {Path(files.folder)}
+    assert registry.running() == []
+
+
+def test_what_has_just_been_removed_counts_as_removed(files):
+    left = registry.Leftover(Path(files.folder), 0)
+    assert registry.remove(left)
+    assert registry.remove(left)
