@@ -30,7 +30,7 @@ input()
 
 
 @pytest.fixture(autouse=True)
-def tmpdir_of_jobs(monkeypatch):
+def tmpdir_of_jobs(tmp_path, monkeypatch):  # pytest makes its own folder first, where it is to stay
     """Another folder for temporary files, with a path short enough for a socket in it."""
     with tempfile.TemporaryDirectory(prefix="p") as folder:
         monkeypatch.setattr(tempfile, "tempdir", folder)
