@@ -34,6 +34,7 @@ class Ballot:
     def __init__(self, words: ControlWords, rank: int) -> None:
         self.number = 0
         self._votes = words.ballots
+        self._closed = False
         self._rank = rank
         self._seen = b""  # the votes at the last look, and who had cast them
         self._voters: frozenset[int] = frozenset()
@@ -48,6 +49,7 @@ class Ballot:
         """
         if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 1:
             raise ConfigurationError(f"got ballot number {number!r}: ballots are counted from 1 on")
+        self._require_part()
         if self._votes[self._rank] == number:
             self._votes[self._rank] = 0
         self.number = int(number)
@@ -56,6 +58,7 @@ class Ballot:
     def cast(self) -> None:
         """Vote to stop in the open ballot; a second time changes nothing."""
         self._require_open()
+        self._require_part()
         self._votes[self._rank] = self.number
 
     def voters(self) -> set[int]:
@@ -79,6 +82,15 @@ class Ballot:
         members : collection of int
         """
         return votes_suffice(policy, self.voters(), set(members))
+
+    def close(self) -> None:
+        """Take part no more: from now on the votes are those of this moment."""
+        self._closed = True
+        self._votes = self._votes.copy()
+
+    def _require_part(self) -> None:
+        if self._closed:
+            raise ConfigurationError("this worker has left the job: it cannot vote after close()")
 
     def _require_open(self) -> None:
         if not self.number:

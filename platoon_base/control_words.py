@@ -11,7 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.errors import ProtocolError
+from platoon_base.legible import to_bytes
 from platoon_base.sharding import START, Position
+from platoon_base.views import array_on
 
 __all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "ControlWords", "Progress"]
 
@@ -98,7 +100,7 @@ class ControlWords:
     """
 
     def __init__(self, buffer: Any, rows: int, create: bool) -> None:
-        self._header: Any = np.ndarray((), dtype=_HEADER, buffer=buffer)
+        self._header: Any = array_on(buffer, (), _HEADER)
         if create:
             self._header["magic"], self._header["version"], self._header["rows"] = MAGIC, VERSION, rows
         # NumPy strips trailing zeros of byte strings.
@@ -106,14 +108,23 @@ class ControlWords:
             raise ProtocolError(
                 "the job's control words are of another version of this package; install one version everywhere"
             )
-        self._rows: Any = np.ndarray((int(self._header["rows"]),), dtype=_ROW, buffer=buffer, offset=self._first_row())
-        # Not in the rows: one after the other, they are compared in a few cache lines, however many workers there are.
-        self.ballots: Any = np.ndarray(
-            self._rows.shape, dtype="i8", buffer=buffer, offset=self._first_row() + self._rows.nbytes
-        )
-        self._stop = self._header["stop"][...]
+        self._lie_on(buffer)
         if create:
             self._rows["loss"] = np.nan
+
+    def _lie_on(self, buffer: Any) -> None:
+        self._header = array_on(buffer, (), _HEADER)
+        self._rows: Any = array_on(buffer, (int(self._header["rows"]),), _ROW, self._first_row())
+        # Not in the rows: one after the other, they are compared in a few cache lines, however many workers there are.
+        self.ballots: Any = array_on(buffer, self._rows.shape, "i8", self._first_row() + self._rows.nbytes)
+        self._stop = self._header["stop"][...]
+
+    def let_go(self) -> None:
+        """Lie on a last copy from now on, so that the memory can be unmapped: it is read as before, by any thread."""
+        copy = bytearray(self.size_bytes(len(self._rows)))
+        last = ControlWords(copy, len(self._rows), create=True)
+        last._header[...], last._rows[...], last.ballots[...] = self._header, self._rows, self.ballots
+        self._lie_on(copy)
 
     @staticmethod
     def _first_row() -> int:
@@ -137,7 +148,7 @@ class ControlWords:
     def stop(self, reason: str) -> None:
         """Raise the stop flag. The first reason stays."""
         if not self.stopping:
-            self._header["reason"] = reason.encode()[:256]
+            self._header["reason"] = to_bytes(reason, self._header.dtype["reason"].itemsize)
             self._header["stop"] = 1
 
     def row(self, rank: int) -> Any:
@@ -145,13 +156,16 @@ class ControlWords:
         return self._rows[rank]
 
     def start_row(self, rank: int, position: Position = START) -> None:
-        """Reset the row of a worker that joins, to go on at a position."""
-        self._rows[rank] = np.zeros((), dtype=_ROW)
+        """Reset the row of a worker that joins, to go on at a position; `position` gives it from the start."""
         row = self._rows[rank]
-        row["loss"] = np.nan
-        row["epoch"], row["steps"], row["steps_before_start"] = position.epoch, position.steps, position.steps
-        row["steps_before_epoch"] = position.steps - position.epoch_steps
-        self.mark_synced(row)
+        _put(row, position)
+        new = np.zeros((), dtype=_ROW)
+        new["loss"] = np.nan
+        new["epoch"], new["steps"], new["steps_before_start"] = position.epoch, position.steps, position.steps
+        new["steps_before_epoch"] = position.steps - position.epoch_steps
+        for name in _ROW.names or ():
+            if name not in ("synced", "synced_slot"):
+                row[name] = new[name]
         self.ballots[rank] = 0
 
     @staticmethod
@@ -182,7 +196,7 @@ class ControlWords:
     def write_text(self, rank: int, field: str, text: str) -> None:
         """Write a text field of a row, cut to its length."""
         row = self._rows[rank]
-        row[field] = text.encode()[: row.dtype[field].itemsize]
+        row[field] = to_bytes(text, row.dtype[field].itemsize)
 
     def read_text(self, rank: int, field: str) -> str:
         """Read a text field of a row."""

@@ -130,7 +130,9 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         undo.callback(_let_go, files, segment)
         channel = ZmqClient(files.address, lambda: segment.locked(CONTROLLER_LOCK), files.keys)
         undo.callback(channel.close)
-        worker = _enter(files, segment, channel, rank, device)
+        words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
+        undo.callback(words.let_go)
+        worker = _enter(files, segment, words, channel, rank, device)
         undo.pop_all()
     return worker
 
@@ -143,15 +145,21 @@ def _let_go(files: JobFiles, segment: Segment) -> None:
         files.remove()
 
 
-def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | None, device: str) -> Worker:
+def _enter(
+    files: JobFiles, segment: Segment, words: ControlWords, channel: ZmqClient, rank: int | None, device: str
+) -> Worker:
     """Say hello on a channel that is open, and take the place given."""
-    words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
     place = _say_hello(channel, rank, device)
     words.start_row(place.rank, place.resume_at)
     segment.try_lock(WORKER_LOCKS + place.rank)
     peers = JobPeers(words, lambda other: segment.locked(WORKER_LOCKS + other))
     if place.local_size < len(os.sched_getaffinity(0)):
         channel.spin_s = _SPIN_S
+
+    def on_close() -> None:
+        words.let_go()
+        _let_go(files, segment)
+
     return Worker(
         place,
         channel,
@@ -159,9 +167,12 @@ def _enter(files: JobFiles, segment: Segment, channel: ZmqClient, rank: int | No
         lambda parameters, rule: _choose_center(files, place.size, peers, parameters, rule),
         Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
-        on_close=lambda: _let_go(files, segment),
+        on_close=on_close,
         collectives=lambda session: _Groups(
-            Membership(session, place.rank, files.size, peers), files.collective, peers, words.collectives(place.rank)
+            Membership(session, place.rank, files.size, peers),
+            files.collective,
+            peers,
+            lambda: words.collectives(place.rank),
         ),
         checkpoint=lambda: read_checkpoint(files.checkpoint),
     )
@@ -214,7 +225,7 @@ def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: P
 class _Groups(CollectiveFactory):
     """Forms the groups of one job on this host."""
 
-    def __init__(self, membership: Membership, name: str, peers: JobPeers, counter: Any) -> None:
+    def __init__(self, membership: Membership, name: str, peers: JobPeers, counter: Callable[[], Any]) -> None:
         self._membership = membership
         self._name = name
         self._peers = peers
@@ -252,7 +263,7 @@ class _Groups(CollectiveFactory):
             return StagedCollective(host())
         ranks = tuple(told)
         index = ranks.index(self._membership.rank)
-        group: Collective = nccl.NcclCollective(context, told[ranks[0]][1], ranks, index, self._peers, self._counter)
+        group: Collective = nccl.NcclCollective(context, told[ranks[0]][1], ranks, index, self._peers, self._counter())
         return group
 
 
@@ -306,6 +317,7 @@ def host_job(
         segment = stack.enter_context(Segment.create(files.words, ControlWords.size_bytes(MAX_WORKERS)))
         segment.try_lock(CONTROLLER_LOCK)
         words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=True)
+        stack.callback(words.let_go)
         coordinator = Coordinator(size, seed) if checkpoint is None else _resumed(checkpoint, size)
         for rank, member in coordinator.members.items():
             words.start_row(rank, member.resume_at)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
+from platoon_base.views import array_on
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -117,8 +118,7 @@ class Layout:
     def views(self, buffer: Any, offset: int = 0) -> list[np.ndarray[Any, Any]]:
         """Arrays of the right shapes and dtypes that lie on ``buffer``, from byte ``offset`` on."""
         return [
-            np.ndarray(spec.shape, dtype=spec.dtype, buffer=buffer, offset=offset + start)
-            for spec, start in zip(self.specs, self.offsets)
+            array_on(buffer, spec.shape, spec.dtype, offset + start) for spec, start in zip(self.specs, self.offsets)
         ]
 
     def stripes(self, stripe_bytes: int) -> list[tuple[Piece, ...]]:

@@ -29,9 +29,9 @@ _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _flock(kind: int, byte: int) -> bytes:
-    """Build the ``struct flock`` of 64-bit Linux for one byte."""
-    return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, 1, 0)
+def _flock(kind: int, byte: int, count: int = 1) -> bytes:
+    """Build the ``struct flock`` of 64-bit Linux for ``count`` bytes; 0 stands for all from ``byte`` on."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, count, 0)
 
 
 class Segment:
@@ -45,14 +45,14 @@ class Segment:
     name : str
         The posix name, with its leading slash.
     buffer : mmap
-        The memory.
+        The memory; lay arrays on it with `platoon_base.views.array_on`, which keeps it mapped under them.
     """
 
     def __init__(self, name: str, fd: int, size_bytes: int) -> None:
         self.name = name
         self._fd = fd
         self._pid = os.getpid()
-        self.buffer = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)
+        self._buffer: mmap.mmap | None = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)
 
     @classmethod
     def create(cls, name: str, size_bytes: int) -> Segment:
@@ -102,22 +102,52 @@ class Segment:
         fcntl.flock(fd, fcntl.LOCK_SH)
         return cls(name, fd, status.st_size)
 
+    @property
+    def buffer(self) -> mmap.mmap:
+        """See above.
+
+        Raises
+        ------
+        ConfigurationError
+            After `close`.
+        """
+        if self._buffer is None:
+            raise self._closed_error()
+        return self._buffer
+
     def try_lock(self, byte: int) -> bool:
-        """Take the lock of one byte, without waiting; False if another handle holds it."""
+        """Take the lock of one byte, without waiting; False if another handle holds it.
+
+        Raises
+        ------
+        ConfigurationError
+            After `close`, which another thread or a signal handler may have called.
+        """
+        fd = self._fd
+        if fd < 0:
+            raise self._closed_error()
         try:
-            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
         except BlockingIOError:
             return False
         return True
 
-    def unlock(self, byte: int) -> None:
-        """Free the lock of one byte."""
-        fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte))
+    def unlock(self, byte: int, count: int = 1) -> None:
+        """Free the locks of one byte, or of ``count``; those that this handle does not hold stay as they are."""
+        fd = self._fd
+        if fd >= 0:  # close() has freed them all
+            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))
 
     def locked(self, byte: int) -> bool:
-        """Tell whether another handle holds the lock of this byte."""
-        answer = fcntl.fcntl(self._fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+        """Tell whether another handle holds the lock of this byte; False after `close`, when nobody can know."""
+        fd = self._fd
+        if fd < 0:
+            return False
+        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
         return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+
+    def _closed_error(self) -> ConfigurationError:
+        return ConfigurationError(f"shared memory {self.name} is closed: nothing can be done after close()")
 
     @property
     def closed(self) -> bool:
@@ -131,10 +161,11 @@ class Segment:
         fd, self._fd = self._fd, -1
         if os.getpid() != self._pid:
             return  # a forked child shares the locks with its parent, who still needs them
+        buffer, self._buffer = self.buffer, None
         with contextlib.suppress(BufferError):  # arrays still lie on it: it is unmapped together with the last
-            self.buffer.close()
+            buffer.close()
         # The mapping keeps a duplicate of fd and with it the locks, so those are freed by hand.
-        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_UNLCK, os.SEEK_SET, 0, 0, 0))
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 

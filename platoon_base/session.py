@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from platoon_base import messages as msg
 from platoon_base.channels.base import ClientChannel
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, ProtocolError, WorkerLostError
+from platoon_base.legible import to_bytes
 
 __all__ = ["GRACE_S", "Session"]
 
@@ -72,15 +73,16 @@ class Session:
 
     @contextlib.contextmanager
     def _seen_waiting(self, name: str) -> Iterator[None]:
-        if self._row is None:
+        row = self._row  # close() may come meanwhile
+        if row is None:
             yield
             return
-        self._row["waiting_in"] = name.encode()[:128]
-        self._row["waits"] += 1  # odd while inside
+        row["waiting_in"] = to_bytes(name, row.dtype["waiting_in"].itemsize)
+        row["waits"] += 1  # odd while inside
         try:
             yield
         finally:
-            self._row["waits"] += 1
+            row["waits"] += 1
 
     @contextlib.contextmanager
     def _withdrawn_if_interrupted(self) -> Iterator[None]:
@@ -101,4 +103,5 @@ class Session:
         except (WorkerLostError, CollectiveTimeoutError, ProtocolError) as exc:
             log.debug("rank %d left without a word: %s", self._rank, exc)
         finally:
+            self._row = None
             self._channel.close()

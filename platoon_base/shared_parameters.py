@@ -171,7 +171,8 @@ class SharedParameters:
             self._unlink()
 
     def close(self) -> None:
-        """Let go of the center; a second call does nothing."""
+        """Let go of the center and of the row; a second call does nothing."""
+        self._row = self._row.copy()
         if self.center is not None:
             self.center.close()
 

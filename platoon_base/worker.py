@@ -288,6 +288,7 @@ class Worker:
 
         Without shared parameters, or in a job of one, nothing changes.
         """
+        self._require_open()
         if self._shared is None:
             yield
         else:
@@ -503,6 +504,7 @@ class Worker:
             That these mini-batches belong to.
         loss : float, optional
         """
+        self._require_open()
         now, row = time.monotonic(), self._row
         if row["started"] == 0:
             row["started"] = now
@@ -541,7 +543,8 @@ class Worker:
     def should_stop(self) -> bool:
         """Whether the job has decided to stop, or its controller is gone. Reading it costs a memory access.
 
-        Each worker sees it at its own time: leave loops that make collective calls by `agree_to_stop`.
+        Each worker sees it at its own time: leave loops that make collective calls by `agree_to_stop`. After `close` it
+        stays what it was then, so a thread that waits for it looks at `closed` too.
         """
         if self._words.stopping:
             return True
@@ -549,7 +552,7 @@ class Worker:
         if now < self._next_look:
             return False
         self._next_look = now + _LOOK_S
-        if self._controller_alive():
+        if self._controller_alive() or self._closed:  # in this order: it is closed before the memory is
             return False
         log.warning("rank %d: the controller of this job is gone; stopping", self.global_rank)
         self._words.stop("the controller is gone")
@@ -557,7 +560,7 @@ class Worker:
 
     @property
     def stop_reason(self) -> str:
-        """Why the job stops; empty while it does not."""
+        """Why the job stops; empty while it does not. After `close` it stays what it was then."""
         return self._words.stop_reason
 
     def request_stop(self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -620,7 +623,11 @@ class Worker:
         return self._closed
 
     def close(self) -> None:
-        """Leave the job; the others go on. A second call does nothing."""
+        """Leave the job; the others go on. A second call does nothing.
+
+        `should_stop`, `stop_reason` and the votes of `ballot` stay what they were; whatever else needs the job raises
+        `ConfigurationError`. A call that another thread is in ends with an error.
+        """
         if self._closed:
             return
         self._closed = True
@@ -633,6 +640,8 @@ class Worker:
         finally:
             if self._shared is not None:
                 self._shared.close()
+            self.ballot.close()
+            self._row = self._row.copy()  # nothing is to lie on the memory any more
             self._on_close()
 
     def __enter__(self) -> Worker:
@@ -670,4 +679,5 @@ class Worker:
 
     def _require_controller(self) -> None:
         if self.should_stop and not self._controller_alive():
+            self._require_open()  # another thread may have closed it just now
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")

@@ -107,6 +107,46 @@ def test_a_block_that_is_not_finite_stays_out_and_is_told(pair):
         np.testing.assert_array_equal(got[~bad], (begun + np.float32(0.5) * (begun + 1 - begun))[~bad])
 
 
+def interrupted_at(instruction, call):
+    """Make a call, with Ctrl-C after so many instructions of this package; tells whether it came that far."""
+    left = instruction
+
+    def count(frame, event, arg):
+        nonlocal left
+        if "platoon_base" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return count
+
+    before = sys.gettrace()
+    sys.settrace(count)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_ctrl_c_at_any_instruction_leaves_no_stripe_locked(centers):
+    values = [np.zeros(3, "float32")]
+    layout, rule, instruction = Layout.of(values), EASGD(0.5), 0
+    center = centers.create(layout, rule, 0)
+    other = centers.attach(layout, rule, 1)
+    center.write(values, True, 10)
+    while interrupted_at(instruction := instruction + 1, lambda: center.sync(rule, values, True, 10)):
+        other.sync(rule, values, True, 0)  # or it raises: a stripe is taken
+        assert other.holder(0) is None
+    assert instruction > 100
+    center.close()
+    other.close()
+
+
 def test_a_stripe_that_is_held_is_passed_over_and_waited_for(pair):
     center, other = pair(EASGD(0.5), model(0))
     x = model(1)

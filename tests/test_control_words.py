@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import sys
 import threading
 
 import pytest
@@ -63,9 +64,9 @@ def test_a_long_reason_is_cut(words, size):
     assert words.stop_reason == "x" * min(size, 256)
 
 
-def test_a_reason_cut_inside_a_letter_can_still_be_read(words):
+def test_a_reason_is_not_cut_inside_a_letter(words):
     words.stop("x" + "é" * 200)  # 401 bytes: the 256th is the first half of a letter
-    assert words.stop_reason == "x" + "é" * 127 + "�"
+    assert words.stop_reason == "x" + "é" * 127
 
 
 def test_a_row_tells_nothing_before_its_worker_does(words):
@@ -263,3 +264,25 @@ def test_ballots_and_rows_do_not_share_bytes(memory, words, ballots):
     assert words.read_text(ROWS - 1, "ending") == "z" * 256
     assert [words.progress(rank).epoch for rank in range(ROWS)] == [0] * ROWS
     assert bytes(memory[-8:]) == (2**62).to_bytes(8, "little")
+
+
+def test_a_row_that_is_started_again_has_its_position_at_every_moment(words, others):
+    """A checkpoint may be written in any instant: read as another process would, after every single instruction."""
+    position = Position(epoch=3, epoch_steps=40, steps=340)
+    words.start_row(1, position)
+    seen = set()
+
+    def look(frame, event, arg):
+        frame.f_trace_opcodes = True
+        seen.add(others.position(1))
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        words.start_row(1, position)
+    finally:
+        sys.settrace(before)
+    assert seen == {position}
+    assert words.progress(1)[:3] == (3, 340, 0)
+    assert words.progress(1).steps_before_start == 340

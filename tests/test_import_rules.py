@@ -200,3 +200,11 @@ def test_conditions_are_not_checked_by_assert(path):
     """They vanish under ``python -O``."""
     found = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
     assert found == []
+
+
+@pytest.mark.parametrize("path", sources(BASE), ids=module_name)
+def test_arrays_are_laid_on_memory_by_the_one_function_that_keeps_it_mapped(path):
+    """An array made by numpy.ndarray or from an address does not keep shared memory mapped: see array_on."""
+    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    made = [call for call in calls if isinstance(call, ast.Attribute) and call.attr in ("ndarray", "as_array")]
+    assert not made or path.name == "views.py"

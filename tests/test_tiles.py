@@ -1,13 +1,14 @@
 """How a center is dealt out to devices, and the directory in shared memory: against plain counting."""
 
 import os
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from platoon_base.centers.shards import FINAL, Directory, DirectoryLayout
+from platoon_base.centers.shards import FINAL, NOBODY, Directory, DirectoryLayout
 from platoon_base.centers.tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.registry import segment_prefix
@@ -95,6 +96,52 @@ def test_owners_are_published_one_after_the_other(directories):
     assert first.version != before
     assert first.entry(1) == (2, 2, b"x" * 64)
     assert first.entry(0) == (1, 0, bytes(64))
+
+
+def test_a_reader_between_the_writes_of_an_owner_takes_no_torn_entry(directories):
+    """Read after every single instruction of the writer, as another process may."""
+    writer, reader = directories
+    owners = {(1, 5, b"a" * 64), (2, 7, b"b" * 64)}
+    writer.publish(1, 5, b"a" * 64)
+    seen = set()
+
+    def look(frame, event, arg):
+        frame.f_trace_opcodes = True
+        seen.add(reader.entry(1))
+        return look
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        writer.publish(1, 7, b"b" * 64)
+    finally:
+        sys.settrace(before)
+    assert {entry for entry in seen if entry.owner != NOBODY} == owners
+    assert reader.entry(1) == (2, 7, b"b" * 64)
+
+
+def test_an_entry_whose_writer_died_is_nobodys_until_the_next_owner_writes_it(directories):
+    class Died(BaseException):
+        pass
+
+    def die(frame, event, arg):
+        frame.f_trace_opcodes = True
+        if frame.f_code.co_name == "publish" and reader.entry(1).owner == NOBODY:
+            raise Died
+        return die
+
+    writer, reader = directories
+    writer.publish(1, 5, b"a" * 64)
+    before = sys.gettrace()
+    sys.settrace(die)
+    try:
+        with pytest.raises(Died):
+            writer.publish(1, 7, b"b" * 64)
+    finally:
+        sys.settrace(before)
+    assert reader.entry(1)[:2] == (1, NOBODY)
+    reader.publish(1, 6, b"c" * 64)
+    assert reader.entry(1) == writer.entry(1) == (2, 6, b"c" * 64)
 
 
 def test_a_mirror_is_as_new_as_it_was_asked_for(directories):

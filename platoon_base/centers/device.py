@@ -16,7 +16,7 @@ from pygpu import gpuarray
 from platoon_base.centers.base import Refused
 from platoon_base.centers.cuda import DeviceMemory, Driver, HostMemory
 from platoon_base.centers.device_kernels import COLUMNS, MOST_PARAMETERS, compile_kernel
-from platoon_base.centers.shards import Directory, DirectoryLayout
+from platoon_base.centers.shards import NOBODY, Directory, DirectoryLayout
 from platoon_base.centers.tiles import Tiling
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
@@ -196,7 +196,9 @@ class DeviceCenter:
 
     def _owned(self, shard: int, owner: int) -> bool:
         """Tell whether the owner of a shard lives; what an earlier process of this rank owned went with it."""
-        return shard in self._own if owner == self._rank else not self._gone(owner)
+        if owner == self._rank:
+            return shard in self._own
+        return owner != NOBODY and not self._gone(owner)
 
     def _open(self, shard: int, generation: int, handle: bytes) -> None:
         known = self._shards.pop(shard, None)
@@ -208,9 +210,9 @@ class DeviceCenter:
 
     def _adopt(self, shard: int, generation: int) -> bool:
         """Make a shard anew: from its dead owner's memory, which CUDA keeps while it is open here, or the mirror."""
-        if not self._directory.try_lock(shard):
-            return False
         try:
+            if not self._directory.try_lock(shard):
+                return False
             if self._directory.entry(shard).generation != generation:
                 return False  # another worker was quicker
             memory = DeviceMemory.allocate(self._driver, self._tiling.shard_bytes[shard])
@@ -228,7 +230,7 @@ class DeviceCenter:
             self._shards[shard] = generation + 1, memory
             self._own.add(shard)
             self._launches = []
-        finally:
+        finally:  # also if Ctrl-C comes before it is known whether the lock was free
             self._directory.unlock(shard)
         return True
 

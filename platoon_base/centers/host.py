@@ -15,6 +15,7 @@ from platoon_base.kernels import Plan
 from platoon_base.layout import Layout, Piece
 from platoon_base.rules import Rule
 from platoon_base.segments import Segment
+from platoon_base.views import array_on
 
 __all__ = ["STRIPE_BYTES", "HostCenter", "HostCenters"]
 
@@ -50,8 +51,10 @@ class _Stripe:
         center: list[Array],
         states: list[list[Array]],
         local_states: list[list[Array]],
+        holder: Any,
     ) -> None:
         self.index = index
+        self.holder = holder
         self.pieces = pieces
         self.center = _cut(center, pieces)
         self.plan = Plan(
@@ -110,7 +113,9 @@ class HostCenter:
         center = layout.views(segment.buffer, first)
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(center_states)]
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in range(local_states)]
-        self._stripes = [_Stripe(i, p, center, self.states, self._local_states) for i, p in enumerate(pieces)]
+        self._stripes = [
+            _Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
+        ]
         self.whole = True
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
@@ -193,7 +198,7 @@ class HostCenter:
         return None if rank == FREE else rank
 
     def _visits(self, stripe: _Stripe) -> int:
-        return int(self._holders["visits"][stripe.index])
+        return int(stripe.holder["visits"])
 
     def close(self) -> None:
         """See `Center.close`."""
@@ -217,6 +222,15 @@ class HostCenter:
             for stripe in todo:
                 work(stripe)
             return []
+        try:
+            return self._visit_locked(work, todo, timeout_s, stuck)
+        except BaseException:  # Ctrl-C may have come right after a lock was taken, or before it was freed
+            self._let_go()
+            raise
+
+    def _visit_locked(
+        self, work: Callable[[_Stripe], None], todo: list[_Stripe], timeout_s: float, stuck: Mapping[int, int]
+    ) -> list[_Stripe]:
         given_up: list[_Stripe] = []
         pause, began = _FIRST_PAUSE_S, time.monotonic()
         while todo:
@@ -241,14 +255,21 @@ class HostCenter:
         byte = _FIRST_HOLDER + _HOLDER.itemsize * stripe.index
         if not self._segment.try_lock(byte):
             return False
-        self._holders["visits"][stripe.index] += 1
-        self._holders["rank"][stripe.index] = self._rank
+        stripe.holder["visits"] += 1
+        stripe.holder["rank"] = self._rank
         try:
             work(stripe)
         finally:
-            self._holders["rank"][stripe.index] = FREE
+            stripe.holder["rank"] = FREE
             self._segment.unlock(byte)
         return True
+
+    def _let_go(self) -> None:
+        """Free every stripe that this handle may hold."""
+        for stripe in self._stripes:
+            if stripe.holder["rank"] == self._rank:
+                stripe.holder["rank"] = FREE
+        self._segment.unlock(_FIRST_HOLDER, _HOLDER.itemsize * len(self._holders))
 
     def _timeout_text(self, taken: list[_Stripe], timeout_s: float) -> str:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
@@ -264,7 +285,8 @@ def _buffers_start(stripes: int) -> int:
 
 
 def _holders(segment: Segment, stripes: int) -> Array:
-    return np.ndarray((stripes,), dtype=_HOLDER, buffer=segment.buffer, offset=_FIRST_HOLDER)
+    holders: Array = array_on(segment.buffer, (stripes,), _HOLDER, _FIRST_HOLDER)
+    return holders
 
 
 class HostCenters:
@@ -290,7 +312,7 @@ class HostCenters:
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
         local_states, center_states = len(rule.local_state), len(rule.center_state)
         segment = Segment.create(self.name, HostCenter.size_bytes(layout, center_states, stripe_bytes))
-        header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
+        header: Any = array_on(segment.buffer, (), _HEADER)
         stripes = len(layout.stripes(stripe_bytes))
         _holders(segment, stripes)["rank"] = FREE
         header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, stripe_bytes
@@ -323,7 +345,7 @@ class HostCenters:
     def _open(self, layout: Layout, local_states: int, center_states: int | None, rank: int) -> HostCenter:
         segment = Segment.attach(self.name)
         if len(segment.buffer) >= _HEADER.itemsize:
-            header: Any = np.ndarray((), dtype=_HEADER, buffer=segment.buffer)
+            header: Any = array_on(segment.buffer, (), _HEADER)
             found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
             stripe_bytes = header["stripe_bytes"].item()
             known = found == (MAGIC, VERSION, layout.fingerprint) and stripe_bytes >= STRIPE_BYTES

@@ -16,11 +16,13 @@ from platoon_base.centers.tiles import Tiling
 from platoon_base.layout import Layout
 from platoon_base.parameters import assign
 from platoon_base.segments import Segment
+from platoon_base.views import array_on
 
-__all__ = ["Directory", "DirectoryLayout", "Entry"]
+__all__ = ["NOBODY", "Directory", "DirectoryLayout", "Entry"]
 
 MAGIC = b"PLTNSHRD"
-VERSION = 2
+VERSION = 3
+NOBODY = -1
 FINAL = 1 << 62  # number of the mirror of an owner that has left
 _MAX_WORKERS = 256
 _PAGE = 4096
@@ -39,7 +41,8 @@ _HEADER = np.dtype(
 _FLAGS = 64
 _FLAG_BYTES = 4
 _ENTRIES = _FLAGS + _FLAG_BYTES * _MAX_WORKERS
-_ENTRY = np.dtype([("generation", "i8"), ("owner", "i8"), ("handle", f"V{HANDLE_BYTES}"), ("mirrored", "i8")])
+# ``writes`` is odd while an entry is written, and stays odd if its writer dies meanwhile.
+_ENTRY = np.dtype([("writes", "i8"), ("owner", "i8"), ("handle", f"V{HANDLE_BYTES}"), ("mirrored", "i8")])
 
 
 class Entry(NamedTuple):
@@ -50,7 +53,7 @@ class Entry(NamedTuple):
     generation : int
         0 until somebody has made it; it grows with every new owner.
     owner : int
-        A rank.
+        A rank, or `NOBODY` while somebody writes the next owner down, or has died of it.
     handle : bytes
         By which CUDA IPC opens its memory.
     """
@@ -76,7 +79,7 @@ class DirectoryLayout:
 
     def fits(self, segment: Segment) -> bool:
         """Tell whether a segment was made with this layout."""
-        header: Any = np.ndarray((), _HEADER, segment.buffer)
+        header: Any = array_on(segment.buffer, (), _HEADER)
         return (
             len(segment.buffer) == self.size_bytes
             and header["version"] == VERSION
@@ -102,18 +105,18 @@ class Directory:
         self.tiling = plan.tiling
         self.workers = plan.shards
         self.size_bytes = plan.size_bytes
-        self._bytes: Any = np.frombuffer(segment.buffer, dtype=np.uint8)
+        self._bytes: Any = array_on(segment.buffer, (len(segment.buffer),), np.uint8)
         self.address = int(self._bytes.ctypes.data)
-        self._header: Any = np.ndarray((), _HEADER, segment.buffer)
-        self._flags: Any = np.ndarray((_MAX_WORKERS,), "u4", segment.buffer, _FLAGS)
-        self._entries: Any = np.ndarray((plan.shards,), _ENTRY, segment.buffer, _ENTRIES)
+        self._header: Any = array_on(segment.buffer, (), _HEADER)
+        self._flags: Any = array_on(segment.buffer, (_MAX_WORKERS,), "u4", _FLAGS)
+        self._entries: Any = array_on(segment.buffer, (plan.shards,), _ENTRY, _ENTRIES)
 
     @staticmethod
     def shards_in(segment: Segment) -> int:
         """Return the number of shards of a directory that was begun; 0 if it is none."""
         if len(segment.buffer) < _PAGE:
             return 0
-        header: Any = np.ndarray((), _HEADER, segment.buffer)
+        header: Any = array_on(segment.buffer, (), _HEADER)
         return int(header["shards"]) if header["magic"].item() == MAGIC else 0
 
     @classmethod
@@ -139,20 +142,23 @@ class Directory:
     @property
     def complete(self) -> bool:
         """Whether every shard has been made."""
-        return bool((self._entries["generation"] > 0).all())
+        return bool((self._entries["writes"] > 1).all())
 
     def entry(self, shard: int) -> Entry:
         """Read the entry of a shard, whole."""
-        while True:
-            found = self._entries[shard].copy()
-            if self._entries[shard]["generation"] == found["generation"]:
-                return Entry(int(found["generation"]), int(found["owner"]), found["handle"].tobytes())
+        entry = self._entries[shard]
+        writes = int(entry["writes"])
+        found = entry.copy()
+        if writes % 2 or entry["writes"] != writes:
+            return Entry(writes // 2, NOBODY, bytes(HANDLE_BYTES))
+        return Entry(writes // 2, int(found["owner"]), found["handle"].tobytes())
 
     def publish(self, shard: int, owner: int, handle: bytes) -> None:
         """Enter a new owner, who has yet to mirror its shard; only under the shard's lock."""
         entry = self._entries[shard]
+        entry["writes"] |= 1  # it is odd already if its latest writer has died meanwhile
         entry["handle"], entry["owner"], entry["mirrored"] = np.void(handle), owner, 0
-        entry["generation"] += 1
+        entry["writes"] += 1
         self._header["changes"] += 1
 
     def try_lock(self, shard: int) -> bool:
@@ -195,7 +201,7 @@ class Directory:
 
     def has_mirror(self, number: int) -> bool:
         """Tell whether all shards are mirrored as asked for; those never made still have their first values."""
-        return bool(((self._entries["mirrored"] >= number) | (self._entries["generation"] == 0)).all())
+        return bool(((self._entries["mirrored"] >= number) | (self._entries["writes"] < 2)).all())
 
     def mirror_of(self, shard: int) -> tuple[int, int]:
         """Return where the values of a shard are mirrored: offset in the segment, and size in bytes."""

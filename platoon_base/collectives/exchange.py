@@ -19,6 +19,7 @@ from typing import Any, Callable, Protocol
 import numpy as np
 
 from platoon_base.collectives.base import DTYPES, OPS
+from platoon_base.views import array_on
 
 _collectives: Any = None
 if not os.environ.get("PLATOON_NO_KERNELS"):
@@ -73,13 +74,13 @@ class Memory:
 
     def __init__(self, buffer: Any, size: int, chunk_bytes: int) -> None:
         self.size, self.chunk_bytes = size, chunk_bytes
-        self.page: Array = np.ndarray((PAGE // 8,), np.int64, buffer)
-        self.lines: Array = np.ndarray((size, LINE), np.int64, buffer, PAGE)
+        self.page: Array = array_on(buffer, (PAGE // 8,), np.int64)
+        self.lines: Array = array_on(buffer, (size, LINE), np.int64, PAGE)
         self.counters = self.lines[:, :5]
         self.cores = self.lines[:, 5:16].view(np.uint64)
         self.headers = self.lines[:, 16:].reshape(size, 2, 8)
         shape = (size, BUFFERS, chunk_bytes)
-        self.slots: Array = np.ndarray(shape, np.uint8, buffer, self._slots_start(size))
+        self.slots: Array = array_on(buffer, shape, np.uint8, self._slots_start(size))
 
     @staticmethod
     def _slots_start(size: int) -> int:

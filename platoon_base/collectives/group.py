@@ -11,6 +11,7 @@ import numpy as np
 
 from platoon_base.collectives.base import Collective, Peers
 from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
+from platoon_base.legible import to_bytes
 from platoon_base.parameters import is_device_array
 from platoon_base.session import Session
 
@@ -148,7 +149,7 @@ class Membership:
             try:
                 group = create(ranks, index)
             except BaseException as exc:
-                self.meet(f"formed {name}", repr(exc).encode()[:500], timeout_s)
+                self.meet(f"formed {name}", to_bytes(repr(exc), 500), timeout_s)
                 raise
             self.meet(f"formed {name}", b"", timeout_s)
             return group

@@ -44,7 +44,9 @@ from platoon_base.errors import (
     PlatoonError,
     WorkerLostError,
 )
+from platoon_base.legible import to_bytes
 from platoon_base.segments import Segment
+from platoon_base.views import array_on
 
 __all__ = ["HostCollective"]
 
@@ -88,7 +90,7 @@ class HostCollective:
     def __init__(
         self, segment: Segment, ranks: tuple[int, ...], index: int, peers: Peers, owner: bool, fused: bool | None
     ) -> None:
-        header: Any = np.ndarray((), _HEADER, segment.buffer)
+        header: Any = array_on(segment.buffer, (), _HEADER)
         self.rank, self.size = index, len(ranks)
         self.name = segment.name
         self._segment = segment
@@ -141,7 +143,7 @@ class HostCollective:
         if chunk_bytes < 4096 or chunk_bytes % 4096 or chunk_bytes // len(ranks) < 64:
             raise ConfigurationError(f"got chunk_bytes={chunk_bytes}: must be a multiple of 4096, 64 or more a rank")
         segment = Segment.create(name, Memory.size_bytes(len(ranks), chunk_bytes))
-        header: Any = np.ndarray((), _HEADER, segment.buffer)
+        header: Any = array_on(segment.buffer, (), _HEADER)
         header["version"], header["size"], header["buffers"] = VERSION, len(ranks), BUFFERS
         header["chunk_bytes"] = chunk_bytes
         # Two ranks move as much memory either way, and one meeting a step is less than two.
@@ -164,7 +166,7 @@ class HostCollective:
         ranks = _checked(ranks, index)
         segment = Segment.attach(name)
         if len(segment.buffer) >= _HEADER.itemsize:
-            header: Any = np.ndarray((), _HEADER, segment.buffer)
+            header: Any = array_on(segment.buffer, (), _HEADER)
             found = tuple(header[field].item() for field in ("magic", "version", "size", "ranks", "buffers"))
             known = found == (MAGIC, VERSION, len(ranks), _fingerprint(ranks), BUFFERS)
             if known and len(segment.buffer) == Memory.size_bytes(len(ranks), header["chunk_bytes"].item()):
@@ -415,18 +417,18 @@ class HostCollective:
         how = _DIFFERED if isinstance(exc, ConfigurationError) else _FAILED
         deadline = time.monotonic() + _LOCK_S
         while not memory.broken:  # or another rank breaks it at this moment
-            if self._segment.try_lock(_LOCK_BYTE):
-                try:
+            try:
+                if self._segment.try_lock(_LOCK_BYTE):
                     if not memory.broken:
-                        raw = text.encode()[: _REASON_BYTES - 1]
+                        raw = to_bytes(text, _REASON_BYTES - 1)
                         self._segment.buffer[_REASON : _REASON + len(raw) + 1] = raw + b"\0"
                         memory.broken = how
-                finally:
-                    self._segment.unlock(_LOCK_BYTE)
-            elif time.monotonic() >= deadline:
-                memory.broken = how
-            else:
-                time.sleep(1e-3)
+                elif time.monotonic() >= deadline:
+                    memory.broken = how
+                else:
+                    time.sleep(1e-3)
+            finally:  # also if Ctrl-C comes before it is known whether the lock was free
+                self._segment.unlock(_LOCK_BYTE)
 
     def _reason(self) -> PlatoonError:
         """Return the error for a group that is broken already."""

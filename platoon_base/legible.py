@@ -1,0 +1,21 @@
+"""Text as bytes, for shared memory and messages: whatever a path, a name or a message of an exception holds."""
+
+from __future__ import annotations
+
+__all__ = ["legible", "to_bytes"]
+
+
+def legible(text: str) -> str:
+    """Return text that UTF-8 can hold, with escapes for what it cannot.
+
+    A path that is not UTF-8, such as one from an old file system, has such characters in Python (PEP 383).
+    """
+    return text if text.isascii() else text.encode(errors="backslashreplace").decode()
+
+
+def to_bytes(text: str, size_bytes: int | None = None) -> bytes:
+    """Encode any text as UTF-8, cut to ``size_bytes`` at most, without zero bytes: the readers would stop there."""
+    raw = text.encode(errors="backslashreplace").replace(b"\0", b"\\x00")
+    if size_bytes is None or len(raw) <= size_bytes:
+        return raw
+    return raw[:size_bytes].decode(errors="ignore").encode()  # without the first half of a letter
