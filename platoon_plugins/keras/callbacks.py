@@ -9,7 +9,7 @@ import keras
 
 from platoon_plugins.keras.training import Training
 
-__all__ = ["hooks_into_batches", "in_center", "make_first", "make_last"]
+__all__ = ["hooks_into_batches", "in_center", "make_first", "make_last", "saves_in_mid_epoch"]
 
 
 class _First(keras.callbacks.Callback):  # type: ignore[misc]
@@ -44,7 +44,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._training.test_begins()
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._training.test_ends()
+        self._training.test_ends({} if logs is None else logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._training.epoch_ends(epoch, logs)
@@ -105,11 +105,30 @@ def hooks_into_batches(callback: Any) -> bool:
 
 def in_center(callback: Any, training: Training) -> None:
     """Let a checkpoint that is written in the middle of an epoch save the common weights."""
-    save: Callable[..., Any] = getattr(callback._save_model, "plain", callback._save_model)  # of an earlier fit
+    callback.platoon_training = training  # an attribute, so that a deep copy of all callbacks has the copied one
+    base: Any = type(callback)
+    if hasattr(base, "saves_center"):  # of an earlier fit
+        return
 
-    def save_center(*args: Any, **kwargs: Any) -> Any:
-        with training.center():
-            return save(*args, **kwargs)
+    def saving(name: str) -> Callable[..., Any]:
+        save: Callable[..., Any] = getattr(base, name)
 
-    save_center.plain = save  # type: ignore[attr-defined]
-    callback._save_model = save_center
+        def save_center(self: Any, *args: Any, **kwargs: Any) -> Any:
+            with self.platoon_training.center():
+                return save(self, *args, **kwargs)
+
+        return save_center
+
+    methods = {name: saving(name) for name in _SAVES if hasattr(base, name)}
+    names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
+    callback.__class__ = type(base.__name__, (base,), {**names, **methods, "saves_center": True})
+
+
+def saves_in_mid_epoch(callback: Any) -> bool:
+    """Whether this is a checkpoint that is written every so many batches."""
+    save_freq = getattr(callback, "save_freq", None)
+    return isinstance(save_freq, int) and any(callable(getattr(callback, name, None)) for name in _SAVES)
+
+
+# The methods by which ModelCheckpoint and BackupAndRestore, and OrbaxCheckpoint, write.
+_SAVES = ("_save_model", "_save_checkpoint")

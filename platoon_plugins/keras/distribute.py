@@ -14,13 +14,13 @@ from platoon_base.schedule import STOP_POLICIES, EveryN
 from platoon_base.sharding import shard_seed
 from platoon_base.shared_parameters import ON_NONFINITE
 from platoon_plugins.keras import backends
-from platoon_plugins.keras.callbacks import hooks_into_batches, in_center, make_first, make_last
+from platoon_plugins.keras.callbacks import hooks_into_batches, in_center, make_first, make_last, saves_in_mid_epoch
 from platoon_plugins.keras.training import Training
 
 __all__ = ["distribute"]
 
 # Those that write files or send messages: on one worker only.
-_WRITERS = ("ModelCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor")
+_WRITERS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor")
 
 
 def distribute(
@@ -47,9 +47,10 @@ def distribute(
     its variables are sums over samples.) Weights that a callback sets at an epoch's end are kept by
     worker and center.
 
-    On all ranks but 0 nothing is printed, and callbacks that write (ModelCheckpoint, BackupAndRestore, CSVLogger,
-    TensorBoard, RemoteMonitor, and what is derived of them) are left out; a writer of your own goes into the list on
-    rank 0 alone: ``[...] + ([Mine()] if connect().global_rank == 0 else [])``. It must not stop training.
+    On all ranks but 0 nothing is printed, and callbacks that write (ModelCheckpoint, OrbaxCheckpoint,
+    BackupAndRestore, CSVLogger, TensorBoard, RemoteMonitor, and what is derived of them) are left out; a writer of
+    your own goes into the list on rank 0 alone: ``[...] + ([Mine()] if connect().global_rank == 0 else [])``. It must
+    not stop training.
 
     In a job of one, your callbacks are returned as they are.
 
@@ -72,7 +73,8 @@ def distribute(
     Returns
     -------
     list of keras.callbacks.Callback
-        For one ``fit``; call it again for the next.
+        For one ``fit``; call it again for the next. A deep copy of the list, as KerasTuner makes one for each fit,
+        is for another ``fit``.
 
     Raises
     ------
@@ -110,7 +112,7 @@ def distribute(
     for callback in callbacks:
         if not leader and hasattr(callback, "verbose"):
             callback.verbose = 0
-        if isinstance(getattr(callback, "save_freq", None), int) and callable(getattr(callback, "_save_model", None)):
+        if saves_in_mid_epoch(callback):
             in_center(callback, training)
     first = make_first(training, backend.watches_batches)
     return [first, *callbacks, make_last(training, at_batches)]

@@ -56,7 +56,7 @@ def _require_one_average(model: Any, average: GradientAverage | None) -> None:
     own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
     if any(optimizer is not model.optimizer and average_of(optimizer) is not None for optimizer in own):
         raise ConfigurationError(
-            "got a model with DistributedOptimizers of its own beside model.optimizer: fit keeps the gradients of "
-            "one together; give it plain optimizers and a rule, such as sync=EASGD(), or train in a loop over "
-            "train_on_batch after broadcast_variables"
+            "got a model with a DistributedOptimizer beside model.optimizer, such as that of a GAN's second part: the "
+            "gradients of model.optimizer alone can be averaged; give the model plain optimizers, call compile() with "
+            "a plain one, and keep its weights together by a rule: distribute(..., sync=EASGD())"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import weakref
 from collections.abc import Mapping
@@ -58,6 +59,11 @@ class Training:
         self._sync, self._every_n_batches = sync, every_n_batches
         self._policy, self._on_nonfinite = stop, on_nonfinite
         self._fitting = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Training:
+        """Return one for another fit, of the same worker: its connections have no copy."""
+        options = copy.deepcopy((self._sync, self._every_n_batches, self._policy, self._on_nonfinite), memo)
+        return Training(self._worker, self._backend, *options)
 
     # The begin of a fit.
 
@@ -197,11 +203,12 @@ class Training:
         if self._fitting:
             self._metrics.test_batch(logs or {})
 
-    def test_ends(self) -> None:
-        """Add up the metrics of an evaluation that all workers made."""
+    def test_ends(self, logs: dict[str, Any]) -> None:
+        """Add up the metrics of an evaluation that all workers made, and put them into ``logs``."""
         if self._fitting and self._all_evaluate:
             summed = self._worker.sum_arrays(f"keras evaluation {self._epoch}", self._metrics.test_state())
             self._test_results = self._metrics.results(summed.arrays)
+            logs.update({name: self._test_results[name] for name in logs if name in self._test_results})
 
     # The end of an epoch.
 

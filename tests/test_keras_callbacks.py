@@ -1,0 +1,121 @@
+"""What callbacks see, write and survive in a fit of several workers, on every back end that is installed."""
+
+import importlib.util
+
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+
+KERAS_2 = keras.__version__.startswith("2.")
+needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
+
+
+def needs(package):
+    there = importlib.util.find_spec(package.partition(".")[0]) and importlib.util.find_spec(package)
+    return pytest.mark.skipif(not there, reason=f"needs {package}: `make test` runs this where it is installed")
+
+
+@needs_keras_3
+def test_callbacks_see_the_values_of_all_workers_at_an_evaluations_end(run_keras):
+    """Such as TensorBoard, which writes them; and a deep copy of the list is for a fit of its own."""
+    run_keras(
+        """
+        import copy
+        x, y = data(64)
+        xv, yv = data(31, seed=1)
+
+        class AtTestEnd(keras.callbacks.Callback):
+            seen = []
+            def on_test_end(self, logs=None):
+                self.seen.append(dict(logs))
+
+        model = dense(optimizer=keras.optimizers.SGD(0.0))
+        names = ("loss", "accuracy")
+        expected = dict(zip(names, dense().evaluate(xv, yv, verbose=0)))
+        checkpoint = keras.callbacks.ModelCheckpoint(os.path.join(sys.argv[1], "a.weights.h5"), save_weights_only=True,
+                                                     save_freq=3)
+        callbacks = distribute([AtTestEnd(), checkpoint])
+        for own in (copy.deepcopy(callbacks), copy.deepcopy(callbacks), callbacks):
+            model.fit(*shard(x, y), validation_data=shard(xv, yv), epochs=2, batch_size=8, verbose=0, callbacks=own)
+        assert len(AtTestEnd.seen) == 6
+        for logs in AtTestEnd.seen:
+            assert all(abs(logs[name] - expected[name]) < 1e-6 for name in names), (logs, expected)
+        model.evaluate(xv[rank:], yv[rank:], verbose=0, callbacks=[AtTestEnd()])  # outside of a fit it is one's own
+        """
+    ).require_success()
+
+
+@needs_keras_3
+@needs("orbax.checkpoint")
+def test_an_orbax_checkpoint_in_the_middle_of_an_epoch_is_written_once_and_is_the_center(run_keras, tmp_path):
+    run_keras(
+        """
+        from orbax.checkpoint import v1 as orbax
+        x, y = data(64)
+        folder = os.path.join(sys.argv[1], "checkpoints")
+
+        def push(callback, batch):
+            if callback.batches in (1, 5):
+                callback.model.set_weights([w + 1 + rank for w in callback.model.get_weights()])
+
+        model = dense(optimizer=keras.optimizers.SGD(0.0))
+        start = model.get_weights()
+        # Rank 1 must not come to the end of its epoch, and move the center, before rank 0 has saved it.
+        wait = Watch(batch_end=lambda callback, batch: batch == 3 and worker.barrier("saved by rank 0"))
+        own = folder if rank == 0 else folder + str(rank)
+        checkpoint = keras.callbacks.OrbaxCheckpoint(own, save_freq=3, save_weights_only=True)
+        callbacks = distribute([Watch(batch_end=push), checkpoint, wait], every_n_batches=100)
+        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=callbacks)
+        if rank == 0:
+            assert os.listdir(folder) == ["3"]
+            saved = orbax.load_checkpointables(os.path.join(folder, "3"))["pytree"]["trainable_variables"]
+            leaves = keras.tree.flatten(saved)
+            for value in start:
+                assert any(np.shape(leaf) == value.shape and (np.asarray(leaf) == value).all() for leaf in leaves)
+        else:
+            assert not os.listdir(own)
+        """
+    ).require_success()
+
+
+@needs_keras_3
+def test_a_gan_with_two_distributed_optimizers_is_told_what_works(run_keras):
+    run_keras(
+        """
+        from platoon_plugins.keras import broadcast_variables
+        x, y = data(64)
+        backend = keras.backend.backend()
+
+        class TwoParts(keras.Model):
+            def __init__(self, wrap):
+                super().__init__()
+                keras.utils.set_random_seed(5)
+                self.first, self.second = L.Dense(4), L.Dense(3)
+                self.build((None, 6))
+                self.own = wrap(keras.optimizers.SGD(0.1))
+                self.compile(wrap(keras.optimizers.SGD(0.1)), loss="mse")
+            def build(self, shape):
+                self.first.build(shape)
+                self.second.build((None, 4))
+            def call(self, x):
+                return self.second(self.first(x))
+
+        for call in (lambda model: model.fit(*shard(x, y), verbose=0, callbacks=distribute()), broadcast_variables):
+            try:
+                call(TwoParts(DistributedOptimizer))
+            except PlatoonError as exc:
+                assert "sync=EASGD()" in str(exc) and "train_on_batch" not in str(exc), exc
+            else:
+                raise AssertionError
+        model = TwoParts(lambda optimizer: optimizer)
+        start = flat(model.get_weights())
+        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(sync=EASGD()))
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone == everyone[0]).all() and abs(everyone[0] - start).max() > 0.01
+        """
+    ).require_success()
