@@ -147,6 +147,21 @@ def test_ctrl_c_at_any_instruction_leaves_no_stripe_locked(centers):
     other.close()
 
 
+@pytest.mark.parametrize("rule", [EASGD(0.5), ASGD()])
+def test_the_first_element_is_named_whichever_stripe_is_visited_first(centers, rule):
+    params = [np.zeros(600_000), np.zeros(600_000)]  # five stripes
+    layout = Layout.of(params)
+    made = centers.create(layout, rule, 0)
+    params[0][[70_000, 590_000]] = np.nan
+    params[1][[3, 599_999]] = np.inf
+    for rank in range(8):  # each begins at another stripe
+        center = centers.attach(layout, rule, rank)
+        told = center.sync(rule, params, True, 10)
+        center.close()
+        assert told == Refused(parameter=0, element=70_000), rank
+    made.close()
+
+
 def test_a_stripe_that_is_held_is_passed_over_and_waited_for(pair):
     center, other = pair(EASGD(0.5), model(0))
     x = model(1)

@@ -16,11 +16,12 @@ WAYS = {"killed": 128 + signal.SIGKILL, "exits": 0, "raises": 1}
 ways = pytest.mark.parametrize("way", WAYS)
 
 HEAD = """
-import os, signal, sys, time
+import os, signal, sys
 from pathlib import Path
 import numpy as np
 from platoon_base import ASGD, connect
-from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
+from platoon_base.errors import WorkerLostError
+from watching import ending, exchange_pids, takes_part, until, waits_in
 
 FOLDER, WAY, VICTIM = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
 is_victim = int(os.environ.get("PLATOON_RANK", -1)) == VICTIM
@@ -34,22 +35,8 @@ def die(*_):
 
 signal.signal(signal.SIGUSR1, die)                       # for those who are to die while they wait
 
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(1e-3)
-
-def waits_in(name, rank):
-    row = worker._words.row(rank)
-    return row["waits"] % 2 == 1 and row["waiting_in"].startswith(name.encode())
-
 def others_wait_in(name):
     until(lambda: all(waits_in(name, rank) for rank in range(worker.global_size) if rank != worker.global_rank))
-
-def exchange_pids():
-    mine = np.arange(worker.global_size) == worker.global_rank
-    return worker.sum_arrays("pids", [mine * float(os.getpid())]).arrays[0].astype(int).tolist()
 """
 
 # The part of the victim; what follows a death is never reached. The other two make the same steps as ever.
@@ -71,13 +58,9 @@ POINTS = {
     share()
     """,
     "with a stripe locked": """
-    class DieInside(ASGD):
-        kernel = None
-        def sync(self, local, center, local_state=(), center_state=()):
-            die()
     share()
     steps(10)
-    worker._shared._rule = DieInside()
+    doomed = True
     steps(1)
     """,
     "while others wait in reduce_metrics": """
@@ -107,9 +90,18 @@ if is_victim and POINT == "before it joins":
     die()
 worker = connect()
 x = np.zeros(1000)
+doomed = False
+
+class Mortal(ASGD):
+    '''Dies while it updates a stripe, which is locked then.'''
+    kernel = None
+    def sync(self, *arrays):
+        if doomed:
+            die()
+        super().sync(*arrays)
 
 def share():
-    worker.init_shared_params([x], ASGD())
+    worker.init_shared_params([x], Mortal() if POINT == "with a stripe locked" else ASGD())
 
 def steps(number):
     global x
@@ -121,7 +113,7 @@ def others_wait_for_the_center():
     # They have asked for it: a request is no wait that the words would show.
     until(lambda: len(list(FOLDER.glob("asks*"))) == 2)
 
-pids = exchange_pids() if POINT == "while it waits in a barrier" else None
+pids = exchange_pids(worker) if POINT == "while it waits in a barrier" else None
 if is_victim:
 VICTIMS_PART
     raise AssertionError("it should be dead")
@@ -134,7 +126,7 @@ if POINT == "while it waits in a barrier":
     if worker.global_rank == (VICTIM + 1) % 3:
         others_wait_in("barrier killed in here")
         os.kill(pids[VICTIM], signal.SIGUSR1)
-        until(lambda: worker._words.read_text(VICTIM, "ending"))
+        until(lambda: ending(VICTIM))
     worker.barrier("killed in here")
 metrics = worker.reduce_metrics({"rank": (worker.global_rank, 1)})       # complete only without the dead
 left = [rank for rank in range(3) if rank != VICTIM]
@@ -181,10 +173,10 @@ def test_barriers_and_sums_go_on_without_the_dead_and_all_agree_when(run_job, wa
 seen = []
 with connect() as worker:
     rank = worker.global_rank
-    pids = exchange_pids()
+    pids = exchange_pids(worker)
     for step in range(30):
         if step == 11 and is_victim:
-            others_wait_in("barrier")
+            others_wait_in("barrier barrier")
             die()
         if step == 17 and rank == 3:
             os.kill(pids[2], signal.SIGKILL)             # a second one, wherever it is
@@ -253,7 +245,7 @@ SYNCHRONOUS = """
 STEP, MOMENT, SIZE = int(sys.argv[4]), sys.argv[5], int(sys.argv[6])
 worker = connect()
 rank, x = worker.global_rank, np.ones(SIZE, "float32")
-pids = exchange_pids()
+pids = exchange_pids(worker)
 killer = (VICTIM + 1) % 3
 try:
     for step in range(60):
@@ -262,7 +254,7 @@ try:
         if step == STEP and MOMENT == "while it waits" and rank == killer:
             until(lambda: (FOLDER / "inside").exists())
             os.kill(pids[VICTIM], signal.SIGUSR1)
-            until(lambda: not worker._arrays._host._peers._alive(VICTIM) or worker._words.row(VICTIM)["left"])
+            until(lambda: not takes_part(VICTIM))
         if step == STEP and MOMENT == "anywhere" and rank == killer:
             os.kill(pids[VICTIM], signal.SIGUSR1)
         if step == STEP and MOMENT == "while it waits" and is_victim:
@@ -307,7 +299,7 @@ def test_of_two_that_die_at_once_one_is_named(run_job):
         HEAD
         + """
 with connect() as worker:
-    pids, x = exchange_pids(), np.ones(1000)
+    pids, x = exchange_pids(worker), np.ones(1000)
     try:
         for step in range(20):
             if step == 7 and worker.global_rank in (0, 2):
@@ -335,7 +327,7 @@ with connect() as worker:
     worker.init_shared_params([x], ASGD())
     worker.all_reduce(x)
     if is_victim:
-        others_wait_in("barrier")
+        others_wait_in("barrier barrier")
         die()
     worker.barrier()
     for attempt in range(3):

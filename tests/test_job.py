@@ -492,21 +492,26 @@ def test_a_lock_on_a_stripe_dies_with_its_holder(run_job):
         import os, signal
         import numpy as np
         from platoon_base import EASGD, connect
+        from watching import center_of
 
-        class DieInside(EASGD):
+        class Mortal(EASGD):
             kernel = None
-            def sync(self, local, center, local_state=(), center_state=()):
-                os.kill(os.getpid(), signal.SIGKILL)
+            def sync(self, *arrays):
+                if doomed:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                super().sync(*arrays)
 
-        x = np.zeros(1000)
+        x, doomed = np.zeros(1000), False
         with connect() as worker:
-            worker.init_shared_params([x], EASGD(0.5))
+            worker.init_shared_params([x], Mortal(0.5))
             worker.barrier("both here")
             if worker.global_rank == 1:
                 x[:] = 1
-                worker._shared._rule = DieInside(0.5)
+                doomed = True
                 worker.sync_params()
             worker.barrier("other is dead")
+            with center_of([x], Mortal(0.5)) as center:
+                assert center.holder(0) == 1, "it did not die while it held the stripe"
             x[:] = 1
             worker.sync_params(timeout_s=20)
             assert (x == 0.5).all()
@@ -524,29 +529,34 @@ def test_a_stopped_worker_that_holds_a_stripe_does_not_stop_the_others(run_job):
         import os, signal
         import numpy as np
         from platoon_base import ASGD, connect
+        from watching import exchange_pids, is_stopped, progress, until
 
-        worker = connect()
+        class Stops(ASGD):
+            kernel = None if os.environ["PLATOON_RANK"] == "0" else "asgd"
+            def sync(self, *arrays):
+                global stopped
+                if not stopped:
+                    stopped = True
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                super().sync(*arrays)
+
+        worker, stopped = connect(), False
         x = np.zeros(3_000_000)
-        worker.init_shared_params([x], ASGD())
-        pids = worker.all_gather(np.array([os.getpid()]))[:, 0].tolist()
-        center = worker._shared.center
-        assert len(center._stripes) > 3
+        worker.init_shared_params([x], Stops())
+        pids = exchange_pids(worker)
         if worker.global_rank == 0:
-            def stop(stripe):
-                worker.progress(steps=1)             # tells the others
-                os.kill(os.getpid(), signal.SIGSTOP)
-            assert center._work_locked(stop, center._stripes[1])
+            worker.sync_params()
+            assert stopped
         else:
-            while not worker._words.row(0)["steps"]:
-                pass
+            until(lambda: is_stopped(pids[0]))
             for _ in range(100):
                 x += 1
                 worker.sync_params()
             with worker.center_params():             # reads it without waiting for ever
-                assert np.isfinite(x).all()
+                held = x == 0
+                assert 0 < held.sum() < x.size and (x[~held] >= 100).all(), (held.sum(), np.unique(x))
             if worker.global_rank == 1:
-                while worker._words.row(2)["syncs"] < 100:
-                    pass
+                until(lambda: progress(2).syncs == 100)
                 os.kill(pids[0], signal.SIGCONT)
         worker.barrier("all go on")
         worker.sync_params()
@@ -578,21 +588,32 @@ def test_parameters_are_their_own_again_even_if_the_center_cannot_be_read(run_jo
         from platoon_base import EASGD, connect
         from platoon_base.errors import CollectiveTimeoutError
 
-        n = 3_000_000  # several stripes
+        class Dawdler(EASGD):
+            kernel = None
+            def sync(self, *arrays):
+                global dawdled
+                if not dawdled:
+                    dawdled = True
+                    worker.barrier("held")
+                    worker.barrier("tried")
+                super().sync(*arrays)
+
+        n, dawdled = 3_000_000, False  # several stripes
         with connect() as worker:
             x = np.zeros(n, "float32")
-            worker.init_shared_params([x], EASGD(0.5))
+            worker.init_shared_params([x], Dawdler(0.5))
             x[:] = 7
             worker.barrier("there")
-            center = worker._shared.center
             if worker.global_rank == 0:
-                center._work_locked(lambda _: worker.barrier("held") or worker.barrier("tried"), center._stripes[-1])
+                worker.sync_params()
+                assert dawdled
             else:
                 worker.barrier("held")
                 try:
                     with worker.center_params(timeout_s=0.1):
                         raise AssertionError("a stripe is held by another")
-                except CollectiveTimeoutError:
+                except CollectiveTimeoutError as exc:
+                    assert "rank 0 holds" in str(exc), exc
                     assert (x == 7).all()
                 worker.barrier("tried")
         """
@@ -851,18 +872,19 @@ def test_a_sum_of_arrays_is_of_the_survivors_whenever_one_dies(run_job, when):
         import os, signal, sys
         import numpy as np
         from platoon_base import connect
+        from platoon_base.session import Session
 
         when = sys.argv[2]
         with connect() as worker:
             worker.barrier()
             if worker.global_rank == 1:
-                real = worker._control.reduce
-                def reduce(name, *args, **kwargs):
+                real = Session.reduce
+                def reduce(session, name, *args, **kwargs):
                     last = {"before": "states", "between two parts": "part 2", "in the last part": "part 4 of 4"}[when]
                     if name.endswith(last) or last in name:
                         os.kill(os.getpid(), signal.SIGKILL)
-                    return real(name, *args, **kwargs)
-                worker._control.reduce = reduce
+                    return real(session, name, *args, **kwargs)
+                Session.reduce = reduce
             mine = np.arange(200_000.0) * 10**worker.global_rank
             total = worker.sum_arrays("states", [mine], {"ranks": (10.0**worker.global_rank, 1)})
             assert total.ranks == [0, 2]
@@ -953,6 +975,7 @@ def test_survivors_of_a_death_release_and_share_again(run_job, when):
         import os, signal, sys
         import numpy as np
         from platoon_base import ASGD, EASGD, connect
+        from platoon_base.session import Session
 
         with connect() as worker:
             rank = worker.global_rank
@@ -962,7 +985,7 @@ def test_survivors_of_a_death_release_and_share_again(run_job, when):
             if rank == 1:
                 if sys.argv[2] == "while it shares":
                     os.kill(os.getpid(), signal.SIGKILL)
-                worker._control.reduce = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+                Session.reduce = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
             for step in range(20):
                 worker.sync_params()
             worker.release_shared_params()

@@ -253,32 +253,6 @@ def test_every_update_of_the_others_arrives_while_one_is_poisoned(run_job, polic
     ).require_success()
 
 
-def test_the_first_element_is_named_whichever_stripe_is_visited_first(run_job):
-    outcome = run_job(
-        """
-        import numpy as np
-        from platoon_base import EASGD, connect
-        from platoon_base.errors import NonFiniteError
-
-        with connect() as worker:
-            params = [np.zeros(600_000), np.zeros(600_000)]
-            worker.init_shared_params(params, EASGD(0.5))
-            center = worker._shared.center
-            assert len(center._stripes) > 3
-            params[0][[70_000, 590_000]] = np.nan
-            params[1][[3, 599_999]] = np.inf
-            for center._rank in range(8):                # each rank begins at another stripe
-                try:
-                    worker.sync_params()
-                except NonFiniteError as error:
-                    worker.report({f"{worker.global_rank} {center._rank}": str(error)})
-        """
-    ).require_success()
-    assert len(outcome.reported) == 16
-    for text in outcome.reported.values():
-        assert "element 70000 of parameter 0 is" in text
-
-
 @pytest.mark.parametrize("policy", POLICIES)
 def test_arrays_of_the_callers_are_treated_as_the_parameters_are(run_job, policy):
     """`sync_arrays`, of arrays in C order and not; and own values that are not finite survive a look at the center."""

@@ -13,42 +13,26 @@ import sys
 import time
 
 import pytest
+from watching import PATIENCE_S
 
 from platoon_base.registry import JobFiles
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
-
-PATIENCE_S = 60
 
 HEAD = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 from platoon_base import ASGD, connect
-from platoon_base.errors import PlatoonError, WorkerLostError
+from platoon_base.errors import WorkerLostError
+from platoon_base.peers import JobPeers
+from watching import controller_lives, ending, exchange_pids, is_stopped, progress, takes_part, until, waits_in
 
 FOLDER = Path(sys.argv[1])
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(1e-3)
 
 def tell(name):
     (FOLDER / f"new {name}").write_text(str(os.getpid()))
     (FOLDER / f"new {name}").rename(FOLDER / name)
-
-def waits_in(name, *ranks):
-    rows = [worker._words.row(rank) for rank in ranks]
-    return all(row["waits"] % 2 == 1 and row["waiting_in"] == name.encode() for row in rows)
-
-def stopped(pid):
-    return "State:\\tT" in Path(f"/proc/{pid}/status").read_text()
-
-def exchange_pids():
-    mine = np.arange(worker.global_size) == rank
-    return worker.sum_arrays("pids", [mine * float(os.getpid())]).arrays[0].astype(int).tolist()
 """
 
 JOIN = """
@@ -237,7 +221,7 @@ def test_a_signal_to_one_worker_ends_that_one_and_the_others_go_on(launch, outpu
         JOIN
         + f"""
 worker.init_shared_params([x], ASGD())
-pids = exchange_pids()
+pids = exchange_pids(worker)
 if rank == 1:
     tell("ready")
     {ONE[middle].strip().replace(chr(10), chr(10) + "    ")}
@@ -249,7 +233,7 @@ if rank == 0:
 for _ in range(20):
     x += 1
     worker.sync_params()
-until(lambda: worker._words.read_text(1, "ending"))
+until(lambda: ending(1))
 for _ in range(20):
     x += 1
     worker.sync_params()
@@ -274,7 +258,7 @@ def test_a_signal_to_one_of_a_collective_ends_all_with_its_name(launch, output_o
     launcher = launch(
         JOIN
         + f"""
-pids = exchange_pids()
+pids = exchange_pids(worker)
 try:
     for step in range(10**9):
         if rank == 0 and step == 20:
@@ -299,7 +283,7 @@ def test_a_script_that_catches_ctrl_c_may_go_on_and_leave_as_it_likes(launch, ou
         JOIN
         + """
 worker.init_shared_params([x], ASGD())
-pids = exchange_pids()
+pids = exchange_pids(worker)
 if rank == 1:
     try:
         worker.barrier("cut short")
@@ -308,7 +292,7 @@ if rank == 1:
     x += 1
     worker.sync_params()
     worker.report({"caught": 1})
-    until(lambda: all(waits_in("meet the others", other) or worker._words.row(other)["left"] for other in (0, 2)))
+    until(lambda: all(waits_in("meet the others", other) or not takes_part(other) for other in (0, 2)))
     worker.close()
 else:
     if rank == 0:
@@ -329,7 +313,7 @@ def test_a_wait_that_ctrl_c_has_cut_short_can_be_repeated(launch, output_of, tmp
     launcher = launch(
         JOIN
         + """
-pids = exchange_pids()
+pids = exchange_pids(worker)
 if rank == 1:
     try:
         worker.barrier("twice")
@@ -358,8 +342,8 @@ def test_the_others_train_while_one_is_stopped_and_it_catches_up(run_job, by):
         + """
 BY = sys.argv[2]
 worker.init_shared_params([x], ASGD())
-pids = exchange_pids()
-syncs = lambda other: int(worker._words.row(other)["syncs"])
+pids = exchange_pids(worker)
+syncs = lambda other: progress(other).syncs
 
 def step():
     global x
@@ -378,13 +362,13 @@ else:
     if rank == 0:
         if BY == "another":
             os.kill(pids[1], signal.SIGSTOP)
-        until(lambda: stopped(pids[1]))
+        until(lambda: is_stopped(pids[1]))
         tell("is stopped")
     until((FOLDER / "is stopped").exists)
     before = syncs(1)
     for _ in range(30):
         step()
-    assert stopped(pids[1]) or (FOLDER / "continued").exists()
+    assert is_stopped(pids[1]) or (FOLDER / "continued").exists()
     if rank == 0:
         until(lambda: syncs(2) >= 40)
         assert syncs(1) == before and syncs(0) == 40
@@ -415,7 +399,7 @@ def test_a_wait_for_one_that_is_stopped_goes_on_when_that_one_does(run_job, wait
         + JOIN
         + """
 WAIT = sys.argv[2]
-pids = exchange_pids()
+pids = exchange_pids(worker)
 worker.all_reduce(x)
 
 def go_on():
@@ -424,20 +408,19 @@ def go_on():
 if rank == 1:
     os.kill(os.getpid(), signal.SIGSTOP)
 if rank == 0:
-    until(lambda: stopped(pids[1]))
+    until(lambda: is_stopped(pids[1]))
     if WAIT == "barrier":
         wake = threading.Thread(target=lambda: (until(lambda: waits_in("barrier barrier", 0, 2)), go_on()))
         wake.start()
     else:
-        peers = worker._arrays._host._peers
-        ask, asked = peers.why_absent, []
-        def asking(ranks):
-            why = ask(ranks)
+        ask, asked = JobPeers.why_absent, []
+        def asking(peers, ranks):
+            why = ask(peers, ranks)
             asked.append(why)
             if len(asked) == 5:
                 go_on()
             return why
-        peers.why_absent = asking
+        JobPeers.why_absent = asking
 if WAIT == "barrier":
     worker.barrier()
 else:
@@ -535,7 +518,7 @@ for step in range(10**9):
 worker.all_reduce(x)
 tell(f"now{rank}")
 if rank == 0:
-    until(lambda: not worker._controller_alive())
+    until(lambda: not controller_lives())
 while True:
     worker.all_reduce(x)
 """,
