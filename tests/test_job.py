@@ -548,16 +548,19 @@ def test_a_stopped_worker_that_holds_a_stripe_does_not_stop_the_others(run_job):
             worker.sync_params()
             assert stopped
         else:
-            until(lambda: is_stopped(pids[0]))
-            for _ in range(100):
-                x += 1
-                worker.sync_params()
-            with worker.center_params():             # reads it without waiting for ever
-                held = x == 0
-                assert 0 < held.sum() < x.size and (x[~held] >= 100).all(), (held.sum(), np.unique(x))
-            if worker.global_rank == 1:
-                until(lambda: progress(2).syncs == 100)
-                os.kill(pids[0], signal.SIGCONT)
+            try:
+                until(lambda: is_stopped(pids[0]))
+                for _ in range(100):
+                    x += 1
+                    worker.sync_params()
+                with worker.center_params():         # reads it without waiting for ever
+                    held = x == 0
+                    assert 0 < held.sum() < x.size and (x[~held] >= 100).all(), (held.sum(), np.unique(x))
+                if worker.global_rank == 1:
+                    until(lambda: progress(2).syncs == 100)
+            finally:
+                if worker.global_rank == 1:
+                    os.kill(pids[0], signal.SIGCONT)
         worker.barrier("all go on")
         worker.sync_params()
         worker.barrier("all have synchronized")
