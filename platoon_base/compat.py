@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from platoon_base import theano_fixes
+from platoon_base import fuel_fixes, theano_fixes
 from platoon_base.import_hook import AfterImport
 
 __all__ = ["apply"]
@@ -35,6 +35,7 @@ def apply() -> None:
     _set_blas()
     _install_finder()
     theano_fixes.install()
+    fuel_fixes.install()
     _repair_keras_2()
 
 

@@ -133,6 +133,10 @@ REFUSED = {
         "[ParameterSync(None)]", "AllReduceGradients(Scale(0.1 * (rank + 1)))",
         "worker 1 has 0.2 in learning_rate (number 0), and worker 0 0.1; averaged gradients keep models the same only",
     ),
+    "other validation data": (
+        "[ParameterSync(EASGD()), DistributedMonitoring([cost], stream(24, seed=rank))]", "Scale(0.1)",
+        "IndexableDataset with features, targets, given to monitoring DistributedMonitoring, call 1, differs: rank",
+    ),
     "other rules": (
         "[ParameterSync(EASGD() if rank else ASGD())]", "Scale(0.1)", "worker 0 is at the begin, with ASGD",
     ),

@@ -274,6 +274,41 @@ def test_a_chain_and_its_iterator_resume_where_they_were(move):
     assert before + rounds(rest) == expected
 
 
+@pytest.mark.parametrize("in_memory", [False, True])
+def test_a_stream_of_a_file_goes_on_in_another_process(tmp_path, in_memory):
+    """In the middle of an epoch; nobody has the file open there."""
+    script = """
+import pickle, sys
+from platoon_base import compat
+compat.apply()
+import h5py
+import numpy as np
+from fuel.datasets import H5PYDataset
+from fuel.schemes import SequentialScheme
+from fuel.streams import DataStream
+path, stage, in_memory = sys.argv[1:]
+if stage == "begin":
+    with h5py.File(path, "w") as file:
+        file["y"] = np.arange(12)
+        file.attrs["split"] = H5PYDataset.create_split_array({"train": {"y": (0, 12)}})
+    data = H5PYDataset(path, which_sets=("train",), load_in_memory=in_memory == "True")
+    batches = DataStream(data, iteration_scheme=SequentialScheme(12, 4)).get_epoch_iterator()
+    next(batches)
+    with open(path + ".pickle", "wb") as file:
+        pickle.dump(batches, file)
+else:
+    with open(path + ".pickle", "rb") as file:
+        batches = pickle.load(file)
+    rows = [y.tolist() for (y,) in batches]
+    assert rows == [[4, 5, 6, 7], [8, 9, 10, 11]], rows
+    assert len(list(batches.data_stream.get_epoch_iterator())) == 3
+"""
+    for stage in ("begin", "resume"):
+        command = [sys.executable, "-c", script, tmp_path / "data.hdf5", stage, str(in_memory)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 # Streams.
 
 
@@ -589,3 +624,92 @@ def test_each_worker_reads_the_server_of_its_shard(run_job):
         assert (len(first), len(second)) == (11, 9)
         assert sorted(map(int, first + second)) == list(range(20))
     assert orders[0] != orders[1]
+
+
+# What must be the same on all workers, and what must not.
+
+SPLITS = {
+    "rows by a random split": (
+        "DataStream(data, iteration_scheme=ShuffledScheme(order[:40].tolist(), 4))", "the same data set, and a scheme",
+    ),
+    "data by a random split": (
+        "Flatten(DataStream(IndexableDataset({'x': x[order[:40]]}), iteration_scheme=SequentialScheme(40, 4)))",
+        "given to shard_stream, call 3, differs: rank",
+    ),
+    "fewer of them": ("DataStream(data, iteration_scheme=SequentialScheme(40 - 4 * rank, 4))", "of IndexableDataset"),
+    "examples": ("DataStream(data, iteration_scheme=ShuffledExampleScheme(order.tolist()))", "random splits"),
+    "batches": ("DataStream(data, iteration_scheme=SequentialScheme(40, 4 + rank))", "a scheme of the same rows"),
+    "file": ("DataStream(in_file(), iteration_scheme=SequentialScheme(50, 4))", "H5PYDataset with x, given to"),
+}  # fmt: skip
+
+
+def test_other_data_on_another_worker_are_refused(run_job):
+    """A stream that is the same comes first; a further kind of stream on one worker alone harms nobody."""
+    outcome = run_job(
+        f"""
+        import sys
+        from platoon_plugins.blocks import shard_stream
+        import h5py
+        import numpy as np
+        from fuel.datasets import H5PYDataset, IndexableDataset
+        from fuel.schemes import SequentialScheme, ShuffledExampleScheme, ShuffledScheme
+        from fuel.streams import DataStream
+        from fuel.transformers import Flatten
+        from platoon_base import connect
+        from platoon_base.errors import ConfigurationError
+
+        worker = connect()
+        rank = worker.global_rank
+        x = np.arange(100.0).reshape(50, 2)
+        data = IndexableDataset({{"x": x}})
+        order = np.random.RandomState(rank).permutation(50)
+
+        def in_file():
+            path = f"{{sys.argv[1]}}/{{rank}}.hdf5"
+            with h5py.File(path, "w") as file:
+                file["x"] = x + rank
+                file.attrs["split"] = H5PYDataset.create_split_array({{"train": {{"x": (0, 50)}}}})
+            return H5PYDataset(path, which_sets=("train",))
+
+        whole = DataStream(data, iteration_scheme=ShuffledScheme(50, 4, rng=np.random.RandomState(rank)))
+        shard_stream(Flatten(whole))
+        if rank:
+            shard_stream(DataStream(IndexableDataset({{"other": x}}), iteration_scheme=SequentialScheme(50, 4)))
+        for name, make in {[(name, make) for name, (make, _) in SPLITS.items()]}:
+            try:
+                shard_stream(eval(make))
+            except ConfigurationError as error:
+                worker.report({{name: str(error)}})
+        """
+    ).require_success()
+    assert outcome.reported.keys() == SPLITS.keys()
+    for name, (_, complaint) in SPLITS.items():
+        assert complaint in outcome.reported[name]
+
+
+class Noisy(Transformer):
+    """Add noise, as the transformers of images do that are in Fuel."""
+
+    def __init__(self, stream, rng):
+        super().__init__(stream, produces_examples=False)
+        self.rng = rng
+
+    def transform_batch(self, batch):
+        return batch[0] * 0 + self.rng.normal(size=batch[0].shape), batch[1]
+
+
+@pytest.mark.parametrize("make", [np.random.RandomState, np.random.default_rng])
+def test_transformers_draw_other_numbers_on_each_worker(make):
+    """The same script on each; on the first it draws what one process draws, and everywhere the same once more."""
+
+    def draws(place):
+        stream = Flatten(Noisy(stream_of(SequentialScheme(12, 4)), make(5)))
+        batches = (stream if place is None else shard_stream(stream, worker=place)).get_epoch_iterator()
+        return np.asarray(next(batches)[0])
+
+    alone, again = draws(None), draws(places(3)[2])
+    parts = [draws(place) for place in places(3)]
+    np.testing.assert_array_equal(parts[0], alone)
+    np.testing.assert_array_equal(parts[2], again)
+    for one, other in ((0, 1), (0, 2), (1, 2)):
+        assert (parts[one] != parts[other]).all()

@@ -14,6 +14,7 @@ from fuel.transformers import FilterSources, Mapping, Padding, Rename, Sourcewis
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities, Share
 from platoon_plugins.blocks.gathering import gather
+from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Place, ShardedScheme
 from platoon_plugins.blocks.streams import is_sharded, sources_of, with_scheme
 from platoon_plugins.blocks.training import Training
@@ -59,6 +60,9 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         if meeting is None:
             return None
         training.average_statistics()
+        if not sharded and self not in training.compared:
+            training.compared.add(self)
+            require_same_stream(stream, training.worker, name)
         ranks = meeting.ranks
         with training.center():
             while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator
 from multiprocessing import Process
 from typing import Any
@@ -14,6 +15,8 @@ from fuel.transformers import BackgroundProcess, MultiProcessing
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.broadcast import BroadcastStream
+from platoon_plugins.blocks.chains import chain_of, vary_draws
+from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Place, ShardedScheme, all_schemes, require_uneven
 
 __all__ = ["is_broadcast", "is_sharded", "shard_stream", "sources_of", "with_scheme"]
@@ -40,8 +43,13 @@ def shard_stream(
 
     The stream given stays as it is and shares its data set with the copy; call this before an epoch of it begins.
     A `MultiProcessing` in the chain gets a second process, for the copy; put it around the sharded stream instead.
-    Transformers that draw random numbers draw the same ones on all workers, unless their ``rng`` was seeded by
-    ``connect().shard_seed``. A `Filter` may leave one worker more batches than another, whatever ``uneven`` says.
+    A transformer that draws from a generator of its own (``rng``) draws other numbers on each worker. What a function
+    draws from NumPy's common generator is the same on all workers if the script has seeded that: let it seed it by
+    ``platoon_base.sharding.shard_seed(seed, connect().global_rank)``. A `Filter` may leave one worker more batches than
+    another, whatever ``uneven`` says.
+
+    All workers must have made the same stream. Schemes and a few rows of the data are compared, so that other data on
+    another worker, such as those of a random split without a seed, are an error.
 
     Parameters
     ----------
@@ -67,7 +75,8 @@ def shard_stream(
     Raises
     ------
     ConfigurationError
-        If an argument cannot work, the stream makes no requests that can be dealt out, or is sharded already.
+        If an argument cannot work, the stream makes no requests that can be dealt out, is sharded already, or another
+        worker has made another one.
 
     Examples
     --------
@@ -93,7 +102,10 @@ def shard_stream(
         for source in sources_of(stream):
             _refuse_server(source)
         return BroadcastStream(stream, reader)
-    return with_scheme(stream, lambda scheme: ShardedScheme(scheme, uneven=uneven, worker=reader))
+    if isinstance(reader, Worker):  # a Place has nobody to compare with
+        require_same_stream(stream, reader, "shard_stream")
+    wrap = functools.partial(ShardedScheme, uneven=uneven, worker=reader)
+    return with_scheme(stream, wrap, reader.global_rank)
 
 
 def _given_place(rank: int | None, size: int | None, seed: int | None, mode: str) -> Place | None:
@@ -109,7 +121,9 @@ def _given_place(rank: int | None, size: int | None, seed: int | None, mode: str
     return Place(rank, size, seed or 0)
 
 
-def with_scheme(stream: AbstractDataStream, wrap: Callable[[IterationScheme], IterationScheme]) -> AbstractDataStream:
+def with_scheme(
+    stream: AbstractDataStream, wrap: Callable[[IterationScheme], IterationScheme], rank: int = 0
+) -> AbstractDataStream:
     """Return a copy of a stream with another iteration scheme below all its transformers.
 
     Copies are shallow: data sets and what they have opened are shared. A `MultiProcessing` starts a process of its own.
@@ -120,6 +134,8 @@ def with_scheme(stream: AbstractDataStream, wrap: Callable[[IterationScheme], It
         Where several streams were merged, each of them gets another scheme.
     wrap : callable
         Given a scheme, returns the one to take its place; it must not change the one given.
+    rank : int
+        Each rank draws random numbers of its own in the transformers; on 0 they go on with those they had.
 
     Raises
     ------
@@ -128,15 +144,16 @@ def with_scheme(stream: AbstractDataStream, wrap: Callable[[IterationScheme], It
     """
     for source in sources_of(stream):
         _require_scheme(source)
-    return _with_scheme(stream, wrap)
+    return _with_scheme(stream, wrap, rank)
 
 
-def _with_scheme(stream: Any, wrap: Callable[[IterationScheme], IterationScheme]) -> Any:
+def _with_scheme(stream: Any, wrap: Callable[[IterationScheme], IterationScheme], rank: int) -> Any:
     copied = copy.copy(stream)
+    vary_draws(copied, rank)
     if hasattr(stream, "data_streams"):
-        copied.data_streams = [_with_scheme(part, wrap) for part in stream.data_streams]
+        copied.data_streams = [_with_scheme(part, wrap, rank) for part in stream.data_streams]
     elif hasattr(stream, "data_stream"):
-        copied.data_stream = _with_scheme(stream.data_stream, wrap)
+        copied.data_stream = _with_scheme(stream.data_stream, wrap, rank)
     else:
         copied.iteration_scheme = wrap(stream.iteration_scheme)
     if isinstance(stream, MultiProcessing):
@@ -155,21 +172,15 @@ def is_sharded(stream: AbstractDataStream) -> bool:
 
 def is_broadcast(stream: Any) -> bool:
     """Tell whether the first worker reads a stream for all: whether a batch of it is a collective call."""
-    while stream is not None and not isinstance(stream, BroadcastStream):
-        stream = getattr(stream, "data_stream", None)
-    return stream is not None
+    return any(isinstance(link, BroadcastStream) for link in chain_of(stream))
 
 
 def sources_of(stream: Any) -> Iterator[Any]:
     """Yield the streams below all transformers."""
-    _require_stream(stream)
-    if hasattr(stream, "data_streams"):
-        for part in stream.data_streams:
-            yield from sources_of(part)
-    elif hasattr(stream, "data_stream"):
-        yield from sources_of(stream.data_stream)
-    else:
-        yield stream
+    for link in chain_of(stream):
+        _require_stream(link)
+        if not hasattr(link, "data_streams") and not hasattr(link, "data_stream"):
+            yield link
 
 
 def _require_stream(stream: Any) -> None:

@@ -25,6 +25,7 @@ from platoon_plugins.blocks.algorithms import (
     step_rule_state,
     trained_parameters,
 )
+from platoon_plugins.blocks.chains import chain_of, vary_draws
 from platoon_plugins.blocks.streams import is_broadcast
 
 __all__ = ["Meeting", "Settings", "Training", "Vote"]
@@ -111,6 +112,8 @@ class Training:
         Whether they process each batch together, because they do, or because one reads the batches for all.
     members : list of int
         The ranks at the last meeting.
+    compared : set
+        Whatever has seen to it that all workers give it the same data.
     prepared, started, finished : bool
         Whether the other extensions were looked at, and whether training has begun and ended.
     """
@@ -122,6 +125,7 @@ class Training:
         self.averages = averages_gradients(main_loop.algorithm)
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
         self.members: list[int] = []
+        self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
         self.prepared = self.started = self.finished = False
         self._stops_together = stops_together or self.lockstep
         # The main loop may be forgotten when nothing but this is left of it.
@@ -171,6 +175,9 @@ class Training:
         function = getattr(self._main_loop.algorithm, "_function", None)
         if function is not None:
             vary_noise(function.get_shared(), worker.global_rank)
+        # Those that were pickled on one worker, too.
+        for link in chain_of(self._main_loop.data_stream):
+            vary_draws(link, worker.global_rank)
         self.started = True
 
     def _require_same_model(self) -> None:
