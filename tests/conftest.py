@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import signal
 import subprocess
@@ -37,6 +38,22 @@ JOBS_FOLDER = Path(tempfile.gettempdir(), segment_prefix().strip("/-"))
 
 # The scripts of workers may import what the tests share, such as `watching`.
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)]))
+
+
+def _put_blocks_on_the_path(checkout):
+    """Do what `make test` does with the checkout that BLOCKS names: tests and their workers import Blocks from it."""
+    folder = Path(checkout).expanduser().absolute()
+    if not (folder / "blocks" / "__init__.py").is_file():
+        raise pytest.UsageError(
+            f"got BLOCKS={checkout}, but there is no {folder}/blocks/__init__.py: name the folder that Blocks was "
+            "cloned into"
+        )
+    sys.path.insert(0, str(folder))
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])
+
+
+if os.environ.get("BLOCKS") and importlib.util.find_spec("theano"):  # other Pythons and Keras 3 do without
+    _put_blocks_on_the_path(os.environ["BLOCKS"])
 
 
 def pytest_sessionfinish():

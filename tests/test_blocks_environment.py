@@ -68,6 +68,32 @@ def test_a_path_without_blocks_is_refused_before_any_test(blocks_env, tmp_path):
     assert "== Python 3.11" not in done.stdout
 
 
+def collect(checkout):
+    """Let pytest alone, without make test, collect tests that need Blocks."""
+    if importlib.util.find_spec("theano") is None:
+        pytest.skip("needs Theano: `make setup` installs it on Python 3.11")
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/test_blocks_checkpoints.py"]
+    environment = {**os.environ, "BLOCKS": str(checkout), "PYTHONPATH": ""}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
+
+
+def test_pytest_takes_blocks_from_the_checkout_too(tmp_path):
+    """And hands it on to the workers, by PYTHONPATH."""
+    seen = tmp_path / "seen"
+    (make_blocks(tmp_path) / "blocks" / "main_loop.py").write_text(
+        f"import os; open({str(seen)!r}, 'w').write(os.environ['PYTHONPATH'])\n"
+    )
+    done = collect(tmp_path)
+    assert done.returncode == 0, done.stdout
+    assert seen.read_text().split(os.pathsep)[0] == str(tmp_path)
+
+
+def test_pytest_refuses_a_path_without_blocks(tmp_path):
+    done = collect(tmp_path)
+    assert done.returncode == 4
+    assert f"got BLOCKS={tmp_path}, but there is no {tmp_path}/blocks/__init__.py: name the" in done.stderr
+
+
 def test_another_package_of_the_same_name_is_refused(blocks_env, tmp_path):
     (make_blocks(tmp_path) / "blocks" / "main_loop.py").unlink()
     with pytest.raises(blocks_env.SetupError, match="is another package of this name"):
