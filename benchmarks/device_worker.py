@@ -46,16 +46,20 @@ class Ours:
     def __init__(self) -> None:
         import pygpu
         from pygpu import gpuarray
+        from pygpu.collectives import GpuComm, GpuCommCliqueId
 
         from platoon_base import connect
+        from platoon_base.collectives.nccl import new_clique_id
 
         self.gpuarray = gpuarray
         self.context = pygpu.init(os.environ["PLATOON_DEVICE"])
         self.worker = connect()
         self.rank = self.worker.global_rank
-        tiny = self._new(4)
-        self.worker.all_reduce(tiny)
-        self.bare = self.worker._arrays.of(tiny, 60)._comm
+        self.worker.all_reduce(self._new(4))
+        clique = np.frombuffer(new_clique_id(self.context), np.uint8).copy()
+        self.worker.broadcast([clique])
+        clique = GpuCommCliqueId(context=self.context, comm_id=bytearray(clique))
+        self.bare = GpuComm(clique, self.worker.global_size, self.rank)
         self.versions = {"pygpu": pygpu.__version__}
 
     def _new(self, nbytes: int):

@@ -29,6 +29,7 @@ import pygpu
 from pygpu import gpuarray
 from platoon_base import ASGD, EASGD, connect
 from platoon_base.errors import *
+from watching import shards_of, until
 
 context = pygpu.init(os.environ["PLATOON_DEVICE"])
 worker = connect()
@@ -236,10 +237,12 @@ def test_the_center_survives_those_who_own_it(run_on_devices, end):
             worker.barrier()
             if rank == turn and turn < size - 1:
                 {end}
-        center, deadline = worker._shared.center, time.monotonic() + 10
-        while center._own != set(range(size)) and time.monotonic() < deadline:
-            worker.sync_params()  # the shards of the dead are made anew meanwhile
-        assert center._own == set(range(size)), center._own
+        with shards_of([x]) as directory:
+            def all_are_mine():
+                worker.sync_params()  # the shards of the dead are made anew meanwhile
+                return all(directory.entry(shard).owner == rank for shard in range(directory.workers))
+            assert directory.workers == size
+            until(all_are_mine, 10)
         found = np.asarray(x)
         assert (found == sum(range(1, size + 1))).all(), (found.min(), found.max())
         worker.report({{"done": 1}})
@@ -263,14 +266,17 @@ def test_the_mirror_has_the_values(run_on_devices):
             worker.sync_params()
             np.asarray(arrays[0])
         worker.barrier()
-        center = worker._shared.center
-        center._memory.finish_copies()
-        center._look_after(10)
-        center.mirror()
-        center._memory.finish_copies()
-        worker.barrier()
-        mirrored = [np.empty_like(a) for a in values]
-        center._directory.read_values(mirrored)
+        worker.copy_to_local()  # so that synchronizing changes nothing from here on
+        with shards_of(arrays) as directory:
+            if rank == 0:
+                directory.want_mirror()
+            worker.barrier()
+            def is_mirrored():
+                worker.sync_params()
+                return directory.has_mirror(directory.wanted)
+            until(is_mirrored, 10)
+            mirrored = [np.empty_like(a) for a in values]
+            directory.read_values(mirrored)
         for m, a in zip(mirrored, values):
             assert np.allclose(m, a + 1, rtol=1e-6)
         worker.barrier()

@@ -1,8 +1,10 @@
 """Who may import whom: told by the source, and by what a fresh interpreter has loaded."""
 
 import ast
+import importlib.machinery
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -208,3 +210,33 @@ def test_arrays_are_laid_on_memory_by_the_one_function_that_keeps_it_mapped(path
     calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     made = [call for call in calls if isinstance(call, ast.Attribute) and call.attr in ("ndarray", "as_array")]
     assert not made or path.name == "views.py"
+
+
+# How tests and benchmarks are written.
+
+PRIVATE_OF_A_WORKER = re.compile(r"(?:\w*worker\w*|\bjob_of_one|\bconnect\(\))\._\w+")
+
+
+def test_the_search_for_private_names_of_a_worker_finds_them():
+    text = "x = worker._words.row(0)\nself.worker._arrays; solo_worker._row, job_of_one._shared, connect()._control"
+    found = ["worker._words", "worker._arrays", "solo_worker._row", "job_of_one._shared", "connect()._control"]
+    assert PRIVATE_OF_A_WORKER.findall(text + "; worker.global_rank; os._exit(0); dispatch_worker.x") == found
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "platoon_plugins"])
+def test_who_has_a_worker_uses_its_public_names_alone(folder):
+    """What a test sees beyond them is in tests/watching.py."""
+    files = sources(BASE.parent / folder)
+    assert len(files) > 4
+    this = Path(__file__)
+    used = {path.name: PRIVATE_OF_A_WORKER.findall(path.read_text()) for path in files if path != this}
+    assert {name: names for name, names in used.items() if names} == {}
+
+
+def test_what_the_tests_share_has_names_of_its_own():
+    """The tests' folder is on the path of workers, where a name found elsewhere as well would hide one of the two."""
+    here = Path(__file__).parent
+    elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
+    names = [path.stem for path in here.glob("*.py")]
+    assert "watching" in names
+    assert [name for name in names if importlib.machinery.PathFinder.find_spec(name, elsewhere)] == []

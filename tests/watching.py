@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from platoon_base.centers.host import HostCenters
+from platoon_base.centers.shards import Directory
 from platoon_base.control_words import CONTROLLER_LOCK, WORKER_LOCKS, ControlWords
 from platoon_base.coordinator import MAX_WORKERS
 from platoon_base.job import JOB
@@ -28,6 +29,7 @@ __all__ = [
     "exchange_pids",
     "is_stopped",
     "progress",
+    "shards_of",
     "takes_part",
     "until",
     "waits_in",
@@ -101,6 +103,16 @@ def center_of(params, rule):
         yield center
     finally:
         center.close()
+
+
+@contextlib.contextmanager
+def shards_of(params):
+    """Open the directory of the job's center on devices."""
+    directory = Directory.of(Segment.attach(_files().center), Parameters(params).layout)
+    try:
+        yield directory
+    finally:
+        directory.close()
 
 
 def exchange_pids(worker):

@@ -9,6 +9,7 @@ Started by benchmarks/lstm.py. What follows is the plain loop and, marked with (
 import argparse
 import itertools
 import json
+import os
 import time
 from pathlib import Path
 
@@ -93,7 +94,12 @@ def center_of(worker):
     """Where the center lives: "host" or "device"; None without one."""
     if worker is None or not worker.shares:
         return None
-    return "device" if worker._shared.center.on_device else "host"
+    from platoon_base.centers.shards import Directory
+    from platoon_base.registry import JobFiles
+    from platoon_base.segments import Segment
+
+    with Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).center) as segment:
+        return "device" if Directory.shards_in(segment) else "host"
 
 
 def meet(folder, name, rank, peers, timeout_s=300):

@@ -19,6 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from platoon_base import ASGD, connect
+from platoon_base.control_words import ControlWords
+from platoon_base.coordinator import MAX_WORKERS
+from platoon_base.registry import JobFiles
+from platoon_base.segments import Segment
 
 SHAPES = ((200_003,), (300, 500), (7,))  # several stripes
 SYNCS = 10  # between two collective calls
@@ -63,7 +67,9 @@ def main():
         present = left
     worker.copy_to_local()
     center = np.concatenate([param.ravel() for param in params])
-    finished = sum(int(worker._words.row(other)["steps"]) for other in range(size))
+    with Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).words) as segment:
+        words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
+        finished = sum(words.progress(other).steps for other in range(size))
     result = {
         "kills": len(killed),
         "finished_steps": finished,
