@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import sys
-from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -17,7 +20,7 @@ from platoon_base.checkpoints import Checkpoint
 from platoon_base.controller import Result, Snapshot
 from platoon_base.device_warnings import LOG_MARK
 from platoon_base.devices import choose_devices, is_device_name
-from platoon_base.display import Display, summary, write_summary
+from platoon_base.display import Display, cut, summary, write_summary
 from platoon_base.doctor import checks
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import JOB, RANK
@@ -25,19 +28,18 @@ from platoon_base.launcher import (
     CENTERS,
     choose_center,
     launch,
-    log_file,
-    new_log_folder,
     open_checkpoints,
     require_runnable,
-    require_script,
     worker_environment,
 )
+from platoon_base.log_folder import LogFolder, log_file, new_log_folder, tail
 from platoon_base.log_lines import MarkedLines
+from platoon_base.processes import GRACE_S
+from platoon_base.program import Program
 from platoon_base.registry import JobFiles
+from platoon_base.stop_signals import StopSignals
 
 __all__ = ["main"]
-
-_TAIL_LINES = 15
 
 
 def _folder(context: click.Context, parameter: click.Parameter, name: str | None) -> Path | None:
@@ -47,7 +49,15 @@ def _folder(context: click.Context, parameter: click.Parameter, name: str | None
     return None if name is None else Path(name)
 
 
-_SCRIPT = {"ignore_unknown_options": True, "allow_interspersed_args": False}
+def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
+    if not 0 <= seconds < math.inf:  # NaN is not
+        raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
+    return seconds
+
+
+_VALUE_CHARACTERS = 500
+
+_SCRIPT = {"allow_interspersed_args": False}  # what follows the script is the script's
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -76,9 +86,12 @@ def commands() -> None:
     help="Where the shared parameters live: in shared memory, or on the GPUs, a part on each.",
 )
 @click.option(
-    "--log-dir", type=click.Path(path_type=Path), help="Folder for the workers' logs.  [platoon_logs/SCRIPT/TIME]"
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="Folder for the workers' logs; those of an earlier run are moved to earlier/ in it.  "
+    "[platoon_logs/SCRIPT/TIME]",
 )
-@click.option("--seed", type=int, help="Common to all workers.  [0, or the checkpoint's]")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Common to all workers.  [0, or the checkpoint's]")
 @click.option(
     "--max-restarts",
     type=click.IntRange(min=0),
@@ -99,9 +112,21 @@ def commands() -> None:
     metavar="DIR",
     help="Go on from the newest checkpoint in DIR, if there is one, and save there.",
 )
+@click.option(
+    "--grace",
+    type=float,
+    default=GRACE_S,
+    show_default=True,
+    metavar="S",
+    callback=_seconds,
+    help="After Ctrl-C give the workers S seconds to save what they want to; a second Ctrl-C ends them at once.",
+)
 @click.option("--allow-failures", is_flag=True, help="End with success if at least one worker does.")
 @click.option(
     "--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file."
+)
+@click.option(
+    "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
 )
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -114,8 +139,10 @@ def launch_command(
     max_restarts: int,
     checkpoint_every: float | None,
     resume: Path | None,
+    grace: float,
     allow_failures: bool,
     summary_file: Path | None,
+    module: bool,
     script: str,
     args: tuple[str, ...],
 ) -> None:
@@ -128,49 +155,61 @@ def launch_command(
     A worker on a GPU has Theano's device set, and floatX=float32 and dnn.enabled=False unless you have set them.
 
     The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
-    again is its last. Ctrl-C ends them all.
+    again is its last. Ctrl-C ends them all: at once those that do not handle it.
     """
     console = Console()
     _log_to(console)
-    require_script(script)
+    program = Program(script, module)
+    program.require()
     places, why = choose_devices(workers, devices)
-    require_runnable(script, places)
+    require_runnable(program, places)
     center = choose_center(center, places)
     if summary_file is not None and not summary_file.resolve().parent.is_dir():
         raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
-    folder = log_dir or new_log_folder(script)
-    saving, checkpoint = None, None
-    if checkpoint_every is not None or resume is not None:
-        kept = resume or folder / "checkpoints"
-        saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
-        console.print(_where_from(kept, checkpoint, len(places)), markup=False, highlight=False, soft_wrap=True)
-    console.print(_opening(places, why, center, folder), markup=False, highlight=False, soft_wrap=True)
-    warned = MarkedLines([log_file(folder, rank) for rank in range(len(places))], LOG_MARK)
-    with Display(console) as display:
+    folder = log_dir or new_log_folder(program.title)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(LogFolder(folder))
+        saving, checkpoint = None, None
+        if checkpoint_every is not None or resume is not None:
+            kept = resume or folder / "checkpoints"
+            saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
+            _print(console, _where_from(kept, checkpoint, len(places)))
+        _print(console, _opening(places, why, center, folder))
+        signals = stack.enter_context(StopSignals())
+        warned = MarkedLines([log_file(folder, rank) for rank in range(len(places))], LOG_MARK)
+        with Display(console) as display:
 
-        def observe(snapshot: Snapshot) -> None:
-            display.show(snapshot)
-            _tell_warnings(console, warned)
+            def observe(snapshot: Snapshot) -> None:
+                display.show(snapshot)
+                _tell_warnings(console, warned)
 
-        result = launch(
-            script,
-            args,
-            places,
-            folder,
-            seed=seed or 0,
-            center=center,
-            observer=observe,
-            max_restarts=max_restarts,
-            saving=saving,
-            resume=checkpoint,
-        )
-    if allow_failures:
-        result = result.with_failures_allowed()
-    _tell_warnings(console, warned)
-    _tell_result(console, result, len(places), folder)
-    if summary_file is not None:
-        write_summary(summary_file, summary(result, len(places)))
+            result = launch(
+                program,
+                args,
+                places,
+                folder,
+                seed=seed or 0,
+                center=center,
+                observer=observe,
+                max_restarts=max_restarts,
+                saving=saving,
+                resume=checkpoint,
+                grace_s=grace,
+                signals=signals,
+            )
+        if allow_failures:
+            result = result.with_failures_allowed()
+        _tell_warnings(console, warned)
+        _tell_result(console, result, len(places), folder)
+        if summary_file is not None:
+            write_summary(summary_file, summary(result, len(places)))
+        signals.ignore_from_now_on()
     sys.exit(result.status)
+
+
+def _print(console: Console, text: str, **options: Any) -> None:
+    """Print a line as it is, however long."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True, **options)
 
 
 def _opening(places: list[str], why: str, center: str, folder: Path) -> str:
@@ -197,31 +236,37 @@ def _where_from(kept: Path, found: tuple[Path, Checkpoint] | None, workers: int)
 
 def _tell_warnings(console: Console, warned: MarkedLines) -> None:
     for rank, text in warned.new():
-        console.print(
-            f"WARNING, worker {rank}: {text}", style="bold red", markup=False, highlight=False, soft_wrap=True
-        )
+        _print(console, f"WARNING, worker {rank}: {text}", style="bold red")
 
 
 def _tell_result(console: Console, result: Result, workers: int, folder: Path) -> None:
     for ended in result.exits:
         if ended.status and result.interrupted:
-            console.print(f"worker {ended.rank}: {ended}", highlight=False)
+            _print(console, f"worker {ended.rank}: {ended}")
         elif ended.status:
             path = log_file(folder, ended.rank)
-            console.print(f"worker {ended.rank}: {ended}; the end of {path}:", highlight=False, soft_wrap=True)
-            console.print(_tail(path), markup=False, highlight=False, soft_wrap=True)
+            _print(console, f"worker {ended.rank}: {ended}; the end of {path}:")
+            _print(console, tail(path))
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in summary(result, workers).items():
-        table.add_row(name, f"{value:.6g}" if isinstance(value, float) else str(value))
+        if value != []:
+            table.add_row(name, f"{value:.6g}" if isinstance(value, float) else cut(str(value), _VALUE_CHARACTERS))
     console.print(table)
+    if result.shared_nothing:
+        _print(Console(stderr=True), _separate(result.shared_nothing, workers), style="bold red")
 
 
-def _tail(path: Path) -> str:
-    try:
-        with path.open(errors="replace") as file:
-            return "".join(deque(file, _TAIL_LINES)).rstrip()
-    except OSError as exc:
-        return str(exc)
+def _separate(ranks: Sequence[int], workers: int) -> str:
+    """Say that workers trained models of their own."""
+    if len(ranks) == workers:
+        what = f"the {workers} workers shared and averaged nothing: these were {workers} separate runs of the script"
+    else:
+        named = ", ".join(map(str, ranks))
+        what = f"worker{'s' * (len(ranks) > 1)} {named} shared and averaged nothing with the others"
+    return (
+        f"WARNING: {what}, each with a model of its own. A plugin's sync (README), or connect() with "
+        "init_shared_params and sync_params, makes them train one model"
+    )
 
 
 def _log_to(console: Console) -> None:
@@ -234,16 +279,20 @@ def _log_to(console: Console) -> None:
 @commands.command("join", context_settings=_SCRIPT, short_help="Add one more worker to a running job.")
 @click.option("-D", "--device", default="cpu", show_default=True, help="What the worker computes on, such as cuda1.")
 @click.argument("job")
-@click.argument("script")
-@click.argument("args", nargs=-1, type=click.UNPROCESSED)
-def join_command(device: str, job: str, script: str, args: tuple[str, ...]) -> None:
-    """Run SCRIPT as one more worker of JOB, which `platoon jobs` names."""
-    require_runnable(script, [device])
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | -m MODULE} [ARGS]...")
+def join_command(device: str, job: str, words: tuple[str, ...]) -> None:
+    """Run SCRIPT as one more worker of JOB, which `platoon jobs` names; or MODULE, as python -m would."""
+    if words[0].startswith("-") and words[0] != "-m":
+        raise click.UsageError(f"got {words[0]} after JOB: options come before it")
+    if words == ("-m",):
+        raise click.UsageError("-m needs the dotted name of a module")
+    program, args = Program.of(words)
+    require_runnable(program, [device])
     files = JobFiles.find(job)
     os.environ.update(worker_environment(device, files.size + 1, os.environ))
     os.environ[JOB] = files.folder
     os.environ.pop(RANK, None)
-    sys.argv = ["platoon-join", script, *args]
+    sys.argv = ["platoon-join", *program.words, *args]
     bootstrap.main()
 
 
@@ -288,7 +337,7 @@ def _spread_devices(argv: list[str]) -> list[str]:
             continue
         following = i > 0 and argv[i - 1] in ("-D", "--devices")
         spread.append(word)
-        if word.endswith(".py"):
+        if word.endswith(".py") or word in ("-m", "--module"):
             return spread + argv[i + 1 :]
     return spread
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-import os
-import select
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from platoon_base.channels.base import ServerChannel
@@ -18,7 +17,9 @@ from platoon_base.control_words import ControlWords, Progress
 from platoon_base.coordinator import Coordinator, Member, Phase, Shared
 from platoon_base.dispatch import Dispatcher, UserHandler
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.processes import Children, Exit
+from platoon_base.processes import GRACE_S, Children, Exit
+from platoon_base.stop_signals import StopSignals
+from platoon_base.watch import pid_namespace
 
 __all__ = ["Controller", "Result", "Snapshot"]
 
@@ -26,7 +27,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_SLEEP_S = 1.0
 _SLEEP_WHILE_STOPPING_S = 0.05
-_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_RESTART_GRACE_S = 0.8  # nothing that a worker saves then is of use: all go on from the checkpoint
 
 
 class Snapshot(NamedTuple):
@@ -60,6 +61,8 @@ class Result(NamedTuple):
         How often a worker was started again.
     again : bool
         Whether all workers are to be started again, since one that was lost cannot come again alone.
+    shared_nothing : tuple of int
+        Of several workers those that ended well and have neither shared parameters nor combined anything with others.
     """
 
     status: int
@@ -70,6 +73,7 @@ class Result(NamedTuple):
     interrupted: bool = False
     restarts: int = 0
     again: bool = False
+    shared_nothing: tuple[int, ...] = ()
 
     def with_failures_allowed(self) -> Result:
         """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
@@ -87,6 +91,8 @@ class Controller:
     coordinator : Coordinator
     children : Children
         The workers that were started; late joiners are added here.
+    holds_lock : callable
+        ``holds_lock(rank)`` tells whether that worker holds its lock in the control words.
     handler : callable, optional
         ``handler(req, rank, info)`` answers what workers send with `Worker.send_req`.
     observer : callable, optional
@@ -97,6 +103,8 @@ class Controller:
     checkpointer : Checkpointer, optional
     seconds_before : float
         For how long the job has run before it was resumed.
+    grace_s : float
+        How long workers that were told to end by a signal have before they are made to.
     """
 
     def __init__(
@@ -105,6 +113,7 @@ class Controller:
         words: ControlWords,
         coordinator: Coordinator,
         children: Children,
+        holds_lock: Callable[[int], bool],
         *,
         handler: UserHandler | None = None,
         observer: Callable[[Snapshot], None] | None = None,
@@ -112,11 +121,15 @@ class Controller:
         max_restarts: int = 0,
         checkpointer: Checkpointer | None = None,
         seconds_before: float = 0.0,
+        grace_s: float = GRACE_S,
     ) -> None:
         self._server = server
         self._words = words
         self._coordinator = coordinator
         self._children = children
+        self._holds_lock = holds_lock
+        self._pid_namespace = pid_namespace()
+        self._grace_s = grace_s
         self._observer = observer
         self._observe_every_s = observe_every_s
         self._dispatcher = Dispatcher(coordinator, words, server.reply, handler, self._save_last)
@@ -132,33 +145,36 @@ class Controller:
         self._signal: signal.Signals | None = None
         self._signals_taken = 0
 
-    def serve(self) -> Result:
-        """Serve until every worker has ended; SIGINT, SIGTERM and SIGHUP end them all within 2 s.
+    def serve(self, signals: StopSignals | None = None) -> Result:
+        """Serve until every worker has ended; SIGINT, SIGTERM and SIGHUP end them all, the second one at once.
+
+        Parameters
+        ----------
+        signals : StopSignals, optional
+            That is open already.
 
         Raises
         ------
         ConfigurationError
             If the first checkpoint cannot be written.
         """
-        with self._signals_as_readable() as wakeup:
+        with contextlib.nullcontext(signals) if signals is not None else StopSignals() as signals:
             while self._children.running:
-                requests, ready = self._server.wait(self._sleep_s(), [wakeup, *self._children.fds])
+                requests, ready = self._server.wait(self._sleep_s(), [signals.fd, *self._children.fds])
                 now = time.monotonic()
                 for received in requests:
                     self._dispatcher.receive(received, now)
-                if wakeup in ready:
-                    self._take_signals(os.read(wakeup, 64))
+                if signals.fd in ready:
+                    self._take_signals(signals.take())
                 self._adopt_late_joiners()
                 self._children.escalate()
-                if ready - {wakeup} or self._children.stopping:
+                if ready - {signals.fd} or self._children.stopping or self._children.some_without_fd:
                     for ended in self._children.reap():
                         self._worker_ended(ended)
                 self._dispatcher.carry_out(self._coordinator.tick(now))
                 self._save_if_due(now)
                 self._observe(now)
-            for ended in self._children.reap():  # killed at once, by a second signal
-                self._worker_ended(ended)
-            self._save_the_end(wakeup)
+            self._save_the_end(signals)
         self._next_look = 0.0
         self._observe(time.monotonic())
         return self._result()
@@ -176,35 +192,14 @@ class Controller:
             wake = min(wake, self._checkpointer.next_look(now))
         return max(0.0, wake - now)
 
-    @contextlib.contextmanager
-    def _signals_as_readable(self) -> Iterator[int]:
-        """Turn signals into bytes of a pipe, so that the one poll of the loop sees them."""
-        readable, writable = os.pipe()
-        os.set_blocking(readable, False)
-        os.set_blocking(writable, False)
-        # nohup starts its command with SIGHUP ignored, and means it.
-        caught = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        handlers = {number: signal.signal(number, lambda *_: None) for number in caught}
-        wakeup = signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
-        try:
-            yield readable
-        finally:
-            signal.set_wakeup_fd(wakeup)
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
-            os.close(readable)
-            os.close(writable)
-
-    def _take_signals(self, numbers: bytes) -> None:
-        for number in numbers:
-            if number not in _SIGNALS:
-                continue
+    def _take_signals(self, signals: list[signal.Signals]) -> None:
+        for number in signals:
             self._signals_taken += 1
             if self._signal is not None:
                 self._children.kill()  # asked twice: no more patience
-            self._signal = self._signal or signal.Signals(number)
+            self._signal = self._signal or number
             self._words.stop(self._signal.name)
-            self._children.stop()
+            self._children.stop(self._grace_s)
 
     def _adopt_late_joiners(self) -> None:
         for member in list(self._coordinator.members.values()):
@@ -212,13 +207,17 @@ class Controller:
             if not joined_late or member.rank in self._children.running:
                 continue
             self._adopted.add(member.rank)
-            if not self._children.adopt(member.rank, member.pid):
-                self._worker_ended(Exit(member.rank, 0))
+            self._children.adopt(
+                member.rank,
+                member.pid if member.pid_namespace == self._pid_namespace != 0 else None,
+                functools.partial(self._holds_lock, member.rank),
+                lambda member=member: member.phase.gone,  # type: ignore[misc]
+            )
 
     def _worker_ended(self, ended: Exit) -> None:
         member = self._coordinator.members[ended.rank]
         if ended.rank in self._adopted and member.phase in (Phase.JOINED, Phase.TRAINING):
-            ended = Exit(ended.rank, 1)  # only its parent knows the status, but it never said goodbye
+            ended = ended._replace(status=1)  # only its parent knows the status, but it never said goodbye
         device = f"{member.device}, " if member.device else ""
         log_file = f", see {ended.log_file.absolute()}" if ended.log_file is not None else ""
         self._words.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
@@ -246,7 +245,7 @@ class Controller:
         self._coordinator.expect_again(ended.rank, self._words.position(ended.rank))
         try:
             self._children.start_again(ended.rank)
-        except OSError as exc:
+        except (OSError, PlatoonError) as exc:
             log.error("rank %d cannot be started again: %s", ended.rank, exc)
             return False
         return True
@@ -263,7 +262,7 @@ class Controller:
         else:
             self._all_again = True
             log.warning("rank %d cannot come again alone: all workers are started again, from the checkpoint", rank)
-            self._children.stop()
+            self._children.stop(_RESTART_GRACE_S)
 
     def _save_if_due(self, now: float) -> None:
         if self._checkpointer is None:
@@ -274,24 +273,22 @@ class Controller:
         if self._checkpointer.due(now, self._coordinator.shared is not None):
             self._save()
 
-    def _save_the_end(self, wakeup: int) -> None:
+    def _save_the_end(self, signals: StopSignals) -> None:
         """Write the last checkpoint; a signal meanwhile is not forgotten, and a second one ends the wait."""
         if self._checkpointer is not None:
-            self._await_checkpoint(wakeup)
+            self._await_checkpoint(signals)
             if self._signals_taken < 2:
                 self._save()
-                self._await_checkpoint(wakeup)
+                self._await_checkpoint(signals)
             problem = self._checkpointer.take_problem()
             if problem:
                 raise ConfigurationError(problem)
-        with contextlib.suppress(BlockingIOError):
-            self._take_signals(os.read(wakeup, 64))
+        self._take_signals(signals.take())
 
-    def _await_checkpoint(self, wakeup: int) -> None:
+    def _await_checkpoint(self, signals: StopSignals) -> None:
         deadline = time.monotonic() + LONGEST_WRITE_S
         while self._checkpointer is not None and self._checkpointer.writing and self._signals_taken < 2:
-            if select.select([wakeup], [], [], _SLEEP_WHILE_STOPPING_S)[0]:
-                self._take_signals(os.read(wakeup, 64))
+            self._take_signals(signals.take(_SLEEP_WHILE_STOPPING_S))
             if time.monotonic() > deadline:
                 raise PlatoonError(self._checkpointer.too_slow)
 
@@ -339,4 +336,21 @@ class Controller:
         interrupted = self._signal is not None
         none_ended_well = all(ended.status for ended in self._exits)
         again = not interrupted and (self._all_again or (self._all_again is False and none_ended_well))
-        return Result(status, seconds, stopped_by, reported, self._exits, interrupted, self._restarts, bool(again))
+        return Result(
+            status,
+            seconds,
+            stopped_by,
+            reported,
+            self._exits,
+            interrupted,
+            self._restarts,
+            bool(again),
+            self._shared_nothing(),
+        )
+
+    def _shared_nothing(self) -> tuple[int, ...]:
+        """Name the launched workers that did their work, and did it alone."""
+        if self._coordinator.size < 2 or self._signal is not None:
+            return ()
+        ended_well = {ended.rank for ended in self._exits if ended.status == 0} - self._adopted
+        return tuple(sorted(ended_well - self._coordinator.cooperated))

@@ -60,6 +60,7 @@ class Member:
     phase: Phase = Phase.EXPECTED
     peer: bytes = b""
     pid: int = 0
+    pid_namespace: int = 0
     host: str = ""
     device: str = ""
     local_rank: int = 0
@@ -154,6 +155,7 @@ class Coordinator:
         self.stop_reason: str | None = None
         self.reported: dict[str, float | str] = {}
         self.centers_dropped = 0
+        self.cooperated: set[int] = set()  # ranks that have shared parameters, or combined something with others
         self.bound = False  # the workers need each other: one that comes again alone has no part
         self._ranks: dict[bytes, int] = {}
         self._center: _Center | None = None
@@ -252,6 +254,7 @@ class Coordinator:
         if impossible is not None or not layout.specs:
             text = "got no parameters" if impossible is None else f"got {impossible} as a parameter"
             return [_refuse(asker, "ConfigurationError", f"{text}: share arrays of floating-point numbers")]
+        self.cooperated.add(member.rank)
         if member.center not in (None, self.centers_dropped):
             text = "the others have released the parameters that this worker was started again for"
             return [_refuse(asker, "ConfigurationError", f"{text}: there is nothing left for it to do")]
@@ -303,6 +306,8 @@ class Coordinator:
             return [_refuse(asker, "ProtocolError", text)]
         if math.isnan(request.timeout_s):
             return [_refuse(asker, "ProtocolError", "got timeout_s=nan: a wait that would never end; give seconds")]
+        if request.pairs or request.vector or request.launched_only:  # else it is a mere meeting
+            self.cooperated.add(member.rank)
         if request.late_pass and not member.in_step:
             return [SendReply(asker, self._reduced({member.rank: request}))]
         actions = self._end_earlier_wait(member)
@@ -395,7 +400,7 @@ class Coordinator:
         if member is None:
             member = self.members[rank] = Member(rank, launched=False)
         member.phase, member.peer, member.pid = Phase.JOINED, asker.peer, hello.pid
-        member.host, member.device = hello.host, hello.device
+        member.pid_namespace, member.host, member.device = hello.pid_namespace, hello.host, hello.device
         self._ranks[asker.peer] = rank
         return [SendReply(asker, self._welcome(member))]
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from platoon_base.coordinator import MAX_WORKERS
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 
 __all__ = [
@@ -172,6 +173,8 @@ def choose_devices(workers: int | None, words: Sequence[str]) -> Choice:
     """
     if workers is not None and workers < 1:
         raise ConfigurationError(f"got -n {workers}: a job has at least 1 worker")
+    if max(workers or 1, len(words)) > MAX_WORKERS:
+        raise ConfigurationError(f"got {max(workers or 1, len(words))} workers: a job has 1 to {MAX_WORKERS}")
     if list(words) == ["cpu"]:
         return Choice(["cpu"] * (workers or 1))
     if not words or (len(words) == 1 and words[0] in _ALL):

@@ -19,9 +19,10 @@ from platoon_base.control_words import Progress
 from platoon_base.controller import Result, Snapshot
 from platoon_base.coordinator import Member, Phase
 
-__all__ = ["Display", "summary", "write_summary"]
+__all__ = ["Display", "cut", "summary", "write_summary"]
 
 _PLAIN_EVERY_S, _REPEAT_EVERY_S = 2.0, 20.0
+_VALUE_CHARACTERS, _LINE_CHARACTERS = 60, 2000
 
 
 class Display:
@@ -125,8 +126,16 @@ def _total_rate(snapshot: Snapshot) -> float:
     return sum(rates) if rates else math.nan
 
 
+def cut(text: str, characters: int) -> str:
+    """Return a text, of one that is longer than so many characters the beginning."""
+    return text if len(text) <= characters else f"{text[:characters]}..."
+
+
 def _values(reported: Mapping[str, float | str]) -> str:
-    return "  ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in reported.items())
+    shown = (
+        f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {cut(str(v), _VALUE_CHARACTERS)}" for k, v in reported.items()
+    )
+    return cut("  ".join(shown), _LINE_CHARACTERS)
 
 
 def _plain(snapshot: Snapshot) -> str:
@@ -145,6 +154,7 @@ def summary(result: Result, workers: int) -> dict[str, Any]:
         "seconds": round(result.seconds, 3),
         "stopped_by": result.stopped_by,
         "restarts": result.restarts,
+        "shared_nothing": list(result.shared_nothing),
         "status": result.status,
     }
 

@@ -43,11 +43,14 @@ from platoon_base.limits import require_descriptors
 from platoon_base.parameters import Parameters
 from platoon_base.peers import JobPeers
 from platoon_base.prefork import Start
-from platoon_base.processes import Children
+from platoon_base.processes import GRACE_S, Children
+from platoon_base.program import Program
 from platoon_base.registry import JobFiles
 from platoon_base.rules import Rule
 from platoon_base.segments import Segment, abandoned
 from platoon_base.session import Session
+from platoon_base.stop_signals import StopSignals
+from platoon_base.watch import default_sigchld, pid_namespace
 from platoon_base.worker import Lock, Place, Worker
 
 __all__ = ["DEVICE", "JOB", "RANK", "Job", "connect", "connected", "host_job", "join", "solo"]
@@ -268,7 +271,14 @@ class _Groups(CollectiveFactory):
 
 
 def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Place:
-    hello = msg.Hello(protocol=msg.PROTOCOL, pid=os.getpid(), host=socket.gethostname(), device=device, rank=rank)
+    hello = msg.Hello(
+        protocol=msg.PROTOCOL,
+        pid=os.getpid(),
+        pid_namespace=pid_namespace(),
+        host=socket.gethostname(),
+        device=device,
+        rank=rank,
+    )
     reply = Session(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, _HELLO_TIMEOUT_S)
     return Place(
         reply.rank,
@@ -296,6 +306,7 @@ def host_job(
     saving: Saving | None = None,
     resume: tuple[Path, Checkpoint] | None = None,
     listen: str = "",
+    grace_s: float = GRACE_S,
 ) -> Iterator[Job]:
     """Open a new job on this host; within the ``with`` block start its workers and serve it.
 
@@ -304,10 +315,12 @@ def host_job(
     ``max_restarts`` workers that fail are started again. With ``saving`` it writes checkpoints, and with ``resume`` it
     goes on from one, with that one's seed. With ``listen``, such as ``"tcp://127.0.0.1:*"``, the controller listens
     there instead of at a Unix socket, and talks to none but those who have the job's CURVE keys, which are in its
-    folder.
+    folder. After a signal workers have ``grace_s`` seconds to end before they are made to.
     """
     if not 1 <= size <= MAX_WORKERS:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
+    if not 0 <= seed < 2**63:
+        raise ConfigurationError(f"got seed {seed}: random generators take seeds from 0 to 2**63 - 1")
     require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
     with contextlib.ExitStack() as stack:
         file, checkpoint = resume if resume is not None else ("", None)
@@ -327,6 +340,7 @@ def host_job(
         if listen:
             files = msgspec.structs.replace(files, endpoint=server.address, keys=keys)
             files.write()
+        stack.enter_context(default_sigchld())
         children = Children()
         stack.callback(children.kill)
         controller = Controller(
@@ -334,12 +348,14 @@ def host_job(
             words,
             coordinator,
             children,
+            lambda rank: segment.locked(WORKER_LOCKS + rank),
             handler=handler,
             observer=observer,
             observe_every_s=observe_every_s,
             max_restarts=max_restarts,
             checkpointer=None if saving is None else _checkpointer(saving, files, checkpoint),
             seconds_before=0.0 if checkpoint is None else checkpoint.about.seconds,
+            grace_s=grace_s,
         )
         yield Job(files, children, controller)
 
@@ -379,17 +395,19 @@ class Job:
         """Start the worker of one rank; the variables by which it finds the job are added to its environment."""
         self._children.start(*self._placed(Start(rank, command, environment, log_file)))
 
-    def start_forked(self, script: str, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]) -> None:
+    def start_forked(
+        self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
+    ) -> None:
         """Start all workers, forked from one process that has imported the modules in ``preload`` once for all.
 
         If that fails, they start by their commands.
         """
-        self._children.start_forked(script, args, preload, [self._placed(start) for start in starts])
+        self._children.start_forked(program, args, preload, [self._placed(start) for start in starts])
 
     def _placed(self, start: Start) -> Start:
         place = {JOB: self.files.folder, RANK: str(start.rank)}
         return start._replace(environment={**start.environment, **place})
 
-    def serve(self) -> Result:
-        """Serve until all workers have ended."""
-        return self._controller.serve()
+    def serve(self, signals: StopSignals | None = None) -> Result:
+        """Serve until all workers have ended; ``signals`` to use one that is open already."""
+        return self._controller.serve(signals)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import logging
 import math
 import os
@@ -17,8 +16,12 @@ from platoon_base.devices import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import DEVICE, host_job
 from platoon_base.limits import require_room
+from platoon_base.log_folder import log_file
 from platoon_base.prefork import Start, python_main
 from platoon_base.preload import modules_to_preload
+from platoon_base.processes import GRACE_S
+from platoon_base.program import Program
+from platoon_base.stop_signals import StopSignals
 from platoon_base.theano_flags import worker_flags
 
 __all__ = [
@@ -26,10 +29,8 @@ __all__ = [
     "choose_center",
     "launch",
     "log_file",
-    "new_log_folder",
     "open_checkpoints",
     "require_runnable",
-    "require_script",
     "worker_environment",
 ]
 
@@ -39,37 +40,12 @@ CENTERS = ("auto", "host", "device")
 _KERNEL_CACHE = "GPUARRAY_CACHE_PATH"
 
 
-def require_runnable(script: str, devices: Sequence[str]) -> None:
-    """Raise `ConfigurationError` unless the script and each device exist, and there is at least one device."""
+def require_runnable(program: Program, devices: Sequence[str]) -> None:
+    """Raise `ConfigurationError` unless the program and each device exist, and there is at least one device."""
     if not devices:
         raise ConfigurationError("got no workers: say how many with -n N, or name devices with -D")
-    require_script(script)
+    program.require()
     require_devices(list(devices))
-
-
-def require_script(script: str) -> None:
-    """Raise `ConfigurationError` unless there is such a script."""
-    if not Path(script).is_file():
-        raise ConfigurationError(f"there is no script {script!r}: give the path of the Python file to run")
-
-
-def new_log_folder(script: str) -> Path:
-    """Make a folder for the logs of one run: ``platoon_logs/<script>/<date>_<time>``, with a number if it is taken."""
-    stamp = datetime.datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    parent = Path("platoon_logs") / Path(script).stem
-    folder, number = parent / stamp, 1
-    require_room(parent, "logs")
-    while True:
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir()
-            return folder
-        number += 1
-        folder = parent / f"{stamp}_{number}"
-
-
-def log_file(folder: Path, rank: int) -> Path:
-    """Return the path of one worker's log."""
-    return folder / f"rank{rank}.log"
 
 
 def open_checkpoints(
@@ -152,7 +128,7 @@ def _make_kernel_caches(environments: Sequence[Mapping[str, str]]) -> None:
 
 
 def launch(
-    script: str,
+    program: Program,
     args: Sequence[str],
     devices: Sequence[str],
     log_folder: Path,
@@ -163,18 +139,20 @@ def launch(
     max_restarts: int = 0,
     saving: Saving | None = None,
     resume: tuple[Path, Checkpoint] | None = None,
+    grace_s: float = GRACE_S,
+    signals: StopSignals | None = None,
 ) -> Result:
-    """Run ``script`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
+    """Run ``program`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
 
     Parameters
     ----------
-    script : str
+    program : Program
     args : sequence of str
-        Passed on to the script.
+        Passed on to it.
     devices : sequence of str
         Such as ``["cpu", "cpu"]``; as many as there are to be workers.
     log_folder : Path
-        Where ``rank0.log`` and so on go; made if needed.
+        Where ``rank0.log`` and so on go; there must be one.
     seed : int
         Common to all workers.
     center : {"auto", "host", "device"}
@@ -187,9 +165,12 @@ def launch(
         Where and how often checkpoints are written.
     resume : (Path, Checkpoint), optional
         What to go on from; its seed is the job's.
+    grace_s : float
+        How long workers have to end after a signal to this process before they are made to.
+    signals : StopSignals, optional
+        That is open already.
     """
-    require_room(log_folder, "logs")
-    command = [*python_main("platoon_base.bootstrap"), script, *args]
+    command = [*python_main("platoon_base.bootstrap"), *program.words, *args]
     place = choose_center(center, devices)
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
     for rank, device in enumerate(devices):
@@ -197,7 +178,7 @@ def launch(
             environments[rank].setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / f"pocl{rank}"))
     _make_kernel_caches(environments)
     starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
-    preload = _preload(script, devices)
+    preload = _preload(program, devices)
 
     def run(restarts_left: int) -> Result:
         hosted = host_job(
@@ -208,14 +189,15 @@ def launch(
             max_restarts=restarts_left,
             saving=saving,
             resume=resume,
+            grace_s=grace_s,
         )
         with hosted as job:
             if preload:
-                job.start_forked(script, args, preload, starts)
+                job.start_forked(program, args, preload, starts)
             else:
                 for start in starts:
                     job.start(*start)
-            return job.serve()
+            return job.serve(signals)
 
     restarts, seconds = 0, 0.0
     while True:
@@ -228,8 +210,8 @@ def launch(
         resume = saving.folder.newest() if saving is not None else None
 
 
-def _preload(script: str, devices: Sequence[str]) -> list[str]:
+def _preload(program: Program, devices: Sequence[str]) -> list[str]:
     """Name the modules to import once for all workers; empty if each is to start by itself."""
     if set(devices) != {"cpu"} or os.environ.get("PLATOON_NO_PREFORK"):  # a GPU may not be forked
         return []
-    return modules_to_preload(script)
+    return modules_to_preload(program)

@@ -9,6 +9,7 @@ __all__ = ["MarkedLines"]
 
 _CHUNK_BYTES = 2**20  # at most so much of each file in one look, however much a worker writes
 _LINE_BYTES = 2**16  # a longer line is a progress bar's
+_SHOWN_BYTES = 2000
 
 
 class MarkedLines:
@@ -43,4 +44,4 @@ class MarkedLines:
             for line in lines:
                 _, mark, text = line.partition(self._mark)
                 if mark:
-                    yield i, text.decode(errors="replace")
+                    yield i, text[:_SHOWN_BYTES].decode(errors="replace")

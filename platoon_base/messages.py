@@ -65,13 +65,17 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello"):
-    """A process joins. ``rank`` is the one it was launched with, or None to be given a new one."""
+    """A process joins. ``rank`` is the one it was launched with, or None to be given a new one.
+
+    ``pid`` means something only within ``pid_namespace``, the inode of ``/proc/self/ns/pid``; 0 if unknown.
+    """
 
     protocol: int
     pid: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
     host: str
     device: str
     rank: Optional[int] = None
+    pid_namespace: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
 class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):

@@ -23,6 +23,7 @@ from typing import Any
 
 from platoon_base import bootstrap, compat
 from platoon_base.prefork import DONE, PR_SET_PDEATHSIG, prctl
+from platoon_base.program import Program
 
 log = logging.getLogger(__name__)
 
@@ -33,20 +34,24 @@ def main() -> None:
     spec = json.load(sys.stdin)
     os.set_inheritable(spec["report"], False)
     _end_with(spec["parent"])
-    # By default this signal ends the process, whatever it is busy with; forked processes do not inherit the timer.
-    signal.setitimer(signal.ITIMER_REAL, spec["timeout_s"])
     handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    # By default this signal ends the process, whatever it is busy with; forked processes do not inherit the timer.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, spec["timeout_s"])
     bootstrap.set_up_logging()
     compat.apply()
-    sys.argv = [spec["script"], *spec["args"]]
-    bootstrap.put_first_on_path(spec["script"])
+    program, args = Program.of(spec["program"])
+    sys.argv = spec["program"]
+    program.put_first_on_path()
     for name in spec["preload"]:
         importlib.import_module(name)
     _warm_up()
     _require_forkable()
     worker = _fork(spec["workers"], spec["report"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     _become_worker(worker, handlers)
-    bootstrap.run_script(spec["script"], spec["args"])
+    program.run(args)
 
 
 def _end_with(parent: int) -> None:

@@ -15,6 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from platoon_base.program import Program
+
 __all__ = ["PR_SET_PDEATHSIG", "Nursery", "Start", "prctl", "python_main"]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
@@ -75,7 +77,7 @@ class Nursery:
 
     Parameters
     ----------
-    script : str
+    program : Program
     args : sequence of str
     preload : sequence of str
         The modules to import before the fork.
@@ -90,7 +92,7 @@ class Nursery:
 
     def __init__(
         self,
-        script: str,
+        program: Program,
         args: Sequence[str],
         preload: Sequence[str],
         starts: Sequence[Start],
@@ -99,14 +101,16 @@ class Nursery:
         spec = {
             "parent": os.getpid(),
             "timeout_s": TIMEOUT_S,
-            "script": script,
-            "args": list(args),
+            "program": [*program.words, *args],
             "preload": list(preload),
             "workers": [_worker(start, common) for start in starts],
         }
         self._was_subreaper = _is_subreaper()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._fd, report = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._report = b""
+        self._told_all = False
         try:
             with contextlib.ExitStack() as stack:
                 stdin = stack.enter_context(tempfile.TemporaryFile("w+"))
@@ -137,8 +141,13 @@ class Nursery:
 
     @property
     def ready(self) -> bool:
-        """Whether `finish` will not wait."""
-        return bool(select.select([self._fd], [], [], 0)[0])
+        """Whether it has told all; then `finish` will not wait."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._told_all:
+                data = os.read(self._fd, 1 << 16)
+                self._report += data
+                self._told_all = not data  # all workers have set up their sessions, or the nursery is dead
+        return self._told_all
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the nursery and the compilers it runs."""
@@ -153,18 +162,24 @@ class Nursery:
         returncode : int
             As `subprocess` tells it; 0 if the workers run.
         pids : list of int
-            The workers, now children of this process, each at the head of a session of its own. If the nursery failed,
-            those that it had forked; they were never told to run the script, and are gone or going.
+            The workers, now children of this process, each at the head of a session of its own. If the nursery failed
+            there are none: those that it had forked were never told to run the script.
         """
-        with open(self._fd, "rb") as file:
-            report = file.read()  # to the end: then all workers have set up their sessions, or the nursery is dead
+        while not self.ready:
+            select.select([self._fd], [], [])
+        os.close(self._fd)
         code = self._process.wait()
         self.signal(signal.SIGKILL)  # what it left running
         self._let_go()
-        pids = [int(line) for line in report.splitlines(keepends=True) if line.endswith(b"\n") and line != DONE]
-        if report.endswith(DONE):
+        lines = self._report.splitlines(keepends=True)
+        pids = [int(line) for line in lines if line.endswith(b"\n") and line != DONE]
+        if lines[-1:] == [DONE]:
             return 0, pids
-        return code or 1, pids
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        return code or 1, []
 
     def _let_go(self) -> None:
         if not self._was_subreaper:

@@ -10,6 +10,8 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from platoon_base.program import Program
+
 __all__ = ["PRELOADABLE", "modules_to_preload"]
 
 # Each was tried: it starts no thread, opens nothing that forked processes may not share, and needs the same environment
@@ -37,19 +39,20 @@ _PREPARATIONS = {
 _READERS = frozenset({"get", "items", "keys", "values", "copy"})
 
 
-def modules_to_preload(script: str) -> list[str]:
+def modules_to_preload(program: Program) -> list[str]:
     """Name the modules to import before the fork, in the order in which the script does.
 
-    Modules beside the script that it imports are read like the script itself.
+    Modules beside the script that it imports are read like the script itself, as are the packages around a module.
 
     Returns
     -------
     list of str
         Empty if it is not worth it, or not safe.
     """
-    scan = _Scan(Path(script).resolve().parent)
+    scan = _Scan(Path(program.folder))
     try:
-        scan.read(Path(script))
+        for path in program.files():
+            scan.read(path)
     except (OSError, SyntaxError, ValueError):
         return []  # Python will say what is wrong
     worth_it = any(_is_under(name, _WORTH_IT) for name in scan.found)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from platoon_base.errors import PlatoonError
 from platoon_base.prefork import Nursery, Start
+from platoon_base.program import Program
+from platoon_base.watch import Child, Ended, Holder, Neighbour, Watched, exit_status
 
-__all__ = ["Children", "Exit", "exit_status"]
+__all__ = ["GRACE_S", "Children", "Exit"]
 
 log = logging.getLogger(__name__)
 
-# A worker is asked, told, and made to end; the whole sequence is under the 2 s that Ctrl-C may take.
-_ESCALATION = ((0.0, signal.SIGINT), (0.8, signal.SIGTERM), (1.3, signal.SIGKILL))
+GRACE_S = 10.0  # enough to save a model of some GB
+_TERM_TO_KILL_S = 0.5
+_KILL_TO_LET_GO_S = 5.0  # what does not even end by SIGKILL hangs in a device or on a file server
+_LOOK_S = 0.02
 
 
 class Exit(NamedTuple):
@@ -34,67 +38,22 @@ class Exit(NamedTuple):
         whose status only its own parent learns.
     log_file : Path or None
         Where its output went, if it was started here.
+    why : str
+        What lies behind a status that is made up.
     """
 
     rank: int
     status: int
     log_file: Path | None = None
+    why: str = ""
 
     def __str__(self) -> str:
+        if self.why:
+            return self.why
         if self.status > 128:
             with contextlib.suppress(ValueError):
                 return f"killed by {signal.Signals(self.status - 128).name}"
         return f"exit status {self.status}"
-
-
-def exit_status(returncode: int) -> int:
-    """Turn `subprocess`'s return code into what a shell shows."""
-    return returncode if returncode >= 0 else 128 - returncode
-
-
-class _Child:
-    """A process to watch.
-
-    Parameters
-    ----------
-    pid : int
-    process : subprocess.Popen, optional
-        If it was started here.
-    own : bool
-        Whether it is a child of this process, which then learns its status, and the head of its process group.
-    """
-
-    def __init__(self, pid: int, process: subprocess.Popen[bytes] | None = None, *, own: bool) -> None:
-        self.pid = pid
-        self.process = process
-        self.own = own
-        self.pidfd = os.pidfd_open(pid)
-
-    def poll(self) -> int | None:
-        """Return the exit status once the process is gone."""
-        if self.process is not None:
-            code = self.process.poll()
-            return None if code is None else exit_status(code)
-        if self.own:
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            return None if pid == 0 else exit_status(os.waitstatus_to_exitcode(status))
-        return 0 if _exited(self.pidfd) else None
-
-    def signal(self, number: signal.Signals) -> None:
-        """Signal a worker of this process together with all its descendants, an adopted one alone."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if self.own:
-                os.killpg(self.pid, number)
-            else:
-                signal.pidfd_send_signal(self.pidfd, number)
-
-
-def _exited(pidfd: int) -> bool:
-    try:
-        signal.pidfd_send_signal(pidfd, 0)
-    except ProcessLookupError:
-        return True
-    return False
 
 
 class Children:
@@ -104,16 +63,22 @@ class Children:
     """
 
     def __init__(self) -> None:
-        self._children: dict[int, _Child] = {}
+        self._children: dict[int, Watched] = {}
         self._starts: dict[int, Start] = {}
         self._nursery: Nursery | None = None
         self._unborn: list[Start] = []  # what the nursery is to fork
-        self._stop_began: float | None = None
-        self._stop_stage = 0
-        self._collected: list[Exit] = []  # by `kill`, and not told of yet
+        self._stages: list[tuple[float, signal.Signals | None]] = []  # of stopping, that are still to come
+        self._stopping = False
+        self._collected: list[Exit] = []  # ended, and not told of yet
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
-        """Start one worker; its output goes to ``log_file``, or to this process's own."""
+        """Start one worker; its output goes to ``log_file``, or to this process's own.
+
+        Raises
+        ------
+        OSError, PlatoonError
+            If it cannot be started, or not be watched.
+        """
         self._starts[rank] = Start(rank, command, environment, log_file)
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(open(log_file, "ab", buffering=0)) if log_file is not None else None
@@ -125,9 +90,11 @@ class Children:
                 stderr=subprocess.STDOUT if output is not None else None,
                 start_new_session=True,
             )
-        self._children[rank] = _Child(process.pid, process, own=True)
+        self._children[rank] = Child(process.pid, process)
 
-    def start_forked(self, script: str, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]) -> None:
+    def start_forked(
+        self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
+    ) -> None:
         """Start workers from one process that has imported the modules in ``preload``; if that fails, each by itself.
 
         They are among `running` from now on; `reap` takes delivery of them.
@@ -135,7 +102,7 @@ class Children:
         self._unborn = list(starts)
         self._starts.update({start.rank: start for start in starts})
         try:
-            self._nursery = Nursery(script, args, preload, starts)
+            self._nursery = Nursery(program, args, preload, starts)
         except (OSError, ValueError) as exc:
             self._start_one_by_one(f"cannot prepare workers in common ({exc})")
 
@@ -145,102 +112,144 @@ class Children:
         for start in starts:
             self.start(*start)
 
-    def _take_delivery(self) -> list[Exit]:
+    def _take_delivery(self) -> None:
         """Add the workers that the nursery has forked, or do without it if it failed."""
         if self._nursery is None:
-            return []
+            return
         code, pids = self._nursery.finish()
         self._nursery = None
         if code == 0:
             starts, self._unborn = self._unborn, []
             for start, pid in zip(starts, pids):
-                self._children[start.rank] = child = _Child(pid, own=True)
-                if self.stopping:
-                    child.signal(signal.SIGKILL)  # it has missed the earlier signals
-            return []
-        for pid in pids:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
-        if self.stopping:
+                self._take_over(start, pid)
+        elif self.stopping:
             starts, self._unborn = self._unborn, []
-            return [Exit(start.rank, exit_status(code)) for start in starts]
-        ended = Exit(-1, exit_status(code))
-        self._start_one_by_one(f"preparing workers in common ended with {ended}, see {self._unborn[0].log_file}")
-        return []
+            self._collected += [Exit(start.rank, exit_status(code)) for start in starts]
+        else:
+            ended = Exit(-1, exit_status(code))
+            log_file = self._unborn[0].log_file
+            self._start_one_by_one(f"preparing workers in common ended with {ended}, see {log_file}")
+
+    def _take_over(self, start: Start, pid: int) -> None:
+        try:
+            self._children[start.rank] = child = Child(pid)
+        except PlatoonError as exc:
+            self._collected.append(Exit(start.rank, exit_status(-signal.SIGKILL), start.log_file, str(exc)))
+            return
+        if self.stopping:
+            child.signal(signal.SIGKILL)  # it has missed the earlier signals
 
     def start_again(self, rank: int) -> None:
         """Start a worker that has ended by the same command once more, with its output after the first one's."""
         self.start(*self._starts[rank])
 
-    def adopt(self, rank: int, pid: int) -> bool:
-        """Watch a process of this host that somebody else started; False if there is none, or it is this one."""
-        if pid == os.getpid():
-            return False
+    def adopt(self, rank: int, pid: int | None, holds_lock: Callable[[], bool], has_left: Callable[[], bool]) -> None:
+        """Watch a worker that somebody else started.
+
+        Parameters
+        ----------
+        rank : int
+        pid : int or None
+            None if its process id means nothing here; then it is watched by its lock, and never signalled.
+        holds_lock, has_left : callable
+            Tell whether the worker holds its lock, and whether it has said goodbye.
+        """
+        if pid == os.getpid():  # nobody is to wait for the end of this process, nor to end it
+            self._collected.append(Exit(rank, 0))
+            return
         try:
-            self._children[rank] = _Child(pid, own=False)
-        except (OSError, OverflowError, ValueError):
-            return False
-        return True
+            self._children[rank] = Holder(holds_lock, has_left) if pid is None else Neighbour(pid)
+        except ProcessLookupError:
+            self._collected.append(Exit(rank, 0))
+        except (OSError, OverflowError, ValueError):  # no file descriptor left, for instance
+            self._children[rank] = Holder(holds_lock, has_left)
 
     @property
     def fds(self) -> list[int]:
         """File descriptors that can be read as soon as there is something to `reap`."""
         nursery = [] if self._nursery is None else [self._nursery.fd]
-        return nursery + [child.pidfd for child in self._children.values()]
+        return nursery + [child.fd for child in self._children.values() if child.fd is not None]
+
+    @property
+    def some_without_fd(self) -> bool:
+        """Whether something to `reap` may come without any of `fds` telling it."""
+        return bool(self._collected) or any(child.fd is None for child in self._children.values())
 
     @property
     def running(self) -> set[int]:
         """Ranks whose process has not been seen to end."""
-        return {*self._children, *(start.rank for start in self._unborn)}
+        return {*self._children, *(start.rank for start in self._unborn), *(ended.rank for ended in self._collected)}
 
     def reap(self) -> list[Exit]:
         """Collect the processes that ended since the last call, and end what they left running."""
-        exits, self._collected = self._collected, []
-        exits += self._take_delivery() if self._nursery is not None and self._nursery.ready else []
+        if self._nursery is not None and self._nursery.ready:
+            self._take_delivery()
         for rank, child in list(self._children.items()):
-            status = child.poll()
-            if status is None:
-                continue
-            if child.own:
-                child.signal(signal.SIGKILL)
-            os.close(child.pidfd)
-            del self._children[rank]
-            exits.append(Exit(rank, status, self._starts[rank].log_file if rank in self._starts else None))
+            ended = child.poll()
+            if ended is not None:
+                self._let_go(rank, ended)
+        exits, self._collected = self._collected, []
         return exits
 
-    def stop(self) -> None:
-        """Begin to end all processes; call `escalate` again and again until none is running."""
-        if self._stop_began is None:
-            self._stop_began = time.monotonic()
+    def _let_go(self, rank: int, ended: Ended) -> None:
+        self._children.pop(rank).close()
+        log_file = self._starts[rank].log_file if rank in self._starts else None
+        self._collected.append(Exit(rank, ended.status, log_file, ended.why))
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Begin to end all processes; call `escalate` again and again until none is running.
+
+        They get SIGINT at once, SIGTERM after ``grace_s`` seconds, SIGKILL half a second later, and what then still
+        does not end is let go of after some seconds more.
+        """
+        if not self._stopping:
+            self._stopping = True
+            killed = time.monotonic() + grace_s + _TERM_TO_KILL_S
+            self._stages = [
+                (0.0, signal.SIGINT),
+                (killed - _TERM_TO_KILL_S, signal.SIGTERM),
+                (killed, signal.SIGKILL),
+                (killed + _KILL_TO_LET_GO_S, None),
+            ]
         self.escalate()
 
     def escalate(self) -> None:
         """After `stop`: send the signal whose time has come."""
-        if self._stop_began is None:
-            return
-        waited = time.monotonic() - self._stop_began
-        while self._stop_stage < len(_ESCALATION) and waited >= _ESCALATION[self._stop_stage][0]:
-            number = _ESCALATION[self._stop_stage][1]
-            if self._nursery is not None:
-                self._nursery.signal(number)
-            for child in self._children.values():
-                child.signal(number)
-            self._stop_stage += 1
+        while self._stages and time.monotonic() >= self._stages[0][0]:
+            _, number = self._stages.pop(0)
+            if number is None:
+                self._let_go_of(list(self._children))
+            else:
+                self._signal(number)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._nursery is not None:
+            self._nursery.signal(number)
+        for child in self._children.values():
+            child.signal(number)
+        if number == signal.SIGKILL:
+            self._let_go_of([rank for rank, child in self._children.items() if isinstance(child, Holder)])
+
+    def _let_go_of(self, ranks: Sequence[int]) -> None:
+        """Wait no longer for processes that nothing here can end."""
+        for rank in ranks:
+            why = "left running: the launcher cannot end it"
+            log.warning("rank %d is %s", rank, why)
+            self._let_go(rank, Ended(1, why))
 
     @property
     def stopping(self) -> bool:
         """Whether `stop` was called."""
-        return self._stop_began is not None
+        return self._stopping
 
     def kill(self) -> None:
         """End all processes at once and collect them; the next `reap` tells how they ended."""
-        self._stop_began = self._stop_began or time.monotonic()
-        if self._nursery is not None:
-            self._nursery.signal(signal.SIGKILL)
-            self._take_delivery()
-        for child in self._children.values():
-            child.signal(signal.SIGKILL)
-        for child in self._children.values():
-            if child.own:
-                select.select([child.pidfd], [], [], 10)
-        self._collected = self.reap()
+        self._stopping, self._stages = True, []
+        self._signal(signal.SIGKILL)
+        self._take_delivery()
+        deadline = time.monotonic() + _KILL_TO_LET_GO_S
+        while self._children and time.monotonic() < deadline:
+            self._collected = self.reap()
+            if self._children:
+                time.sleep(_LOOK_S)
+        self._let_go_of(list(self._children))

@@ -12,7 +12,9 @@ import sys
 import pytest
 
 from platoon_base.cli import _spread_devices
-from platoon_base.launcher import new_log_folder
+from platoon_base.devices import choose_devices
+from platoon_base.errors import ConfigurationError
+from platoon_base.log_folder import new_log_folder, tail
 from platoon_base.prefork import python_main
 
 pytestmark = pytest.mark.base
@@ -87,6 +89,166 @@ def test_failures_can_be_allowed_but_not_of_all(platoon, write_script, survives,
     assert "worker 1: killed by SIGKILL" in done.stdout
 
 
+def test_the_logs_of_an_earlier_run_are_put_aside(platoon, write_script, tmp_path):
+    failing = write_script("raise RuntimeError('of the earlier run')")
+    assert platoon("launch", "-n", 2, "--log-dir", "logs", failing).returncode == 1
+    silent = write_script("import os; os.kill(os.getpid(), 9)", "silent.py")
+    done = platoon("launch", "-n", 1, "--log-dir", "logs", silent)
+    assert done.returncode == 137
+    assert "of the earlier run" not in done.stdout
+    assert "(it has written nothing)" in done.stdout
+    kept = sorted(path.name for path in tmp_path.glob("logs/earlier/*/*"))
+    assert kept == ["rank0.log", "rank1.log"]
+    assert all("of the earlier run" in path.read_text() for path in tmp_path.glob("logs/earlier/*/*"))
+    assert sorted(path.name for path in tmp_path.glob("logs/*.log")) == ["rank0.log"]
+
+
+def test_a_log_folder_is_one_jobs_while_it_runs(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        import subprocess, sys
+        platoon = [sys.executable, "-m", "platoon_base", "launch", "-n", "1", "--log-dir", "logs"]
+        print(subprocess.run([*platoon, "other.py"], capture_output=True, text=True).stderr, flush=True)
+        """
+    )
+    write_script("print('the other job')", "other.py")
+    assert platoon("launch", "-n", 1, "--log-dir", "logs", script).returncode == 0
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    assert "another job writes its logs to logs: wait for its end, or name another --log-dir" in log
+
+
+def test_of_a_line_without_an_end_no_more_than_a_screen_is_shown(platoon, write_script, tmp_path):
+    script = write_script("import sys; sys.stdout.write('x' * 10**7); sys.exit('the reason')")
+    done = platoon("launch", "-n", 1, script)
+    assert done.returncode == 1
+    assert len(done.stdout) < 10_000
+    assert done.stdout.count("the reason") == 1
+    (tmp_path / "log").write_text("first\n" * 100_000 + "".join(f"line {i}\n" for i in range(20)))
+    assert tail(tmp_path / "log").splitlines() == [f"line {i}" for i in range(5, 20)]
+
+
+def test_absurd_numbers_of_workers_are_refused_before_anything_is_looked_at():
+    for words in (["cpu"], ["auto"], [], ["cpu"] * 300, ["cuda0"] * 300):
+        with pytest.raises(ConfigurationError, match="a job has 1 to 256"):
+            choose_devices(None if len(words) > 1 else 100_000, words)
+
+
+ALONE = """
+    import sys
+    import numpy as np
+    from platoon_base import EASGD, connect
+
+    with connect() as worker:
+        rows = worker.shard(10)
+        way = sys.argv[1]
+        if way == "meets":
+            worker.barrier()
+        if way == "shares" or (way == "one shares" and worker.global_rank == 1):
+            worker.init_shared_params([np.zeros(3)], EASGD())
+            worker.sync_params()
+        if way == "measures":
+            worker.reduce_metrics({"x": (1.0, 1.0)})
+        if way == "averages":
+            worker.all_reduce(np.zeros(3), "mean")
+        if way == "fails" and worker.global_rank == 1:
+            sys.exit(1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "workers", "alone", "warning"),
+    [
+        ("meets", 2, [0, 1], "the 2 workers shared and averaged nothing: these were 2 separate runs of the script"),
+        ("one shares", 3, [0, 2], "workers 0, 2 shared and averaged nothing with the others"),
+        ("fails", 2, [0], "worker 0 shared and averaged nothing with the others"),
+        ("shares", 2, [], ""),
+        ("measures", 2, [], ""),
+        ("averages", 2, [], ""),
+        ("is alone", 1, [], ""),
+    ],
+)
+def test_workers_that_share_and_average_nothing_are_named_at_the_end(
+    platoon, write_script, tmp_path, way, workers, alone, warning
+):
+    done = platoon("launch", "-n", workers, "--summary", "out.json", write_script(ALONE), way)
+    assert done.returncode == (way == "fails"), done.stdout
+    assert json.loads((tmp_path / "out.json").read_text())["shared_nothing"] == alone
+    assert warning in done.stderr
+    assert ("WARNING" in done.stderr) == bool(warning)
+
+
+def test_workers_that_never_join_are_separate_runs(platoon, write_script, tmp_path):
+    done = platoon("launch", "-n", 2, "--summary", "out.json", write_script("print('hello')"))
+    assert done.returncode == 0
+    assert "the 2 workers shared and averaged nothing: these were 2 separate runs of the script" in done.stderr
+    assert json.loads((tmp_path / "out.json").read_text())["shared_nothing"] == [0, 1]
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package whose module imports relatively, and says how it was run."""
+    folder = tmp_path / "package" / "inner"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").write_text("")
+    (folder.parent / "other.py").write_text("VALUE = 42\n")
+    (folder / "__init__.py").write_text("")
+    (folder / "train.py").write_text(
+        "import os, sys\n"
+        "from platoon_base import connect\n"
+        "from ..other import VALUE\n"
+        "import package.other\n"
+        "print(VALUE, __name__, __package__, __spec__.name, __file__, sys.argv, sys.path[0])\n"
+        "print(sys.modules['__main__'].__dict__ is globals(), package.other.VALUE, flush=True)\n"
+        "if 'twice' in sys.argv and not os.path.exists('failed'):\n"
+        "    open('failed', 'w').close()\n"
+        "    sys.exit('once')\n"
+        "connect().close()\n"
+    )
+    (folder / "__main__.py").write_text("from . import train\nprint(__package__, __spec__.name)\n")
+    return tmp_path
+
+
+def test_a_module_runs_as_under_python_m(platoon, package):
+    command = [sys.executable, "-m", "package.inner.train", "-n", "7"]
+    plain = subprocess.run(command, cwd=package, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert plain.startswith("42 __main__ package.inner package.inner.train ")
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", "-m", "package.inner.train", "-n", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(package / "logs" / f"rank{rank}.log").read_text() for rank in range(2)] == [plain, plain]
+
+
+def test_a_package_runs_by_its_main_module(platoon, package):
+    done = platoon("launch", "-n", 1, "-m", "package.inner")
+    assert done.returncode == 0, done.stdout + done.stderr
+    (log,) = package.glob("platoon_logs/package.inner/*/rank0.log")
+    assert log.read_text().endswith("package.inner package.inner.__main__\n")
+
+
+def test_a_module_is_started_again_as_a_module(platoon, package):
+    done = platoon("launch", "-n", 1, "--max-restarts", 1, "-m", "package.inner.train", "twice")
+    assert done.returncode == 0, done.stdout
+    (log,) = package.glob("platoon_logs/*/*/rank0.log")
+    assert log.read_text().count("42 __main__ package.inner package.inner.train") == 2
+
+
+def test_a_module_joins_a_running_job(platoon, write_script, package):
+    script = write_script(
+        """
+        import os, subprocess, sys
+        from platoon_base import connect
+        with connect() as worker:
+            job = os.path.basename(os.environ["PLATOON_JOB"])
+            command = [sys.executable, "-m", "platoon_base", "join", job, "-m", "package.inner.train", "-m", "x"]
+            print(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+        """
+    )
+    done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
+    assert done.returncode == 0, done.stdout
+    log = (package / "logs" / "rank0.log").read_text()
+    assert "42 __main__ package.inner package.inner.train" in log
+    assert "'-m', 'x']" in log
+
+
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
@@ -100,7 +262,14 @@ def test_failures_can_be_allowed_but_not_of_all(platoon, write_script, survives,
         (["launch", "-D", "opencl99:0", "script.py"], "opencl99:0 does not exist here|pygpu does not work"),
         (["launch", "-n", "2", "-D", "cpu", "--center", "device", "script.py"], "cpu is not a CUDA device"),
         (["launch", "-n", "two", "script.py"], "'two' is not a valid integer"),
+        (["launch", "-n", "2", "--seed", "-4", "script.py"], "Invalid value for '--seed': -4 is not in the range"),
+        (["launch", "-n", "2", "--grace", "nan", "script.py"], "got nan: it must be a number of seconds"),
+        (["launch", "--nope", "script.py"], "No such option:? '?--nope"),
+        (["launch", "--seeed", "3", "script.py"], "No such option:? '?--seeed.*Did you mean '?--seed"),
+        (["launch", "-m", "missing.module"], "there is no module 'missing.module' to run"),
+        (["launch", "-m", "script.py"], "there is no module 'script.py' to run"),
         (["join", "0123456789ab", "script.py"], "no running job '0123456789ab'"),
+        (["join", "0123456789ab", "-D", "cuda1", "script.py"], "got -D after JOB: options come before it"),
     ],
 )
 def test_what_cannot_be_launched_is_refused_with_the_reason(platoon, write_script, words, complaint):
@@ -140,7 +309,7 @@ def test_a_path_too_long_for_a_socket_is_refused(platoon, write_script, tmp_path
 
 def test_runs_of_the_same_second_have_folders_of_their_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert len({new_log_folder("dir/train.py") for _ in range(5)}) == 5
+    assert len({new_log_folder("train") for _ in range(5)}) == 5
 
 
 def test_a_terminal_gets_live_lines(write_script, tmp_path):
@@ -184,11 +353,9 @@ def test_a_signal_ends_even_workers_that_ignore_it_and_leaves_nothing(write_scri
     fifos = [tmp_path / f"ready{rank}" for rank in range(2)]  # one each: a reader that leaves breaks a second writer
     for fifo in fifos:
         os.mkfifo(fifo)
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--grace", "0.3"]
     launcher = subprocess.Popen(
-        [sys.executable, "-m", "platoon_base", "launch", "-n", "2", write_script(IGNORES_SIGNALS), tmp_path / "ready"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
+        [*command, write_script(IGNORES_SIGNALS), tmp_path / "ready"], cwd=tmp_path, stdout=subprocess.PIPE, text=True
     )
     for fifo in fifos:
         fifo.read_text()  # this worker is in the middle of it
@@ -352,6 +519,7 @@ def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
             "launch --devices opencl0:0 -D opencl0:1 --log-dir x s.py",
         ),
         ("launch -n 2 s.py cuda0 cuda1", "launch -n 2 s.py cuda0 cuda1"),
+        ("launch -D cuda0 cuda1 -m a.b -D x cpu", "launch -D cuda0 -D cuda1 -m a.b -D x cpu"),
         ("doctor", "doctor"),
     ],
 )

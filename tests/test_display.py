@@ -77,6 +77,7 @@ def test_the_summary_holds_what_was_reported_and_how_it_ended(tmp_path):
         "seconds": 1.235,
         "stopped_by": "SIGINT",
         "restarts": 0,
+        "shared_nothing": [],
         "status": 3,
     }
     write_summary(tmp_path / "s.json", values)

@@ -384,6 +384,7 @@ def test_a_joiner_that_says_it_is_the_controller_is_not_believed(run_job):
         from platoon_base.messages import PROTOCOL
 
         hello = {"type": "hello", "protocol": PROTOCOL, "pid": os.getppid(), "host": "here", "device": "cpu"}
+        hello["pid_namespace"] = os.stat("/proc/self/ns/pid").st_ino
         with connect() as worker, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.connect(f"ipc://{os.environ['PLATOON_JOB']}/control")
             stranger.send(b"12345678" + msgspec.msgpack.encode(hello))

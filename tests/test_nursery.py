@@ -17,8 +17,9 @@ from platoon_base.job import host_job
 from platoon_base.launcher import log_file, worker_environment
 from platoon_base.prefork import Start, python_main
 from platoon_base.preload import modules_to_preload
-from platoon_base.processes import exit_status
+from platoon_base.program import Program
 from platoon_base.registry import JobFiles
+from platoon_base.watch import exit_status
 
 pytestmark = pytest.mark.base
 
@@ -46,7 +47,7 @@ def run_forked(tmp_path):
         command = [*python_main("platoon_base.bootstrap"), str(script), *args]
         starts = [Start(rank, command, environment, log_file(tmp_path, rank)) for rank in range(workers)]
         with host_job(workers) as job:
-            job.start_forked(str(script), args, preload, starts)
+            job.start_forked(Program(str(script)), args, preload, starts)
             result = job.serve()
         return Forked(result, tmp_path, workers)
 
@@ -228,7 +229,7 @@ def test_workers_with_different_settings_are_not_forked(tmp_path, caplog):
         for rank in range(2)
     ]
     with host_job(2) as job:
-        job.start_forked(str(script), [], ["numpy"], starts)
+        job.start_forked(Program(str(script)), [], ["numpy"], starts)
         assert job.serve().status == 0
     assert [log_file(tmp_path, rank).read_text() for rank in range(2)] == ["1\n", "2\n"]
     assert "different OMP_NUM_THREADS" in caplog.text
@@ -247,10 +248,11 @@ def test_ending_the_launcher_ends_a_nursery_that_still_imports(tmp_path, number)
         from pathlib import Path
         from platoon_base.job import host_job
         from platoon_base.prefork import Start
+        from platoon_base.program import Program
         start = Start(0, ["false"], dict(os.environ), Path("log"))
         with host_job(1) as job:
             Path("folder").write_text(job.files.folder)
-            job.start_forked("script.py", [], ["preparation"], [start])
+            job.start_forked(Program("script.py"), [], ["preparation"], [start])
             sys.exit(job.serve().status)
         """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(launcher)], cwd=tmp_path) as process:
@@ -309,14 +311,14 @@ def test_only_what_is_safe_and_worth_it_is_imported_early(tmp_path, text, module
     (tmp_path / "package" / "other.py").write_text("import lasagne\nimport package.part")
     script = tmp_path / "script.py"
     script.write_text(text)
-    assert modules_to_preload(str(script)) == modules
+    assert modules_to_preload(Program(str(script))) == modules
 
 
 def test_a_module_beside_the_script_is_not_taken_for_the_real_one(tmp_path):
     (tmp_path / "theano.py").write_text("")
     script = tmp_path / "script.py"
     script.write_text("import theano\nimport lasagne")
-    assert modules_to_preload(str(script)) == ["lasagne"]
+    assert modules_to_preload(Program(str(script))) == ["lasagne"]
 
 
 @pytest.mark.theano

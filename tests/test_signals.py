@@ -58,8 +58,8 @@ def launch(write_script, tmp_path):
     # Under nohup a test run ignores hangups, and so would what it starts.
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-    def start(text, workers=3, *, args=(), shell=None):
-        command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), "--log-dir", "logs"]
+    def start(text, workers=3, *, args=(), shell=None, options=()):
+        command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), "--log-dir", "logs", *options]
         command += [str(write_script(HEAD + text)), str(tmp_path), *args]
         if shell is not None:
             command = ["sh", "-c", f'{shell}; exec "$@"', "sh", *command]
@@ -183,7 +183,8 @@ signal.signal(signal.SIGINT, stay)
 tell(f"ready{rank}")
 while True:
     time.sleep(600)
-"""
+""",
+        options=["--grace", "600"],
     )
     for rank in range(3):
         await_file(tmp_path / f"ready{rank}", launcher)
@@ -194,6 +195,49 @@ while True:
         launcher.send_signal(signal.SIGINT)
     assert launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
     assert "SIGKILL" in output_of()
+
+
+def test_however_often_ctrl_c_is_pressed_the_summary_and_the_status_are_right(launch, output_of, tmp_path):
+    launcher = launch(
+        JOIN
+        + """
+tell(f"ready{rank}")
+time.sleep(600)
+"""
+    )
+    for rank in range(3):
+        await_file(tmp_path / f"ready{rank}", launcher)
+    deadline = time.monotonic() + PATIENCE_S
+    while launcher.poll() is None and time.monotonic() < deadline:
+        launcher.send_signal(signal.SIGINT)
+        time.sleep(1e-3)
+    assert launcher.poll() == 128 + signal.SIGINT
+    assert re.search("stopped_by +SIGINT", output_of()), output_of()
+    assert "Aborted" not in output_of()
+
+
+def test_after_ctrl_c_a_worker_has_time_to_save(launch, output_of, tmp_path):
+    launcher = launch(
+        JOIN
+        + """
+try:
+    tell(f"ready{rank}")
+    time.sleep(600)
+except KeyboardInterrupt:
+    tell(f"saving{rank}")
+    until((FOLDER / "has taken its time").exists)
+    tell(f"saved{rank}")
+"""
+    )
+    for rank in range(3):
+        await_file(tmp_path / f"ready{rank}", launcher)
+    launcher.send_signal(signal.SIGINT)
+    for rank in range(3):
+        await_file(tmp_path / f"saving{rank}", launcher)
+    time.sleep(2)  # this is how long saving takes
+    (tmp_path / "has taken its time").touch()
+    assert launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(3)), output_of()
 
 
 # To one worker.

@@ -1,0 +1,138 @@
+"""What the workers run: a script, as ``python train.py`` does, or a module, as ``python -m package.train`` does."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["Program"]
+
+
+class Program(NamedTuple):
+    """A script or a module to run.
+
+    Attributes
+    ----------
+    name : str
+        The path of a script, or the dotted name of a module or of a package with a ``__main__``.
+    is_module : bool
+    """
+
+    name: str
+    is_module: bool = False
+
+    @classmethod
+    def of(cls, words: Sequence[str]) -> tuple[Program, list[str]]:
+        """Take a program off the words that follow ``python``; returns it, and its arguments."""
+        if words[0] == "-m":
+            return cls(words[1], is_module=True), list(words[2:])
+        return cls(words[0]), list(words[1:])
+
+    @property
+    def words(self) -> list[str]:
+        """What would follow ``python`` on a command line."""
+        return ["-m", self.name] if self.is_module else [self.name]
+
+    @property
+    def title(self) -> str:
+        """A short name for folders and the like."""
+        return self.name if self.is_module else Path(self.name).stem
+
+    @property
+    def folder(self) -> str:
+        """What Python puts first on the module search path."""
+        return os.getcwd() if self.is_module else str(Path(self.name).resolve().parent)
+
+    def files(self) -> list[Path]:
+        """Return the source files that are run, that of the program last: those of a module's packages come before it.
+
+        Nothing is imported for that. Empty if there is no such program.
+        """
+        if self.is_module:
+            return _files_of_module(self.name, self.folder)
+        return [Path(self.name)] if Path(self.name).is_file() else []
+
+    def require(self) -> None:
+        """Raise `ConfigurationError` unless there is such a program."""
+        if self.files():
+            return
+        if self.is_module:
+            raise ConfigurationError(
+                f"there is no module {self.name!r} to run: give its dotted name as for python -m, from the folder that "
+                f"holds its package (this is {self.folder}); a package needs a __main__.py"
+            )
+        raise ConfigurationError(f"there is no script {self.name!r}: give the path of the Python file to run")
+
+    def put_first_on_path(self) -> None:
+        """Put first on the module search path what Python would put there."""
+        if sys.path[:1] != [self.folder]:
+            sys.path.insert(0, self.folder)
+
+    def run(self, args: Sequence[str]) -> None:
+        """Do in this process what Python does with the program and its arguments; what it raises comes out.
+
+        Unlike `runpy` it leaves the program's module in place as ``__main__``, for what runs at the end of the process.
+        """
+        self.put_first_on_path()
+        sys.argv = [*self.words[:1], *args]
+        module, code = self._load_module() if self.is_module else self._load_script()
+        module.__dict__.update(__builtins__=builtins, __annotations__={})
+        sys.argv = [module.__dict__["__file__"] if self.is_module else self.name, *args]
+        sys.modules["__main__"] = module
+        exec(code, module.__dict__)
+
+    def _load_script(self) -> tuple[ModuleType, Any]:
+        path = os.path.abspath(self.name)
+        loader = SourceFileLoader("__main__", path)
+        module = ModuleType("__main__")
+        module.__dict__.update(__file__=path, __loader__=loader, __package__=None, __cached__=None)
+        return module, loader.source_to_code(loader.get_data(path), path)
+
+    def _load_module(self) -> tuple[ModuleType, Any]:
+        spec = importlib.util.find_spec(self.name)  # this imports the packages around it
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{self.name}.__main__")
+        if spec is None or spec.loader is None:
+            raise ImportError(f"there is no module {self.name!r} to run", name=self.name)
+        module = ModuleType("__main__")
+        module.__dict__.update(
+            __file__=spec.origin, __loader__=spec.loader, __package__=spec.parent, __spec__=spec, __cached__=spec.cached
+        )
+        return module, spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+
+
+def _files_of_module(name: str, folder: str) -> list[Path]:
+    parts = name.split(".")
+    spec = _find_top(parts[0], folder) if all(parts) else None
+    found = [spec]
+    for i in range(1, len(parts)):
+        spec = _find_within(spec, ".".join(parts[: i + 1]))
+        found.append(spec)
+    if spec is not None and spec.submodule_search_locations is not None:
+        found.append(_find_within(spec, f"{name}.__main__"))
+    files = [Path(spec.origin) for spec in found if spec is not None and spec.has_location and spec.origin is not None]
+    return files if found[-1] is not None and found[-1].has_location else []
+
+
+def _find_top(name: str, folder: str) -> ModuleSpec | None:
+    """Find a module that is in no package: in the folder first, for this process may know another of that name."""
+    found = PathFinder.find_spec(name, [folder])
+    try:
+        return found or importlib.util.find_spec(name)
+    except ValueError:  # such as __main__
+        return None
+
+
+def _find_within(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
+    if package is None or package.submodule_search_locations is None:
+        return None
+    return PathFinder.find_spec(name, list(package.submodule_search_locations))

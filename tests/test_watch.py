@@ -1,0 +1,225 @@
+"""How the launcher watches its workers: whatever becomes of a process, the job ends, and no failure is a success."""
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from platoon_base.errors import PlatoonError
+from platoon_base.job import host_job
+from platoon_base.launcher import log_file, worker_environment
+from platoon_base.prefork import Start, python_main
+from platoon_base.program import Program
+
+pytestmark = [pytest.mark.base, pytest.mark.slow]
+
+PATIENCE_S = 60
+
+FIRST = """
+    import os, sys, time
+    from pathlib import Path
+    from platoon_base import connect
+
+    folder = Path(sys.argv[1])
+    with connect() as worker:
+        (folder / "new").write_text(os.environ["PLATOON_JOB"])
+        (folder / "new").rename(folder / "job")
+        deadline = time.monotonic() + 60
+        while not (folder / "late").exists() and not worker.should_stop:
+            assert time.monotonic() < deadline
+            time.sleep(1e-3)
+"""
+
+LATE = """
+    import os, signal, sys, time
+    from pathlib import Path
+    from platoon_base import connect
+
+    folder, way = Path(sys.argv[1]), sys.argv[2]
+    got = []
+    signal.signal(signal.SIGINT, lambda number, frame: got.append(number))
+    signal.signal(signal.SIGTERM, lambda number, frame: got.append(number))
+    worker = connect()
+    (folder / "late").touch()
+    if way == "stays":
+        deadline = time.monotonic() + 60
+        while not (folder / "launcher is gone").exists():
+            assert time.monotonic() < deadline
+            time.sleep(1e-3)
+        (folder / "got").write_text(f"signals {got}")
+    if way == "dies":
+        os._exit(0)
+    worker.close()
+"""
+
+
+def await_file(path, process):
+    deadline = time.monotonic() + PATIENCE_S
+    while not path.exists():
+        assert time.monotonic() < deadline, f"no {path.name}"
+        assert process.poll() is None, f"it ended before {path.name}"
+        time.sleep(1e-3)
+    return path.read_text()
+
+
+@pytest.fixture
+def start(tmp_path, write_script):
+    """Start a platoon command; what is left of it at the end is killed and collected."""
+    started = []
+
+    def run(*words, before=()):
+        with open(tmp_path / f"output{len(started)}", "w") as output:
+            process = subprocess.Popen(
+                [*before, sys.executable, "-m", "platoon_base", *map(str, words)],
+                cwd=tmp_path, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+@pytest.fixture
+def new_namespace():
+    """The beginning of a command that runs the rest as the first process of a PID namespace."""
+    command = ["unshare", "--pid", "--fork"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], check=False).returncode:
+        pytest.skip("needs to make a PID namespace: run the tests as root, with util-linux")
+    return command
+
+
+@pytest.mark.parametrize(("way", "status"), [("leaves", 0), ("dies", 1)])
+def test_a_late_joiner_whom_nobody_collects_has_ended(start, write_script, tmp_path, way, status):
+    """It stays a zombie of this process until the end of the test."""
+    launcher = start("launch", "-n", 1, write_script(FIRST), tmp_path)
+    job = await_file(tmp_path / "job", launcher)
+    start("join", job, write_script(LATE, "late.py"), tmp_path, way)
+    assert launcher.wait(PATIENCE_S) == status
+
+
+@pytest.mark.parametrize(("way", "status"), [("leaves", 0), ("dies", 1)])
+def test_a_joiner_from_another_pid_namespace_is_watched_by_its_lock(
+    start, write_script, tmp_path, new_namespace, way, status
+):
+    """There it is process 1, which here is another, and never ends."""
+    launcher = start("launch", "-n", 1, write_script(FIRST), tmp_path)
+    job = await_file(tmp_path / "job", launcher)
+    start("join", job, write_script(LATE, "late.py"), tmp_path, way, before=new_namespace)
+    assert launcher.wait(PATIENCE_S) == status
+
+
+def test_a_joiner_from_another_pid_namespace_is_not_signalled_and_keeps_no_launcher(
+    start, write_script, tmp_path, new_namespace
+):
+    launcher = start("launch", "-n", 1, "--grace", 0.2, write_script(FIRST.replace('"late"', '"never"')), tmp_path)
+    job = await_file(tmp_path / "job", launcher)
+    late = start("join", job, write_script(LATE, "late.py"), tmp_path, "stays", before=new_namespace)
+    await_file(tmp_path / "late", launcher)
+    launcher.send_signal(signal.SIGINT)
+    assert launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert "left running" in (tmp_path / "output0").read_text()
+    (tmp_path / "launcher is gone").touch()
+    assert late.wait(PATIENCE_S) == 0
+    assert (tmp_path / "got").read_text() == "signals []"
+
+
+FAILS = """
+    import os
+    from platoon_base import connect
+    with connect() as worker:
+        worker.barrier()
+    os._exit(3 * worker.global_rank)
+"""
+
+
+def test_failures_count_under_a_parent_that_ignores_the_end_of_its_children(platoon, write_script):
+    script = write_script(FAILS)
+    ignore = "import os, sys; from signal import *; signal(SIGCHLD, SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", ignore, sys.executable, "-m", "platoon_base", "launch", "-n", "2", str(script)]
+    done = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "worker 1: exit status 3" in done.stdout
+
+
+@pytest.fixture
+def starts(tmp_path):
+    """Two workers of a job that may be forked, or started each by itself."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(FAILS))
+    command = [*python_main("platoon_base.bootstrap"), str(script)]
+    environment = worker_environment("cpu", 2, os.environ)
+    return [Start(rank, command, environment, log_file(tmp_path, rank)) for rank in range(2)]
+
+
+@pytest.fixture
+def sigchld():
+    """Set what becomes of SIGCHLD in this process."""
+    before = signal.getsignal(signal.SIGCHLD)
+    yield lambda handler: signal.signal(signal.SIGCHLD, handler)
+    signal.signal(signal.SIGCHLD, before)
+
+
+def begin(job, starts, forked):
+    if forked:
+        job.start_forked(Program(starts[0].command[-1]), [], ["numpy"], starts)
+    else:
+        for start in starts:
+            job.start(*start)
+
+
+forked_or_not = pytest.mark.parametrize("forked", [False, True], ids=["started", "forked"])
+
+
+@forked_or_not
+def test_failures_count_where_sigchld_is_ignored(starts, sigchld, forked):
+    sigchld(signal.SIG_IGN)
+    with host_job(2) as job:
+        begin(job, starts, forked)
+        result = job.serve()
+    assert result.status == 3
+    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN
+
+
+def test_a_status_that_somebody_else_has_collected_is_no_success(starts, sigchld):
+    collected = []
+
+    def collect(*_):
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                collected.append(ended)
+
+    with host_job(2) as job:
+        begin(job, starts, forked=False)
+        sigchld(collect)
+        result = job.serve()
+    assert collected
+    assert result.status == 1
+    assert "something else in the launcher's process has collected it" in str(result.exits[0])
+
+
+@forked_or_not
+def test_a_worker_that_cannot_be_watched_is_ended(starts, monkeypatch, tmp_path, forked):
+    """Such as where no file descriptor is left at that moment; the fixture `nothing_left_behind` looks for it."""
+
+    def fail(pid):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", fail)
+    with host_job(2) as job:
+        if forked:
+            begin(job, starts, forked)
+            assert job.serve().status == 128 + signal.SIGKILL
+        else:
+            with pytest.raises(PlatoonError, match="cannot be watched, and so was ended .*Too many open files"):
+                begin(job, starts, forked)
