@@ -158,6 +158,7 @@ def test_asynchronous_training_goes_on_wherever_a_worker_dies(run_job, caplog, p
     if way != "raises":
         assert outcome.result.exits[0].rank == victim
     assert outcome.result.status == WAYS[way]
+    assert ("RuntimeError: on purpose" in outcome.logs[victim]) == (way == "raises")
     assert outcome.result.stopped_by == "end of script"
     assert not outcome.result.interrupted
     if way == "exits" and point != "before it joins":
@@ -235,6 +236,7 @@ with connect() as worker:
     )
     expected = 40 + 1000 * shares
     assert outcome.reported == {"0": expected, "1": expected}, outcome.logs
+    assert ("RuntimeError: on purpose" in outcome.logs[0]) == (way == "raises"), outcome.logs[0]
     exits = {ended.rank: ended.status for ended in outcome.result.exits}
     said_goodbye = way == "raises"  # its interpreter does so on its way out
     assert exits == {0: 0, 1: 0, 2: 0 if said_goodbye else 1}
@@ -279,6 +281,7 @@ def test_synchronous_training_ends_with_the_rank_the_device_the_cause_and_the_lo
     statuses = {ended.rank: ended.status for ended in outcome.result.exits}
     assert statuses == {victim: WAYS[way], **dict.fromkeys(others, 0)}, outcome.logs
     assert outcome.result.status == WAYS[way]
+    assert ("RuntimeError: on purpose" in outcome.logs[victim]) == (way == "raises")
     assert outcome.result.seconds < 60, "the deadline of a call is not waited for"
     assert set(outcome.reported) == {str(rank) for rank in others} | {f"step {rank}" for rank in others}, outcome.logs
     cause = {"killed": "killed by SIGKILL", "exits": "exit status 0", "raises": "exit status 1"}[way]
