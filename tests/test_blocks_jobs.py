@@ -226,10 +226,12 @@ def test_a_worker_that_ends_alone_leaves_and_the_others_go_on(run_blocks):
 
 
 def test_statistics_of_batch_normalization_are_averaged(run_blocks):
-    run_blocks(
+    """And saved so behind a monitoring; between meetings those of one worker are saved, which is told once."""
+    outcome = run_blocks(
         """
         from blocks.bricks import BatchNormalizedMLP
         from blocks.graph import apply_batch_normalization, get_batch_normalization_updates
+        from blocks.serialization import load
 
         x, y = T.matrix("features"), T.lmatrix("targets")
         first_values = dict(weights_init=IsotropicGaussian(0.5), biases_init=Constant(0.1))
@@ -246,15 +248,24 @@ def test_statistics_of_batch_normalization_are_averaged(run_blocks):
         def look(main_loop):
             own.append(np.concatenate([p.get_value() for p in statistics]))
         monitoring = DistributedMonitoring([cost], stream(24, seed=1), prefix="valid")
+        between = Checkpoint(tmp + "/between.tar", every_n_batches=1, after_training=False)
+        behind = Checkpoint(tmp + "/behind.tar", after_epoch=True, after_training=False)
         main_loop = MainLoop(algorithm, shard_stream(stream(32)), extensions=[
-            ParameterSync(EASGD(), every_n_batches=1), Look(after_epoch=look), monitoring, Look(after_epoch=look),
-            FinishAfter(after_n_epochs=1)])
+            ParameterSync(EASGD(), every_n_batches=1), Look(after_epoch=look), between, monitoring, behind,
+            Look(after_epoch=look), FinishAfter(after_n_epochs=1)])
         main_loop.run()
         before, after = everyones(own[0]), everyones(own[1])
+        if rank == 0:
+            for name, expected in (("between", before[0]), ("behind", after[0])):
+                with open(f"{tmp}/{name}.tar", "rb") as file:
+                    saved = [p for p, _ in load(file).algorithm.updates if p.name.startswith("population")]
+                np.testing.assert_array_equal(np.concatenate([p.get_value() for p in saved]), expected)
         assert (before[0] != before[1]).any()
         np.testing.assert_allclose(after, np.broadcast_to(before.mean(axis=0), after.shape), rtol=1e-6)
         """
     ).require_success()
+    told = "of this worker alone, as the workers averaged theirs last after batch 0: put Checkpoint"
+    assert [log.count(told) for log in outcome.logs] == [1, 0]
 
 
 def test_dropout_differs_between_workers(run_blocks):

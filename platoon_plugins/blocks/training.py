@@ -127,6 +127,8 @@ class Training:
         self.members: list[int] = []
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
         self.prepared = self.started = self.finished = False
+        self._averaged_at: int | None = None  # the batch after which statistics were last the same on all workers
+        self._told_of_own = False
         self._stops_together = stops_together or self.lockstep
         # The main loop may be forgotten when nothing but this is left of it.
         self._main_loop_ref = weakref.ref(main_loop)
@@ -178,6 +180,7 @@ class Training:
         # Those that were pickled on one worker, too.
         for link in chain_of(self._main_loop.data_stream):
             vary_draws(link, worker.global_rank)
+        self._averaged_at = status["iterations_done"]
         self.started = True
 
     def _require_same_model(self) -> None:
@@ -226,12 +229,31 @@ class Training:
 
     @contextlib.contextmanager
     def center(self) -> Iterator[None]:
-        """Within the ``with`` block the parameters have the values that count: those of the center."""
+        """Within the ``with`` block the parameters have the values that count: those of the center.
+
+        Statistics stay what they are: averaged when the workers met in this batch, otherwise this worker's own, which
+        fit the center better than averages that belong to the parameters of an earlier meeting.
+        """
+        self._tell_of_own_statistics()
         if self.worker.closed:
             yield
         else:
             with self.worker.center_params(timeout_s=self.timeout_s):
                 yield
+
+    def _tell_of_own_statistics(self) -> None:
+        done = self._main_loop.status["iterations_done"]
+        if self._told_of_own or self.finished or done == self._averaged_at or self._averaged_at is None:
+            return
+        if collected_statistics(self._main_loop.algorithm):
+            self._told_of_own = True
+            log.warning(
+                "rank %d: what is saved or evaluated now has the population statistics of BatchNormalization of this "
+                "worker alone, as the workers averaged theirs last after batch %d: put Checkpoint and "
+                "DataStreamMonitoring behind DistributedMonitoring, with the same triggers",
+                self.worker.global_rank,
+                self._averaged_at,
+            )
 
     # Meetings.
 
@@ -284,6 +306,7 @@ class Training:
 
     def average_statistics(self) -> None:
         """Average what is not trained but collected: BatchNormalization's population statistics."""
+        self._averaged_at = self._main_loop.status["iterations_done"]
         statistics = collected_statistics(self._main_loop.algorithm)
         if not statistics:
             return
