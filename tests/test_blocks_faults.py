@@ -219,6 +219,18 @@ def test_a_period_that_never_comes_is_told(run_blocks):
     assert "nothing was synchronized in 3 batches" in outcome.logs[0]
 
 
+def test_a_stream_that_nobody_has_sharded_is_told(run_blocks):
+    """Once, where all workers train on the same rows; not where each has made its own."""
+    outcome = run_blocks(
+        """
+        for train in (stream(64), stream(64, seed=rank), shard_stream(stream(64))):
+            loop(network()[0], train, [ParameterSync(EASGD()), FinishAfter(after_n_batches=1)], Scale(0.0)).run()
+        """
+    ).require_success()
+    assert [log.count("the 2 workers train on the same data") for log in outcome.logs] == [1, 0]
+    assert "shard_stream(stream)" in outcome.logs[0]
+
+
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [

@@ -1,7 +1,8 @@
-"""Whether all workers have made the same stream, of which each is to take its part."""
+"""Whether all workers have the same stream, where each takes its part of it, and none trains on the whole."""
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import Counter
 from typing import Any
@@ -12,9 +13,11 @@ from fuel.schemes import BatchScheme, IndexScheme
 from platoon_base import Worker
 from platoon_base.fingerprint import fingerprint
 from platoon_plugins.blocks.chains import chain_of
-from platoon_plugins.blocks.schemes import all_schemes
+from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
 
-__all__ = ["require_same_stream"]
+__all__ = ["require_same_stream", "warn_if_not_sharded"]
+
+log = logging.getLogger(__name__)
 
 _REMEDY = (
     "Each worker takes its part of what all of them have alike, so all have to make the same stream: the same data "
@@ -51,6 +54,39 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
     calls[name] += 1
     contents = [part for link in links for part in _contents(link)]
     worker.require_same(f"{name}, call {calls[name]},", fingerprint(*contents), _REMEDY)
+
+
+def warn_if_not_sharded(stream: Any, worker: Worker, name: str, *, timeout_s: float) -> None:
+    """Tell if all workers train on the same rows; a collective call.
+
+    Parameters
+    ----------
+    stream : AbstractDataStream or None
+        That a worker trains on.
+    worker : Worker
+    name : str
+        Of the training, the same on all workers.
+    timeout_s : float
+    """
+    links = list(chain_of(stream))
+    rank, whole = worker.global_rank, all(_is_whole(link) for link in links)
+    mine = fingerprint(*(part for link in links for part in _contents(link))) if whole else f"of rank {rank} alone"
+    told, ranks = worker.sum_pairs(f"the data of {name}", {mine: (1.0, 1.0)}, timeout_s=timeout_s)
+    if told[mine][0] > 1 and len(told) == 1 and rank == ranks[0]:
+        log.warning(
+            "the %d workers train on the same data: each of them goes through all of it in every epoch; divide it "
+            "among them by shard_stream(stream)",
+            len(ranks),
+        )
+
+
+def _is_whole(link: Any) -> bool:
+    """Tell whether a link of a chain is above others, or gives rows that a scheme names and nobody has dealt out."""
+    if hasattr(link, "data_stream") or hasattr(link, "data_streams"):
+        return True
+    parts = list(all_schemes(getattr(link, "iteration_scheme", None)))
+    names_rows = any(isinstance(part, (BatchScheme, IndexScheme)) for part in parts)
+    return names_rows and not any(isinstance(part, ShardedScheme) for part in parts)
 
 
 def _kind(source: Any) -> str:

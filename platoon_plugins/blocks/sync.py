@@ -38,8 +38,15 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
     `AllReduceGradients`, the parameters are the same everywhere: their first values, and what the step rule keeps, are
     copied from the first worker.
 
+    With averaged gradients, models that have become different all the same (by another learning rate on one worker, or
+    an extension that changes parameters on some) are a `ConfigurationError` on all workers when they next meet.
+
+    Population statistics of BatchNormalization are averaged whenever workers meet. A `Checkpoint` in between saves
+    those of the first worker with the center's parameters, and says so once: put it behind `DistributedMonitoring`,
+    with the same triggers.
+
     On all workers but the first, extensions that print or write are silent. Random streams of the compiled function,
-    such as those of dropout, differ between workers.
+    such as those of dropout, and the generators of Fuel's transformers differ between workers.
 
     At the end of training workers wait for one another, if the others end too. A worker that ends alone leaves the
     job, as does one with an exception, and the others go on; `StopTogether` makes them end together, which averaged
