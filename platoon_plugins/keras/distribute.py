@@ -13,7 +13,7 @@ from platoon_base.rules import Rule
 from platoon_base.schedule import STOP_POLICIES, EveryN
 from platoon_base.sharding import shard_seed
 from platoon_base.shared_parameters import ON_NONFINITE
-from platoon_plugins.keras import backends
+from platoon_plugins.keras import backends, seeds
 from platoon_plugins.keras.callbacks import hooks_into_batches, in_center, make_first, make_last, saves_in_mid_epoch
 from platoon_plugins.keras.training import Training
 
@@ -108,7 +108,7 @@ def distribute(
     leader = worker.global_rank == 0
     if not leader:
         callbacks = [callback for callback in callbacks if not _writes(callback)]
-        backend.seed_early(shard_seed(worker.seed, worker.global_rank))
+        backend.seed_early(shard_seed(worker.seed + seeds.fits(), worker.global_rank))
     for callback in callbacks:
         if not leader and hasattr(callback, "verbose"):
             callback.verbose = 0

@@ -100,11 +100,10 @@ class Training:
         if worker.shares:
             _sharing.add(worker)
         self._random_state = seeds.state(), self._backend.random_state()
-        if worker.global_rank:
-            self._backend.seed(seeds.vary(worker.global_rank))
-            if not hasattr(self._model, _VARIED):
-                self._backend.vary_noise(self._model, worker.global_rank)
-                setattr(self._model, _VARIED, True)
+        self._backend.seed(seeds.vary(worker.global_rank))
+        if worker.global_rank and not hasattr(self._model, _VARIED):
+            self._backend.vary_noise(self._model, worker.global_rank)
+            setattr(self._model, _VARIED, True)
         self._fitting = True
 
     def _let_go_of_earlier(self) -> None:
@@ -259,8 +258,8 @@ class Training:
         _sharing.discard(self._worker)
         self._data = None
         plain, own = self._random_state
-        seeds.restore(plain)
-        self._backend.restore_random_state(own, self._worker.seed)
+        seeds.go_on(plain)
+        self._backend.restore_random_state(own, self._worker.seed + seeds.fits())
         self._fitting = False
 
     def center(self) -> contextlib.AbstractContextManager[None]:

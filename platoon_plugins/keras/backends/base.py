@@ -107,14 +107,14 @@ class Backend(Protocol):
         """Seed the generator that shuffles data, where ``fit`` asks it before it calls its first callback."""
 
     def seed(self, seed: int) -> None:
-        """Seed the back end's own generator, where it shuffles data."""
+        """Seed the back end's own generators, which shuffle data and draw noise without a seed."""
 
     def random_state(self) -> Any:
-        """Return where that generator stands."""
+        """Return where those generators stand."""
         return None
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """Let it go on there, or from a seed that all workers have."""
+        """Let them go on one step behind that, for other numbers in the next fit, or from a seed that all have."""
 
     def attach(self, model: Any) -> None:
         """Make sure, within an epoch, that the variables hold the present values and that writes to them count."""

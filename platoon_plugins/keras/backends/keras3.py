@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+from keras.src.backend.common import global_state
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
@@ -16,6 +17,7 @@ from platoon_plugins.keras.gradients import GradientAverage
 __all__ = ["Keras3", "Keras3Metrics", "KerasVariable"]
 
 Array = np.ndarray[Any, Any]
+_GLOBAL_GENERATOR = "global_seed_generator"
 
 
 class KerasVariable:
@@ -145,6 +147,29 @@ class Keras3(Backend):
                 state = np.array(keras.ops.convert_to_numpy(variable))
                 state[0] = shard_seed(int(state[0]), rank) % 2**31
                 variable.assign(state)
+
+    def seed(self, seed: int) -> None:
+        """See `Backend.seed`: keras.random draws from one generator of Keras where it is given none.
+
+        If that is not there yet, Python's generator will seed it.
+        """
+        generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
+        if generator is not None:
+            generator.state.assign(np.array([seed % 2**31, 0]))
+
+    def random_state(self) -> Any:
+        """See `Backend.random_state`."""
+        generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
+        return None if generator is None else np.array(keras.ops.convert_to_numpy(generator.state))
+
+    def restore_random_state(self, state: Any, common_seed: int) -> None:
+        """See `Backend.restore_random_state`."""
+        if state is None:
+            global_state.set_global_attribute(_GLOBAL_GENERATOR, None)
+        else:
+            generator = global_state.get_global_attribute(_GLOBAL_GENERATOR)
+            generator.state.assign(state)
+            generator.next()
 
     def initial_epoch(self, model: Any) -> int:
         """See `Backend.initial_epoch`: BackupAndRestore leaves it in the model."""

@@ -52,7 +52,8 @@ class _TensorFlow(Keras3):
         tf.random.set_seed(seed)
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """See `Backend.restore_random_state`: nothing tells the seed there was."""
+        """See `Backend.restore_random_state`: nothing tells the seed that TensorFlow had."""
+        super().restore_random_state(state, common_seed)
         tf.random.set_seed(common_seed)
 
     def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:

@@ -48,15 +48,22 @@ class _Torch(Keras3):
 
     def seed(self, seed: int) -> None:
         """See `Backend.seed`: torch shuffles, and draws the masks of Dropout."""
+        super().seed(seed)
         torch.manual_seed(seed)
 
     def random_state(self) -> Any:
         """See `Backend.random_state`."""
-        return torch.get_rng_state()
+        on_gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
+        return super().random_state(), torch.get_rng_state(), on_gpus
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
         """See `Backend.restore_random_state`."""
-        torch.set_rng_state(state)
+        of_keras, on_host, on_gpus = state
+        super().restore_random_state(of_keras, common_seed)
+        torch.set_rng_state(on_host)
+        torch.rand(())
+        if on_gpus:
+            torch.cuda.set_rng_state_all(on_gpus)
 
     def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
         """See `Keras3.averaged`."""
