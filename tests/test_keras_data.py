@@ -20,6 +20,7 @@ from platoon_plugins.keras import (
     LearningRateWarmup,
     distribute,
     scale_learning_rate,
+    scale_schedule,
     seeds,
     shard,
 )
@@ -403,6 +404,45 @@ def test_alone_the_warmup_leaves_the_rate(solo_worker):
     model.fit(*_data(), epochs=2, verbose=0, callbacks=[LearningRateWarmup(0.1, worker=solo_worker)])
     lr = model.optimizer.lr if KERAS_2 else model.optimizer.learning_rate
     assert float(keras.backend.get_value(lr) if KERAS_2 else keras.ops.convert_to_numpy(lr)) == pytest.approx(0.1)
+
+
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no schedules: run it in .venv-keras3 (make test)")
+def test_a_scaled_schedule_ends_at_the_same_epoch(tmp_path):
+    worker = places(4)[0]
+    schedules = keras.optimizers.schedules
+    for plain in (
+        schedules.PolynomialDecay(0.5, decay_steps=80, end_learning_rate=0.1),
+        schedules.CosineDecay(0.1, 100, warmup_target=0.3, warmup_steps=20),
+        schedules.PiecewiseConstantDecay([8, 40], [0.3, 0.2, 0.1]),
+    ):
+        scaled = scale_schedule(plain, worker=worker)
+        for step in (0, 1, 2, 9, 19, 25):
+            assert float(scaled(step)) == pytest.approx(float(plain(4 * step)), rel=1e-6)
+        assert scaled.get_config() == plain.get_config()
+        with pytest.raises(ConfigurationError, match="scale it once"):
+            scale_schedule(scaled, worker=worker)
+
+    plain = schedules.PolynomialDecay(0.5, decay_steps=40, end_learning_rate=0.1)
+    model = _model(keras.optimizers.SGD(scale_schedule(plain, worker=worker)))
+    model.fit(*_data(), batch_size=10, epochs=2, verbose=0)  # 8 steps, that stand for 32
+    rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+    assert rate == pytest.approx(0.5 - 0.4 * 32 / 40)
+    model.save(tmp_path / "model.keras")
+    code = (
+        "import sys; sys.modules['platoon_plugins'] = None; import keras;"
+        "o = keras.models.load_model(sys.argv[1]).optimizer;"
+        "assert type(o._learning_rate) is keras.optimizers.schedules.PolynomialDecay, o._learning_rate;"
+        "assert abs(float(keras.ops.convert_to_numpy(o.learning_rate)) - (0.5 - 0.4 * 8 / 40)) < 1e-6"
+    )
+    subprocess.run([sys.executable, "-c", code, tmp_path / "model.keras"], check=True, timeout=200)
+
+
+def test_what_is_no_schedule_is_not_scaled(solo_worker):
+    with pytest.raises(ConfigurationError, match="multiply the argument" if KERAS_2 else "scale_learning_rate"):
+        scale_schedule(0.1, worker=solo_worker)
+    if not KERAS_2:
+        plain = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+        assert scale_schedule(plain, worker=solo_worker) is plain
 
 
 # Devices.

@@ -7,7 +7,7 @@ compat.apply()  # before Keras is imported, by this package or by the script
 from platoon_plugins.keras.common_start import broadcast_variables  # noqa: E402
 from platoon_plugins.keras.data import shard  # noqa: E402
 from platoon_plugins.keras.distribute import distribute  # noqa: E402
-from platoon_plugins.keras.learning_rate import LearningRateWarmup, scale_learning_rate  # noqa: E402
+from platoon_plugins.keras.learning_rate import LearningRateWarmup, scale_learning_rate, scale_schedule  # noqa: E402
 from platoon_plugins.keras.optimizer import DistributedOptimizer  # noqa: E402
 
 __all__ = [
@@ -18,5 +18,6 @@ __all__ = [
     "broadcast_variables",
     "distribute",
     "scale_learning_rate",
+    "scale_schedule",
     "shard",
 ]

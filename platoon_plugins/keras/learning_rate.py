@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import keras
@@ -10,7 +11,7 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras import backends
 
-__all__ = ["LearningRateWarmup", "scale_learning_rate"]
+__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule"]
 
 
 def scale_learning_rate(learning_rate: float, *, worker: Worker | None = None) -> float:
@@ -23,6 +24,61 @@ def scale_learning_rate(learning_rate: float, *, worker: Worker | None = None) -
     if callable(learning_rate):
         raise ConfigurationError(f"got {learning_rate!r}: pass a number, such as the schedule's initial learning rate")
     return learning_rate * (connect() if worker is None else worker).global_size
+
+
+def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
+    """Let a schedule that was written for one process end at the same epoch on N workers.
+
+    ::
+
+        lr(k) := schedule(N k)        for k, the steps of this worker
+
+    An optimizer counts the steps of its own worker, and in an epoch these are N times fewer than those of one process
+    with the same batch size. (Nothing is to be scaled where steps are counted by batches N times as large.)
+
+    Parameters
+    ----------
+    schedule : keras.optimizers.schedules.LearningRateSchedule
+        Its learning rates stay as they are; see `scale_learning_rate` for those.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    LearningRateSchedule
+        A copy; in a job of one, what was given. A model is saved with the plain schedule, and so loads without this
+        package; compile it anew with a scaled one to train it on by N workers.
+
+    Examples
+    --------
+    >>> decay = keras.optimizers.schedules.CosineDecay(0.1, decay_steps=50 * 1000)   # doctest: +SKIP
+    >>> model.compile(DistributedOptimizer(keras.optimizers.SGD(scale_schedule(decay))))  # doctest: +SKIP
+    """
+    if not hasattr(keras.optimizers, "schedules"):
+        raise ConfigurationError(
+            "Keras 2 has no LearningRateSchedule: a LearningRateScheduler counts epochs and needs no scaling; multiply "
+            "the argument `decay` of an optimizer by connect().global_size"
+        )
+    base: Any = type(schedule)
+    if not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        raise ConfigurationError(
+            f"got {schedule!r}: pass a LearningRateSchedule; a number is scaled by scale_learning_rate, and callbacks "
+            "that count epochs need no scaling"
+        )
+    if hasattr(base, "steps_scaled_by"):
+        raise ConfigurationError("got a schedule that is scaled already: scale it once")
+    size = (connect() if worker is None else worker).global_size
+    if size == 1:
+        return schedule
+
+    def call(self: Any, step: Any) -> Any:
+        return base.__call__(self, step * size)
+
+    # Keras writes the class that an object names as its own into a saved model: the plain one.
+    own_class = property(lambda self: base)
+    scaled = copy.copy(schedule)
+    scaled.__class__ = type(base.__name__, (base,), {"__call__": call, "__class__": own_class, "steps_scaled_by": size})
+    return scaled
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]

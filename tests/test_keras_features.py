@@ -1,0 +1,90 @@
+"""What the optimizers and trainers of Keras 3 can do, on several workers as in one process with larger batches."""
+
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv-keras3, .venv-tf")
+
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(
+        keras.__version__.startswith("2."), reason="Keras 2 has none of this: run it in .venv-keras3 (make test)"
+    ),
+]
+
+
+@pytest.mark.slow
+def test_options_of_optimizers_and_fit_equal_one_process(run_keras):
+    """Accumulation, averages of weights, decay, schedules, class weights, an own train_step, mixed precision."""
+    run_keras(
+        """
+        x, y = data(8 * size * 8)
+        optimizers = keras.optimizers
+        decay = optimizers.schedules.PolynomialDecay(0.5, decay_steps=12, end_learning_rate=0.0)
+        backend = keras.backend.backend()
+
+        class Own(keras.Sequential):
+            if backend == "torch":
+                def train_step(self, data):
+                    inputs, targets = data
+                    self.zero_grad()
+                    loss = keras.ops.mean(keras.ops.square(self(inputs, training=True) - targets))
+                    loss.backward()
+                    weights = list(self.trainable_weights)
+                    with __import__("torch").no_grad():
+                        self.optimizer.apply([weight.value.grad for weight in weights], weights)
+                    self._loss_tracker.update_state(loss)
+                    return {"loss": self._loss_tracker.result()}
+            elif backend == "tensorflow":
+                def train_step(self, data):
+                    import tensorflow as tf
+                    inputs, targets = data
+                    with tf.GradientTape() as tape:
+                        loss = keras.ops.mean(keras.ops.square(self(inputs, training=True) - targets))
+                    self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+                    self._loss_tracker.update_state(loss)
+                    return {"loss": self._loss_tracker.result()}
+
+        def own(optimizer):
+            keras.utils.set_random_seed(5)
+            model = Own([keras.Input((6,)), L.Dense(8, activation="tanh"), L.Dense(3)])
+            model.compile(optimizer, loss="mse")
+            return model
+
+        def mixed(optimizer):
+            keras.config.set_dtype_policy("mixed_float16")
+            model = dense(optimizer=optimizer)
+            keras.config.set_dtype_policy("float32")
+            return model
+
+        sgd = lambda **options: optimizers.SGD(0.5, momentum=0.9, **options)
+        scaled = lambda: optimizers.LossScaleOptimizer(sgd(), initial_scale=2.0**8)
+        cases = {
+            "accumulation": (lambda: sgd(gradient_accumulation_steps=2), dense, {}, 1e-5),
+            "average of weights": (lambda: sgd(use_ema=True, ema_momentum=0.5), dense, {}, 1e-5),
+            "overwriting": (lambda: sgd(use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=3), dense, {}, 1e-5),
+            "weight decay": (lambda: optimizers.AdamW(0.01, weight_decay=0.1), dense, {}, 1e-5),
+            "schedule": (lambda: optimizers.SGD(decay), dense, {}, 1e-5),
+            "class weights": (sgd, dense, {"class_weight": {0: 0.5, 1: 2.0, 2: 1.0}}, 1e-5),
+            "train_step": (sgd, own, {}, 1e-5),
+            "mixed precision": (scaled, mixed, {}, 0.02),
+        }
+        for name, (optimizer, make, options, tolerance) in cases.items():
+            build = lambda optimizer, make=make: (
+                make(optimizer=optimizer) if make is dense else make(optimizer))
+            one = build(optimizer())
+            start = flat(one.get_weights())
+            options = {"shuffle": False, "verbose": 0, **options}
+            first = one.fit(x, y, batch_size=8 * size, **options).history
+            model = build(DistributedOptimizer(optimizer()))
+            ours = model.fit(*shard(x, y), batch_size=8, callbacks=distribute(), **options).history
+            difference = abs(flat(one.get_weights()) - flat(model.get_weights())).max()
+            moved = abs(flat(one.get_weights()) - start).max()
+            assert moved > 0.02 and difference < tolerance, (name, moved, difference)
+            assert abs(first["loss"][0] - ours["loss"][0]) < max(tolerance, 1e-4), (name, first, ours)
+            assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all(), name
+        """
+    ).require_success()
