@@ -13,11 +13,12 @@ is a whole one. Its arrays carry the CRC-32 sums of the zip format, and are comp
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Optional, Union
 
@@ -27,9 +28,18 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.folder_lock import FolderLock, locks_stay_on_this_host
 from platoon_base.layout import Layout, ParameterSpec
+from platoon_base.rules import Rule, settings_of
 from platoon_base.sharding import START, Position
 
-__all__ = ["FORMAT", "About", "Checkpoint", "CheckpointFolder", "read_checkpoint", "require_alike"]
+__all__ = [
+    "FORMAT",
+    "About",
+    "Checkpoint",
+    "CheckpointFolder",
+    "check_checkpoint",
+    "read_checkpoint",
+    "require_alike",
+]
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +49,7 @@ FORMAT = 1
 KEPT_FILES = 2  # the newest, and the one before, should the newest be damaged
 _NAME = re.compile(r"checkpoint-(\d{8})\.npz")
 _UNFINISHED = "unfinished-checkpoint.npz"
+_FORCE_EVERY_BYTES = 1 << 26
 
 
 class _DamagedError(ConfigurationError):
@@ -62,6 +73,8 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
         For how long it has run, all its runs together.
     rule : str
         Name of the rule's class; empty if the workers share no parameters.
+    settings : str
+        The rule with its arguments, such as ``EASGD(alpha=0.45)``; empty for a rule that does not tell them.
     parameters : list of (name, shape, dtype)
         Those of the center; entry i is the array ``center/i``.
     states : int
@@ -81,12 +94,29 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     size: int
     seconds: float
     rule: str = ""
+    settings: str = ""
     parameters: list[tuple[str, tuple[int, ...], str]] = []
     states: int = 0
     positions: dict[int, Position] = {}
     bound: bool = False
     kept: dict[int, dict[str, bytes]] = {}
     reported: dict[str, Optional[Union[int, float, str]]] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the center; only if there is one."""
+        return Layout(tuple(ParameterSpec(*spec) for spec in self.parameters))
+
+    def position(self, rank: int, size: int) -> Position:
+        """Return where a rank of a job of ``size`` workers goes on.
+
+        Workers that need each other go on together, at the earliest position of all. With another number of workers
+        than before the shards are others: then all begin the earliest epoch anew, and share the steps made.
+        """
+        launched = [self.positions.get(old, START) for old in range(self.size)]
+        if size != self.size:
+            return Position(min(p.epoch for p in launched), 0, sum(p.steps for p in launched) // size)
+        return min(launched) if self.bound else launched[rank]
 
 
 class Checkpoint(NamedTuple):
@@ -111,28 +141,38 @@ class Checkpoint(NamedTuple):
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         return cls(msgspec.structs.replace(about, parameters=specs, states=len(states)), center, states)
 
-    @property
-    def layout(self) -> Layout:
-        """The layout of the center; only if there is one."""
-        return Layout(tuple(ParameterSpec(*spec) for spec in self.about.parameters))
-
-    def position(self, rank: int, size: int) -> Position:
-        """Return where a rank of a job of ``size`` workers goes on.
-
-        Workers that need each other go on together, at the earliest position of all. With another number of workers
-        than before the shards are others: then all begin the earliest epoch anew, and share the steps made.
-        """
-        launched = [self.about.positions.get(old, START) for old in range(self.about.size)]
-        if size != self.about.size:
-            return Position(min(p.epoch for p in launched), 0, sum(p.steps for p in launched) // size)
-        return min(launched) if self.about.bound else launched[rank]
-
 
 def _arrays(checkpoint: Checkpoint) -> dict[str, Array]:
     named = {f"center/{i}": array for i, array in enumerate(checkpoint.center)}
     for k, state in enumerate(checkpoint.states):
         named.update({f"state {k}/{i}": array for i, array in enumerate(state)})
     return named
+
+
+class _SteadyFile(io.FileIO):
+    """A file that is forced to the disk while it is written: what was counted is there, and the end comes soon.
+
+    Parameters
+    ----------
+    path : Path
+    count : callable
+        Called with the number of bytes of each write.
+    """
+
+    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
+        super().__init__(path, "wb")
+        self._count = count
+        self._unforced = 0
+
+    def write(self, data: Any) -> int:
+        """Write, and wait for the disk now and then."""
+        written = super().write(data)
+        self._count(written)
+        self._unforced += written
+        if self._unforced >= _FORCE_EVERY_BYTES:
+            os.fdatasync(self.fileno())
+            self._unforced = 0
+        return written
 
 
 def _write(file: IO[bytes], checkpoint: Checkpoint) -> None:
@@ -153,10 +193,23 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     ConfigurationError
         If the file is damaged, or of another version of the format.
     """
+    about, arrays = _read(path, lambda array: array)
+    center = [arrays[f"center/{i}"] for i in range(len(about.parameters))]
+    return Checkpoint(
+        about, center, [[arrays[f"state {k}/{i}"] for i in range(len(center))] for k in range(about.states)]
+    )
+
+
+def check_checkpoint(path: str | os.PathLike[str]) -> About:
+    """Read a checkpoint as `read_checkpoint` does, and keep no array of it."""
+    return _read(path, lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape))[0]
+
+
+def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple[About, dict[str, Array]]:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
-            arrays = {name: found[name] for name in found.files}
-        about = msgspec.json.decode(arrays.pop("about").tobytes(), type=About)
+            about = msgspec.json.decode(found["about"].tobytes(), type=About)
+            arrays = {name: keep(found[name]) for name in found.files if name != "about"}
     except (OSError, MemoryError) as exc:
         raise ConfigurationError(f"the checkpoint {path} cannot be read: {exc}") from exc
     except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
@@ -167,19 +220,17 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         raise _FormatError(
             f"{path} is of format {about.format}, this version reads format {FORMAT}; use the version that wrote it"
         )
-    try:
-        center = [arrays.pop(f"center/{i}") for i in range(len(about.parameters))]
-        states = [[arrays.pop(f"state {k}/{i}") for i in range(len(center))] for k in range(about.states)]
-    except KeyError as exc:
-        raise _DamagedError(f"{path} is no whole checkpoint: it lacks {exc}; use another one") from exc
-    for values in (center, *states):
-        for (name, shape, dtype), array in zip(about.parameters, values):
+    for of in ("center", *(f"state {k}" for k in range(about.states))):
+        for i, (name, shape, dtype) in enumerate(about.parameters):
+            array = arrays.get(f"{of}/{i}")
+            if array is None:
+                raise _DamagedError(f"{path} is no whole checkpoint: it lacks '{of}/{i}'; use another one")
             if array.shape != shape or array.dtype != dtype:
                 raise _DamagedError(
                     f"{path} is no whole checkpoint: {name} is {array.dtype}{list(array.shape)} in it, and should be "
                     f"{dtype}{list(shape)}; use another one"
                 )
-    return Checkpoint(about, center, states)
+    return about, arrays
 
 
 class CheckpointFolder:
@@ -190,6 +241,11 @@ class CheckpointFolder:
     path : Path
         Made if needed.
 
+    Attributes
+    ----------
+    written_bytes : int
+        How much `save` has written, all calls together; it grows while a file is written.
+
     Raises
     ------
     ConfigurationError
@@ -198,6 +254,7 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path = path.absolute()  # workers may go to other folders
+        self.written_bytes = 0
         try:
             str(path).encode()
         except UnicodeEncodeError:
@@ -207,6 +264,7 @@ class CheckpointFolder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(path)
+            self._status = os.fstat(self._lock.fd)
         except BlockingIOError:
             raise ConfigurationError(
                 f"another job keeps its checkpoints in {path}: wait for its end, or name another folder"
@@ -231,8 +289,10 @@ class CheckpointFolder:
         """Return the path of a checkpoint."""
         return self.path / f"checkpoint-{number:08d}.npz"
 
-    def newest(self) -> tuple[Path, Checkpoint] | None:
-        """Read the newest checkpoint that is whole; None if there is none at all.
+    def newest(self) -> tuple[Path, About] | None:
+        """Find the newest checkpoint that is whole; None if there is none at all.
+
+        All of it is read, and none of its arrays kept.
 
         Raises
         ------
@@ -243,7 +303,7 @@ class CheckpointFolder:
         for number in reversed(self.numbers()):
             path = self.file(number)
             try:
-                checkpoint = read_checkpoint(path)
+                about = check_checkpoint(path)
             except _FormatError:
                 raise
             except ConfigurationError as exc:
@@ -254,7 +314,7 @@ class CheckpointFolder:
                 if isinstance(problem, _DamagedError):
                     with contextlib.suppress(OSError):  # it is not to count as the one before the next
                         other.rename(other.with_suffix(".damaged"))
-            return path, checkpoint
+            return path, about
         if damaged:
             problems = "; ".join(map(str, damaged.values()))
             raise ConfigurationError(
@@ -270,10 +330,11 @@ class CheckpointFolder:
         OSError
             If it could not be written; then those written before are as they were.
         """
+        self._require_there()
         numbers = self.numbers()
         path, unfinished = self.file(numbers[-1] + 1 if numbers else 1), self.path / _UNFINISHED
         try:
-            with open(unfinished, "wb") as file:
+            with io.BufferedWriter(_SteadyFile(unfinished, self._count)) as file:
                 _write(file, checkpoint)
                 file.flush()
                 os.fsync(file.fileno())
@@ -288,16 +349,43 @@ class CheckpointFolder:
                 self.file(number).unlink()
         return path
 
+    def _count(self, size_bytes: int) -> None:
+        self.written_bytes += size_bytes
+
+    def _require_there(self) -> None:
+        """Make the folder anew if somebody has removed it; raise `OSError` if another one is in its place."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self.path), self._status):
+                return
+            raise OSError(f"{self.path} is another folder than at the start: has a disk been mounted or unmounted?")
+        there = next(parent for parent in self.path.parents if parent.exists())
+        if there.stat().st_dev != self._status.st_dev:
+            raise OSError(f"{self.path} is gone, with the disk that it was on")
+        self._lock.close()
+        self.path.mkdir(parents=True)
+        self._lock = FolderLock(self.path)
+        self._status = os.fstat(self._lock.fd)
+        log.warning("somebody has removed %s, the folder of the checkpoints: it was made anew", self.path)
+
     def close(self) -> None:
         """Let other jobs use the folder; a second call does nothing."""
         self._lock.close()
 
 
-def require_alike(checkpoint: Checkpoint, layout: Layout, states: Sequence[str]) -> None:
-    """Raise unless a model with a rule that has these center states can go on from a checkpoint."""
-    layout.require_same(checkpoint.layout, "the checkpoint's")
-    if len(states) != checkpoint.about.states:
+def require_alike(about: About, layout: Layout, rule: Rule) -> None:
+    """Raise unless a model with this rule can go on from a checkpoint; say in the log if the rule has other arguments.
+
+    What the values of a center mean depends on the rule, so a rule goes on from its own checkpoints only.
+    """
+    layout.require_same(about.layout, "the checkpoint's")
+    name, states = type(rule).__name__, len(rule.center_state)
+    if (name, states) != (about.rule, about.states):
         raise ConfigurationError(
-            f"got a rule with {len(states)} buffers beside the center, the checkpoint has {checkpoint.about.states}, "
-            f"of the rule {checkpoint.about.rule}: go on with that rule"
+            f"got the rule {name} with {states} buffers beside the center, the checkpoint is of the rule {about.rule} "
+            f"with {about.states}: go on with that one; or launch without --resume, and begin with the checkpoint's "
+            'weights alone: read the arrays "center/0", "center/1" ... with numpy.load, and put them into the '
+            "parameters before they are shared"
         )
+    settings = settings_of(rule)
+    if settings and about.settings and settings != about.settings:
+        log.warning("the checkpoint is of the rule %s, from here on it is %s", about.settings, settings)

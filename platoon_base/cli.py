@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from platoon_base import __version__, bootstrap, registry
-from platoon_base.checkpoints import Checkpoint
+from platoon_base.checkpoints import About
 from platoon_base.controller import Result, Snapshot
 from platoon_base.device_warnings import LOG_MARK
 from platoon_base.devices import choose_devices, is_device_name
@@ -220,17 +220,17 @@ def _opening(places: list[str], why: str, center: str, folder: Path) -> str:
     return f"{len(places)} worker{'s' * (len(places) > 1)} on {where}{reason}{memory}, logs in {folder}"
 
 
-def _where_from(kept: Path, found: tuple[Path, Checkpoint] | None, workers: int) -> str:
+def _where_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> str:
     """Return the line of output about checkpoints: what is resumed, or where they will be."""
     if found is None:
         return f"checkpoints in {kept}, none there yet: this job begins anew"
-    path, checkpoint = found
-    places = [checkpoint.position(rank, workers) for rank in range(workers)]
+    path, about = found
+    places = [about.position(rank, workers) for rank in range(workers)]
     text = (
         f"resumed from {path}: epoch {min(p.epoch for p in places)}, {sum(p.steps for p in places)} mini-batches done"
     )
-    if workers != checkpoint.about.size:
-        text += f" by {checkpoint.about.size} workers; now {workers}, who begin that epoch anew"
+    if workers != about.size:
+        text += f" by {about.size} workers; now {workers}, who begin that epoch anew"
     return text
 
 
@@ -254,6 +254,9 @@ def _tell_result(console: Console, result: Result, workers: int, folder: Path) -
     console.print(table)
     if result.shared_nothing:
         _print(Console(stderr=True), _separate(result.shared_nothing, workers), style="bold red")
+    if result.checkpoints is not None and result.checkpoints.unsaved:
+        text = f"WARNING: the end of this job is in no checkpoint: {result.checkpoints.unsaved}"
+        console.print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
 
 def _separate(ranks: Sequence[int], workers: int) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from platoon_base.channels.base import ServerChannel
-from platoon_base.checkpointer import LONGEST_WRITE_S, Checkpointer
+from platoon_base.checkpointer import LONGEST_STANDSTILL_S, Checkpointer, Tally
 from platoon_base.checkpoints import About
 from platoon_base.control_words import ControlWords, Progress
 from platoon_base.coordinator import Coordinator, Member, Phase, Shared
@@ -25,6 +25,7 @@ __all__ = ["Controller", "Result", "Snapshot"]
 
 log = logging.getLogger(__name__)
 
+UNSAVED = 2  # the status of a job whose workers have ended well, and whose end is in no checkpoint
 _LONGEST_SLEEP_S = 1.0
 _SLEEP_WHILE_STOPPING_S = 0.05
 _RESTART_GRACE_S = 0.8  # nothing that a worker saves then is of use: all go on from the checkpoint
@@ -38,6 +39,7 @@ class Snapshot(NamedTuple):
     reported: Mapping[str, float | str]
     stop_reason: str | None
     seconds: float
+    missed_checkpoints: int = 0
 
 
 class Result(NamedTuple):
@@ -63,6 +65,8 @@ class Result(NamedTuple):
         Whether all workers are to be started again, since one that was lost cannot come again alone.
     shared_nothing : tuple of int
         Of several workers those that ended well and have neither shared parameters nor combined anything with others.
+    checkpoints : Tally or None
+        What became of the checkpoints, if there were to be any. A job whose end is not saved is no success.
     """
 
     status: int
@@ -74,11 +78,13 @@ class Result(NamedTuple):
     restarts: int = 0
     again: bool = False
     shared_nothing: tuple[int, ...] = ()
+    checkpoints: Tally | None = None
 
     def with_failures_allowed(self) -> Result:
         """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
         ended_well = any(ended.status == 0 for ended in self.exits)
-        return self._replace(status=0) if ended_well and not self.interrupted else self
+        unsaved = self.checkpoints is not None and self.checkpoints.unsaved
+        return self._replace(status=UNSAVED if unsaved else 0) if ended_well and not self.interrupted else self
 
 
 class Controller:
@@ -270,27 +276,28 @@ class Controller:
         problem = self._checkpointer.take_problem()
         if problem:
             raise ConfigurationError(problem)
-        if self._checkpointer.due(now, self._coordinator.shared is not None):
+        shared = self._coordinator.shared
+        if self._checkpointer.due(now, None if shared is None else shared.layout):
             self._save()
 
     def _save_the_end(self, signals: StopSignals) -> None:
         """Write the last checkpoint; a signal meanwhile is not forgotten, and a second one ends the wait."""
         if self._checkpointer is not None:
             self._await_checkpoint(signals)
-            if self._signals_taken < 2:
+            if self._signals_taken < 2 and not self._checkpointer.writing:
                 self._save()
                 self._await_checkpoint(signals)
-            problem = self._checkpointer.take_problem()
-            if problem:
-                raise ConfigurationError(problem)
+            self._checkpointer.give_up(
+                f"it was not written to {self._checkpointer.folder}, which got no further for {LONGEST_STANDSTILL_S:g} "
+                "s or until a second signal came: does the disk still answer? The one before it is still there"
+            )
         self._take_signals(signals.take())
 
     def _await_checkpoint(self, signals: StopSignals) -> None:
-        deadline = time.monotonic() + LONGEST_WRITE_S
         while self._checkpointer is not None and self._checkpointer.writing and self._signals_taken < 2:
             self._take_signals(signals.take(_SLEEP_WHILE_STOPPING_S))
-            if time.monotonic() > deadline:
-                raise PlatoonError(self._checkpointer.too_slow)
+            if self._checkpointer.stands_still(time.monotonic()):
+                return
 
     def _save(self) -> None:
         """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
@@ -310,6 +317,7 @@ class Controller:
             size=coordinator.size,
             seconds=self._seconds_before + time.monotonic() - self._began,
             rule=shared.rule if shared is not None else "",
+            settings=shared.settings if shared is not None else "",
             positions={rank: self._words.position(rank) for rank in coordinator.members},
             bound=coordinator.bound,
             kept={rank: member.kept for rank, member in coordinator.members.items() if member.kept},
@@ -322,9 +330,14 @@ class Controller:
         self._next_look = now + self._observe_every_s
         members = list(self._coordinator.members.values())
         progress = {member.rank: self._words.progress(member.rank) for member in members}
+        coordinator, tally = self._coordinator, self._tally or Tally()
         self._observer(
-            Snapshot(members, progress, self._coordinator.reported, self._coordinator.stop_reason, now - self._began)
+            Snapshot(members, progress, coordinator.reported, coordinator.stop_reason, now - self._began, tally.missed)
         )
+
+    @property
+    def _tally(self) -> Tally | None:
+        return None if self._checkpointer is None else self._checkpointer.tally
 
     def _result(self) -> Result:
         status = max((ended.status for ended in self._exits), default=0)
@@ -336,6 +349,11 @@ class Controller:
         interrupted = self._signal is not None
         none_ended_well = all(ended.status for ended in self._exits)
         again = not interrupted and (self._all_again or (self._all_again is False and none_ended_well))
+        tally = self._tally
+        if tally is not None and tally.unsaved:
+            status = status or UNSAVED
+        if self._checkpointer is not None and self._checkpointer.writing:
+            again = False  # another run would write to the same file
         return Result(
             status,
             seconds,
@@ -346,6 +364,7 @@ class Controller:
             self._restarts,
             bool(again),
             self._shared_nothing(),
+            tally,
         )
 
     def _shared_nothing(self) -> tuple[int, ...]:

@@ -105,10 +105,11 @@ class AnswerUser(NamedTuple):
 
 
 class Shared(NamedTuple):
-    """What the workers share: the layout of their parameters, and the name of the rule."""
+    """What the workers share: the layout of their parameters, and the rule by its name and with its arguments."""
 
     layout: Layout
     rule: str
+    settings: str
 
 
 class CenterDropped(NamedTuple):
@@ -131,6 +132,7 @@ class _Waiting:
 class _Center:
     layout: Layout
     rule: str
+    settings: str
     place: str
     creator: int
     ready: bool = False
@@ -217,7 +219,8 @@ class Coordinator:
     def shared(self) -> Shared | None:
         """What the workers share, once the center is there."""
         center = self._center
-        return Shared(center.layout, center.rule) if center is not None and center.ready else None
+        ready = center is not None and center.ready
+        return Shared(center.layout, center.rule, center.settings) if center is not None and ready else None
 
     def tick(self, now: float) -> list[Action]:
         """Refuse the waits whose deadline has passed."""
@@ -260,9 +263,8 @@ class Coordinator:
             return [_refuse(asker, "ConfigurationError", f"{text}: there is nothing left for it to do")]
         center = self._center
         if center is None or (center.creator == member.rank and not center.ready and not center.waiting):
-            self._center = _Center(
-                layout, request.rule, request.place, creator=member.rank
-            )  # also after a failure to create it
+            # Also after a failure to create it.
+            self._center = _Center(layout, request.rule, request.settings, request.place, creator=member.rank)
             return [self._create(asker)]
         try:
             layout.require_same(center.layout)

@@ -15,6 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from platoon_base.checkpointer import Tally
 from platoon_base.control_words import Progress
 from platoon_base.controller import Result, Snapshot
 from platoon_base.coordinator import Member, Phase
@@ -100,7 +101,7 @@ def _table(snapshot: Snapshot) -> Table:
 
 def _total(snapshot: Snapshot) -> str:
     state = f"stopping: {snapshot.stop_reason}" if snapshot.stop_reason else f"{snapshot.seconds:.0f} s"
-    return f"total  {state}  {_number(_total_rate(snapshot), '.1f')} batches/s  {_values(snapshot.reported)}"
+    return f"total  {state}  {_number(_total_rate(snapshot), '.1f')} batches/s  {_values(snapshot)}"
 
 
 def _cells(member: Member, progress: Progress) -> list[str]:
@@ -131,10 +132,12 @@ def cut(text: str, characters: int) -> str:
     return text if len(text) <= characters else f"{text[:characters]}..."
 
 
-def _values(reported: Mapping[str, float | str]) -> str:
-    shown = (
-        f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {cut(str(v), _VALUE_CHARACTERS)}" for k, v in reported.items()
-    )
+def _values(snapshot: Snapshot) -> str:
+    shown = [f"CHECKPOINTS MISSED {snapshot.missed_checkpoints}"] if snapshot.missed_checkpoints else []
+    for name, value in snapshot.reported.items():
+        shown.append(
+            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {cut(str(value), _VALUE_CHARACTERS)}"
+        )
     return cut("  ".join(shown), _LINE_CHARACTERS)
 
 
@@ -143,7 +146,7 @@ def _plain(snapshot: Snapshot) -> str:
     for member in snapshot.members:
         _, state, epoch, rate, loss, share = _cells(member, snapshot.progress[member.rank])
         workers.append(f"worker {member.rank}: {state} epoch {epoch} {rate} batches/s loss {loss} sync {share}")
-    return " | ".join([*workers, f"total: {_values(snapshot.reported) or '-'}"])
+    return " | ".join([*workers, f"total: {_values(snapshot) or '-'}"])
 
 
 def summary(result: Result, workers: int) -> dict[str, Any]:
@@ -155,8 +158,16 @@ def summary(result: Result, workers: int) -> dict[str, Any]:
         "stopped_by": result.stopped_by,
         "restarts": result.restarts,
         "shared_nothing": list(result.shared_nothing),
+        **_of_checkpoints(result.checkpoints),
         "status": result.status,
     }
+
+
+def _of_checkpoints(tally: Tally | None) -> dict[str, Any]:
+    if tally is None:
+        return {}
+    found = {"checkpoints": tally.written, "checkpoints_missed": tally.missed}
+    return {**found, "not_saved": tally.unsaved} if tally.unsaved else found
 
 
 def write_summary(path: Path, values: Mapping[str, Any]) -> None:

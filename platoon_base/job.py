@@ -11,24 +11,23 @@ import importlib
 import logging
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from platoon_base import messages as msg
 from platoon_base.centers import shards
-from platoon_base.centers.base import CenterFactory
+from platoon_base.centers.base import CenterFactory, Readable
 from platoon_base.centers.host import HostCenters
+from platoon_base.centers.mirror import WatchedDirectory
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.keys import new_keys
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.checkpointer import Checkpointer, Saving
-from platoon_base.checkpoints import Checkpoint, read_checkpoint
+from platoon_base.checkpoints import About, read_checkpoint
 from platoon_base.collectives.base import Collective
 from platoon_base.collectives.group import CollectiveFactory, Membership
 from platoon_base.collectives.host import HostCollective
@@ -37,7 +36,7 @@ from platoon_base.control_words import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS,
 from platoon_base.controller import Controller, Result, Snapshot
 from platoon_base.coordinator import MAX_WORKERS, Coordinator
 from platoon_base.dispatch import UserHandler
-from platoon_base.errors import BackendUnavailableError, CollectiveTimeoutError, ConfigurationError
+from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.layout import Layout
 from platoon_base.limits import require_descriptors
 from platoon_base.parameters import Parameters
@@ -62,8 +61,6 @@ log = logging.getLogger(__name__)
 
 _HELLO_TIMEOUT_S = 60.0
 _SPIN_S = 150e-6
-# Synchronizations counted already may still be queued on a device; then their workers have to come by to mirror it.
-_SETTLE_S, _MIRROR_S, _LOOK_S = 0.5, 10.0, 0.005
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4  # for ZeroMQ, shared memory and logs; per worker a connection and a process
 _current: Worker | None = None
 _current_pid = 0
@@ -181,37 +178,15 @@ def _enter(
     )
 
 
-def _read_center(files: JobFiles, layout: Layout, may_wait: bool) -> tuple[list[Any], list[list[Any]]]:
-    """Copy the center for a checkpoint; one on devices as its mirror has it."""
+def _watch_center(files: JobFiles, layout: Layout) -> Readable:
+    """Open the center for the controller; one on devices by its mirror."""
     if files.place == "device":
-        segment = Segment.attach(files.center)
+        segment = Segment.attach(files.center, populate=False)
         directory = shards.Directory.of(segment, layout)
         if directory is not None:
-            try:
-                _await_mirror(directory, may_wait)
-                values = [np.empty(spec.shape, spec.dtype) for spec in layout.specs]
-                directory.read_values(values)
-            finally:
-                directory.close()
-            return values, []
+            return WatchedDirectory(directory, layout)
         segment.close()
-    return HostCenters(files.center).snapshot(layout)
-
-
-def _await_mirror(directory: Any, may_wait: bool) -> None:
-    """Wait until a center on devices has been mirrored anew, unless all its owners have left."""
-    if directory.has_mirror(shards.FINAL):
-        return
-    if not may_wait:
-        raise CollectiveTimeoutError(
-            "a center on devices is mirrored on the host by workers who do not wait themselves"
-        )
-    time.sleep(_SETTLE_S)
-    number, deadline = directory.want_mirror(), time.monotonic() + _MIRROR_S
-    while not directory.has_mirror(number):
-        if time.monotonic() > deadline:
-            raise CollectiveTimeoutError(f"no worker on a device has synchronized for {_MIRROR_S:g} s")
-        time.sleep(_LOOK_S)
+    return HostCenters(files.center).watch(layout)
 
 
 def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: Parameters, rule: Rule) -> CenterFactory:
@@ -304,7 +279,7 @@ def host_job(
     observe_every_s: float = 0.5,
     max_restarts: int = 0,
     saving: Saving | None = None,
-    resume: tuple[Path, Checkpoint] | None = None,
+    resume: tuple[Path, About] | None = None,
     listen: str = "",
     grace_s: float = GRACE_S,
 ) -> Iterator[Job]:
@@ -323,7 +298,7 @@ def host_job(
         raise ConfigurationError(f"got seed {seed}: random generators take seeds from 0 to 2**63 - 1")
     require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
     with contextlib.ExitStack() as stack:
-        file, checkpoint = resume if resume is not None else ("", None)
+        file, about = resume if resume is not None else ("", None)
         files = JobFiles.create(size, center, str(file))
         stack.callback(files.lock().close)
         stack.callback(files.remove)
@@ -331,7 +306,7 @@ def host_job(
         segment.try_lock(CONTROLLER_LOCK)
         words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=True)
         stack.callback(words.let_go)
-        coordinator = Coordinator(size, seed) if checkpoint is None else _resumed(checkpoint, size)
+        coordinator = Coordinator(size, seed) if about is None else _resumed(about, size)
         for rank, member in coordinator.members.items():
             words.start_row(rank, member.resume_at)
         server_keys, keys = new_keys() if listen else (None, None)
@@ -340,6 +315,11 @@ def host_job(
         if listen:
             files = msgspec.structs.replace(files, endpoint=server.address, keys=keys)
             files.write()
+        checkpointer = None
+        if saving is not None:
+            resumed = about is not None and bool(about.parameters)
+            checkpointer = Checkpointer(saving, lambda layout: _watch_center(files, layout), resumed)
+            stack.callback(checkpointer.close)
         stack.enter_context(default_sigchld())
         children = Children()
         stack.callback(children.kill)
@@ -353,26 +333,20 @@ def host_job(
             observer=observer,
             observe_every_s=observe_every_s,
             max_restarts=max_restarts,
-            checkpointer=None if saving is None else _checkpointer(saving, files, checkpoint),
-            seconds_before=0.0 if checkpoint is None else checkpoint.about.seconds,
+            checkpointer=checkpointer,
+            seconds_before=0.0 if about is None else about.seconds,
             grace_s=grace_s,
         )
         yield Job(files, children, controller)
 
 
-def _checkpointer(saving: Saving, files: JobFiles, resumed: Checkpoint | None) -> Checkpointer:
-    has_center = resumed is not None and bool(resumed.center)
-    return Checkpointer(saving, lambda layout, may_wait: _read_center(files, layout, may_wait), has_center)
-
-
-def _resumed(checkpoint: Checkpoint, size: int) -> Coordinator:
-    about = checkpoint.about
+def _resumed(about: About, size: int) -> Coordinator:
     coordinator = Coordinator(size, about.seed)
     coordinator.take_up(
-        positions={rank: checkpoint.position(rank, size) for rank in range(size)},
+        positions={rank: about.position(rank, size) for rank in range(size)},
         kept=about.kept,
         reported={name: value for name, value in about.reported.items() if value is not None},
-        has_center=bool(checkpoint.center),
+        has_center=bool(about.parameters),
     )
     return coordinator
 

@@ -9,8 +9,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from platoon_base.checkpointer import Saving
-from platoon_base.checkpoints import Checkpoint, CheckpointFolder
+from platoon_base.checkpointer import Saving, Tally
+from platoon_base.checkpoints import About, CheckpointFolder
 from platoon_base.controller import Result, Snapshot
 from platoon_base.devices import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
@@ -50,7 +50,7 @@ def require_runnable(program: Program, devices: Sequence[str]) -> None:
 
 def open_checkpoints(
     folder: Path, every_s: float | None, resume: bool, seed: int | None
-) -> tuple[Saving, tuple[Path, Checkpoint] | None]:
+) -> tuple[Saving, tuple[Path, About] | None]:
     """Open a folder of checkpoints to write to; to ``resume``, also read the newest that is whole, if there is any.
 
     Raises
@@ -67,9 +67,9 @@ def open_checkpoints(
         raise ConfigurationError(
             f"there are checkpoints in {folder}: go on from them with --resume {folder}, or name another --log-dir"
         )
-    if found is not None and seed not in (None, found[1].about.seed):
+    if found is not None and seed not in (None, found[1].seed):
         raise ConfigurationError(
-            f"got --seed {seed}, {found[0]} is of seed {found[1].about.seed}: with another seed the data are in "
+            f"got --seed {seed}, {found[0]} is of seed {found[1].seed}: with another seed the data are in "
             "another order; leave --seed out"
         )
     return Saving(kept, math.inf if every_s is None else every_s), found
@@ -138,7 +138,7 @@ def launch(
     observer: Callable[[Snapshot], None] | None = None,
     max_restarts: int = 0,
     saving: Saving | None = None,
-    resume: tuple[Path, Checkpoint] | None = None,
+    resume: tuple[Path, About] | None = None,
     grace_s: float = GRACE_S,
     signals: StopSignals | None = None,
 ) -> Result:
@@ -163,7 +163,7 @@ def launch(
         How often, in all, workers that fail are started again; all of them, if one cannot come again alone.
     saving : Saving, optional
         Where and how often checkpoints are written.
-    resume : (Path, Checkpoint), optional
+    resume : (Path, About), optional
         What to go on from; its seed is the job's.
     grace_s : float
         How long workers have to end after a signal to this process before they are made to.
@@ -199,11 +199,14 @@ def launch(
                     job.start(*start)
             return job.serve(signals)
 
-    restarts, seconds = 0, 0.0
+    restarts, seconds, tally = 0, 0.0, Tally()
     while True:
         result = run(max_restarts - restarts)
         restarts += result.restarts + result.again
         seconds += result.seconds
+        if result.checkpoints is not None:
+            tally = result.checkpoints.after(tally)
+            result = result._replace(checkpoints=tally)
         if not result.again:
             return result._replace(restarts=restarts, seconds=seconds)
         log.warning("all workers are started again, restart %d of %d", restarts, max_restarts)

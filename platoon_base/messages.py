@@ -79,10 +79,15 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello"):
 
 
 class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
-    """A worker has parameters to share: ``specs`` holds (name, shape, dtype) of each, ``place`` where they meet."""
+    """A worker has parameters to share.
+
+    ``specs`` holds (name, shape, dtype) of each, ``rule`` the name of the rule's class, ``settings`` the rule with its
+    arguments, and ``place`` where the parameters meet.
+    """
 
     specs: list[tuple[str, tuple[int, ...], str]]
     rule: str
+    settings: str = ""
     place: str = "host"
 
 

@@ -9,17 +9,18 @@ one-pass form too (see `platoon_base.kernels`), which gives the same bits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["ASGD", "EASGD", "Rule"]
+__all__ = ["ASGD", "EASGD", "Rule", "settings_of"]
 
 Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
+_LONGEST_SETTINGS = 500
 
 
 class Rule(Protocol):
@@ -154,3 +155,8 @@ class ASGD:
         center += local - x_old
         local[...] = center
         x_old[...] = center
+
+
+def settings_of(rule: Rule) -> str:
+    """Return a rule with its arguments as text, such as ``EASGD(alpha=0.45)``; empty if the rule does not tell them."""
+    return repr(rule)[:_LONGEST_SETTINGS] if is_dataclass(rule) else ""

@@ -48,11 +48,13 @@ class Segment:
         The memory; lay arrays on it with `platoon_base.views.array_on`, which keeps it mapped under them.
     """
 
-    def __init__(self, name: str, fd: int, size_bytes: int) -> None:
+    def __init__(self, name: str, fd: int, size_bytes: int, populate: bool = True) -> None:
         self.name = name
         self._fd = fd
         self._pid = os.getpid()
-        self._buffer: mmap.mmap | None = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)
+        self._buffer: mmap.mmap | None = mmap.mmap(
+            fd, size_bytes, flags=mmap.MAP_SHARED | (_POPULATE if populate else 0)
+        )
 
     @classmethod
     def create(cls, name: str, size_bytes: int) -> Segment:
@@ -83,8 +85,14 @@ class Segment:
             ) from exc
 
     @classmethod
-    def attach(cls, name: str) -> Segment:
+    def attach(cls, name: str, populate: bool = True) -> Segment:
         """Map a segment that another process of this user made.
+
+        Parameters
+        ----------
+        name : str
+        populate : bool
+            Whether to enter all its pages at once, so that no later access is slow.
 
         Raises
         ------
@@ -100,7 +108,7 @@ class Segment:
             os.close(fd)
             raise ConfigurationError(f"shared memory {name} is not this user's alone; refused")
         fcntl.flock(fd, fcntl.LOCK_SH)
-        return cls(name, fd, status.st_size)
+        return cls(name, fd, status.st_size, populate)
 
     @property
     def buffer(self) -> mmap.mmap:

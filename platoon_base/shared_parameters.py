@@ -17,7 +17,7 @@ from platoon_base.control_words import ControlWords
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
-from platoon_base.rules import Rule
+from platoon_base.rules import Rule, settings_of
 from platoon_base.session import GRACE_S, Session
 
 __all__ = ["ON_NONFINITE", "ReadCheckpoint", "SharedParameters", "require_finite"]
@@ -66,7 +66,7 @@ class SharedParameters:
         """Create the center, from the checkpoint maybe, or attach to it, as the controller says; share the values."""
         layout, rule = self.parameters.layout, self._rule
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
-        request = msg.InitCenter(specs=specs, rule=type(rule).__name__, place=centers.place)
+        request = msg.InitCenter(specs=specs, rule=type(rule).__name__, settings=settings_of(rule), place=centers.place)
         role = session.ask(request, msg.CenterRole, timeout_s)
         create = role.create
         try:
@@ -87,7 +87,7 @@ class SharedParameters:
 
     def _resume(self, checkpoint: Checkpoint) -> list[list[Array]]:
         """Give the parameters the checkpoint's values; returns those of the rule's states beside the center."""
-        require_alike(checkpoint, self.parameters.layout, self._rule.center_state)
+        require_alike(checkpoint.about, self.parameters.layout, self._rule)
         arrays = self.parameters.borrow()
         for array, values in zip(arrays, checkpoint.center):
             array[...] = values

@@ -3,10 +3,12 @@
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +16,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from platoon_base.checkpoints import FORMAT, About, Checkpoint, CheckpointFolder, read_checkpoint, require_alike
+from platoon_base.checkpointer import Patience
+from platoon_base.checkpoints import (
+    FORMAT,
+    About,
+    Checkpoint,
+    CheckpointFolder,
+    check_checkpoint,
+    read_checkpoint,
+    require_alike,
+)
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.folder_lock import LOCK_FILE, locks_stay_on_this_host
 from platoon_base.layout import Layout
+from platoon_base.rules import EASGD
 from platoon_base.sharding import Position
 
 pytestmark = pytest.mark.base
@@ -45,6 +57,10 @@ def same(one, other):
     )
 
 
+def newest(folder):
+    return read_checkpoint(folder.newest()[0])
+
+
 @pytest.fixture
 def folder(tmp_path):
     kept = CheckpointFolder(tmp_path / "checkpoints")
@@ -55,9 +71,9 @@ def folder(tmp_path):
 def test_what_was_saved_is_read(folder):
     path = folder.save(make(0.5))
     assert same(read_checkpoint(path), make(0.5))
-    found, newest = folder.newest()
+    found, about = folder.newest()
     assert found == path
-    assert same(newest, make(0.5))
+    assert about == check_checkpoint(path) == make(0.5).about
 
 
 def test_plain_numpy_reads_it(folder):
@@ -81,7 +97,7 @@ def test_there_are_at_most_two(folder):
     for value in range(5):
         folder.save(make(value))
     assert folder.numbers() == [4, 5]
-    assert folder.newest()[1].center[1] == 4
+    assert newest(folder).center[1] == 4
     assert sorted(os.listdir(folder.path)) == [LOCK_FILE, "checkpoint-00000004.npz", "checkpoint-00000005.npz"]
 
 
@@ -154,9 +170,8 @@ def test_the_one_before_a_damaged_one_is_used(folder):
     folder.save(make(1))
     damaged = folder.save(make(2))
     damaged.write_bytes(damaged.read_bytes()[:500])
-    path, newest = folder.newest()
-    assert path == folder.file(1)
-    assert same(newest, make(1))
+    assert folder.newest()[0] == folder.file(1)
+    assert same(newest(folder), make(1))
     # The damaged one is out of the way: both of the next two are whole.
     assert folder.save(make(3)) == folder.file(2)
     assert folder.numbers() == [1, 2]
@@ -175,7 +190,7 @@ def test_one_of_a_newer_version_is_not_passed_over(folder):
 def test_one_that_cannot_be_read_now_is_passed_over_and_stays(folder):
     folder.save(make(1))
     folder.file(2).mkdir()
-    assert same(folder.newest()[1], make(1))
+    assert same(newest(folder), make(1))
     assert folder.file(2).exists()
 
 
@@ -273,18 +288,18 @@ def test_a_failure_leaves_the_ones_before(folder):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert sorted(os.listdir(folder.path)) == [LOCK_FILE, "checkpoint-00000001.npz"]
-    assert same(folder.newest()[1], make(1))
+    assert same(newest(folder), make(1))
 
 
 WRITER = """
 import sys
 import numpy as np
 from pathlib import Path
-from platoon_base.checkpoints import About, Checkpoint, CheckpointFolder
+from platoon_base.checkpoints import About, Checkpoint, CheckpointFolder, read_checkpoint
 from platoon_base.layout import Layout
 folder = CheckpointFolder(Path(sys.argv[1]))
 found = folder.newest()
-value = int(found[1].center[0][0]) if found else 0
+value = int(read_checkpoint(found[0]).center[0][0]) if found else 0
 while True:
     value += 1
     center = [np.full(30_000, value, "float64")]
@@ -307,7 +322,7 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_one(tmp_path):
             writer.send_signal(signal.SIGKILL)
             latest = max([latest, *map(int, writer.stdout.read().split())])
         kept = CheckpointFolder(tmp_path)
-        center = kept.newest()[1].center[0]
+        center = newest(kept).center[0]
         kept.close()
         assert (center == center[0]).all()
         assert center[0] in (latest, latest + 1)
@@ -316,13 +331,12 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_one(tmp_path):
 
 def test_where_each_rank_goes_on():
     about = About(seed=0, size=3, seconds=0.0, positions={0: Position(4, 7, 47), 1: Position(3, 9, 39)})
-    checkpoint = Checkpoint(about, [], [])
-    assert checkpoint.position(0, 3) == (4, 7, 47)
-    assert checkpoint.position(2, 3) == (0, 0, 0)
-    assert checkpoint.position(0, 2) == (0, 0, 43)
-    bound = Checkpoint(About(**{**_fields(about), "size": 2, "bound": True}), [], [])
+    assert about.position(0, 3) == (4, 7, 47)
+    assert about.position(2, 3) == (0, 0, 0)
+    assert about.position(0, 2) == (0, 0, 43)
+    bound = About(**{**_fields(about), "size": 2, "bound": True})
     assert [bound.position(rank, 2) for rank in range(2)] == [(3, 9, 39)] * 2
-    whole = Checkpoint(About(**{**_fields(about), "size": 2}), [], [])
+    whole = About(**{**_fields(about), "size": 2})
     assert [whole.position(rank, 4) for rank in range(4)] == [(3, 0, 21)] * 4
 
 
@@ -330,10 +344,86 @@ def _fields(about):
     return {name: getattr(about, name) for name in about.__struct_fields__}
 
 
+@dataclass(frozen=True)
+class SlowMo:
+    """A rule with one buffer beside the center, as that of `make`."""
+
+    rate: float = 1.0
+    center_state = ("u",)
+
+
+@dataclass(frozen=True)
+class Other(SlowMo):
+    pass
+
+
 def test_another_model_or_rule_is_refused():
     checkpoint = make()
-    require_alike(checkpoint, checkpoint.layout, ["u"])
+    about, layout = checkpoint.about, checkpoint.about.layout
+    require_alike(about, layout, SlowMo())
     with pytest.raises(LayoutMismatchError, match=r"got V float32\[3, 4\] as parameter 0, the checkpoint's is W"):
-        require_alike(checkpoint, Layout.of(checkpoint.center, ["V", "b", "none"]), ["u"])
-    with pytest.raises(ConfigurationError, match="got a rule with 0 buffers beside the center, the checkpoint has 1"):
-        require_alike(checkpoint, checkpoint.layout, [])
+        require_alike(about, Layout.of(checkpoint.center, ["V", "b", "none"]), SlowMo())
+    for rule, got in ((Other(), "Other with 1 buffers"), (EASGD(0.5), "EASGD with 0 buffers")):
+        with pytest.raises(ConfigurationError, match=f"got the rule {got}.* of the rule SlowMo .*numpy.load"):
+            require_alike(about, layout, rule)
+
+
+def test_another_argument_of_the_rule_is_said(caplog):
+    about = About(**{**_fields(make().about), "settings": "SlowMo(rate=1.0)"})
+    require_alike(about, about.layout, SlowMo(1.0))
+    assert caplog.text == ""
+    require_alike(about, about.layout, SlowMo(0.7))
+    assert "is of the rule SlowMo(rate=1.0), from here on it is SlowMo(rate=0.7)" in caplog.text
+
+
+def test_a_folder_that_was_removed_is_made_anew(folder, caplog):
+    folder.save(make(1))
+    shutil.rmtree(folder.path)
+    folder.save(make(2))
+    assert "somebody has removed" in caplog.text
+    assert same(newest(folder), make(2))
+    with pytest.raises(ConfigurationError, match="another job keeps its checkpoints"):
+        CheckpointFolder(folder.path)
+
+
+def test_another_folder_in_its_place_is_not_written_to(folder, tmp_path):
+    folder.save(make(1))
+    folder.path.rename(tmp_path / "moved")
+    folder.path.mkdir()
+    for _ in range(2):
+        with pytest.raises(OSError, match="another folder than at the start"):
+            folder.save(make(2))
+    assert os.listdir(folder.path) == []
+    folder.path.rmdir()
+    (tmp_path / "moved").rename(folder.path)
+    folder.save(make(2))
+    assert folder.numbers() == [1, 2]
+
+
+def test_bytes_are_counted_while_they_are_written(folder):
+    """What waits for the disk asks whether it gets on: more than once in a file, and with every file."""
+    center = [np.zeros(10_000_000, "float64")]
+    counts = []
+
+    class Watched(CheckpointFolder):
+        def _count(self, size_bytes):
+            super()._count(size_bytes)
+            counts.append(self.written_bytes)
+
+    folder.close()
+    watched = Watched(folder.path)
+    about = About(seed=0, size=1, seconds=0.0)
+    path = watched.save(Checkpoint.of(about, Layout.of(center), center, []))
+    watched.close()
+    assert counts[-1] >= path.stat().st_size >= 80_000_000
+    assert len(counts) > 3
+    assert max(b - a for a, b in zip(counts, counts[1:])) <= 40_000_000
+
+
+def test_what_gets_on_is_waited_for_however_long_it_takes():
+    patience = Patience(300)
+    assert not any(patience.over(now=1000 + 299 * i, progress=i) for i in range(100))
+    start = 1000 + 299 * 99
+    assert not patience.over(start + 300, 99)
+    assert patience.over(start + 301, 99)
+    assert not patience.over(start + 302, 100)

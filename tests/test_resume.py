@@ -293,6 +293,177 @@ def test_a_full_disk_is_an_error_before_the_training(platoon, write_script, smal
     assert "0.0 MB free" in done.stderr
 
 
+# Once there is a checkpoint it does what `{do}` says, trains on, and does what `{then}` says before its end.
+TROUBLE = """
+import os, shutil, sys, time
+import numpy as np
+from pathlib import Path
+from platoon_base import ASGD, connect
+from platoon_base.registry import JobFiles
+
+kept, files = Path(sys.argv[1]), JobFiles.read(os.environ["PLATOON_JOB"])
+
+def until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+def numbers():
+    return [int(path.stem[-8:]) for path in kept.glob("checkpoint-*.npz")]
+
+def fill():
+    with open(kept.parent / "filler", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)): pass
+        except OSError: pass
+
+worker = connect()
+x = np.zeros(5000)
+worker.init_shared_params([x], ASGD())
+until(numbers)
+{do}
+for _ in range(10):
+    x += 1
+    worker.progress(steps=1, epoch=1)
+    worker.sync_params()
+{then}
+"""
+
+
+@pytest.fixture
+def in_trouble(platoon, write_script, tmp_path):
+    """Run that script as one worker, and return its status, its output, the summary, and the newest center's value."""
+
+    def run(kept, do="", then="", options=()):
+        script = write_script(TROUBLE.format(do=do, then=then))
+        done = platoon(
+            "launch", "-n", 1, "--log-dir", "logs", "--summary", "s.json", "--resume", kept, *options, script, kept
+        )
+        assert (tmp_path / "s.json").exists(), done.stdout + done.stderr + (tmp_path / "logs/rank0.log").read_text()
+        found = newest(kept)
+        summary = json.loads((tmp_path / "s.json").read_text())
+        return done.returncode, done.stdout, summary, None if found is None else found.center[0].max()
+
+    return run
+
+
+@pytest.mark.parametrize("release", [False, True])
+def test_a_center_whose_name_is_gone_is_saved(in_trouble, tmp_path, release):
+    """systemd-logind's RemoveIPC removes the names of shared memory when a user logs out."""
+    then = "worker.release_shared_params()" if release else ""
+    do = "for name in (files.center, files.words): os.unlink('/dev/shm' + name)"
+    status, output, summary, value = in_trouble(tmp_path / "kept", do, then)
+    assert (status, value) == (0, 10), output
+    assert (summary["checkpoints"], summary["checkpoints_missed"]) == (2, 0)
+    assert "not_saved" not in summary
+
+
+@pytest.mark.parametrize("options", [(), ("--allow-failures",)])
+@pytest.mark.parametrize("release", [False, True])
+def test_a_job_whose_end_cannot_be_saved_is_no_success(in_trouble, small_disk, options, release):
+    then = "worker.release_shared_params()" if release else ""
+    status, output, summary, value = in_trouble(small_disk / "kept", "fill()", then, options)
+    assert (status, value) == (2, 0), output
+    assert (summary["status"], summary["checkpoints"], summary["checkpoints_missed"]) == (2, 1, 1)
+    assert "No space left on device" in summary["not_saved"]
+    assert "the end of this job is in no checkpoint: [Errno 28] No space left" in output
+
+
+def test_checkpoints_that_are_missed_meanwhile_are_counted_and_shown(in_trouble, small_disk):
+    """The disk is full for a while."""
+    do = """
+fill()
+changes = set()
+def several_tries():  # each makes a file, and removes it
+    changes.add(kept.stat().st_mtime_ns)
+    return len(changes) > 12
+until(several_tries)
+(kept.parent / "filler").unlink()
+"""
+    status, output, summary, value = in_trouble(small_disk / "kept", do, options=("--checkpoint-every", "0.02"))
+    assert (status, value) == (0, 10), output
+    assert summary["checkpoints_missed"] >= 1
+    assert "not_saved" not in summary
+    assert "1 missed by now: [Errno 28] No space left on device" in output
+    assert "CHECKPOINTS MISSED" in output
+
+
+def test_a_folder_of_checkpoints_that_is_removed_is_made_anew(in_trouble, tmp_path):
+    status, output, summary, value = in_trouble(tmp_path / "kept", "shutil.rmtree(kept)")
+    assert (status, value) == (0, 10), output
+    assert "somebody has removed" in output
+    assert summary["checkpoints_missed"] == 0
+
+
+def test_a_folder_in_whose_place_there_is_another_is_a_problem(in_trouble, tmp_path):
+    do = "kept.rename(kept.with_name('away')); kept.mkdir()"
+    status, output, summary, value = in_trouble(tmp_path / "kept", do)
+    assert (status, value) == (2, None), output
+    assert "another folder than at the start" in summary["not_saved"]
+
+
+def test_the_launcher_does_not_keep_what_it_resumes(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        import os, psutil
+        import numpy as np
+        from platoon_base import ASGD, connect
+        worker = connect()
+        own = psutil.Process(os.getppid()).memory_full_info().uss  # without what is shared with others
+        print("launcher", own, flush=True)
+        x = np.zeros(int(os.environ["NUMBERS"]))
+        worker.init_shared_params([x], ASGD())
+        assert len(x) == 1 or x[0] == 3 or not worker.resume_at.steps
+        x += 3
+        worker.progress(steps=1, epoch=1)
+        worker.sync_params()
+        """
+    )
+    used = {}
+    for numbers in (1, 30_000_000):
+        for _ in range(2):
+            done = platoon(
+                "launch",
+                "-n",
+                1,
+                "--log-dir",
+                f"logs{numbers}",
+                "--resume",
+                f"kept{numbers}",
+                script,
+                environment={"NUMBERS": str(numbers), "PLATOON_NO_PREFORK": "1"},
+            )
+            assert done.returncode == 0, done.stdout
+        lines = (tmp_path / f"logs{numbers}" / "rank0.log").read_text().split()
+        used[numbers] = int(lines[-1])
+    assert used[30_000_000] - used[1] < 100e6, "of 240 MB"
+
+
+def test_another_rule_is_refused_and_another_argument_is_said(platoon, write_script, tmp_path):
+    text = """
+        import numpy as np
+        from platoon_base import ASGD, EASGD, connect
+        worker = connect()
+        x = np.zeros(3)
+        worker.init_shared_params([x], {rule})
+        print("shared", flush=True)
+        """
+    outcomes = []
+    for rule in ("EASGD(0.5)", "ASGD()", "EASGD(0.5)", "EASGD(0.25)"):
+        script = write_script(text.format(rule=rule))
+        done = platoon("launch", "-n", 1, "--log-dir", "logs", "--resume", "kept", script)
+        log = tmp_path / "logs" / "rank0.log"
+        outcomes.append((done.returncode, log.read_text()))
+        log.unlink()
+    assert [status for status, _ in outcomes] == [0, 1, 0, 0]
+    assert "got the rule ASGD" in outcomes[1][1]
+    assert "the checkpoint is of the rule EASGD" in outcomes[1][1]
+    assert "numpy.load" in outcomes[1][1]
+    assert outcomes[2][1] == "shared\n"
+    assert "is of the rule EASGD(alpha=0.5), from here on it is EASGD(alpha=0.25)" in outcomes[3][1]
+
+
 def test_synchronous_training_goes_on_with_what_the_first_worker_put_into_the_center(platoon, write_script, tmp_path):
     script = write_script(
         """

@@ -10,7 +10,7 @@ import numpy as np
 from platoon_base.layout import Layout
 from platoon_base.rules import Rule
 
-__all__ = ["Center", "CenterFactory", "Refused"]
+__all__ = ["Center", "CenterFactory", "Readable", "Refused"]
 
 Array = np.ndarray[Any, Any]
 
@@ -77,6 +77,29 @@ class Center(Protocol):
 
     def start_from(self, values: Sequence[Array]) -> None:
         """Set the rule's state on this worker to ``values``: what the worker takes for the center as seen last."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory; a second call does nothing."""
+        ...
+
+
+class Readable(Protocol):
+    """A handle of a center for one who takes no part: the controller, which saves it."""
+
+    def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
+        """Copy the values and the rule's states.
+
+        Parameters
+        ----------
+        may_wait : bool
+            Whether to wait for workers, who do not wait for the caller then.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If a worker would have to come by, and may not be waited for, or does not come.
+        """
         ...
 
     def close(self) -> None:

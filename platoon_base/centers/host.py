@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -117,6 +118,7 @@ class HostCenter:
             _Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
         ]
         self.whole = True
+        self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
     @staticmethod
@@ -170,8 +172,12 @@ class HostCenter:
         if left:
             raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
 
-    def snapshot(self) -> tuple[list[Array], list[list[Array]]]:
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states, each stripe under its lock, so that they belong together."""
+        with self._one_thread:  # to the kernel, all threads of a process are the same holder
+            return self._snapshot()
+
+    def _snapshot(self) -> tuple[list[Array], list[list[Array]]]:
         values, *states = (
             [np.empty(spec.shape, spec.dtype) for spec in self._layout.specs] for _ in range(1 + len(self.states))
         )
@@ -334,16 +340,12 @@ class HostCenters:
         """
         return self._open(layout, len(rule.local_state), len(rule.center_state), rank)
 
-    def snapshot(self, layout: Layout) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the center's values and the rule's states; see `HostCenter.snapshot`."""
-        center = self._open(layout, 0, None, CONTROLLER)
-        try:
-            return center.snapshot()
-        finally:
-            center.close()
+    def watch(self, layout: Layout) -> HostCenter:
+        """Open the segment for the controller, see `Readable`; its memory is looked at only when it is read."""
+        return self._open(layout, 0, None, CONTROLLER)
 
     def _open(self, layout: Layout, local_states: int, center_states: int | None, rank: int) -> HostCenter:
-        segment = Segment.attach(self.name)
+        segment = Segment.attach(self.name, populate=rank != CONTROLLER)
         if len(segment.buffer) >= _HEADER.itemsize:
             header: Any = array_on(segment.buffer, (), _HEADER)
             found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
