@@ -11,7 +11,7 @@ import pytest
 from devices_here import DEVICES, WHY_NOT
 
 from platoon_base.checkpointer import Saving
-from platoon_base.checkpoints import CheckpointFolder
+from platoon_base.checkpoints import CheckpointFolder, read_checkpoint
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -337,7 +337,7 @@ def test_a_center_on_devices_is_saved_and_resumed(run_on_devices, tmp_path):
     def watch():
         while not stop.wait(0.05):
             found = folder.newest() if folder.numbers() else None
-            if found and found[1].center and all(p.steps == 31 for p in found[1].about.positions.values()):
+            if found and found[1].parameters and all(p.steps == 31 for p in found[1].positions.values()):
                 (tmp_path / "saved").touch()
                 return
 
@@ -350,7 +350,8 @@ def test_a_center_on_devices_is_saved_and_resumed(run_on_devices, tmp_path):
     (tmp_path / "rank0.log").unlink()
     (tmp_path / "rank1.log").unlink()
     found = folder.newest()
-    assert {values.min() for values in found[1].center} == {values.max() for values in found[1].center} == {62.0}
+    center = read_checkpoint(found[0]).center
+    assert {values.min() for values in center} == {values.max() for values in center} == {62.0}
     second = run_on_devices("HOLDS = False\n" + COUNTING, resume=found, saving=Saving(folder, 1000.0)).require_success()
     assert all("starts at (1, 31, 31)" in log for log in second.logs)
     assert second.reported["lowest float32 0"] == second.reported["highest float64 0"] == 80
