@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import functools
+import io
 import mmap
 import os
 import stat
@@ -50,7 +51,8 @@ class Segment:
 
     def __init__(self, name: str, fd: int, size_bytes: int, populate: bool = True) -> None:
         self.name = name
-        self._fd = fd
+        # An object, not a number: that may be another file's by the time it is used, if a thread closes this meanwhile.
+        self._file = io.FileIO(fd, closefd=False)
         self._pid = os.getpid()
         self._buffer: mmap.mmap | None = mmap.mmap(
             fd, size_bytes, flags=mmap.MAP_SHARED | (_POPULATE if populate else 0)
@@ -131,27 +133,27 @@ class Segment:
         ConfigurationError
             After `close`, which another thread or a signal handler may have called.
         """
-        fd = self._fd
-        if fd < 0:
-            raise self._closed_error()
         try:
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
         except BlockingIOError:
             return False
+        except ValueError:  # I/O operation on closed file
+            raise self._closed_error() from None
         return True
 
     def unlock(self, byte: int, count: int = 1) -> None:
         """Free the locks of one byte, or of ``count``; those that this handle does not hold stay as they are."""
-        fd = self._fd
-        if fd >= 0:  # close() has freed them all
-            fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))
+        except ValueError:
+            pass  # close() has freed them all
 
     def locked(self, byte: int) -> bool:
         """Tell whether another handle holds the lock of this byte; False after `close`, when nobody can know."""
-        fd = self._fd
-        if fd < 0:
+        try:
+            answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+        except ValueError:
             return False
-        answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
         return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
 
     def _closed_error(self) -> ConfigurationError:
@@ -160,13 +162,14 @@ class Segment:
     @property
     def closed(self) -> bool:
         """Whether `close` was called."""
-        return self._fd < 0
+        return self._file.closed
 
     def close(self) -> None:
         """Free the locks of this handle and unmap the memory, as soon as no array lies on it any more."""
         if self.closed:
             return
-        fd, self._fd = self._fd, -1
+        fd = self._file.fileno()
+        self._file.close()
         if os.getpid() != self._pid:
             return  # a forked child shares the locks with its parent, who still needs them
         buffer, self._buffer = self.buffer, None

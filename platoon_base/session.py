@@ -11,6 +11,7 @@ from platoon_base import messages as msg
 from platoon_base.channels.base import ClientChannel
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, ProtocolError, WorkerLostError
 from platoon_base.legible import to_bytes
+from platoon_base.turns import Turns
 
 __all__ = ["GRACE_S", "Session"]
 
@@ -37,12 +38,16 @@ class Session:
         self._channel = channel
         self._rank = rank
         self._row = row
+        self._turns = Turns()  # a worker waits in one collective call at a time
         self._known_lost: set[int] = set()
+        self._left = False
 
     def ask(self, request: msg.Request, expected: type[T], timeout_s: float) -> T:
         """Send a request and return its answer, of the type expected; a refusal is raised as what it says it is."""
         reply = msg.decode_reply(self._channel.request(msg.encode(request), timeout_s))
         if isinstance(reply, msg.Failure):
+            if self._left and not isinstance(request, msg.Leave):
+                raise WorkerLostError("another thread or a signal handler closed this worker's handle meanwhile")
             raise reply.to_exception()
         if not isinstance(reply, expected):
             raise ProtocolError(
@@ -59,9 +64,10 @@ class Session:
         **options: Any,
     ) -> msg.Reduced:
         """Make a collective call; ``options`` are fields of `platoon_base.messages.Reduce`."""
-        request = msg.Reduce(name=name, pairs=pairs, timeout_s=timeout_s, **options)
-        with self._seen_waiting(name), self._withdrawn_if_interrupted():
-            reply = self.ask(request, msg.Reduced, timeout_s + GRACE_S)
+        with self._turns.take(repr(name), timeout_s) as left_s:
+            request = msg.Reduce(name=name, pairs=pairs, timeout_s=left_s, **options)
+            with self._seen_waiting(name), self._withdrawn_if_interrupted():
+                reply = self.ask(request, msg.Reduced, left_s + GRACE_S)
         if set(reply.lost) - self._known_lost:
             log.warning("rank %d: %s was done without the lost ranks %s", self._rank, name, reply.lost)
             self._known_lost.update(reply.lost)
@@ -98,6 +104,7 @@ class Session:
 
     def close(self) -> None:
         """Say goodbye, if there is anybody to hear it, and close the channel."""
+        self._left = True
         try:
             self.ask(msg.Leave(), msg.Done, GRACE_S)
         except (WorkerLostError, CollectiveTimeoutError, ProtocolError) as exc:

@@ -19,6 +19,7 @@ from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules import Rule, settings_of
 from platoon_base.session import GRACE_S, Session
+from platoon_base.turns import Turns
 
 __all__ = ["ON_NONFINITE", "ReadCheckpoint", "SharedParameters", "require_finite"]
 
@@ -58,6 +59,7 @@ class SharedParameters:
         self._on_nonfinite = on_nonfinite
         self._rank = rank
         self._row = row
+        self._turns = Turns()
         self._unlink: Callable[[], None] | None = None
 
     def open_center(
@@ -98,33 +100,41 @@ class SharedParameters:
         """Put the parameters into a center just created, or take those of an existing one over."""
         if self.center is None:
             return
-        arrays = self._borrow()
-        self._require_layout(arrays)
-        if create:
-            self.center.write(arrays, True, timeout_s)
-        else:
-            self.center.read(arrays, True, timeout_s)
-            self._give_back(arrays)
-        self.center.start_from(arrays)
+        with self._turns.take("copy_to_global" if create else "copy_to_local", timeout_s) as left_s:
+            arrays = self._borrow()
+            self._require_layout(arrays)
+            if create:
+                self.center.write(arrays, True, left_s)
+            else:
+                self.center.read(arrays, True, left_s)
+                self._give_back(arrays)
+            self.center.start_from(arrays)
 
     def sync(self, synchronous: bool, timeout_s: float) -> None:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
-        arrays = self._borrow()
-        try:
-            self.sync_arrays(arrays, synchronous, timeout_s)
-        finally:
-            self._give_back(arrays)
+        if self.center is None:
+            return
+        with self._turns.take("sync_params", timeout_s) as left_s:
+            arrays = self._borrow()
+            try:
+                self._sync(self.center, arrays, synchronous, left_s)
+            finally:
+                self._give_back(arrays)
 
     def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, timeout_s: float) -> None:
         """Apply the rule to ``arrays``; see `Worker.sync_arrays`."""
         if self.center is None:
             return
+        with self._turns.take("sync_arrays", timeout_s) as left_s:
+            self._sync(self.center, arrays, synchronous, left_s)
+
+    def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, timeout_s: float) -> None:
         self._require_layout(arrays)
         began = time.perf_counter()
-        taken = arrays if self.center.on_device else [np.asarray(array, order="C") for array in arrays]
-        refused = self.center.sync(self._rule, taken, synchronous, timeout_s)
+        taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
+        refused = center.sync(self._rule, taken, synchronous, timeout_s)
         self._row["syncs"] += 1
-        if self.center.whole:
+        if center.whole:
             ControlWords.mark_synced(self._row)
         self._row["sync_seconds"] += time.perf_counter() - began
         try:
@@ -152,17 +162,20 @@ class SharedParameters:
         if self.center is None:
             yield
             return
-        arrays = self._borrow()
-        own = [array.copy() for array in arrays]
+        with self._turns.take("center_params", timeout_s):
+            own = [array.copy() for array in self._borrow()]
         try:
-            self.center.read(arrays, True, timeout_s)
-            self._give_back(arrays)
+            with self._turns.take("center_params", timeout_s) as left_s:
+                arrays = self._borrow()
+                self.center.read(arrays, True, left_s)
+                self._give_back(arrays)
             yield
         finally:
-            arrays = self._borrow()
-            for array, value in zip(arrays, own):
-                assign(array, value)
-            self._give_back(arrays)
+            with self._turns.take("center_params", timeout_s):
+                arrays = self._borrow()
+                for array, value in zip(arrays, own):
+                    assign(array, value)
+                self._give_back(arrays)
 
     def withdraw(self) -> None:
         """Let go of a center that nobody is going to open any more; who created it removes its name."""

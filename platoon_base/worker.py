@@ -150,6 +150,7 @@ class Worker:
         self._centers = centers
         self._checkpoint = checkpoint
         self._lock = lock
+        self._times_locked = 0
         self._controller_alive = controller_alive
         self._on_close = on_close
         self._next_look = 0.0
@@ -566,6 +567,8 @@ class Worker:
     def request_stop(self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Vote for the end of the job; `should_stop` tells all workers when the votes suffice.
 
+        Like `report` and `keep` it works in a signal handler too, whatever that has interrupted.
+
         Parameters
         ----------
         reason : str
@@ -595,6 +598,9 @@ class Worker:
     def lock(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take the job's advisory lock; it is freed when its holder dies.
 
+        A worker that has it already takes it once more, and frees it by as many calls of `unlock`: a signal handler may
+        take it too.
+
         Raises
         ------
         CollectiveTimeoutError
@@ -609,11 +615,14 @@ class Worker:
                 )
             time.sleep(pause)
             pause = min(2 * pause, 5e-3)
+        self._times_locked += 1
 
     def unlock(self) -> None:
-        """Free the job's advisory lock."""
+        """Free the job's advisory lock, or take back one of several calls of `lock`."""
         self._require_open()
-        self._lock.release()
+        self._times_locked = max(self._times_locked - 1, 0)
+        if not self._times_locked:
+            self._lock.release()
 
     # The end.
 

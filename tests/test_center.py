@@ -7,6 +7,7 @@ import textwrap
 
 import numpy as np
 import pytest
+from interrupting import at_instruction
 
 from platoon_base.centers import host
 from platoon_base.centers.base import Refused
@@ -107,30 +108,8 @@ def test_a_block_that_is_not_finite_stays_out_and_is_told(pair):
         np.testing.assert_array_equal(got[~bad], (begun + np.float32(0.5) * (begun + 1 - begun))[~bad])
 
 
-def interrupted_at(instruction, call):
-    """Make a call, with Ctrl-C after so many instructions of this package; tells whether it came that far."""
-    left = instruction
-
-    def count(frame, event, arg):
-        nonlocal left
-        if "platoon_base" not in frame.f_code.co_filename:
-            return None
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+def ctrl_c():
+    raise KeyboardInterrupt
 
 
 def test_ctrl_c_at_any_instruction_leaves_no_stripe_locked(centers):
@@ -139,7 +118,13 @@ def test_ctrl_c_at_any_instruction_leaves_no_stripe_locked(centers):
     center = centers.create(layout, rule, 0)
     other = centers.attach(layout, rule, 1)
     center.write(values, True, 10)
-    while interrupted_at(instruction := instruction + 1, lambda: center.sync(rule, values, True, 10)):
+    interrupted = True
+    while interrupted:
+        instruction, interrupted = instruction + 1, False
+        try:
+            at_instruction(instruction, lambda: center.sync(rule, values, True, 10), ctrl_c)
+        except KeyboardInterrupt:
+            interrupted = True
         other.sync(rule, values, True, 0)  # or it raises: a stripe is taken
         assert other.holder(0) is None
     assert instruction > 100

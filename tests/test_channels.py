@@ -5,6 +5,7 @@ import time
 
 import numpy as np
 import pytest
+from interrupting import at_instruction
 
 from platoon_base import messages as msg
 from platoon_base.channels.base import Received
@@ -14,9 +15,11 @@ from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.control_words import ControlWords
 from platoon_base.coordinator import Coordinator
 from platoon_base.dispatch import Dispatcher
-from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 
 pytestmark = pytest.mark.base
+
+CHANNELS = "platoon_base/channels"
 
 
 def new_words():
@@ -87,7 +90,12 @@ class ZmqOverTcp(Zmq):
 
 @pytest.fixture(params=[Inproc, Zmq, ZmqOverTcp])
 def backend(request, tmp_path):
-    made = request.param(Coordinator(2), lambda req, rank, info: [req, rank, info], tmp_path)
+    coordinator = Coordinator(2)
+
+    def handler(req, rank, info):
+        return [req, rank, coordinator.reported.get("handled") if req == "reported" else info]
+
+    made = request.param(coordinator, handler, tmp_path)
     yield made
     made.close()
 
@@ -171,6 +179,123 @@ def test_a_wait_ends_when_the_controller_dies(backend, clients):
     backend.die()
     thread.join()
     assert "controller" in str(raised[0])
+
+
+def test_a_signal_handler_may_ask_whatever_it_interrupts(backend, clients):
+    """After every instruction of a request the handler makes another, which works at once or right afterwards."""
+    client = clients[0]
+    join(client, 0)
+    number, step, answers = 0, 1 if isinstance(backend, Inproc) else 5, []
+
+    def handler():
+        handled.append(ask(client, msg.Report(metrics={"handled": number})))
+
+    def request():
+        answers.append(ask(client, msg.UserRequest(req="outer", info=number)))
+
+    handled = [msg.Done()]
+    while handled.pop() == msg.Done():
+        number += step
+        if not at_instruction(number, request, handler, where=CHANNELS):
+            break
+        assert answers.pop() == msg.UserReply(answer=["outer", 0, number])
+        assert ask(client, msg.UserRequest(req="reported")) == msg.UserReply(answer=["reported", 0, number])
+    assert number > 50
+
+
+def test_in_a_signal_handler_a_request_is_answered_or_refused_with_a_remedy(backend, clients):
+    client = clients[0]
+    join(client, 0)
+    number, outcomes, answers = 1, [], []
+
+    def handler():
+        try:
+            outcomes.append(ask(client, msg.UserRequest(req="inner")).answer)
+        except ConfigurationError as exc:
+            outcomes.append("make this call in the training loop" in str(exc))
+
+    def request():
+        answers.append(ask(client, msg.UserRequest(req="outer", info=number)))
+
+    while at_instruction(number, request, handler, where=CHANNELS):
+        number += 7
+        assert answers.pop().answer[:2] == ["outer", 0]
+        assert outcomes.pop() in (["inner", 0, None], True)
+
+
+def test_while_one_thread_waits_another_is_served(clients):
+    for rank, client in enumerate(clients):
+        join(client, rank)
+    reduced = []
+    waiting = threading.Thread(
+        target=lambda: reduced.append(ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=60), 60))
+    )
+    waiting.start()
+    for number in range(3):
+        assert ask(clients[0], msg.UserRequest(req="x", info=number)) == msg.UserReply(answer=["x", 0, number])
+    assert isinstance(ask(clients[1], msg.Reduce(name="r", pairs={}, timeout_s=20)), msg.Reduced)
+    waiting.join()
+    assert isinstance(reduced[0], msg.Reduced)
+
+
+def test_the_wait_for_another_thread_counts(clients):
+    join(clients[0], 0)
+    raised = []
+
+    def wait(timeout_s):
+        try:
+            ask(clients[0], msg.Reduce(name=f"within {timeout_s}", pairs={}, timeout_s=60), timeout_s)
+        except (CollectiveTimeoutError, WorkerLostError) as exc:
+            raised.append((time.monotonic(), exc))
+
+    began = time.monotonic()
+    threads = [threading.Thread(target=wait, args=(timeout_s,)) for timeout_s in (60, 0.5)]
+    for thread in threads:
+        thread.start()
+    threads[1].join()
+    ended, error = raised.pop()
+    assert isinstance(error, CollectiveTimeoutError)
+    assert ended - began < 30
+    clients[0].close()
+    threads[0].join()
+
+
+def test_who_waits_while_the_client_is_closed_is_told(clients):
+    join(clients[0], 0)
+    raised = []
+
+    def wait():
+        try:
+            ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=60), 60)
+        except WorkerLostError as exc:
+            raised.append(str(exc))
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    ask(clients[0], msg.UserRequest(req="x"))
+    clients[0].close()
+    thread.join()
+    assert "closed" in raised[0]
+
+
+def closed_at(client, number):
+    """Close a client in a signal handler in the midst of a request; returns how that ended, None if it came later."""
+    try:
+        if at_instruction(number, lambda: ask(client, msg.UserRequest(req="x")), client.close, where=CHANNELS):
+            return "an answer"
+    except WorkerLostError as exc:
+        return str(exc)
+    return None
+
+
+def test_a_signal_handler_may_close_the_client_in_the_midst_of_a_request(backend):
+    number = 1
+    while ended := closed_at(client := backend.connect(), number):
+        assert ended == "an answer" or "closed" in ended
+        number += 5
+        with pytest.raises(WorkerLostError, match="closed"):
+            client.request(b"", 1)
+    client.close()
 
 
 def test_a_closed_client_says_so(clients):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import Refused
-from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.kernels import Plan
 from platoon_base.layout import Layout, Piece
 from platoon_base.rules import Rule
@@ -208,9 +208,9 @@ class HostCenter:
 
     def close(self) -> None:
         """See `Center.close`."""
+        self._segment.close()
         self._stripes, self._local_states, self.states = [], [], []
         self._holders = np.empty(0, dtype=_HOLDER)
-        self._segment.close()
 
     def _visit(
         self, work: Callable[[_Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
@@ -221,9 +221,11 @@ class HostCenter:
         waited for if nobody has visited them since.
         """
         stuck = stuck or {}
-        count = len(self._stripes)
-        start = int(self._rank * _GOLDEN * count) % count  # elsewhere than the other ranks, however many they are
-        todo = self._stripes[start:] + self._stripes[:start]
+        stripes = self._stripes
+        if self._segment.closed:
+            raise ConfigurationError("the center is closed: nothing can be done after close()")
+        start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)  # elsewhere than the other ranks
+        todo = stripes[start:] + stripes[:start]
         if not locked:
             for stripe in todo:
                 work(stripe)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import queue
 import threading
 import time
 
+from platoon_base import messages as msg
 from platoon_base.channels.base import Received
 from platoon_base.control_words import ControlWords
 from platoon_base.coordinator import Coordinator
 from platoon_base.dispatch import Dispatcher, UserHandler
-from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 
 __all__ = ["InprocClient", "InprocHub"]
+
+_LOOK_S = 0.05
+_NEED_NO_ANSWER = (msg.Vote, msg.Report, msg.Keep, msg.Withdraw, msg.Leave)
 
 
 class InprocHub:
@@ -22,26 +27,60 @@ class InprocHub:
     def __init__(self, coordinator: Coordinator, words: ControlWords, handler: UserHandler | None = None) -> None:
         self.closed = False
         self._coordinator = coordinator
-        self._lock = threading.Lock()
+        self._todo: collections.deque[Received | None] = collections.deque()
+        self._lock = threading.RLock()
+        self._treating = False  # a request, in the thread that has the lock
+        self._peers = itertools.count()
         self._answers: dict[bytes, queue.SimpleQueue[tuple[bytes, bytes]]] = {}
         self._dispatcher = Dispatcher(coordinator, words, self._deliver, handler)
 
     def connect(self) -> InprocClient:
         """Open the channel of one more worker."""
-        with self._lock:
-            peer = len(self._answers).to_bytes(8, "little")
-            self._answers[peer] = queue.SimpleQueue()
-            return InprocClient(self, peer, self._answers[peer])
+        peer = next(self._peers).to_bytes(8, "little")
+        self._answers[peer] = queue.SimpleQueue()
+        return InprocClient(self, peer, self._answers[peer])
 
     def receive(self, received: Received) -> None:
-        """Treat one request."""
-        with self._lock:
-            self._dispatcher.receive(received, time.monotonic())
+        """Treat one request; while another is treated, whoever does so treats this one next."""
+        self._todo.append(received)
+        self._work()
 
     def tick(self) -> None:
         """Refuse the waits whose deadline has passed."""
-        with self._lock:
-            self._dispatcher.carry_out(self._coordinator.tick(time.monotonic()))
+        self._todo.append(None)
+        self._work()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether this is a signal handler that interrupted the treatment of a request: it gets no answer itself."""
+        mine = self._lock.acquire(blocking=False)
+        try:
+            return mine and self._treating
+        finally:
+            if mine:
+                self._lock.release()
+
+    def _work(self) -> None:
+        """Treat what there is, unless another thread is about it, or this one is and a signal handler interrupts it."""
+        while self._todo and self._lock.acquire(blocking=False):
+            try:
+                if self._treating:
+                    return
+                self._treating = True
+                try:
+                    while self._todo:
+                        self._treat(self._todo.popleft())
+                finally:
+                    self._treating = False
+            finally:
+                self._lock.release()
+
+    def _treat(self, received: Received | None) -> None:
+        now = time.monotonic()
+        if received is None:
+            self._dispatcher.carry_out(self._coordinator.tick(now))
+        else:
+            self._dispatcher.receive(received, now)
 
     def close(self) -> None:
         """End the job for those who still wait."""
@@ -60,6 +99,7 @@ class InprocClient:
         self._peer = peer
         self._answers = answers
         self._ids = itertools.count(1)
+        self._awaited: dict[bytes, bytes] = {}  # by whoever asked: another thread may take an answer from the queue
         self._closed = False
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
@@ -67,22 +107,52 @@ class InprocClient:
         if self._closed:
             raise WorkerLostError("this connection is closed; a worker cannot be used after close()")
         request_id = next(self._ids).to_bytes(8, "little")
+        if self._hub.interrupted:
+            return self._leave_for_later(request_id, data)
         deadline = time.monotonic() + timeout_s
+        self._awaited[request_id] = b""
+        try:
+            self._hub.receive(Received(self._peer, request_id, data))
+            while not self._awaited[request_id]:
+                if not self._take_answer(deadline):
+                    self._hub.tick()
+                    self._check(deadline, timeout_s)
+            return self._awaited[request_id]
+        finally:
+            del self._awaited[request_id]
+
+    def _take_answer(self, deadline: float) -> bool:
+        """Take an answer from the queue, for whoever it is; False if none came for a moment."""
+        try:
+            answer_id, answer = self._answers.get(timeout=max(0.0, min(_LOOK_S, deadline - time.monotonic())))
+        except queue.Empty:
+            return False
+        if answer_id in self._awaited:  # others answer requests that timed out
+            self._awaited[answer_id] = answer
+        return True
+
+    def _check(self, deadline: float, timeout_s: float) -> None:
+        """Raise if there is no use in waiting any longer."""
+        if self._closed:
+            raise WorkerLostError("this connection was closed during the request")
+        if self._hub.closed:
+            raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"no answer from the controller within {timeout_s:g} s; give a longer timeout_s"
+            )
+
+    def _leave_for_later(self, request_id: bytes, data: bytes) -> bytes:
+        """Leave a request that needs no answer to be treated as soon as the signal handler has returned."""
+        request = msg.decode_request(data)
+        if not isinstance(request, _NEED_NO_ANSWER):
+            raise ConfigurationError(
+                f"got a {type(request).__name__} request from a signal handler that has interrupted another request, "
+                "which cannot go on meanwhile: in the handler call request_stop, report or keep, or set a flag, and "
+                "make this call in the training loop"
+            )
         self._hub.receive(Received(self._peer, request_id, data))
-        while True:
-            try:
-                answer_id, answer = self._answers.get(timeout=max(0.0, min(0.05, deadline - time.monotonic())))
-            except queue.Empty:
-                self._hub.tick()
-                if self._hub.closed:
-                    raise WorkerLostError("the controller of this job is gone: stop, and start the job again") from None
-                if time.monotonic() > deadline:
-                    raise CollectiveTimeoutError(
-                        f"no answer from the controller within {timeout_s:g} s; give a longer timeout_s"
-                    ) from None
-                continue
-            if answer_id == request_id:  # others answer requests that timed out
-                return answer
+        return msg.encode(msg.Done())
 
     def close(self) -> None:
         """See `ClientChannel.close`."""

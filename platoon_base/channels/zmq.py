@@ -25,7 +25,9 @@ from platoon_base.messages import MAX_BYTES
 
 __all__ = ["ZmqClient", "ZmqServer"]
 
-_LOOK_S = 0.25  # how often a waiting client looks whether the controller still lives
+_LOOK_S = 0.25  # how often a waiting client looks whether the controller still lives, and lets other threads in
+_HAND_OVER_S = 1e-3
+_CLOSE_S = 5.0  # that requests of other threads have to end in
 _BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
 _ID_BYTES = 8
 _HANDSHAKE_S = 10.0  # who has not proved to be of the job by then is disconnected
@@ -75,7 +77,12 @@ class ZmqClient:
         _require_keys(address, keys)
         self._address = address
         self._alive = controller_alive
-        self._lock = threading.Lock()
+        # Taken for one send and one look at most, so that threads take turns; a signal handler is let in at once.
+        self._lock = threading.RLock()
+        self._inside = 0  # requests of the thread that has the lock: its own, and those of its signal handlers
+        self._queue: set[bytes] = set()  # requests that wait for the lock
+        self._awaited: dict[bytes, bytes] = {}  # answers by request; another thread may receive them
+        self._closing = False
         self._ids = itertools.count(1)
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
@@ -99,26 +106,61 @@ class ZmqClient:
     def request(self, data: bytes, timeout_s: float) -> bytes:
         """See `ClientChannel.request`; a `ProtocolError` if the controller refuses this worker's keys."""
         deadline = time.monotonic() + timeout_s
-        with self._lock:
-            if self._context.closed:
+        request_id = next(self._ids).to_bytes(_ID_BYTES, "little")
+        self._awaited[request_id] = b""
+        unsent = request_id + data
+        try:
+            while True:
+                self._queue.add(request_id)
+                with self._lock:
+                    self._queue.discard(request_id)
+                    unsent = self._take_turn(request_id, unsent, deadline, timeout_s)
+                answer = self._awaited[request_id]
+                if answer:
+                    return answer[_ID_BYTES:]
+                if self._queue:
+                    time.sleep(_HAND_OVER_S)  # or this thread would have the lock again before another wakes up
+        finally:
+            self._queue.discard(request_id)
+            del self._awaited[request_id]
+
+    def _take_turn(self, request_id: bytes, unsent: bytes, deadline: float, timeout_s: float) -> bytes:
+        """Send what is unsent and look for an answer, for a while; returns what is still unsent."""
+        self._inside += 1
+        try:
+            if self._closing:
                 raise WorkerLostError("this connection is closed; a worker cannot be used after close()")
-            request_id = next(self._ids).to_bytes(_ID_BYTES, "little")
-            while True:
-                try:
-                    self._socket.send(request_id + data)
-                    break
-                except zmq.Again:
-                    self._check(deadline - time.monotonic(), timeout_s)
-            while True:
-                remaining = deadline - time.monotonic()
+            remaining = deadline - time.monotonic()
+            if unsent and not self._send(unsent):
+                self._check(remaining, timeout_s)
+                return unsent
+            if not self._awaited[request_id]:
                 answer = self._receive(min(remaining, _LOOK_S))
                 if answer is None:
                     self._check(remaining, timeout_s)
-                elif answer.startswith(request_id):  # others answer requests that timed out
-                    return answer[_ID_BYTES:]
+                elif answer[:_ID_BYTES] in self._awaited:  # others answer requests that timed out
+                    self._awaited[answer[:_ID_BYTES]] = answer
+            return b""
+        finally:
+            self._inside -= 1
+            self._destroy_if_closing()
+
+    def _destroy_if_closing(self) -> None:
+        """Close the socket, unless this thread is within a call of it, which a signal handler has interrupted."""
+        if self._closing and not self._inside:
+            self._context.destroy(linger=0)
+
+    def _send(self, frame: bytes) -> bool:
+        try:
+            self._socket.send(frame)
+        except zmq.Again:
+            return False
+        return True
 
     def _check(self, remaining_s: float, timeout_s: float) -> None:
         """Raise if there is no use in waiting any longer."""
+        if self._closing:
+            raise WorkerLostError("this connection was closed during the request")
         if self._refusals is not None and self._refusals.poll(0):  # and it stays so: libzmq does not try again
             raise ProtocolError(
                 f"the controller at {self._address} refused this worker: it does not have the keys of that job. Start "
@@ -148,8 +190,13 @@ class ZmqClient:
             return None
 
     def close(self) -> None:
-        """See `ClientChannel.close`."""
-        self._context.destroy(linger=0)
+        """See `ClientChannel.close`; requests that still wait end with an error."""
+        self._closing = True
+        if self._lock.acquire(timeout=_CLOSE_S):
+            try:
+                self._destroy_if_closing()
+            finally:
+                self._lock.release()
 
 
 class ZmqServer:

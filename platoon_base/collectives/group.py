@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,6 +13,7 @@ from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostErro
 from platoon_base.legible import to_bytes
 from platoon_base.parameters import is_device_array
 from platoon_base.session import Session
+from platoon_base.turns import Turns
 
 __all__ = ["CollectiveFactory", "Collectives", "Membership"]
 
@@ -45,7 +45,7 @@ class Collectives:
         self._late = late
         self._host: Collective | None = None
         self._devices: dict[Any, Collective] = {}
-        self._forming = threading.RLock()
+        self._forming = Turns()  # two threads may come first
 
     def of(self, array: Any, timeout_s: float) -> Collective:
         """Return the group for this kind of array.
@@ -70,16 +70,19 @@ class Collectives:
 
     def _form_host(self, timeout_s: float) -> Collective:
         self._require_in_step()
-        with self._forming:  # two threads may come first
-            self._host = self._host or self._factory.host(timeout_s)
+        with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
+            return self._host_group(left_s)
+
+    def _host_group(self, timeout_s: float) -> Collective:
+        self._host = self._host or self._factory.host(timeout_s)
         return self._host
 
     def _form_device(self, context: Any, timeout_s: float) -> Collective:
         self._require_in_step()
-        with self._forming:
+        with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
             if context not in self._devices:
-                host = functools.partial(self._form_host, timeout_s)
-                self._devices[context] = self._factory.device(context, host, timeout_s)
+                host = functools.partial(self._host_group, left_s)
+                self._devices[context] = self._factory.device(context, host, left_s)
         return self._devices[context]
 
     def _require_in_step(self) -> None:
