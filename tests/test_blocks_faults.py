@@ -137,6 +137,10 @@ REFUSED = {
         "[ParameterSync(EASGD()), DistributedMonitoring([cost], stream(24, seed=rank))]", "Scale(0.1)",
         "IndexableDataset with features, targets, given to monitoring DistributedMonitoring, call 1, differs: rank",
     ),
+    "other training data": (
+        "[ParameterSync(EASGD())]", "Scale(0.1)", "the streams of main loop 1 differ: worker 0 a part of",
+        "network()[0]", "DataStream(data(64), iteration_scheme=ShardedScheme(SequentialScheme(64 - 8 * rank, 8)))",
+    ),
     "other rules": (
         "[ParameterSync(EASGD() if rank else ASGD())]", "Scale(0.1)", "worker 0 is at the begin, with ASGD",
     ),
@@ -145,11 +149,13 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED.values(), ids=REFUSED)
 def test_what_cannot_work_is_refused_by_every_worker(run_blocks, case):
-    extensions, rule, complaint, cost = (*case, "network()[0]")[:4]
+    defaults = ("network()[0]", "shard_stream(stream(64))")
+    extensions, rule, complaint, cost, train = (*case, *defaults[len(case) - 3 :])
     outcome = run_blocks(
         f"""
-        cost = {cost}
-        main_loop = loop(cost, shard_stream(stream(64)), [*{extensions}, FinishAfter(after_n_batches=4)], {rule})
+        from platoon_plugins.blocks import ShardedScheme
+        cost, train = {cost}, {train}
+        main_loop = loop(cost, train, [*{extensions}, FinishAfter(after_n_batches=4)], {rule})
         main_loop.run()
         """
     )

@@ -11,11 +11,12 @@ import numpy as np
 from fuel.schemes import BatchScheme, IndexScheme
 
 from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_plugins.blocks.chains import chain_of
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
 
-__all__ = ["require_same_stream", "warn_if_not_sharded"]
+__all__ = ["require_dealt_out", "require_same_stream"]
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +26,7 @@ _REMEDY = (
     "np.random.RandomState(0).permutation(rows): otherwise rows that one worker trains on would be among those that "
     "another validates on"
 )
+_PART, _WHOLE = "a part of", "all of"
 _ROWS = 16  # that are read of a data set
 _calls: weakref.WeakKeyDictionary[Worker, Counter[str]] = weakref.WeakKeyDictionary()
 
@@ -56,8 +58,8 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
     worker.require_same(f"{name}, call {calls[name]},", fingerprint(*contents), _REMEDY)
 
 
-def warn_if_not_sharded(stream: Any, worker: Worker, name: str, *, timeout_s: float) -> None:
-    """Tell if all workers train on the same rows; a collective call.
+def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: float) -> None:
+    """Raise if workers train on parts of different streams, and tell if all train on one whole; a collective call.
 
     Parameters
     ----------
@@ -67,12 +69,20 @@ def warn_if_not_sharded(stream: Any, worker: Worker, name: str, *, timeout_s: fl
     name : str
         Of the training, the same on all workers.
     timeout_s : float
+
+    Raises
+    ------
+    ConfigurationError
+        On all workers, if their parts are of different streams.
     """
-    links = list(chain_of(stream))
-    rank, whole = worker.global_rank, all(_is_whole(link) for link in links)
-    mine = fingerprint(*(part for link in links for part in _contents(link))) if whole else f"of rank {rank} alone"
-    told, ranks = worker.sum_pairs(f"the data of {name}", {mine: (1.0, 1.0)}, timeout_s=timeout_s)
-    if told[mine][0] > 1 and len(told) == 1 and rank == ranks[0]:
+    rank, mine = worker.global_rank, _what_is_read(stream)
+    told, ranks = worker.sum_pairs(f"the data of {name}", {f"{rank} {mine}": (0.0, 1.0)}, timeout_s=timeout_s)
+    read = {int(key.partition(" ")[0]): key.partition(" ")[2] for key in told}
+    parts = {other: what for other, what in read.items() if what.startswith(_PART)}
+    if len(set(parts.values())) > 1:
+        of_each = ", ".join(f"worker {other} {what}" for other, what in sorted(parts.items()))
+        raise ConfigurationError(f"the streams of {name} differ: {of_each}. {_REMEDY}")
+    if mine.startswith(_WHOLE) and len(ranks) > 1 and set(read.values()) == {mine} and rank == ranks[0]:
         log.warning(
             "the %d workers train on the same data: each of them goes through all of it in every epoch; divide it "
             "among them by shard_stream(stream)",
@@ -80,13 +90,20 @@ def warn_if_not_sharded(stream: Any, worker: Worker, name: str, *, timeout_s: fl
         )
 
 
-def _is_whole(link: Any) -> bool:
-    """Tell whether a link of a chain is above others, or gives rows that a scheme names and nobody has dealt out."""
-    if hasattr(link, "data_stream") or hasattr(link, "data_streams"):
-        return True
-    parts = list(all_schemes(getattr(link, "iteration_scheme", None)))
-    names_rows = any(isinstance(part, (BatchScheme, IndexScheme)) for part in parts)
-    return names_rows and not any(isinstance(part, ShardedScheme) for part in parts)
+def _what_is_read(stream: Any) -> str:
+    """Tell whether it is a part of what a scheme names, all of it, or something else; and of what contents."""
+    links = list(chain_of(stream))
+    contents = fingerprint(*(part for link in links for part in _contents(link)))
+    of_each_source = [
+        list(all_schemes(getattr(link, "iteration_scheme", None)))
+        for link in links
+        if not hasattr(link, "data_stream") and not hasattr(link, "data_streams")
+    ]
+    if any(isinstance(part, ShardedScheme) for parts in of_each_source for part in parts):
+        return f"{_PART} {contents}"
+    if all(any(isinstance(part, (BatchScheme, IndexScheme)) for part in parts) for parts in of_each_source):
+        return f"{_WHOLE} {contents}"
+    return "something else"
 
 
 def _kind(source: Any) -> str:
@@ -99,7 +116,7 @@ def _contents(link: Any) -> list[Any]:
     found: list[Any] = [type(link).__name__, list(link.sources)]
     rows = None
     for part in all_schemes(scheme) if scheme is not None else ():
-        found += [type(part).__name__, getattr(part, "batch_size", None)]
+        found += [type(part).__name__, *(getattr(part, name, None) for name in ("batch_size", "uneven"))]
         if isinstance(part, (BatchScheme, IndexScheme)):
             indices = np.asarray(part.indices)
             found.append(indices)

@@ -26,7 +26,7 @@ from platoon_plugins.blocks.algorithms import (
     trained_parameters,
 )
 from platoon_plugins.blocks.chains import chain_of, vary_draws
-from platoon_plugins.blocks.same_data import warn_if_not_sharded
+from platoon_plugins.blocks.same_data import require_dealt_out
 from platoon_plugins.blocks.streams import is_broadcast
 
 __all__ = ["Meeting", "Settings", "Training", "Vote"]
@@ -170,7 +170,7 @@ class Training:
         worker.meet(f"main loop {self._number}", binds=True, timeout_s=self.timeout_s)
         way = "averaged gradients" if self.averages else f"{self.settings.rule}"
         self.meet(f"the begin, with {way}, {status['iterations_done']} batches of {status['epochs_done']} epochs done")
-        warn_if_not_sharded(self._main_loop.data_stream, worker, f"main loop {self._number}", timeout_s=self.timeout_s)
+        require_dealt_out(self._main_loop.data_stream, worker, f"main loop {self._number}", timeout_s=self.timeout_s)
         self._share()
         self._require_same_model()
         # Nobody moves the center before all have taken its first values over.
