@@ -26,7 +26,7 @@ USER_LOCK = 1  # Worker.lock() and unlock()
 WORKER_LOCKS = 1024  # + rank: held while that worker takes part
 
 _HEADER = np.dtype(
-    [("magic", "S8"), ("version", "u4"), ("rows", "u4"), ("stop", "u4"), ("unused", "u4"), ("reason", "S256")],
+    [("magic", "S8"), ("version", "u4"), ("rows", "u4"), ("stop", "u4"), ("several", "u4"), ("reason", "S256")],
     align=True,
 )
 _ROW = np.dtype(
@@ -150,6 +150,15 @@ class ControlWords:
         if not self.stopping:
             self._header["reason"] = to_bytes(reason, self._header.dtype["reason"].itemsize)
             self._header["stop"] = 1
+
+    @property
+    def shared_by_several(self) -> bool:
+        """Whether any worker but the only one of a job of one has ever shared parameters."""
+        return bool(self._header["several"])
+
+    def note_several(self) -> None:
+        """Take note that several workers share parameters, from now on."""
+        self._header["several"] = 1
 
     def row(self, rank: int) -> Any:
         """Return the row of a rank, to write to by field name."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["ASGD", "EASGD", "Rule", "settings_of"]
+__all__ = ["ASGD", "EASGD", "Adopt", "Rule", "settings_of"]
 
 Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
@@ -155,6 +155,44 @@ class ASGD:
         center += local - x_old
         local[...] = center
         x_old[...] = center
+
+
+class Adopt:
+    """What takes the place of a rule while one worker is the only one of its job: it trains as if it were alone.
+
+    ::
+
+        c := x
+        x_old := x                (if the rule keeps one)
+
+    So the center is there for checkpoints and for workers that join late, with whom the rule itself takes over.
+
+    Parameters
+    ----------
+    rule : Rule
+        Whose place it takes, and whose buffers it keeps in order.
+    """
+
+    kernel: str
+    local_state: tuple[str, ...]
+    center_state: tuple[str, ...]
+
+    def __init__(self, rule: Rule) -> None:
+        self.local_state, self.center_state = rule.local_state, rule.center_state
+        self.kernel = "adopt_remembering" if rule.local_state else "adopt"
+
+    def resolved(self, size: int) -> Adopt:
+        """Return the rule itself: it has no parameter."""
+        return self
+
+    def kernel_args(self) -> tuple[float, ...]:
+        """Return ``()``."""
+        return ()
+
+    def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
+        """Apply the equations above in place."""
+        for array in (center, *local_state):
+            array[...] = local
 
 
 def settings_of(rule: Rule) -> str:

@@ -17,7 +17,7 @@ from platoon_base.control_words import ControlWords
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
-from platoon_base.rules import Rule, settings_of
+from platoon_base.rules import Adopt, Rule, settings_of
 from platoon_base.session import GRACE_S, Session
 from platoon_base.turns import Turns
 
@@ -46,10 +46,19 @@ class SharedParameters:
         For messages.
     row : structured scalar
         This worker's row of the control words, in which synchronizations are counted and timed.
+    alone : callable
+        Whether no other worker has shared these parameters so far: then they are the center, and stay as they are.
     """
 
     def __init__(
-        self, parameters: Parameters, rule: Rule, center: Center | None, on_nonfinite: str, rank: int, row: Any
+        self,
+        parameters: Parameters,
+        rule: Rule,
+        center: Center | None,
+        on_nonfinite: str,
+        rank: int,
+        row: Any,
+        alone: Callable[[], bool] = lambda: False,
     ) -> None:
         if on_nonfinite not in ON_NONFINITE:
             raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
@@ -60,6 +69,7 @@ class SharedParameters:
         self._rank = rank
         self._row = row
         self._turns = Turns()
+        self._alone = alone
         self._unlink: Callable[[], None] | None = None
 
     def open_center(
@@ -132,7 +142,9 @@ class SharedParameters:
         self._require_layout(arrays)
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
-        refused = center.sync(self._rule, taken, synchronous, timeout_s)
+        alone = self._alone()
+        rule: Any = Adopt(self._rule) if alone else self._rule
+        refused = center.sync(rule, taken, synchronous or alone, timeout_s)
         self._row["syncs"] += 1
         if center.whole:
             ControlWords.mark_synced(self._row)
@@ -146,8 +158,10 @@ class SharedParameters:
                     assign(array, values)
 
     def copy_to_local(self, timeout_s: float) -> None:
-        """Parameters := center."""
-        if self.center is not None:
+        """Parameters := center; alone, the other way round."""
+        if self._alone():
+            self.sync(True, timeout_s)
+        elif self.center is not None:
             self.start(create=False, timeout_s=timeout_s)
 
     def copy_to_global(self, timeout_s: float) -> None:
@@ -159,7 +173,7 @@ class SharedParameters:
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:
         """Within the ``with`` block the parameters have the center's values; afterwards their own again."""
-        if self.center is None:
+        if self.center is None or self._alone():
             yield
             return
         with self._turns.take("center_params", timeout_s):

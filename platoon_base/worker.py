@@ -173,6 +173,9 @@ class Worker:
         The first worker's values become the center; all others take the center's values over. After
         `release_shared_params` it may be called again, with other parameters and another rule.
 
+        In a job of one launched worker no rule changes the parameters, and what synchronizes makes them the center,
+        until another worker joins late.
+
         Parameters
         ----------
         params : list of Theano shared variable, GpuArray or ndarray
@@ -203,10 +206,15 @@ class Worker:
         if isinstance(rule, type) or not callable(getattr(rule, "resolved", None)):
             raise ConfigurationError(f"got {rule!r} as the rule: pass a rule, such as EASGD() or ASGD()")
         params = list(params) if isinstance(params, Iterator) else params
-        parameters, resolved = Parameters(params), rule.resolved(self.global_size)
+        # Alone no rule is at work: it is when a second worker has come.
+        parameters, resolved = Parameters(params), rule.resolved(max(2, self.global_size))
         warn_if_not_on_device(self.device, params)
-        shared = SharedParameters(parameters, resolved, None, on_nonfinite, self.global_rank, self._row)
+        shared = SharedParameters(
+            parameters, resolved, None, on_nonfinite, self.global_rank, self._row, self._shares_alone
+        )
         require_finite(parameters.layout, parameters.borrow())
+        if self.global_size > 1:
+            self._words.note_several()
         if self._centers is not None:
             shared.open_center(self._session, self._centers(parameters, resolved), timeout_s, self._checkpoint)
         self._shared = shared
@@ -670,6 +678,9 @@ class Worker:
         self._require_open()
         self._require_controller()
         return self._arrays.of(array, timeout_s)
+
+    def _shares_alone(self) -> bool:
+        return self.global_size == 1 and not self._words.shared_by_several
 
     def _require_shared(self) -> SharedParameters:
         self._require_open()

@@ -169,12 +169,13 @@ def words_of_one():
 
 @pytest.fixture
 def job_of_one(words_of_one):
-    """Make the only worker of a job inside this process, with a real center in shared memory."""
+    """Make the only worker left of a job inside this process, with a real center in shared memory."""
     words = words_of_one
     channel = InprocHub(Coordinator(1), words).connect()
     centers = HostCenters(f"{segment_prefix()}test{os.getpid()}-center")
     channel.request(encode(Hello(protocol=PROTOCOL, pid=os.getpid(), host="", device="cpu", rank=0)), 10)
     place = Place(rank=0, size=1, local_rank=0, local_size=1, seed=0, device="cpu")
+    words.note_several()  # so the rule is at work
     with Worker(place, channel, words, lambda *_: centers, Lock(lambda: True, lambda: None)) as worker:
         yield worker
     Segment.unlink(centers.name)

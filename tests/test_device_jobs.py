@@ -191,6 +191,34 @@ def test_no_update_is_lost_when_all_synchronize_at_once(run_on_devices, locked):
     ).require_success()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", ["EASGD()", "ASGD()"])
+def test_the_only_worker_trains_as_if_it_were_alone(run_on_devices, rule, dtype):
+    run_on_devices(
+        f"""
+        dtype = {dtype!r}
+        starts = draw(0, dtype=dtype)
+        arrays = [on_device(a) for a in starts]
+        worker.init_shared_params(arrays, {rule})
+        for step in range(4):
+            for x, array, add in zip(starts, arrays, draw(1 + step, dtype=dtype)):
+                x += add
+                array[...] = np.asarray(array) + add
+            worker.sync_params(step % 2 == 0)
+        for x, array in zip(starts, arrays):
+            assert np.array_equal(np.asarray(array), x)
+        worker.global_size = 2                # as if another had come
+        worker.copy_to_local()
+        for x, array in zip(starts, arrays):
+            assert np.array_equal(np.asarray(array), x)
+        worker.sync_params()                  # what the rule keeps is that of the last time: nothing moves
+        for x, array in zip(starts, arrays):
+            assert np.array_equal(np.asarray(array), x)
+        """,
+        workers=1,
+    ).require_success()
+
+
 @on_cuda
 def test_what_is_not_finite_stays_out_and_is_told(run_on_devices):
     run_on_devices(

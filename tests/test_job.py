@@ -12,7 +12,7 @@ from platoon_base.job import host_job
 pytestmark = pytest.mark.base
 
 
-def test_one_worker_with_easgd_follows_the_equations_step_by_step(run_job, tmp_path):
+def test_a_worker_with_easgd_follows_the_equations_step_by_step(run_job, tmp_path):
     run_job(
         """
         import sys
@@ -24,7 +24,7 @@ def test_one_worker_with_easgd_follows_the_equations_step_by_step(run_job, tmp_p
         with connect() as worker:
             worker.init_shared_params(x, EASGD(0.3))
             history = []
-            for step in range(12):
+            for step in range(12 * (worker.global_rank == 0)):
                 for array in x:
                     array -= (0.1 * rng.standard_normal(array.shape)).astype(array.dtype)
                 if step % 3 == 2:
@@ -33,9 +33,9 @@ def test_one_worker_with_easgd_follows_the_equations_step_by_step(run_job, tmp_p
                     center = [array.copy() for array in x]
                 history.append([array.copy() for array in x] + center)
         named = {f"{i}_{j}": a for i, row in enumerate(history) for j, a in enumerate(row)}
-        np.savez(sys.argv[1] + "/history.npz", **named)
-        """,
-        workers=1,
+        if named:
+            np.savez(sys.argv[1] + "/history.npz", **named)
+        """
     ).require_success()
     history = np.load(tmp_path / "history.npz")
 

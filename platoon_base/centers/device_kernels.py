@@ -18,7 +18,8 @@ __all__ = ["COLUMNS", "KERNELS", "MOST_PARAMETERS", "compile_kernel"]
 COLUMNS = 5
 MOST_PARAMETERS = 400  # of one launch: CUDA passes 4 KB of arguments
 
-KERNELS = ("easgd", "easgd_atomic", "asgd", "asgd_atomic", "pull", "push", "remember")
+_ADOPTING = ("adopt", "adopt_remembering")
+KERNELS = ("easgd", "easgd_atomic", "asgd", "asgd_atomic", *_ADOPTING, "pull", "push", "remember")
 
 _SOURCE = r"""
 typedef unsigned long long u64;
@@ -136,6 +137,7 @@ extern "C" __global__ void NAME(const Tile *tiles, const u64 *bases, u64 count, 
 # What happens to one element: X local, C center, S state, D what is added to the center atomically.
 _EASGD = "D = times(alpha, X - C); T v = C + D; if (finite_bits(v)) {{ X -= D; {keep} }} else {{ D = 0; {refuse} }}"
 _ASGD = "D = X - S; T v = C + D; if (finite_bits(v)) {{ {keep} X = v; S = v; }} else {{ D = 0; {refuse} }}"
+_ADOPT = "if (finite_bits(X)) {{ C = X; {keep} }} else {{ {refuse} }}"
 _REFUSE = "refuse(refused, flag, t, at);"
 _UPDATES = {
     "easgd": _EASGD.format(keep="C = v;", refuse=_REFUSE),
@@ -143,24 +145,27 @@ _UPDATES = {
     "asgd": _ASGD.format(keep="C = v;", refuse=_REFUSE),
     # What others add between the read and the addition, this worker sees the next time: x_old is what it has read.
     "asgd_atomic": _ASGD.format(keep="", refuse=_REFUSE),
+    "adopt": _ADOPT.format(keep="", refuse=_REFUSE),
+    "adopt_remembering": _ADOPT.format(keep="S = X;", refuse=_REFUSE),
     "pull": "X = C;",
     "push": "C = X;",
     "remember": "S = X;",
 }
-_LOCKED = {"easgd", "asgd", "push"}
+_LOCKED = {"easgd", "asgd", *_ADOPTING, "push"}
 _ADDING = {"easgd_atomic", "asgd_atomic"}
 
 
 def _flags(kernel: str) -> dict[str, int]:
     update = kernel in ("easgd", "asgd", *_ADDING)
+    keeps = kernel in ("asgd", "asgd_atomic", "adopt_remembering")
     return {
         "LOCKED": kernel in _LOCKED,
-        "NEEDS_CENTER": update or kernel == "pull",
-        "NEEDS_STATE": kernel in ("asgd", "asgd_atomic"),
+        "NEEDS_CENTER": update or kernel in (*_ADOPTING, "pull"),
+        "NEEDS_STATE": keeps,
         "ADDS": kernel in _ADDING,
         "WRITES_CENTER": kernel in _LOCKED,
         "WRITES_LOCAL": update or kernel == "pull",
-        "WRITES_STATE": kernel in ("asgd", "asgd_atomic", "remember"),
+        "WRITES_STATE": keeps or kernel == "remember",
     }
 
 
