@@ -19,6 +19,7 @@ from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules import Adopt, Rule, settings_of
 from platoon_base.session import GRACE_S, Session
+from platoon_base.standstill import Standstill
 from platoon_base.turns import Turns
 
 __all__ = ["ON_NONFINITE", "ReadCheckpoint", "SharedParameters", "require_finite"]
@@ -70,6 +71,7 @@ class SharedParameters:
         self._row = row
         self._turns = Turns()
         self._alone = alone
+        self._standstill = Standstill([spec.name for spec in parameters.layout.specs], rank)
         self._unlink: Callable[[], None] | None = None
 
     def open_center(
@@ -126,10 +128,12 @@ class SharedParameters:
             return
         with self._turns.take("sync_params", timeout_s) as left_s:
             arrays = self._borrow()
+            self._standstill.before_sync(arrays)
             try:
                 self._sync(self.center, arrays, synchronous, left_s)
             finally:
                 self._give_back(arrays)
+            self._standstill.after_sync(arrays)
 
     def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, timeout_s: float) -> None:
         """Apply the rule to ``arrays``; see `Worker.sync_arrays`."""
