@@ -81,6 +81,11 @@ def epoch_indices(
     Returns
     -------
     ndarray, shape (about n / size,), int64
+
+    Raises
+    ------
+    ConfigurationError
+        If "drop" would leave nothing of the rows that there are.
     """
     _check(rank, size)
     if seed < 0 or epoch < 0:
@@ -93,6 +98,11 @@ def epoch_indices(
     if shuffle:
         np.random.default_rng([seed, epoch]).shuffle(order)
     if uneven == "drop":
+        if 0 < n < size:
+            raise ConfigurationError(
+                f'got {n} rows for {size} workers: uneven="drop" leaves none of them; pass uneven="wrap", which uses '
+                "some twice, or launch fewer workers"
+            )
         order = order[: n - n % size]
     elif uneven == "wrap" and n:
         order = np.resize(order, -(-n // size) * size)

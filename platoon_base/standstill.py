@@ -58,4 +58,4 @@ class Standstill:
 
 
 def _checksum(array: Any) -> int:
-    return zlib.crc32(np.asarray(array, order="C").reshape(-1).view(np.uint8))
+    return zlib.crc32(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)

@@ -31,6 +31,7 @@ from platoon_base.errors import (
 from platoon_base.metrics import means
 from platoon_base.parameters import Parameters
 from platoon_base.rules import Rule
+from platoon_base.same_data import REMEDY, DataSeen
 from platoon_base.schedule import STOP_POLICIES
 from platoon_base.session import Session
 from platoon_base.sharding import START, Position, shard, shard_seed
@@ -155,6 +156,8 @@ class Worker:
         self._on_close = on_close
         self._next_look = 0.0
         self._shared: SharedParameters | None = None
+        self._sharings = 0
+        self._data_seen = DataSeen()
         self._pid = os.getpid()
         self._closed = False
 
@@ -218,6 +221,7 @@ class Worker:
         if self._centers is not None:
             shared.open_center(self._session, self._centers(parameters, resolved), timeout_s, self._checkpoint)
         self._shared = shared
+        self._sharings += 1
 
     def release_shared_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Undo `init_shared_params`: the parameters keep their values, and nothing synchronizes them any more.
@@ -244,6 +248,11 @@ class Worker:
     def shares(self) -> bool:
         """Whether there is a center to synchronize with: not in a job of one, nor before `init_shared_params`."""
         return self._shared is not None and self._shared.center is not None
+
+    @property
+    def sharing(self) -> int:
+        """Which call of `init_shared_params` holds: 1 after the first; 0 while none does."""
+        return 0 if self._shared is None else self._sharings
 
     def sync_params(self, synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Apply the rule once between the parameters and the center.
@@ -325,6 +334,29 @@ class Worker:
             If another worker has given another fingerprint under this name; only on the worker that came later.
         """
         self._session.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
+
+    def require_same_data(self, *data: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Raise if another worker divides other data, such as a random split of its own; waits for none of them.
+
+        What comes for the first time costs a message and a look at a sample of its rows, what comes again only the
+        look. Data sets of one kind of rows (dtype and shape) are counted, so all workers first pass them in the same
+        order. Nothing is compared in a job of one, nor of a worker that joined late or has left.
+
+        Parameters
+        ----------
+        *data : array or sequence
+            All the rows, not a shard.
+
+        Raises
+        ------
+        ConfigurationError
+            If it is not what another worker has passed; only on the worker that came later.
+        """
+        if self.global_size == 1 or self.late or self._closed or os.getpid() != self._pid:
+            return
+        told = self._data_seen.tell(data)
+        if told is not None:
+            self.require_same(*told, REMEDY, timeout_s=timeout_s)
 
     # Collective calls: every worker makes them, in the same order.
 
@@ -489,7 +521,14 @@ class Worker:
             iterable gives every N-th of its items.
         shuffle, epoch, uneven
             See `platoon_base.sharding.epoch_indices`; the permutation is drawn from the job's seed and ``epoch``.
+
+        Raises
+        ------
+        ConfigurationError
+            If another worker has passed other data, see `require_same_data`, or "drop" leaves no rows.
         """
+        if hasattr(data, "__len__"):
+            self.require_same_data(data)
         return shard(
             data, self.global_rank, self.global_size, shuffle=shuffle, seed=self.seed, epoch=epoch, uneven=uneven
         )

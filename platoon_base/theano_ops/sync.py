@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops.base import JobBound, JobOp, next_turn
 from platoon_base.worker import Worker
@@ -21,9 +22,15 @@ class Synchronizer(JobBound):
         self.worker = worker
         self.period = period
         self.turn = next_turn()
+        self._sharing = worker.sharing
 
     def step(self, arrays: list[Any]) -> None:
         """Count one update, and synchronize ``arrays`` in place if it is the N-th."""
+        if self.worker.sharing != self._sharing:
+            raise ConfigurationError(
+                "this function synchronizes parameters that were released: compile one without synchronization, or "
+                "wrap the updates anew and compile again"
+            )
         self.worker.progress(steps=1)
         if self.period.due():
             self.worker.sync_arrays(arrays)

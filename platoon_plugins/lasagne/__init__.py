@@ -7,6 +7,7 @@ compat.apply()  # before Lasagne is imported, by this package or by the script
 from platoon_plugins.lasagne.data import iterate_minibatches, shard  # noqa: E402
 from platoon_plugins.lasagne.evaluation import StopOnPatience, evaluate  # noqa: E402
 from platoon_plugins.lasagne.gradients import all_reduce_grads  # noqa: E402
+from platoon_plugins.lasagne.training import finish_training  # noqa: E402
 from platoon_plugins.lasagne.updates import sync_updates  # noqa: E402
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "StopOnPatience",
     "all_reduce_grads",
     "evaluate",
+    "finish_training",
     "iterate_minibatches",
     "shard",
     "sync_updates",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
-
-import numpy as np
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
+from platoon_base.sharding import take
 
-__all__ = ["iterate_minibatches", "shard"]
+__all__ = ["iterate_minibatches", "require_same_length", "shard", "split_arguments"]
 
 
 def shard(*arrays: Any, worker: Worker | None = None) -> Any:
@@ -27,32 +27,34 @@ def shard(*arrays: Any, worker: Worker | None = None) -> Any:
     ndarray, or tuple of ndarray
         As many as were given.
     """
-    _require_same_length(arrays)
+    require_same_length(arrays)
     worker = connect() if worker is None else worker
     parts = tuple(worker.shard(array) for array in arrays)
     return parts if len(parts) > 1 else parts[0]
 
 
 def iterate_minibatches(
-    inputs: Any,
-    targets: Any,
-    batchsize: int,
+    *arrays: Any,
+    batchsize: int | None = None,
     shuffle: bool = False,
-    *,
     epoch: int = 0,
     uneven: str = "keep",
     skip: int = 0,
     worker: Worker | None = None,
-) -> Iterator[tuple[Any, Any]]:
+    inputs: Any = None,
+    targets: Any = None,
+) -> Iterator[tuple[Any, ...]]:
     """Yield this worker's mini-batches of one epoch; over all workers each row comes exactly once, unless told else.
 
     Unlike the loop of Lasagne's examples the last, smaller batch is not left out.
 
     Parameters
     ----------
-    inputs, targets : ndarray of the same length
+    *arrays : ndarray, all of the same length
+        The same on every worker, all the rows, not a shard: usually inputs and targets, also masks and the like. For a
+        function that takes row numbers, ``numpy.arange(n)``.
     batchsize : int
-        Rows in a mini-batch of one worker.
+        Rows in a mini-batch of one worker. It may also stand behind the arrays, and ``shuffle`` behind it.
     shuffle : bool
         Draw a new order, common to all workers, from the job's seed and ``epoch``.
     epoch : int
@@ -66,22 +68,69 @@ def iterate_minibatches(
         a job was resumed, or a worker started again.
     worker : Worker, optional
         The default is ``connect()``.
+    inputs, targets : ndarray
+        The first and the last of the arrays, by name.
+
+    Yields
+    ------
+    tuple
+        As many rows of each array.
+
+    Raises
+    ------
+    ConfigurationError
+        If another worker has other data, such as a split of its own, or "drop" leaves no rows.
     """
-    _require_same_length((inputs, targets))
-    if batchsize < 1:
+    data, options = split_arguments(arrays, inputs, targets, batchsize=batchsize, shuffle=shuffle)
+    batchsize, shuffle = options["batchsize"], options["shuffle"]
+    count = require_same_length(data)
+    if batchsize is None or batchsize < 1:
         raise ConfigurationError(f"got batchsize={batchsize!r}: it counts rows and must be at least 1")
     if skip < 0:
         raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
     worker = connect() if worker is None else worker
-    rows = worker.shard(len(inputs), shuffle=shuffle, epoch=epoch, uneven=uneven)
+    worker.require_same_data(*data)
+    rows = worker.shard(count, shuffle=shuffle, epoch=epoch, uneven=uneven)
+    return _batches(data, rows, batchsize, skip)
+
+
+def _batches(data: Sequence[Any], rows: Any, batchsize: int, skip: int) -> Iterator[tuple[Any, ...]]:
     for start in range(batchsize * skip, len(rows), batchsize):
-        batch: np.ndarray[Any, Any] = rows[start : start + batchsize]
-        yield inputs[batch], targets[batch]
+        batch = rows[start : start + batchsize]
+        yield tuple(take(array, batch) for array in data)
 
 
-def _require_same_length(arrays: tuple[Any, ...]) -> None:
+def split_arguments(
+    positional: Sequence[Any], inputs: Any, targets: Any, **options: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Tell arrays from the options that may stand behind them, as they did when there were always two arrays.
+
+    Returns
+    -------
+    arrays : tuple
+        ``inputs`` first and ``targets`` last, if they were given by name.
+    options : dict
+        Those given, with the values of the positional ones.
+    """
+    arrays = tuple(itertools.takewhile(lambda argument: hasattr(argument, "__len__"), positional))
+    behind = positional[len(arrays) :]
+    if len(behind) > len(options):
+        raise ConfigurationError(
+            f"got {behind[len(options)]!r} behind the arrays: pass arrays, then {', '.join(options)}, the rest by name"
+        )
+    named = tuple(array for array in (inputs, targets) if array is not None)
+    arrays = (*named[: inputs is not None], *arrays, *named[inputs is not None :])
+    return arrays, {**options, **dict(zip(options, behind))}
+
+
+def require_same_length(arrays: Sequence[Any]) -> int:
+    """Return the length of all arrays; raise if they differ, or there is none."""
+    if not arrays:
+        raise ConfigurationError("got no arrays: pass those whose rows go together, such as inputs and targets")
     lengths = {len(array) for array in arrays}
     if len(lengths) != 1:
         raise ConfigurationError(
-            f"got arrays of {len(arrays)} lengths {sorted(lengths)}: inputs and targets go together row by row"
+            f"got arrays of {len(arrays)} lengths {sorted(lengths)}: inputs and targets go together row by row, so "
+            "they must be as many"
         )
+    return lengths.pop()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -10,49 +9,13 @@ import theano
 
 from platoon_base import Worker, connect
 from platoon_base.common_start import start_together
-from platoon_base.divergence import require_same_values
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
 from platoon_base.theano_ops.compressed import all_reduce_float16
+from platoon_plugins.lasagne.graph import find_statistics, shared_variables, vary_noise_once
+from platoon_plugins.lasagne.training import Training
 
-__all__ = ["all_reduce_grads", "require_same_model"]
-
-_SAME_MODEL = (
-    "averaged gradients keep parameters the same only if all workers take the same steps: give all of them the same "
-    "optimizer and learning rate, and change parameters on all of them or on none"
-)
-
-
-class _Kept:
-    """What averaged gradients keep the same on all workers.
-
-    A comparison ends the list: what is built behind it, such as the model of another fold, begins a new one.
-    """
-
-    def __init__(self) -> None:
-        self._params: list[Any] = []
-        self._compared = False
-
-    def add(self, params: Sequence[Any]) -> None:
-        self._params = [*([] if self._compared else self._params), *params]
-        self._compared = False
-
-    def compare(self, worker: Worker, timeout_s: float) -> None:
-        self._compared = True
-        values = [(f"{param} (number {i})", param.get_value()) for i, param in enumerate(self._params)]
-        require_same_values(worker, "the parameters of all_reduce_grads", values, _SAME_MODEL, timeout_s=timeout_s)
-
-
-_kept: weakref.WeakKeyDictionary[Worker, _Kept] = weakref.WeakKeyDictionary()
-
-
-def require_same_model(worker: Worker, timeout_s: float) -> None:
-    """Raise on all workers if parameters have become different that averaged gradients keep the same.
-
-    A collective call, if `all_reduce_grads` was called; of what was passed to it since the last comparison.
-    """
-    if worker in _kept:
-        _kept[worker].compare(worker, timeout_s)
+__all__ = ["all_reduce_grads"]
 
 
 def all_reduce_grads(
@@ -61,6 +24,7 @@ def all_reduce_grads(
     average: bool = True,
     *,
     wire_dtype: str | None = None,
+    statistics: Iterable[Any] = (),
     worker: Worker | None = None,
 ) -> list[Any]:
     """Return gradients that are averaged over all workers, for any function of `lasagne.updates`.
@@ -80,6 +44,9 @@ def all_reduce_grads(
     far as one device computes what the other does; `evaluate` raises if they have become different, as by other
     learning rates. A NaN or an infinity of one worker comes to all.
 
+    Running statistics are each worker's own, of its rows, until `evaluate` and `finish_training` average them. Random
+    streams in the graph, such as those of dropout, draw other numbers on each worker.
+
     Parameters
     ----------
     loss_or_grads : scalar Theano expression, or list of gradient expressions
@@ -94,6 +61,8 @@ def all_reduce_grads(
         `platoon_base.theano_ops.compressed.all_reduce_float16`; it makes two all-reduces, a large one and one of 3 %
         of its bytes. Worth it only where bytes are slow: between two processes on one CPU it takes 20 times as long.
         Compile only one function from the gradients then: what is kept changes with each call.
+    statistics : list of Theano shared variable
+        Running statistics besides those that are found: what the graph updates by itself, as BatchNormLayer does.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -124,13 +93,21 @@ def all_reduce_grads(
         raise ConfigurationError(f'got wire_dtype={wire_dtype!r}: it must be None or "float16"')
     grads = _gradients(loss_or_grads, params)
     worker = connect() if worker is None else worker
-    layout = start_together(params, worker, f"all_reduce_grads(average={bool(average)}, wire_dtype={wire_dtype!r})")
+    roots = loss_or_grads if isinstance(loss_or_grads, (list, tuple)) else [loss_or_grads]
+    used = shared_variables([*roots, *grads])
+    statistics = find_statistics(used, statistics, params)
+    layout = start_together(
+        [*params, *statistics], worker, f"all_reduce_grads(average={bool(average)}, wire_dtype={wire_dtype!r})"
+    )
     if worker.global_size == 1:
         return grads
-    _kept.setdefault(worker, _Kept()).add(params)
+    training = Training.of(worker)
+    training.add(statistics)
+    training.add_averaged(params)
+    vary_noise_once(used, worker.global_rank)
     if wire_dtype is None:
         return all_reduce(*grads, op="mean" if average else "sum", worker=worker)
-    return all_reduce_float16(grads, [spec.shape for spec in layout.specs], average, worker)
+    return all_reduce_float16(grads, [spec.shape for spec in layout.specs[: len(params)]], average, worker)
 
 
 def _shared_variables(params: Iterable[Any]) -> list[Any]:

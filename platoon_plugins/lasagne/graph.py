@@ -1,0 +1,62 @@
+"""What a graph uses besides parameters: running statistics, and the random streams of dropout and the like."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import theano
+from theano.compile import SharedVariable
+from theano.gof.graph import inputs
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.theano_ops.noise import vary_noise
+
+__all__ = ["find_statistics", "shared_variables", "vary_noise_once"]
+
+
+def shared_variables(expressions: Iterable[Any]) -> list[Any]:
+    """Return the shared variables that expressions are computed from."""
+    graphs = [expression for expression in expressions if isinstance(expression, theano.Variable)]
+    return [variable for variable in inputs(graphs) if isinstance(variable, SharedVariable)]
+
+
+def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[Any]) -> list[Any]:
+    """Return the running statistics, in the order of the graph, each once.
+
+    Parameters
+    ----------
+    used : iterable of Theano shared variable
+        Of the graph. Those are taken that a compiled function changes by itself: floats with a ``default_update``,
+        such as the mean and inv_std of Lasagne's BatchNormLayer, or rather its clones of them, on the same memory.
+    given : iterable of Theano shared variable
+        What the user named.
+    params : iterable of Theano shared variable
+        What is trained is no statistic.
+    """
+    given = list(given)
+    for variable in given:
+        if not isinstance(variable, SharedVariable) or variable.dtype not in theano.tensor.float_dtypes:
+            raise ConfigurationError(
+                f"got {variable!r} in statistics: pass shared variables of float dtypes, such as "
+                "lasagne.layers.get_all_params(network, batch_norm_stat=True)"
+            )
+    found = [v for v in used if getattr(v, "default_update", None) is not None and _is_float(v)]
+    known = {id(param.container) for param in params}
+    return [v for v in [*given, *found] if not (id(v.container) in known or known.add(id(v.container)))]  # type: ignore[func-returns-value]
+
+
+def _is_float(variable: Any) -> bool:
+    return getattr(variable, "dtype", None) in theano.tensor.float_dtypes
+
+
+def vary_noise_once(used: Iterable[Any], rank: int) -> None:
+    """Let the random streams of a graph draw other numbers than those of other ranks; a second time changes nothing."""
+    fresh = [v for v in used if not getattr(v.tag, "varied_by_rank", False)]
+    vary_noise(fresh, rank)
+    for variable in fresh:
+        if getattr(variable.tag, "is_rng", False) or isinstance(
+            variable.get_value(borrow=True, return_internal_type=True), np.random.RandomState
+        ):
+            variable.tag.varied_by_rank = True

@@ -1,0 +1,149 @@
+"""What one training of this worker is made of besides its parameters, and its end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from platoon_base import Worker, connect
+from platoon_base.divergence import require_same_values
+from platoon_base.worker import DEFAULT_TIMEOUT_S
+
+__all__ = ["Training", "finish_training"]
+
+_SAME_MODEL = (
+    "averaged gradients keep parameters the same only if all workers take the same steps: give all of them the same "
+    "optimizer and learning rate, and change parameters on all of them or on none"
+)
+
+
+class Training:
+    """What `sync_updates` and `all_reduce_grads` have found, for those who evaluate and end the training.
+
+    Attributes
+    ----------
+    statistics : list of Theano shared variable
+        Averaged over the workers when they meet: running means of batch normalization and the like.
+    shares : bool
+        Whether `sync_updates` shares parameters.
+    """
+
+    def __init__(self, late: bool) -> None:
+        self.statistics: list[Any] = []
+        self.shares = False
+        self._fresh = late  # the statistics of a worker that comes later are worth nothing before it has met the others
+        self._averaged: list[Any] = []
+        self._compared = False
+
+    @staticmethod
+    def of(worker: Worker) -> Training:
+        """Return the one that a worker is in."""
+        if worker not in _trainings:
+            _trainings[worker] = Training(worker.late)
+        return _trainings[worker]
+
+    @staticmethod
+    def forget(worker: Worker) -> None:
+        """Let go of the training that a worker was in."""
+        _trainings.pop(worker, None)
+
+    def add(self, statistics: Iterable[Any]) -> None:
+        """Take statistics in, each once."""
+        known = {id(variable.container) for variable in self.statistics}
+        self.statistics += [variable for variable in statistics if id(variable.container) not in known]
+
+    def add_averaged(self, params: list[Any]) -> None:
+        """Take in parameters whose gradients are averaged, and which are the same on all workers therefore.
+
+        A comparison ends the list: what is built behind it, such as the model of another fold, begins a new one.
+        """
+        self._averaged = [*([] if self._compared else self._averaged), *params]
+        self._compared = False
+
+    def start_statistics(self, worker: Worker, statistics: list[Any]) -> None:
+        """Give the first worker's statistics to all; one that comes later gets them when it meets the others."""
+        if worker.global_size == 1 or worker.late or not statistics:
+            return
+        first = worker.global_rank == 0
+        values = [variable.get_value() for variable in statistics]
+        mine = values if first else [np.zeros_like(value) for value in values]
+        summed = worker.sum_arrays("the first values of statistics", mine, {"first": (float(first), 1.0)})
+        if summed.pairs["first"][0]:
+            _set(statistics, summed.arrays)
+
+    def meet(self, worker: Worker, name: str, timeout_s: float) -> list[int]:
+        """Wait until every worker has come here, and average the statistics; returns the ranks that have.
+
+        A worker whose statistics are not finite takes the others' over.
+        """
+        values = [variable.get_value() for variable in self.statistics]
+        sound = not self._fresh and all(np.isfinite(value).all() for value in values)
+        mine = values if sound else [np.zeros_like(value) for value in values]
+        summed = worker.sum_arrays(name, mine, {"sound": (float(sound), 1.0)}, timeout_s=timeout_s)
+        count = summed.pairs["sound"][0]
+        if count and summed.ranks != [worker.global_rank]:
+            _set(self.statistics, [total / count for total in summed.arrays])
+        self._fresh = False
+        return summed.ranks
+
+    def require_same_model(self, worker: Worker, timeout_s: float) -> None:
+        """Raise on all workers if parameters have become different that averaged gradients keep the same.
+
+        A collective call, if `all_reduce_grads` was called; of what was passed to it since the last comparison.
+        """
+        if not self._averaged:
+            return
+        self._compared = True
+        values = [(f"{param} (number {i})", param.get_value()) for i, param in enumerate(self._averaged)]
+        require_same_values(worker, "the parameters of all_reduce_grads", values, _SAME_MODEL, timeout_s=timeout_s)
+
+
+def _set(variables: list[Any], values: list[Any]) -> None:
+    for variable, value in zip(variables, values):
+        variable.set_value(np.asarray(value, variable.dtype))
+
+
+_trainings: weakref.WeakKeyDictionary[Worker, Training] = weakref.WeakKeyDictionary()
+
+
+def finish_training(worker: Worker | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    """End a training on all workers together: the model of each has the center's parameters and averaged statistics.
+
+    All workers call it behind their loop, and then one of them saves the model. With averaged gradients the parameters
+    are the same already. What shares parameters inside functions is over: those that were compiled with `sync_updates`
+    are of no more use, and `sync_updates` may be called for the next training, such as the next fold.
+
+    Parameters
+    ----------
+    worker : Worker, optional
+        The default is ``connect()``.
+    timeout_s : float
+        Bound on each wait for the other workers.
+
+    Raises
+    ------
+    NonFiniteError
+        If this worker's parameters are not finite, see `Worker.init_shared_params`.
+    CollectiveTimeoutError
+        If some workers did not call it in time; the message names them.
+
+    Examples
+    --------
+    >>> finish_training()                                                           # doctest: +SKIP
+    >>> if connect().global_rank == 0:                                              # doctest: +SKIP
+    ...     numpy.savez("model.npz", *lasagne.layers.get_all_param_values(network))
+    """
+    worker = connect() if worker is None else worker
+    training = Training.of(worker)
+    shares = training.shares and bool(worker.sharing)
+    if shares:
+        worker.sync_params(timeout_s=timeout_s)
+    training.meet(worker, "finish_training", timeout_s)
+    training.require_same_model(worker, timeout_s)
+    if shares:
+        worker.copy_to_local(timeout_s=timeout_s)
+        worker.release_shared_params(timeout_s=timeout_s)
+    Training.forget(worker)
