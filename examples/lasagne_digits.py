@@ -2,7 +2,7 @@
 
 Start it with `platoon launch -n 2 examples/lasagne_digits.py` for two workers and asynchronous EASGD, with
 `platoon launch -n 2 examples/lasagne_digits.py --sync` for averaged gradients, or with
-`python examples/lasagne_digits.py` alone.
+`python examples/lasagne_digits.py` alone. With `--save digits.npz` the first worker saves the trained network.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from platoon_plugins.lasagne import (  # isort: skip
     StopOnPatience,
     all_reduce_grads,
     evaluate,
+    finish_training,
     iterate_minibatches,
     sync_updates,
 )
@@ -30,6 +31,7 @@ from lasagne.layers import (
     InputLayer,
     MaxPool2DLayer,
     ReshapeLayer,
+    get_all_param_values,
     get_all_params,
     get_output,
 )
@@ -55,7 +57,7 @@ def load_data():
 def build(worker, sync):
     """Compile the training function, in which the workers meet by themselves, and the validation function."""
     x, y = T.matrix("x"), T.ivector("y")
-    lasagne.random.set_rng(np.random.RandomState(worker.shard_seed))
+    lasagne.random.set_rng(np.random.RandomState(worker.seed))
     network = ReshapeLayer(InputLayer((None, 64), x), (-1, 1, 8, 8))
     network = Conv2DLayer(network, 32, 3, pad="same")
     network = MaxPool2DLayer(Conv2DLayer(network, 32, 3, pad="same"), 2)
@@ -74,15 +76,15 @@ def build(worker, sync):
 
     prediction = get_output(network, deterministic=True)
     error = T.neq(prediction.argmax(axis=1), y).mean(dtype=theano.config.floatX)
-    return train, theano.function([x, y], error)
+    return network, train, theano.function([x, y], error)
 
 
-def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None):
+def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None, save=None):
     """Train until the validation error has stopped falling; returns the summary."""
     started = time.monotonic()
     worker = connect()
     train_set, valid_set, test_set = load_data()
-    train, error = build(worker, sync)
+    network, train, error = build(worker, sync)
     worker.barrier("compiled")
     began = time.monotonic()
 
@@ -104,6 +106,7 @@ def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None):
         if stop(center):
             break
 
+    finish_training()  # the network of every worker is the center now
     result = {
         "test_accuracy": 1.0 - evaluate(error, *test_set, batch_size=180),
         "valid_error": stop.best,
@@ -111,10 +114,12 @@ def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None):
         "train_seconds": round(time.monotonic() - began, 3),
         "workers": worker.global_size,
         "seconds": round(time.monotonic() - started, 3),
-        "stopped_by": worker.stop_reason or f"epochs >= {num_epochs}",
+        "stopped_by": stop.reason or f"epochs >= {num_epochs}",
     }
     worker.report({name: result[name] for name in ("test_accuracy", "valid_error", "epochs", "train_seconds")})
     if worker.global_rank == 0:
+        if save:
+            np.savez(save, *get_all_param_values(network))
         if plot:
             draw(history, plot, "averaged gradients" if sync else "EASGD")
         if summary:
@@ -145,5 +150,6 @@ if __name__ == "__main__":
     parser.add_argument("--num-epochs", type=int, default=500)
     parser.add_argument("--sync", action="store_true", help="average gradients in each step, instead of EASGD")
     parser.add_argument("--plot", default="lasagne_digits.png", help="file for the plot; empty for none")
+    parser.add_argument("--save", help="file for the trained network, as get_all_param_values gives it")
     parser.add_argument("--summary", help="file for the summary, as JSON")
     print(json.dumps(main(**vars(parser.parse_args())), indent=2))

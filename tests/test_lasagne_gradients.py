@@ -179,11 +179,9 @@ for average in (True, False):
     averaged = all_reduce_grads(inputs, params, average, wire_dtype="float16")
     assert [g.type for g in averaged] == [p.type for p in params]
     sent = theano.function(inputs, averaged, updates=lasagne.updates.sgd(averaged, params, 0.1))
-    total, seen = [0.0, 0.0], []
-    for step in range(200):
-        got = sent(*gradients(rank, step))
-        total = [t + g.astype("f8") for t, g in zip(total, got)]
-    np.savez(f"{sys.argv[1]}/{rank} {average}.npz", *total)
+    first, *others = [[g.astype("f8") for g in sent(*gradients(rank, step))] for step in range(200)]
+    total = [f + sum(rest) for f, *rest in zip(first, *others)]
+    np.savez(f"{sys.argv[1]}/{rank} {average}.npz", *total, *first)
 """
 
 
@@ -213,15 +211,14 @@ def test_through_float16_nothing_is_lost_only_delayed(run_job, tmp_path, size):
         for average in (True, False):
             exact = wanted.sum(axis=(0, 1)) / (size if average else 1)
             kept = quantum / 2 * (1 if average else size)
-            totals = [load(tmp_path / f"{rank} {average}.npz")[f"arr_{k}"] for rank in range(size)]
+            found = [load(tmp_path / f"{rank} {average}.npz") for rank in range(size)]
+            totals = [seen[f"arr_{k}"] for seen in found]
             assert (np.abs(totals[0] - exact) <= kept).all()
             assert all(total.tobytes() == totals[0].tobytes() for total in totals)
-    # Without feedback, and summed in float16, the same constants drift away.
-    constants = np.array([g[0][0] for g in draws[0]])
-    one = constants.astype("f2").sum(axis=0, dtype="f2").astype("f8")
-    drift = np.abs(200 * one - 200 * constants.astype("f8").sum(axis=0))
-    allowed = 2 * quanta(constants[:, None, :].reshape(size, -1), size)
-    assert (drift > size / 2 * allowed).mean() > 0.5
+            if not k:
+                # The first step has no errors of earlier ones: were none fed back, its own would come 200 times.
+                drift = 200 * np.abs(found[0]["arr_2"] - wanted[0].sum(axis=0) / (size if average else 1))[0]
+                assert (drift > kept[0]).mean() > 0.5
 
 
 def test_what_is_not_finite_is_not_hidden_and_does_not_stay(run_job):

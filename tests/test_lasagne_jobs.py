@@ -48,13 +48,14 @@ def test_workers_train_a_known_model_to_its_known_solution(run_job):
         with worker.center_params():
             distance = float(abs(params[0].get_value() - truth).max())
         worker.report({f"error {worker.global_rank}": final, f"distance {worker.global_rank}": distance,
-                       f"epoch {worker.global_rank}": epoch})
+                       f"epoch {worker.global_rank}": epoch, f"reason {worker.global_rank}": stop.reason})
         """
     ).require_success()
     seen = outcome.reported
     assert seen["error 0"] == seen["error 1"]
     assert seen["epoch 0"] == seen["epoch 1"] < 199
-    assert outcome.result.stopped_by == "no improvement in 3 evaluations"
+    assert outcome.result.stopped_by == "end of script"  # the job goes on, the training does not
+    assert seen["reason 0"] == "no improvement in 3 evaluations"
     assert seen["error 0"] < 1e-6
     assert max(seen["distance 0"], seen["distance 1"]) < 1e-2
 
@@ -190,6 +191,138 @@ def test_minibatches_cover_each_row_once_over_all_workers(run_job):
     assert orders[0] != orders[1]
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_each_fold_has_its_own_training_and_its_own_end(run_lasagne, workers):
+    """Values improve until the third epoch of each fold; at its end all workers have the center, and one saves it."""
+    run_lasagne(
+        """
+        for fold in range(3):
+            model = Model(weights=0.1 * fold)
+            updates = lasagne.updates.sgd(model.loss, model.params, 0.01)
+            train = model.compile(sync_updates(updates, model.params, EASGD(), every_n_updates=3))
+            stop = StopOnPatience(2)
+            for epoch in range(1, 9):
+                for batch in iterate_minibatches(X, Y, 4, shuffle=True, epoch=epoch):
+                    train(*batch)
+                if stop(max(3 - epoch, 0)):
+                    break
+            assert (epoch, stop.reason) == (5, "no improvement in 2 evaluations"), (fold, epoch)
+            own = model.values(model.params)
+            finish_training()
+            if rank == 0:
+                np.savez(f"{sys.argv[1]}/{fold}.npz", *lasagne.layers.get_all_param_values(model.network))
+            worker.barrier("saved")
+            with np.load(f"{sys.argv[1]}/{fold}.npz") as file:
+                saved = [file[name] for name in file]
+            for value, other in zip(lasagne.layers.get_all_param_values(model.network), saved):
+                np.testing.assert_array_equal(value, other)
+            if size == 1:
+                assert all((a == b).all() for a, b in zip(own, model.values(model.params)))
+        assert not worker.should_stop
+        """,
+        workers,
+    ).require_success()
+
+
+def test_one_worker_without_patience_ends_the_training_of_all(run_job):
+    run_job(
+        """
+        from platoon_base import connect
+        from platoon_plugins.lasagne import StopOnPatience
+        worker = connect()
+        stop = StopOnPatience(2)
+        found = [stop(value if worker.global_rank else -value) for value in (1.0, 2.0, 3.0)]
+        assert found == [False, False, True] and stop.reason, found
+        assert not worker.should_stop
+        stop = StopOnPatience(2)
+        if worker.global_rank:
+            worker.request_stop("enough")
+        worker.barrier("asked")
+        assert stop(1.0) and stop.reason == "enough"
+        """
+    ).require_success()
+
+
+def test_two_functions_share_their_parameters_by_the_handle(run_job):
+    """What the error of a second sync_updates advises, for a GAN: each worker's steps reach the other."""
+    run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import ASGD
+        import theano
+        from platoon_base import connect
+
+        worker = connect()
+        first, second = (theano.shared(np.zeros(3), name=name) for name in ("generator", "critic"))
+        train = [theano.function([], updates={p: p + 2.0 ** worker.global_rank}) for p in (first, second)]
+        worker.init_shared_params([first, second], ASGD())
+        for step in range(4):
+            for function in train:
+                function()
+            if step % 2:
+                worker.sync_params()
+        worker.barrier("done")
+        worker.copy_to_local()
+        assert (first.get_value() == 12).all() and (second.get_value() == 12).all()
+        """
+    ).require_success()
+
+
+@pytest.mark.parametrize("how", ["iterate_minibatches(X, Y, 4)", "worker.shard(X)", "worker.shard(list(X))"])
+def test_splits_that_differ_between_workers_are_refused(run_job, how):
+    """The second worker has a split of its own, or one of another length; what both have alike may come again."""
+    outcome = run_job(
+        f"""
+        import numpy as np
+        from platoon_plugins.lasagne import iterate_minibatches
+        from platoon_base import connect
+        from platoon_base.errors import ConfigurationError
+
+        worker = connect()
+        X, Y = np.arange(40.0).reshape(20, 2), np.arange(20)
+        for _ in range(2):
+            len(list({how}))
+            X = X[::-1]
+        for rows in (20, 18):
+            worker.barrier(f"rows {{rows}}")
+            order = np.random.RandomState(1 if rows == 18 else worker.global_rank).permutation(20)
+            order = order[: rows + worker.global_rank * (rows == 18)]
+            X, Y = np.arange(40.0).reshape(20, 2)[order], np.arange(20)[order]
+            try:
+                list({how})
+            except ConfigurationError as exc:
+                worker.report({{f"{{rows}} rows": str(exc)}})
+        """
+    ).require_success()
+    for text in outcome.reported["20 rows"], outcome.reported["18 rows"]:
+        assert "differs: rank" in text
+        assert "random_state=0" in text
+
+
+def test_masks_and_row_numbers_go_with_the_rows(run_job):
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_plugins.lasagne import evaluate, iterate_minibatches
+        from platoon_base import connect
+
+        worker = connect()
+        x, y, mask = np.arange(11.0), -np.arange(11.0), np.arange(11) % 2
+        for a, b, m in iterate_minibatches(x, y, mask, 3, True, epoch=1):
+            assert (b == -a).all() and (m == a % 2).all()
+        rows = [row for (batch,) in iterate_minibatches(np.arange(11), batchsize=4, uneven="keep") for row in batch]
+        by_mask = evaluate(lambda a, b, m: [(a * m).mean(), (b * (1 - m)).mean()], x, y, mask, 2)
+        by_row = evaluate(lambda rows: x[rows].mean(), np.arange(11), batch_size=3)
+        named = evaluate(lambda a, b: (a - b).mean(), inputs=x, targets=y, batch_size=100, worker=worker)
+        worker.report({f"{worker.global_rank}": f"{by_mask} {by_row} {named}",
+                       f"rows {worker.global_rank}": str([int(row) for row in rows])})
+        """
+    ).require_success()
+    seen = outcome.reported
+    assert seen["0"] == seen["1"] == f"{[25 / 11, -30 / 11]} 5.0 10.0"
+    assert sorted(eval(seen["rows 0"]) + eval(seen["rows 1"])) == list(range(11))
+
+
 def test_alone_minibatches_are_the_classic_ones(solo_worker):
     x, y = np.arange(20).reshape(10, 2), np.arange(10)
     got = list(iterate_minibatches(x, y, 4, worker=solo_worker))
@@ -212,8 +345,11 @@ def test_alone_patience_stops_by_the_rule(solo_worker):
     stop = StopOnPatience(2, worker=solo_worker)
     assert [stop(v) for v in (3.0, 2.0, 2.0)] == [False, False, False]
     assert stop.best == 2.0
+    assert stop.reason == ""
     assert stop(2.5)
-    assert solo_worker.stop_reason == "no improvement in 2 evaluations"
+    assert stop.reason == "no improvement in 2 evaluations"
+    assert not solo_worker.should_stop
+    assert [StopOnPatience(2, worker=solo_worker)(v) for v in (3.0, 2.0, 1.0)] == [False, False, False]
 
 
 def test_patience_goes_on_in_a_worker_that_is_started_again(run_job):
@@ -249,6 +385,9 @@ def test_patience_goes_on_in_a_worker_that_is_started_again(run_job):
         (lambda w: shard(np.ones(3), np.ones(4), worker=w), "row by row"),
         (lambda w: list(iterate_minibatches(np.ones(3), np.ones(3), 1, skip=-1, worker=w)), "skip"),
         (lambda w: StopOnPatience(0, worker=w), "patience"),
+        (lambda w: iterate_minibatches(worker=w), "no arrays"),
+        (lambda w: evaluate(None, [1], worker=w), "batch_size=None"),
+        (lambda w: iterate_minibatches(np.ones(3), np.ones(3), 1, True, 4, worker=w), "got 4 behind the arrays"),
     ],
 )
 def test_bad_arguments_are_refused(solo_worker, call, complaint):

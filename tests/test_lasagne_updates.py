@@ -16,7 +16,7 @@ import theano.tensor as T
 
 from platoon_base.errors import ConfigurationError, NonFiniteError
 from platoon_base.theano_ops import Sync
-from platoon_plugins.lasagne import ASGD, EASGD, sync_updates
+from platoon_plugins.lasagne import ASGD, EASGD, finish_training, sync_updates
 
 pytestmark = pytest.mark.theano
 
@@ -226,8 +226,26 @@ def test_a_second_call_is_refused(solo_worker):
     params = make_params()
     updates = {p: p for p in params}
     sync_updates(updates, params, ASGD(), worker=solo_worker)
-    with pytest.raises(ConfigurationError, match="already"):
+    with pytest.raises(ConfigurationError, match="already.* finish_training.* worker.sync_params"):
         sync_updates(updates, params, ASGD(), worker=solo_worker)
+    finish_training(solo_worker)
+    sync_updates(updates, params, ASGD(), worker=solo_worker)
+    solo_worker.release_shared_params()
+    sync_updates(updates, params, ASGD(), worker=solo_worker)
+
+
+def test_a_function_whose_training_is_finished_is_refused(job_worker):
+    """It must not bring the values of one training into the center of the next."""
+    params, others = make_params(), make_params()
+    step = theano.function([], updates=sync_updates({p: p * 2 for p in params}, params, ASGD(), worker=job_worker))
+    step()
+    finish_training(job_worker)
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="parameters that were released: compile"):
+            step()
+        sync_updates({p: p for p in others}, others, ASGD(), worker=job_worker)
+        job_worker.copy_to_global()
+        job_worker.release_shared_params()
 
 
 def test_integer_parameters_are_refused(solo_worker):

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from platoon_base.errors import ConfigurationError
@@ -40,9 +40,16 @@ def test_keep_gives_every_row_to_one_rank(n, size, shuffle, epoch):
 @EXAMPLES
 @given(n=rows, size=sizes, shuffle=st.booleans())
 def test_drop_gives_equal_shards_and_no_row_twice(n, size, shuffle):
+    assume(n >= size)
     found = shards(n, size, shuffle=shuffle, uneven="drop")
     assert {len(shard) for shard in found} == {n // size}
     assert len(set(np.concatenate(found))) == n - n % size
+
+
+@pytest.mark.parametrize(("n", "size"), [(1, 2), (3, 4), (1, 250)])
+def test_drop_that_would_leave_nothing_is_refused(n, size):
+    with pytest.raises(ConfigurationError, match=f'{n} rows for {size} workers.*uneven="wrap"'):
+        shards(n, size, uneven="drop")
 
 
 @EXAMPLES
