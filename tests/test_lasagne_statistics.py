@@ -135,7 +135,9 @@ def test_statistics_in_the_updates_are_named_by_the_user(run_lasagne):
     ).require_success()
 
 
-@pytest.mark.parametrize("wrong", ["name", np.ones(3), theano.shared(np.ones(3, "int64"))], ids=["text", "array", "int"])
+@pytest.mark.parametrize(
+    "wrong", ["name", np.ones(3), theano.shared(np.ones(3, "int64"))], ids=["text", "array", "int"]
+)
 def test_what_cannot_be_averaged_is_refused_as_a_statistic(solo_worker, wrong):
     w = theano.shared(np.ones(3), name="w")
     with pytest.raises(ConfigurationError, match="batch_norm_stat=True"):
