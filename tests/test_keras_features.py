@@ -86,5 +86,16 @@ def test_options_of_optimizers_and_fit_equal_one_process(run_keras):
             assert moved > 0.02 and difference < tolerance, (name, moved, difference)
             assert abs(first["loss"][0] - ours["loss"][0]) < max(tolerance, 1e-4), (name, first, ours)
             assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all(), name
+
+        if backend == "tensorflow":
+            import tensorflow as tf
+            rows = tf.data.Dataset.from_tensor_slices((x, y))
+            one, model = dense(optimizer=sgd()), dense(optimizer=DistributedOptimizer(sgd()))
+            one.fit(rows.batch(8 * size), epochs=2, validation_data=rows.batch(7), verbose=0)
+            ours = model.fit(shard(rows).batch(8), epochs=2, validation_data=shard(rows).batch(7), verbose=0,
+                             callbacks=distribute()).history
+            assert abs(flat(one.get_weights()) - flat(model.get_weights())).max() < 1e-5
+            for name, values in one.history.history.items():
+                assert abs(np.array(values) - ours[name]).max() < 1e-5, (name, values, ours[name])
         """
     ).require_success()
