@@ -91,7 +91,7 @@ def _farthest(own: Array, first: Array) -> tuple[float, int]:
     if not own.size:
         return 0.0, 0
     with np.errstate(invalid="ignore", divide="ignore"):
-        apart = np.abs(own - first) / np.max(np.abs(first))
+        apart = np.abs(own - first) / np.max(np.abs(first[np.isfinite(first)]), initial=0)
     apart = np.where((own == first) | (np.isnan(own) & np.isnan(first)), 0.0, np.nan_to_num(apart, nan=np.inf))
     at = int(np.argmax(apart))
     return float(apart[at]), at

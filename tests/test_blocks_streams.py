@@ -644,7 +644,7 @@ SPLITS = {
 
 
 def test_other_data_on_another_worker_are_refused(run_job):
-    """A stream that is the same comes first; a further kind of stream on one worker alone harms nobody."""
+    """Those that are the same come first, one that draws too; a further kind on one worker alone harms nobody."""
     outcome = run_job(
         f"""
         import sys
@@ -673,6 +673,12 @@ def test_other_data_on_another_worker_are_refused(run_job):
 
         whole = DataStream(data, iteration_scheme=ShuffledScheme(50, 4, rng=np.random.RandomState(rank)))
         shard_stream(Flatten(whole))
+
+        class Drawing(IndexableDataset):
+            def get_data(self, state=None, request=None):
+                return tuple(x + np.random.normal(size=x.shape) for x in super().get_data(state, request))
+
+        shard_stream(DataStream(Drawing({{"drawn": x}}), iteration_scheme=SequentialScheme(50, 4)))
         if rank:
             shard_stream(DataStream(IndexableDataset({{"other": x}}), iteration_scheme=SequentialScheme(50, 4)))
         for name, make in {[(name, make) for name, (make, _) in SPLITS.items()]}:

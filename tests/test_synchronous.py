@@ -277,7 +277,8 @@ def test_values_that_have_become_different_are_noticed_by_all(run_job):
                 worker.report({f"{name} {rank}": str(error)})
 
         compare("equal")
-        compare("rounded", w=np.arange(1000.0).reshape(10, 100) * (1 + 1e-6), rate=np.array(0.10001, "f4"))
+        compare("rounded", w=np.arange(1000.0).reshape(10, 100) * (1 + 1e-6), rate=np.array(0.10001, "f4"),
+                nan=np.array([np.nan, 1 + 1e-6]))
         compare("rate", rate=np.array(0.2, "f4"))
         compare("bias", b=np.array([0, 0, 1e-9]))
         compare("poison", nan=np.array([np.nan, np.nan]))
