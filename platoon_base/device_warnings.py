@@ -17,7 +17,7 @@ import numpy as np
 from platoon_base.errors import PlatoonWarning
 from platoon_base.import_hook import AfterImport
 
-__all__ = ["LOG_MARK", "warn_if_not_on_device", "watch_theano"]
+__all__ = ["LOG_MARK", "warn_if_not_on_device", "warn_once", "watch_theano"]
 
 log = logging.getLogger(__name__)
 
@@ -42,12 +42,12 @@ def watch_theano(device: str) -> None:
 def _check_theano(theano: ModuleType, device: str) -> None:
     config, gpuarray = theano.config, sys.modules.get("theano.gpuarray")
     if config.device != device:
-        _warn(
+        warn_once(
             f"this worker was given {device}, but Theano computes on {config.device}: do not set device in "
             "THEANO_FLAGS or theano.config; name devices with platoon launch -D"
         )
     elif not getattr(gpuarray, "pygpu_activated", False):
-        _warn(
+        warn_once(
             f"Theano could not use {device} and REALLY COMPUTES ON THE CPU, many times slower: its error is above in "
             "this worker's log; `platoon doctor` tells what is missing"
         )
@@ -71,13 +71,13 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
     values = [_internal(param) for param in params]
     on_host = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if isinstance(value, np.ndarray)]
     if on_host and len(on_host) == len(params):
-        _warn(
+        warn_once(
             f"this worker was given {device}, but all its parameters are in the memory of the host: it REALLY COMPUTES "
             "ON THE CPU, many times slower. If Theano reports an error above, `platoon doctor` tells what is missing; "
             "if the script is meant for the CPU, start it with platoon launch -D cpu"
         )
     elif on_host:
-        _warn(
+        warn_once(
             f"this worker was given {device}, but these parameters are in the memory of the host, and are copied at "
             f"every step: {_some(on_host)}. Make them with theano.shared(value), without target='cpu'"
         )
@@ -110,14 +110,14 @@ def _some(names: list[str], at_most: int = 5) -> str:
 
 
 def _warn_of_float64(device: str, what: str) -> None:
-    _warn(
+    warn_once(
         f"{what} float64 on {device}: that is half the speed of float32 at best, a thirtieth on most GPUs, and twice "
         "the bytes to synchronize. Set floatX=float32 in THEANO_FLAGS, and cast the data to theano.config.floatX"
     )
 
 
-def _warn(text: str) -> None:
-    """Warn once of each thing."""
+def warn_once(text: str) -> None:
+    """Warn once of each thing, so that the launcher tells it too."""
     if text in _said:
         return
     _said.add(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.abc
 import importlib.machinery
+import sys
 import types
 from collections.abc import Mapping, Sequence
 from typing import Callable
@@ -28,7 +29,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Answer for the modules that have an action, as Python's own finder would."""
+        """Answer for the modules that have an action, as the finders after this one would."""
         if fullname not in self._actions:
             return None
 
@@ -39,17 +40,21 @@ class AfterImport(importlib.abc.MetaPathFinder):
             if action is not None:
                 action(module)
 
-        return spec_around(fullname, path, target, run)
+        return spec_around(self, fullname, path, target, run)
 
 
 def spec_around(
+    finder: importlib.abc.MetaPathFinder,
     fullname: str,
     path: Sequence[str] | None,
     target: types.ModuleType | None,
     run: Callable[[types.ModuleType, Body], None],
 ) -> importlib.machinery.ModuleSpec | None:
-    """Find a module as Python's own finder would, and let ``run(module, body)`` execute its body."""
-    spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+    """Find a module as the finders after this one would, and let ``run(module, body)`` execute its body."""
+    place = sys.meta_path.index(finder) + 1 if finder in sys.meta_path else len(sys.meta_path)
+    others = [other for other in sys.meta_path[place:] if hasattr(other, "find_spec")]
+    asked = (other.find_spec(fullname, path, target) for other in others)
+    spec = next((found for found in asked if found is not None), None)
     if spec is not None and spec.loader is not None:
         body = spec.loader.exec_module
         spec.loader.exec_module = lambda module: run(module, body)  # type: ignore[method-assign]

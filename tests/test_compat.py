@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -51,10 +52,85 @@ def test_the_blas_is_named_once_and_never_over_the_users_choice(tmp_path):
     assert run(code, THEANORC=str(tmp_path / "rc")) == "None"
 
 
-@pytest.mark.theano
-def test_theano_runs_scan_and_lasagne_pools():
+def test_all_who_wait_for_a_module_are_called(tmp_path):
+    (tmp_path / "waited_for.py").write_text("ran = []")
+    run(
+        f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from platoon_base.import_hook import AfterImport
+for name in "abc":
+    sys.meta_path.insert(0, AfterImport({{"waited_for": lambda module, name=name: module.ran.append(name)}}))
+import waited_for
+assert waited_for.ran == ["a", "b", "c"], waited_for.ran
+"""
+    )
+
+
+def require_theano():
     if importlib.util.find_spec("theano") is None:
         pytest.skip("needs Theano: `make setup` installs it on Python 3.11")
+
+
+OWN_FLAGS = """
+    import os
+    os.environ["THEANO_FLAGS"] = "floatX=float16,device=cuda7"
+    import theano
+    from platoon_base import connect
+    from platoon_base.theano_flags import is_chosen
+    with connect() as worker:
+        config = theano.config
+        worker.report({"found": f"{config.floatX} {config.device} {config.base_compiledir}"})
+        assert is_chosen("ldflags", os.environ, section="blas")
+"""
+
+
+@pytest.mark.theano
+def test_a_script_that_sets_theanos_flags_itself_keeps_its_device_and_the_blas(platoon, write_script, tmp_path):
+    require_theano()
+    folder = tmp_path / "compiled"
+    done = platoon(
+        "launch", "-n", 1, "--log-dir", "logs", "--summary", "out.json", write_script(OWN_FLAGS),
+        environment={"THEANO_FLAGS": f"floatX=float64,base_compiledir={folder}"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert json.loads((tmp_path / "out.json").read_text())["found"] == f"float16 cpu {folder}"
+    assert "WARNING, worker 0: THEANO_FLAGS has device=cuda7, this worker was given cpu, which counts" in done.stdout
+
+
+@pytest.mark.theano
+def test_flags_set_after_the_import_of_a_plugin_lose_no_blas():
+    require_theano()
+    run(
+        """
+import os
+import platoon_plugins.blocks
+os.environ["THEANO_FLAGS"] = "floatX=float16"
+import theano
+assert theano.config.floatX == "float16"
+"""
+    )
+
+
+@pytest.mark.theano
+def test_a_plugin_that_is_imported_after_theano_repairs_it_then():
+    require_theano()
+    run(
+        """
+import theano, theano.tensor as T
+import platoon_plugins.lasagne
+assert theano.gof.compilelock.lock.__module__ == "platoon_base.theano_fixes.compile_lock"
+assert theano.gof.cmodule.ModuleCache.refresh.__module__ == "platoon_base.theano_fixes.cache_files"
+x = T.vector("x", dtype="float32")
+assert theano.function([x], x * 2)([3]) == [6]
+""",
+        THEANO_FLAGS="blas.ldflags=," + os.environ.get("THEANO_FLAGS", ""),
+    )
+
+
+@pytest.mark.theano
+def test_theano_runs_scan_and_lasagne_pools():
+    require_theano()
     code = """
 from platoon_base import compat
 compat.apply()

@@ -31,14 +31,18 @@ _FIXES: dict[str, Callable[[ModuleType], None]] = {
 
 
 def install() -> None:
-    """Arrange that each module of Theano is repaired as soon as it is imported.
+    """Arrange that each module of Theano is repaired as soon as it is imported; those that are already, now.
 
-    Nothing happens if Theano is imported already, if it turns out not to be the release these repairs were verified on,
-    or, for a single repair, if that release lacks something the repair needs (a log line says so).
+    Nothing happens if Theano turns out not to be the release these repairs were verified on, or, for a single repair,
+    if that release lacks something the repair needs (a log line says so).
     """
-    if "theano" in sys.modules or any(isinstance(finder, HideMpi) for finder in sys.meta_path):
+    if any(isinstance(finder, HideMpi) for finder in sys.meta_path):
         return
-    sys.meta_path[:0] = [AfterImport({name: _guarded(name, fix) for name, fix in _FIXES.items()}), HideMpi()]
+    fixes = {name: _guarded(name, fix) for name, fix in _FIXES.items()}
+    late = [name for name in fixes if name in sys.modules]
+    sys.meta_path[:0] = [AfterImport({name: fix for name, fix in fixes.items() if name not in late}), HideMpi()]
+    for name in late:
+        fixes[name](sys.modules[name])
 
 
 def _guarded(name: str, fix: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:

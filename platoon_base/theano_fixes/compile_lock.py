@@ -135,6 +135,9 @@ def _signed_by(tmp_dir: str, pid: str, host: str) -> bool:
 def install(module: ModuleType, timeout_s: float = TIMEOUT_S) -> None:
     """Put the kernel's lock in front of the directory lock of ``theano.gof.compilelock``."""
     compilelock: Any = module
+    if getattr(compilelock.get_lock, "n_lock", 0):
+        log.warning("Theano's compile lock is held at this moment and stays as it is: import the plugin before theano")
+        return
     lock, unlock = compilelock.lock, compilelock.Unlocker.unlock
     get_lock, release_lock = compilelock.get_lock, compilelock.release_lock
     held: dict[str, tuple[int, FileLock]] = {}  # lock directory -> its holder's process id and kernel lock

@@ -25,10 +25,10 @@ class HideMpi(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Answer for the module that asks for mpi4py, as Python's own finder would."""
+        """Answer for the module that asks for mpi4py, as the finders after this one would."""
         if fullname != _ASKS_FOR_MPI or "mpi4py" in sys.modules:
             return None
-        return spec_around(fullname, path, target, _run_without_mpi)
+        return spec_around(self, fullname, path, target, _run_without_mpi)
 
 
 def _run_without_mpi(module: types.ModuleType, body: Body) -> None:
