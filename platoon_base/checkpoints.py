@@ -256,12 +256,6 @@ class CheckpointFolder:
         self.path = path = path.absolute()  # workers may go to other folders
         self.written_bytes = 0
         try:
-            str(path).encode()
-        except UnicodeEncodeError:
-            raise ConfigurationError(
-                f"got {os.fsencode(path)!r} as a folder for checkpoints, which is no UTF-8; name another one"
-            ) from None
-        try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(path)
             self._status = os.fstat(self._lock.fd)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import math
 import os
@@ -348,6 +349,8 @@ def _spread_devices(argv: list[str]) -> list[str]:
 def main(argv: list[str] | None = None) -> None:
     """Run the command line."""
     argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path that is not UTF-8 ends no job
     try:
         commands(_spread_devices(argv), standalone_mode=True)
     except PlatoonError as exc:

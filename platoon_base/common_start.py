@@ -11,6 +11,7 @@ import numpy as np
 
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
+from platoon_base.legible import to_bytes
 from platoon_base.parameters import Parameters
 from platoon_base.worker import Worker
 
@@ -58,7 +59,7 @@ def require_same_layout(layout: Layout, worker: Worker, purpose: str = "") -> No
 
     As long as they agree, it costs one collective call on 32 bytes.
     """
-    fingerprint = hashlib.sha256(layout.fingerprint + purpose.encode()).digest()
+    fingerprint = hashlib.sha256(layout.fingerprint + to_bytes(purpose)).digest()
     prints = worker.all_gather(np.frombuffer(fingerprint, np.uint8))
     if (prints == prints[0]).all():
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
+from platoon_base.legible import legible
 from platoon_base.views import array_on
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Layout:
         if len(names) != len(arrays):
             raise ConfigurationError(f"got {len(names)} names for {len(arrays)} arrays: give one for each")
         specs = tuple(
-            ParameterSpec(name, tuple(int(n) for n in array.shape), np.dtype(array.dtype).name)
+            ParameterSpec(legible(name), tuple(int(n) for n in array.shape), np.dtype(array.dtype).name)
             for name, array in zip(names, arrays)
         )
         if not specs:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Optional, Union
 import msgspec
 
 from platoon_base import errors
+from platoon_base.legible import legible
 from platoon_base.sharding import START, Position
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "Withdraw",
     "decode_reply",
     "decode_request",
+    "decode_value",
     "encode",
     "encode_value",
 ]
@@ -231,9 +233,23 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
 Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Keep, Same, Withdraw, Leave, UserRequest]
 Reply = Union[Welcome, CenterRole, Reduced, Done, UserReply, Failure]
 
+# Codes of extensions for the user's data: text that UTF-8 cannot hold, such as a path, and a dict with such keys.
+_TEXT, _PAIRS = 1, 2
+
+
+def _of_extension(code: int, data: memoryview) -> Any:
+    if code == _TEXT:
+        return bytes(data).decode(errors="surrogatepass")
+    if code == _PAIRS:
+        return dict(_pairs.decode(data))
+    raise ValueError(f"got extension {code}, which stands for nothing")
+
+
 _encoder = msgspec.msgpack.Encoder()
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_values: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_of_extension)
+_pairs: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[tuple[Any, Any]], ext_hook=_of_extension)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request, ext_hook=_of_extension)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply, ext_hook=_of_extension)
 
 
 def encode(message: Message) -> bytes:
@@ -254,13 +270,49 @@ def encode(message: Message) -> bytes:
 
 
 def encode_value(value: Any) -> bytes:
-    """Encode plain data; anything else raises `ProtocolError`."""
+    """Encode plain data, text of any characters included; anything else raises `ProtocolError`."""
     try:
-        return _encoder.encode(value)
+        try:
+            return _encoder.encode(value)
+        except UnicodeEncodeError:
+            return _encoder.encode(_encodable(value))
     except (TypeError, ValueError, OverflowError, RecursionError) as exc:
         raise errors.ProtocolError(
             f"cannot encode {type(value).__name__}: {exc}; send numbers, strings, lists and dicts only"
         ) from exc
+
+
+def _encodable(value: Any) -> Any:
+    """Put legible text into the fields of a message, and into the user's data what gives the same text again."""
+    if isinstance(value, Message):
+        fields = msgspec.structs.asdict(value).items()
+        users = ("info", "answer")
+        return msgspec.structs.replace(value, **{n: (_encodable if n in users else _legible)(f) for n, f in fields})
+    if isinstance(value, str):
+        return value if _is_text(value) else msgspec.msgpack.Ext(_TEXT, value.encode(errors="surrogatepass"))
+    if isinstance(value, dict):
+        if all(map(_is_text, value)):
+            return {key: _encodable(item) for key, item in value.items()}
+        pairs = [(_encodable(key), _encodable(item)) for key, item in value.items()]
+        return msgspec.msgpack.Ext(_PAIRS, _encoder.encode(pairs))
+    return [_encodable(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def _is_text(value: Any) -> bool:
+    return not isinstance(value, str) or legible(value) == value
+
+
+def _legible(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {_legible(name): _legible(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_legible(item) for item in value]
+    return legible(value) if isinstance(value, str) else value
+
+
+def decode_value(data: bytes) -> Any:
+    """Decode what `encode_value` made."""
+    return _values.decode(data)
 
 
 def decode_request(data: bytes) -> Request:

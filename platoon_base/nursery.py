@@ -14,7 +14,6 @@ import inspect
 import json
 import logging
 import os
-import select
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ import warnings
 from typing import Any
 
 from platoon_base import bootstrap, compat
+from platoon_base.descriptors import readable
 from platoon_base.prefork import DONE, PR_SET_PDEATHSIG, prctl
 from platoon_base.program import Program
 
@@ -109,7 +109,7 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
             os.close(go)
             if not os.read(waiting, 1):
                 os._exit(1)  # the nursery died on the way
-            select.select([me], [], [])  # from its end on the launcher is the parent, also to the script's eyes
+            readable(me, None)  # from its end on the launcher is the parent, also to the script's eyes
             os.close(waiting)
             os.close(me)
             return worker

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from platoon_base.descriptors import readable
 from platoon_base.program import Program
 
 __all__ = ["PR_SET_PDEATHSIG", "Nursery", "Start", "prctl", "python_main"]
@@ -166,7 +166,7 @@ class Nursery:
             there are none: those that it had forked were never told to run the script.
         """
         while not self.ready:
-            select.select([self._fd], [], [])
+            readable(self._fd, None)
         os.close(self._fd)
         code = self._process.wait()
         self.signal(signal.SIGKILL)  # what it left running

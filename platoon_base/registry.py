@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -94,7 +95,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         require_room(folder.parent, "a job's description and its socket")
         folder.mkdir(mode=0o700)
         files = cls(job, str(folder), size, place, checkpoint)
-        if len(files.address.encode()) > _LONGEST_ADDRESS:
+        if len(os.fsencode(files.address)) > _LONGEST_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(
                 f"{folder} is too long a path for a Unix socket: set TMPDIR to a folder with a shorter one"
@@ -107,7 +108,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         path = Path(self.folder, _DESCRIPTION)
         unfinished = path.with_suffix(".tmp")
         with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-            file.write(msgspec.json.encode(self))
+            file.write(json.dumps(msgspec.to_builtins(self)).encode())  # unlike msgspec it takes paths of any bytes
         os.replace(unfinished, path)
 
     def lock(self) -> FolderLock:
@@ -125,10 +126,10 @@ class JobFiles(msgspec.Struct, frozen=True):
         """
         try:
             with open(open_own(Path(folder, _DESCRIPTION), stat.S_IFREG), "rb") as file:
-                found = msgspec.json.decode(file.read(_LONGEST_DESCRIPTION), type=cls)
+                found = msgspec.convert(json.loads(file.read(_LONGEST_DESCRIPTION)), cls)
             if not _JOB.fullmatch(found.job):
                 raise msgspec.ValidationError(f"got job {found.job[:100]!r}, not 12 hexadecimal digits")
-        except (OSError, msgspec.MsgspecError) as exc:
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
             raise ConfigurationError(
                 f"PLATOON_JOB={folder!r} is not the folder of a running job ({exc}): unset it to run alone, or start "
                 "the script with `platoon launch`"

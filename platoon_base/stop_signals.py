@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 from types import TracebackType
 from typing import Any
+
+from platoon_base.descriptors import readable
 
 __all__ = ["StopSignals"]
 
@@ -45,9 +46,7 @@ class StopSignals:
 
     def take(self, timeout_s: float = 0.0) -> list[signal.Signals]:
         """Return the signals that have come since the last call; if there is none, wait for one for so long."""
-        poller = select.poll()
-        poller.register(self.fd, select.POLLIN)
-        if not poller.poll(1e3 * timeout_s):
+        if not readable(self.fd, timeout_s):
             return []
         return [signal.Signals(number) for number in os.read(self.fd, 64) if number in _NUMBERS]
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Union
 
+from platoon_base.descriptors import readable
 from platoon_base.errors import PlatoonError
 
 __all__ = ["Child", "Ended", "Holder", "Neighbour", "Watched", "default_sigchld", "exit_status", "pid_namespace"]
@@ -95,7 +95,7 @@ class Child:
 
     def poll(self) -> Ended | None:
         """Return how it ended, once it has; what it left running in its group is killed."""
-        if self.fd is None or not _readable(self.fd):
+        if self.fd is None or not readable(self.fd):
             return None
         self.signal(signal.SIGKILL)  # before the process id is free for others
         return self._collect(os.WNOHANG)
@@ -137,7 +137,7 @@ class Neighbour:
 
     def poll(self) -> Ended | None:
         """Return that it ended, once it has."""
-        return Ended(0) if self.fd is None or _readable(self.fd) else None
+        return Ended(0) if self.fd is None or readable(self.fd) else None
 
     def signal(self, number: signal.Signals) -> None:
         """Signal it alone."""
@@ -184,13 +184,6 @@ class Holder:
 
 
 Watched = Union[Child, Neighbour, Holder]
-
-
-def _readable(fd: int) -> bool:
-    """Tell whether a pidfd can be read, which is from the moment the process is a zombie."""
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(0))
 
 
 def _close(fd: int | None) -> None:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 
 from platoon_base import messages as msg
@@ -585,7 +584,7 @@ class Worker:
 
     def take_kept(self, name: str, default: Any = None) -> Any:
         """Return what an earlier process of this rank has kept under a name, once; after that the default."""
-        return msgspec.msgpack.decode(self._kept.pop(name)) if name in self._kept else default
+        return msg.decode_value(self._kept.pop(name)) if name in self._kept else default
 
     @property
     def should_stop(self) -> bool:

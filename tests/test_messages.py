@@ -179,8 +179,8 @@ def nested(depth):
 
 @pytest.mark.parametrize(
     "info",
-    [Unpicklable(), np.zeros(3), np.float32(1), print, 2**70, "\ud800", {"x": [Unpicklable()]}, 1j],
-    ids=["object", "array", "scalar", "function", "2**70", "surrogate", "nested object", "complex"],
+    [Unpicklable(), np.zeros(3), np.float32(1), print, 2**70, {"x": [Unpicklable()]}, 1j],
+    ids=["object", "array", "scalar", "function", "2**70", "nested object", "complex"],
 )
 def test_what_is_not_plain_data_cannot_be_sent(info):
     with pytest.raises(ProtocolError, match="numbers, strings, lists and dicts"):

@@ -12,9 +12,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import zmq
 
@@ -98,7 +100,7 @@ class ZmqClient:
                 self._socket.curve_publickey = keys.client_public.encode()
                 self._socket.curve_secretkey = keys.client_secret.encode()
                 self._refusals = self._socket.get_monitor_socket(_REFUSED)
-            self._socket.connect(address)
+            self._socket.connect(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
             raise ConfigurationError(f"cannot connect to {address!r} ({exc}): give tcp://host:port") from exc
@@ -234,11 +236,11 @@ class ZmqServer:
         try:
             if keys is not None:
                 self._admit_only(keys)
-            self._socket.bind(address)
+            self._socket.bind(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
             raise ConfigurationError(f"cannot listen at {address!r} ({exc}): give another address or port") from exc
-        self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
 
     def _admit_only(self, keys: ServerKeys) -> None:
         self._socket.curve_server = True

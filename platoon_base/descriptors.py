@@ -1,0 +1,17 @@
+"""Waiting for file descriptors, whatever their numbers: `select.select` refuses those above 1,023."""
+
+from __future__ import annotations
+
+import select
+
+__all__ = ["readable"]
+
+
+def readable(fd: int, timeout_s: float | None = 0.0) -> bool:
+    """Tell whether a file descriptor can be read, at once or within a time; None waits without end.
+
+    A pidfd can be read from the moment the process is a zombie.
+    """
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else 1e3 * timeout_s))

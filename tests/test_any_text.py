@@ -1,0 +1,150 @@
+"""No path, name or text ends a job, whatever bytes it holds; what a user keeps or sends comes back as it was."""
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+
+import pytest
+
+from platoon_base import messages as msg
+from platoon_base.errors import ProtocolError
+from platoon_base.layout import Layout
+from platoon_base.legible import legible, to_bytes
+
+pytestmark = pytest.mark.base
+
+BYTES = b"caf\xe9"  # Latin-1
+TEXT = "caf\udce9"  # what Python makes of them
+READ = "caf\\udce9"
+
+SCRIPT = """
+import os
+import sys
+import numpy as np
+from platoon_base import ASGD, connect
+from platoon_base.errors import PlatoonError
+
+TEXT = "caf\\udce9"
+with connect() as worker:
+    worker.report({TEXT: 1.0, "text": TEXT})
+    worker.keep(TEXT, {TEXT: [TEXT]})
+    worker.barrier(TEXT)
+    assert worker.reduce_metrics({TEXT: (1.0, 1.0)}) in ({TEXT: 1.0}, {"caf\\\\udce9": 1.0})
+    worker.require_same(TEXT, TEXT, TEXT)
+    worker.all_reduce(np.ones(3))
+    worker.init_shared_params([np.zeros(3)], ASGD())
+    worker.sync_params()
+    worker.progress(steps=1)
+    try:
+        worker.send_req(TEXT, TEXT)
+    except PlatoonError as exc:
+        assert "answers no requests" in str(exc), exc
+    worker.request_stop(TEXT)
+    worker.barrier()
+    assert worker.stop_reason == "caf\\\\udce9", worker.stop_reason
+    assert [os.fsencode(word) for word in sys.argv[1:]] == [b"caf\\xe9"]
+"""
+
+
+def launch(folder, *words, **environment):
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", *words]
+    # Output that takes UTF-8 only, as in a desktop's terminal.
+    strict = {**os.environ, "PYTHONIOENCODING": "utf-8:strict", "LC_ALL": "C.UTF-8", **environment}
+    return subprocess.run(command, cwd=folder, env=strict, capture_output=True, timeout=150, check=False)
+
+
+def test_a_job_whose_paths_and_texts_are_not_utf_8(tmp_path):
+    folder = os.fsencode(tmp_path)
+    os.mkdir(os.path.join(folder, b"work" + BYTES))
+    script = os.path.join(folder, b"work" + BYTES, b"script" + BYTES + b".py")
+    with open(script, "w") as file:
+        file.write(SCRIPT)
+    kept = os.path.join(folder, b"kept" + BYTES)
+    with tempfile.TemporaryDirectory(suffix=TEXT, dir="/tmp") as short:  # the path of a socket has 107 bytes
+        for _ in range(2):  # the second goes on where the first has ended
+            done = launch(
+                os.path.dirname(script), "--log-dir", b"logs" + BYTES, "--checkpoint-every", "60", "--resume", kept,
+                script, BYTES, TMPDIR=short,
+            )  # fmt: skip
+            assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")
+            assert READ in done.stdout.decode()
+    assert b"checkpoint-" in b" ".join(os.listdir(kept))
+    assert sorted(os.listdir(os.path.join(os.path.dirname(script), b"logs" + BYTES)))
+
+
+def test_what_fails_in_a_script_of_such_a_name_is_told(tmp_path):
+    script = os.path.join(os.fsencode(tmp_path), b"script" + BYTES + b".py")
+    with open(script, "w") as file:
+        file.write("from platoon_base import connect\nconnect().barrier()\nraise ValueError('caf\\udce9')\n")
+    done = launch(tmp_path, "--log-dir", b"logs" + BYTES, script)
+    assert done.returncode == 1
+    assert f"ValueError: {READ}" in done.stdout.decode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [TEXT, [TEXT, 1], {TEXT: {TEXT: [TEXT, b"\xe9"]}, 3: TEXT}, {"a": "caf\\udce9"}, "\ud800", {"": {"é": None}}],
+)
+def test_what_a_user_sends_or_keeps_is_the_same_again(value):
+    assert msg.decode_value(msg.encode_value(value)) == value
+    assert msg.decode_request(msg.encode(msg.UserRequest(req="x", info=value))).info == value
+    assert msg.decode_reply(msg.encode(msg.UserReply(answer=value))).answer == value
+
+
+def test_names_and_texts_of_messages_are_legible():
+    report = msg.decode_request(msg.encode(msg.Report(metrics={TEXT: TEXT, "loss": 1.0})))
+    assert report == msg.Report(metrics={READ: READ, "loss": 1.0})
+    vote = msg.decode_request(msg.encode(msg.Vote(reason="\ud800")))
+    assert vote.reason == "\\ud800"
+
+
+@pytest.mark.parametrize("info", [b"\xc7\x00\x03", b"\xc7\x01\x01\xff", b"\xc7\x01\x02\xc3", b"\xd4\x02\x90"])
+def test_extensions_that_stand_for_nothing_are_refused(info):
+    encoded = msg.encode(msg.UserRequest(req="x"))
+    try:
+        msg.decode_request(encoded[:-1] + info)
+    except ProtocolError:
+        return
+    assert info == b"\xd4\x02\x90"  # no pairs: an empty dict
+
+
+def test_text_as_bytes():
+    assert to_bytes("é\0a") == "é".encode() + b"\\x00a"
+    assert to_bytes(TEXT) == READ.encode()
+    assert to_bytes("aéé", 4) == "aé".encode()
+    assert to_bytes("", 4) == b""
+    assert legible("é") == "é"
+    assert legible(TEXT) == READ
+
+
+def test_parameters_may_have_any_name():
+    import numpy as np
+
+    layout = Layout.of([np.zeros(3)], [TEXT])
+    assert layout.specs[0].name == READ
+    assert len(layout.fingerprint) == 32
+
+
+def test_a_launcher_with_more_than_a_thousand_open_files(tmp_path):
+    """File descriptors above 1,023, as in notebook servers: select.select refuses them."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if hard != resource.RLIM_INFINITY and hard < 4096:
+        pytest.skip("needs a hard limit of 4,096 open files")
+    (tmp_path / "script.py").write_text(
+        "from platoon_base import connect\nwith connect() as worker:\n    worker.barrier()\n"
+    )
+    code = """
+import os, resource
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+opened = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+assert max(opened) > 1023
+from platoon_base.cli import main
+main(["launch", "-n", "2", "--log-dir", "logs", "--checkpoint-every", "60", "--resume", "kept", "script.py"])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=150, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
