@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from platoon_base.centers.shards import FINAL, NOBODY, Directory, DirectoryLayout
-from platoon_base.centers.tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling
+from platoon_base.centers.tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, table, whereabouts
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.registry import segment_prefix
 from platoon_base.segments import Segment
@@ -53,6 +53,35 @@ def test_the_shards_are_of_about_one_size():
     sizes = Tiling(layout_of([(1_000_003,), (700_001,)]), 4).shard_bytes
     # The last tile of each parameter is shorter than the others.
     assert max(sizes) - min(sizes) <= 2 * (TILE_BYTES + ALIGNMENT)
+
+
+def test_a_kernel_is_told_the_number_that_a_parameter_has_in_the_layout():
+    """Each launch gets parameters of one dtype, 400 at most: its own count of them names the wrong ones."""
+    specs = [("float64", "float32")[i % 2] for i in range(900)]
+    layout = Layout(tuple(ParameterSpec(str(i), (3 + i,), dtype) for i, dtype in enumerate(specs)))
+    tiling = Tiling(layout, 3)
+    members = [i for i, dtype in enumerate(specs) if dtype == "float32"][400:]
+    rows = table(tiling, members, {0: 1 << 20, 1: 1 << 30, 2: 1 << 40}, 1 << 50)
+    assert rows.shape == (len(members), 5)
+    for row in rows.tolist():
+        place, size = row[4] & 0xFFFFFFFF, row[4] >> 32
+        parameter = members[place]
+        assert whereabouts(row[3]) == (parameter, 0)
+        assert whereabouts(row[3] + 2) == (parameter, 2)  # as the kernel tells of its element 2
+        assert size == 3 + parameter
+
+
+def test_a_kernel_is_told_where_a_tile_of_a_large_parameter_begins():
+    elements = 3 * TILE_BYTES // 4 + 5
+    tiling = Tiling(layout_of([(7,), (elements,)]), 2)
+    shard_at, state_at = {0: 1 << 20, 1: 1 << 30}, 1 << 50
+    rows = table(tiling, [1], shard_at, state_at).tolist()
+    tiles = [tile for tile in tiling.tiles if tile.parameter == 1]
+    assert [whereabouts(row[3]) for row in rows] == [(1, tile.start) for tile in tiles]
+    assert [row[:3] for row in rows] == [
+        [shard_at[t.shard] + t.offset, shard_at[t.shard] + t.lock, state_at + t.state] for t in tiles
+    ]
+    assert sum(row[4] >> 32 for row in rows) == elements
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from pygpu import gpuarray
 
 from platoon_base.centers.base import Refused
 from platoon_base.centers.cuda import DeviceMemory, Driver, HostMemory
-from platoon_base.centers.device_kernels import COLUMNS, MOST_PARAMETERS, compile_kernel
+from platoon_base.centers.device_kernels import MOST_PARAMETERS, compile_kernel
 from platoon_base.centers.shards import NOBODY, Directory, DirectoryLayout
-from platoon_base.centers.tiles import Tiling
+from platoon_base.centers.tiles import Tiling, table, whereabouts
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules import Rule
@@ -281,23 +281,10 @@ class DeviceCenter:
         return [self._plan_one(np.dtype(dtype), members) for dtype, members in chunks]
 
     def _plan_one(self, dtype: Any, members: list[int]) -> _Launch:
-        position = {parameter: i for i, parameter in enumerate(members)}
         shard_at = {shard: memory.address for shard, (_, memory) in self._shards.items()}
-        state_at = self._state.gpudata
-        rows = [
-            (
-                shard_at.get(t.shard, 0) + t.offset,  # not all are open when a worker remembers its first values
-                shard_at.get(t.shard, 0) + t.lock,
-                state_at + t.state,
-                t.start,
-                position[t.parameter] | t.size << 32,
-            )
-            for t in self._tiling.tiles
-            if t.parameter in position
-        ]
-        table = np.array(rows, dtype=np.uint64).reshape(len(rows), COLUMNS)
+        rows = table(self._tiling, members, shard_at, self._state.gpudata)
         first = len(rows) * (self._rank % max(self._directory.workers, 1)) // max(self._directory.workers, 1)
-        return _Launch(members, dtype, gpuarray.array(table, context=self._context), len(rows), first, self._context)
+        return _Launch(members, dtype, gpuarray.array(rows, context=self._context), len(rows), first, self._context)
 
     def _take_refused(self) -> Refused | None:
         """Return the first element refused since the last look, if the device has told of one."""
@@ -308,7 +295,7 @@ class DeviceCenter:
         self._refused[...] = _NOTHING_REFUSED
         if word == _NOTHING_REFUSED:
             return None
-        return Refused(word >> 40, word & ((1 << 40) - 1))
+        return Refused(*whereabouts(word))
 
 
 class _Launch:

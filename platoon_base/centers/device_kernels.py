@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from pygpu.gpuarray import GpuArray, GpuKernel
 
-__all__ = ["COLUMNS", "KERNELS", "MOST_PARAMETERS", "compile_kernel"]
+from platoon_base.centers.tiles import ELEMENT
 
-# Address of the tile in the center, of its lock, of its state; first element; parameter + size << 32.
-COLUMNS = 5
+__all__ = ["KERNELS", "MOST_PARAMETERS", "compile_kernel"]
+
 MOST_PARAMETERS = 400  # of one launch: CUDA passes 4 KB of arguments
 
 _ADOPTING = ("adopt", "adopt_remembering")
@@ -23,7 +23,7 @@ KERNELS = ("easgd", "easgd_atomic", "asgd", "asgd_atomic", *_ADOPTING, "pull", "
 
 _SOURCE = r"""
 typedef unsigned long long u64;
-struct Tile { u64 center, lock, state, start; unsigned parameter, size; };
+struct Tile { u64 center, lock, state, where; unsigned place, size; };  /* as platoon_base.centers.tiles.table says */
 
 __device__ __forceinline__ bool finite_bits(float v) { return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u; }
 __device__ __forceinline__ bool finite_bits(double v)
@@ -91,7 +91,7 @@ __device__ void unlock(unsigned *word)
 
 __device__ void refuse(u64 *refused, u64 flag, const Tile &t, u64 i)
 {
-    atomicMin(refused, ((u64)t.parameter << 40) | (t.start + i));
+    atomicMin(refused, t.where + i);
     *(volatile unsigned *)flag = 1u;
 }
 
@@ -100,7 +100,7 @@ extern "C" __global__ void NAME(const Tile *tiles, const u64 *bases, u64 count, 
 {
     for (u64 number = blockIdx.x; number < count; number += gridDim.x) {
         const Tile t = tiles[(number + first) % count];
-        T *x = (T *)bases[t.parameter] + t.start, *c = (T *)t.center, *s = (T *)t.state;
+        T *x = (T *)bases[t.place] + (t.where & ELEMENT), *c = (T *)t.center, *s = (T *)t.state;
         if (LOCKED) lock((unsigned *)t.lock, mine);
         unsigned vectors = t.size / VECTOR;
         if (((u64)x) % sizeof(Vec)) vectors = 0;
@@ -180,6 +180,7 @@ def compile_kernel(kernel: str, dtype: np.dtype[Any], parameters: int, context: 
         "VECTOR": 4 if dtype == np.float32 else 2,
         "NAME": kernel,
         "LOCK_NS": f"{lock_ns}ull",
+        "ELEMENT": f"{ELEMENT:#x}ull",
         "UPDATE": _UPDATES[kernel],
         "PARAMETERS": "".join(f", T *p{i}" for i in range(parameters)),
         **{name: int(value) for name, value in _flags(kernel).items()},

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base.layout import Layout
 
-__all__ = ["ALIGNMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling"]
+__all__ = [
+    "ALIGNMENT", "COLUMNS", "ELEMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling", "table", "whereabouts",
+]  # fmt: skip
 
 TILE_BYTES = 1 << 16  # measured on NVLink: large against the cost of a lock, small enough for all blocks of a device
 ALIGNMENT = 256  # bytes
+COLUMNS = 5
+_ELEMENT_BITS = 40
+ELEMENT = (1 << _ELEMENT_BITS) - 1  # the bits of a word that number an element; those above number a parameter
 LOCK_BYTES = 32  # from one tile's lock to the next: a sector of the device's cache
 
 
@@ -70,6 +76,45 @@ class Tiling:
             state += _aligned(size * itemsize)
         self.shard_bytes = [max(end, ALIGNMENT) for end in ends]
         self.state_bytes = max(state, ALIGNMENT)
+
+
+def table(
+    tiling: Tiling, members: Sequence[int], shard_at: Mapping[int, int], state_at: int
+) -> np.ndarray[Any, np.dtype[np.uint64]]:
+    """Tell a kernel where each tile of some of the parameters lies, in one row of `COLUMNS` words.
+
+    They are the addresses of the tile in the center, of its lock and of its state; the parameter's number in the
+    layout, above the bits of `ELEMENT`, and the first element; and the parameter's place among ``members``, with the
+    tile's size in the upper half.
+
+    Parameters
+    ----------
+    tiling : Tiling
+    members : sequence of int
+        Numbers of the parameters that the kernel gets, in its order.
+    shard_at : mapping of int to int
+        The address of each shard; not all are open when a worker remembers its first values.
+    state_at : int
+        The address of the state buffer.
+    """
+    place = {parameter: i for i, parameter in enumerate(members)}
+    rows = [
+        (
+            shard_at.get(t.shard, 0) + t.offset,
+            shard_at.get(t.shard, 0) + t.lock,
+            state_at + t.state,
+            t.parameter << _ELEMENT_BITS | t.start,
+            place[t.parameter] | t.size << 32,
+        )
+        for t in tiling.tiles
+        if t.parameter in place
+    ]
+    return np.array(rows, dtype=np.uint64).reshape(len(rows), COLUMNS)
+
+
+def whereabouts(word: int) -> tuple[int, int]:
+    """Return the parameter's number in the layout and the element that a kernel tells of in one word."""
+    return word >> _ELEMENT_BITS, word & ELEMENT
 
 
 def _aligned(nbytes: int) -> int:
