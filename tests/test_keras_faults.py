@@ -214,6 +214,32 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         if not KERAS_2:
             ema = dense(optimizer=keras.optimizers.SGD(0.1, use_ema=True))
             refused("average", model=ema, callbacks=distribute())
+            optimizers = keras.optimizers
+            scaled = dense(optimizer=optimizers.LossScaleOptimizer(optimizers.SGD(0.1, use_ema=True)))
+            refused("average inside", model=scaled, callbacks=distribute())
+            inner = {"hidden": optimizers.SGD(0.1, use_ema=True), "out": optimizers.SGD(0.1)}
+            several = dense(optimizer=optimizers.MultiOptimizer(lambda v: inner[v.path.split("/")[-2]]))
+            refused("average of several", model=several, callbacks=distribute())
+            refused("schedule free", model=dense(optimizer=optimizers.ScheduleFreeAdamW()), callbacks=distribute())
+
+        # What a fit of all workers has left.
+        model = averaged()
+        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
+        before = flat(model.get_weights())
+        try:
+            model.fit(x, y, batch_size=8, verbose=0)
+        except Exception as exc:
+            worker.report({f"alone {rank}": str(exc)})
+        assert (flat(model.get_weights()) == before).all()
+        path = os.path.join(sys.argv[1], f"model{rank}" + (".h5" if KERAS_2 else ".keras"))
+        model.save(path)
+        loaded = keras.models.load_model(path)
+        refused("loaded", model=loaded, callbacks=distribute())
+        loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(sync=EASGD()))
+        loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
+        loaded.compile(DistributedOptimizer(loaded.optimizer), loss="categorical_crossentropy")
+        loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
+        assert (everyones(flat(loaded.get_weights())) == flat(loaded.get_weights())).all()
 
         if rank == 0:  # one more worker joins, and trains from the start
             import subprocess
@@ -232,6 +258,8 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         assert "every_n_batches=1" in told[f"other options {rank}"]
         assert told[f"other mode {rank}"].startswith("LayoutMismatchError")
         assert "joined late" in told["late 2"]
+        assert "distribute([...]) to each fit" in told[f"alone {rank}"]
+        assert "that has made 2 steps" in told[f"loaded {rank}"]
         assert "optimizers and a rule" in told[f"two {rank}"]
         assert "pass all callbacks to distribute" in told[f"behind {rank}"]
         assert '"clipnorm": 0.1' in told[f"other clipping {rank}"]
@@ -240,7 +268,9 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         assert "does not start from zero" in told[f"metric {rank}"]
         if not KERAS_2:
             assert "let train_step update a metric" in told[f"raw {rank}"]
-            assert "use_ema=True and a rule" in told[f"average {rank}"]
+            for name in ("average", "average inside", "average of several"):
+                assert "use_ema=True and a rule" in told[f"{name} {rank}"]
+            assert "ScheduleFreeAdamW and a rule" in told[f"schedule free {rank}"]
             assert "weights stay float32" in told[f"bfloat16 {rank}"]
         if not KERAS_2 and keras.backend.backend() == "tensorflow":
             assert "jit_compile=False" in told[f"xla {rank}"]

@@ -17,8 +17,8 @@ __all__ = ["NOT_ATTACHED", "GradientAverage"]
 Array = np.ndarray[Any, Any]
 NOT_ATTACHED = (
     "this DistributedOptimizer is used without distribute(...): the workers' models would start from different "
-    "weights; pass callbacks=distribute([...]) to fit, or call broadcast_variables(model) before a loop over "
-    "train_on_batch"
+    "weights, and losses and metrics be those of one worker; pass callbacks=distribute([...]) to each fit, or call "
+    "broadcast_variables(model) before a loop over train_on_batch, also after a fit"
 )
 # What travels with the gradients, one number for each rank: 0, or one of these.
 _VOTES, _DONE = 1.0, 2.0
@@ -41,7 +41,7 @@ class GradientAverage:
     Attributes
     ----------
     attached : bool
-        Whether a fit has prepared the model: otherwise initial weights would differ.
+        Whether a fit that goes on has prepared the model: otherwise initial weights would differ.
     steps : int
         Calls in this epoch.
     """
@@ -74,6 +74,10 @@ class GradientAverage:
         self._seen[:] = 0
         self._send(0.0)
 
+    def detach(self) -> None:
+        """End the fit: the next one has to attach again."""
+        self.attached = False
+
     def vote(self) -> None:
         """Vote for the end of the fit: all workers learn it from the next call."""
         self._send(_VOTES)
@@ -100,6 +104,7 @@ class GradientAverage:
             The same number, shapes and dtypes on every worker.
         """
         self.require_sound()
+        self._require_attached()
         ins = [np.asarray(gradient, order="C") for gradient in gradients]
         outs = [np.empty_like(array) for array in ins]
         try:
@@ -154,14 +159,17 @@ class GradientAverage:
         """Take note of steps made in a compiled function; others are counted as they are made."""
 
     def _step(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
-        if not self.attached:
-            raise ConfigurationError(NOT_ATTACHED)
+        self._require_attached()
         self.steps += 1
         self._combine(ins, outs)
         active = np.count_nonzero(self._seen != _DONE)
         if active < len(self._seen):
             for out in outs:
                 out *= out.dtype.type(len(self._seen) / active)
+
+    def _require_attached(self) -> None:
+        if not self.attached:
+            raise ConfigurationError(NOT_ATTACHED)
 
     def _combine(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
         self._buffers.combine(self._all_reduce, "mean", [*ins, self._flags], [*outs, self._seen])

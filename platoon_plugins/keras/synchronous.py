@@ -87,6 +87,10 @@ class Synchronous(Mode):
         """Remember what the callbacks find."""
         self._found = state_checksum(self._model, self._backend)
 
+    def finish(self) -> None:
+        """Let the optimizer be used no more without a fit of all workers."""
+        self._average.detach()
+
     def tell(self) -> dict[str, float]:
         """Tell what the callbacks left, and whether they changed it."""
         left = state_checksum(self._model, self._backend)

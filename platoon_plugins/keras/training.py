@@ -20,7 +20,7 @@ from platoon_plugins.keras.backends.base import Backend, Metrics
 from platoon_plugins.keras.common_start import start_together
 from platoon_plugins.keras.loaders import tell_epoch
 from platoon_plugins.keras.mode import Mode
-from platoon_plugins.keras.requirements import require_distributable
+from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
 from platoon_plugins.keras.same_data import data_of_fit, warn_if_not_sharded
 from platoon_plugins.keras.synchronous import Synchronous
 
@@ -91,6 +91,8 @@ class Training:
                 "with more workers"
             )
         self._let_go_of_earlier()
+        if isinstance(self._mode, Asynchronous):
+            _asynchronous.add(self._model.optimizer)
         members = worker.meet("keras fit begins", binds=True)
         how = self._mode.purpose(self._model)
         purpose = f"distribute({how}, every_n_batches={self._every_n_batches}, stop={self._policy!r})"
@@ -132,12 +134,10 @@ class Training:
                 "got sync=None and a plain optimizer: each worker would train a model of its own; compile with "
                 "DistributedOptimizer(optimizer), or pass a rule such as sync=EASGD()"
             )
-        if getattr(self._model.optimizer, "use_ema", False):
-            raise ConfigurationError(
-                "got an optimizer with use_ema=True and a rule: fit would leave the average of one worker's weights in "
-                "the model, or that of all, but not both; compile without use_ema (the center is an average already), "
-                "or with DistributedOptimizer(optimizer)"
-            )
+        if sync == "auto" and self._model.optimizer not in _asynchronous:
+            require_new(backend.steps_taken(self._model))
+        backend.optimizer_state(self._model)  # which builds it, and what is inside it
+        require_no_other_average(self._model.optimizer)
         rule: Any = EASGD() if sync == "auto" else sync
         return Asynchronous(worker, backend, rule, self._every_n_batches, self._on_nonfinite, self._policy)
 
@@ -310,5 +310,7 @@ class Training:
 
 # Workers whose parameters a fit shares at the moment.
 _sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
+# Optimizers that a fit has used with a rule.
+_asynchronous: weakref.WeakSet[Any] = weakref.WeakSet()
 _STOPS = "stops"
 _VARIED = "_platoon_noise_varied"

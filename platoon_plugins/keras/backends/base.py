@@ -142,6 +142,10 @@ class Backend(Protocol):
         """Return the methods by which a subclass of an optimizer averages gradients before anything else."""
         ...
 
+    def steps_taken(self, model: Any) -> int:
+        """Return how many steps the optimizer has made."""
+        ...
+
     def set_learning_rate(self, model: Any, value: float) -> None:
         """Change the optimizer's learning rate."""
         ...

@@ -220,6 +220,10 @@ class Keras3(Backend):
         """Return the averages of gradients, which are the back end's tensors."""
         raise NotImplementedError
 
+    def steps_taken(self, model: Any) -> int:
+        """See `Backend.steps_taken`."""
+        return int(keras.ops.convert_to_numpy(model.optimizer.iterations))
+
     def set_learning_rate(self, model: Any, value: float) -> None:
         """See `Backend.set_learning_rate`."""
         self.attach(model)

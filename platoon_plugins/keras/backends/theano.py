@@ -84,6 +84,10 @@ class _Theano(Backend):
 
         return {"get_gradients": get_gradients, "get_updates": get_updates}
 
+    def steps_taken(self, model: Any) -> int:
+        """See `Backend.steps_taken`."""
+        return int(K.get_value(model.optimizer.iterations))
+
     def set_learning_rate(self, model: Any, value: float) -> None:
         """See `Backend.set_learning_rate`."""
         K.set_value(model.optimizer.lr, value)
@@ -114,6 +118,11 @@ class _InGraph(GradientAverage):
         """See `GradientAverage.attach`."""
         super().attach(policy, like)
         self._ready.set_value(np.int8(1))
+
+    def detach(self) -> None:
+        """See `GradientAverage.detach`."""
+        super().detach()
+        self._ready.set_value(np.int8(0))
 
     def graph(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the averages as expressions."""
