@@ -109,7 +109,9 @@ def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
                 worker.barrier("after")
                 total = everyones(own).sum(axis=0) + center
                 assert abs(total - (size + 1) * start - 3).max() < 1e-4, abs(total - (size + 1) * start).max()
-                assert abs(own - center).max() > 1e-3
+                # One worker may happen to be where the center is. Not both: whatever the order, the weights of rank 1
+                # stay 0.3 and more above the center, and a worker that takes the center over has no distance to it.
+                assert abs(everyones(own) - center).max() > 0.3
 
         model = dense(optimizer=keras.optimizers.SGD(0.0))
         model.fit(*shard(x, y), epochs=3, batch_size=8, verbose=0, callbacks=distribute(
@@ -502,13 +504,15 @@ def test_ways_to_run_a_step(run_keras):
 
         scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=2.0**10)
         model = dense(optimizer=DistributedOptimizer(scaled))
-        model.fit(*shard(x, y), epochs=1, batch_size=4, verbose=0, callbacks=distribute())
+        model.fit(*shard(x, y), epochs=1, batch_size=4, shuffle=False, verbose=0, callbacks=distribute())
         plain = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1)))
         plain.fit(*shard(x, y), epochs=1, batch_size=4, shuffle=False, verbose=0, callbacks=distribute())
         everyone = everyones(flat(model.get_weights()))
         assert (everyone == everyone[0]).all()
         assert abs(everyone[0] - flat(dense().get_weights())).max() > 0.01
 
+        # A power of two is taken in and out of a float32 without a trace.
+        assert abs(everyone[0] - flat(plain.get_weights())).max() < 1e-6
         everyone = everyones(flat(plain.get_weights()))
         assert (everyone == everyone[0]).all()
 

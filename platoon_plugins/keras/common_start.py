@@ -47,6 +47,7 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
         return
     start_together(model, worker, backend, "broadcast_variables", range(worker.global_size))
     if average is not None:
+        backend.watch_losses(model, average)
         average.attach("any", [weight.get_value() for weight in backend.weights(model)])
 
 

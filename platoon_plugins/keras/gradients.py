@@ -22,6 +22,7 @@ NOT_ATTACHED = (
 )
 # What travels with the gradients, one number for each rank: 0, or one of these.
 _VOTES, _DONE = 1.0, 2.0
+_LEAST = 1e-8  # the weight of a batch in which everything is masked
 
 
 class GradientAverage:
@@ -29,10 +30,12 @@ class GradientAverage:
 
     ::
 
-        g := 1/A sum_i g_i        over the A workers whose epoch goes on
+        g := sum_i w_i g_i / sum_i w_i        over the workers whose epoch goes on
 
-    Workers may have different numbers of batches: one that has come to the end of its epoch calls `join`, and
-    contributes zeros until all have come there.
+    where w_i is what worker i's loss was divided by, the number of rows or of tokens in its batch: so g is the
+    gradient of the loss of all their rows. Of losses that are sums, g is the sum. Workers may have different numbers
+    of batches: one that has come to the end of its epoch calls `join`, and contributes zeros until all have come
+    there. A worker whose step does not use a weight contributes zeros for that one.
 
     Parameters
     ----------
@@ -44,6 +47,10 @@ class GradientAverage:
         Whether a fit that goes on has prepared the model: otherwise initial weights would differ.
     steps : int
         Calls in this epoch.
+    sums : bool
+        Whether losses are sums over rows.
+    weight : tensor, float or None
+        Of the batch whose gradients come next, where that is not passed with them.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -52,8 +59,11 @@ class GradientAverage:
         self.steps = 0
         self._policy = "any"
         self._buffers = FlatBuffers()
-        self._flags = np.zeros(worker.global_size, np.float32)
-        self._seen = np.zeros_like(self._flags)
+        self.sums = False
+        self.weight: Any = None
+        self._mine = _Words(worker.global_size, 0)
+        self._all = _Words(worker.global_size, 0)
+        self._usual_weight = 1.0
         self._like: list[Array] = []
         self._failure: PlatoonError | None = None
 
@@ -70,8 +80,8 @@ class GradientAverage:
         self.attached = True
         self._failure = None
         self._policy = policy
-        self._like = [np.zeros_like(array) for array in like]
-        self._seen[:] = 0
+        self._usual_weight = 1.0
+        self._expect([np.zeros_like(array) for array in like])
         self._send(0.0)
 
     def detach(self) -> None:
@@ -92,7 +102,7 @@ class GradientAverage:
         members = {int(rank) for rank in np.flatnonzero(seen != _DONE)}
         return votes_suffice(self._policy, voters, members)
 
-    def __call__(self, gradients: Sequence[Any]) -> list[Array]:
+    def __call__(self, gradients: Sequence[Any], weight: Any = 1.0) -> list[Array]:
         """Return the averages in new arrays; called back from a compiled program.
 
         An exception would come out of it as the back end's own, behind pages of traces: what goes wrong is kept, and
@@ -102,13 +112,15 @@ class GradientAverage:
         ----------
         gradients : sequence of array
             The same number, shapes and dtypes on every worker.
+        weight : float
+            What this worker's loss was divided by.
         """
         self.require_sound()
         self._require_attached()
         ins = [np.asarray(gradient, order="C") for gradient in gradients]
         outs = [np.empty_like(array) for array in ins]
         try:
-            self._step(ins, outs)
+            self._step(ins, outs, float(weight))
         except PlatoonError as exc:
             self._failure = exc
             return [np.zeros_like(array) for array in ins]
@@ -125,15 +137,21 @@ class GradientAverage:
         if self._failure is not None:
             raise self._failure
 
-    def in_place(self, gradients: Sequence[Array]) -> None:
-        """Replace C-contiguous arrays by their averages.
+    def in_place(self, gradients: Sequence[Array | None], weight: float = 1.0) -> list[Array | None]:
+        """Replace C-contiguous arrays by their averages, and return them.
+
+        In the place of None, a weight that is not used in this step, is the average with zeros; None if no worker uses
+        it.
 
         Raises
         ------
         WorkerLostError, CollectiveTimeoutError
             If another worker does not make the call.
         """
-        self._step(gradients, gradients)
+        there = [array is not None for array in gradients]
+        arrays = [self._like[i].copy() if array is None else array for i, array in enumerate(gradients)]
+        self._step(arrays, arrays, weight, there)
+        return [array if used else None for array, used in zip(arrays, self._all.used > 0)]
 
     def join(self) -> list[int]:
         """Take part without gradients until every worker has come to the end of its epoch.
@@ -144,7 +162,7 @@ class GradientAverage:
             The number of steps that each rank has made in it, after which weights and optimizers differ unless they
             are the same.
         """
-        flag = self._flags[self.worker.global_rank]
+        flag = self._mine.flags[self.worker.global_rank]
         self._send(_DONE)
         while True:
             self._call_without_gradients()
@@ -155,36 +173,86 @@ class GradientAverage:
         self.steps = 0
         return steps
 
+    def take_weight(self) -> Any:
+        """Return the weight of the batch whose gradients come next, and forget it; 1 where no loss told one."""
+        weight, self.weight = self.weight, None
+        return 1.0 if weight is None else weight
+
+    def like(self, shapes: Sequence[tuple[tuple[int, ...], str]]) -> list[Array]:
+        """Return zeros in place of gradients of these shapes and dtypes, and expect such: a step may train some."""
+        self._require_attached()
+        if shapes and [(zeros.shape, zeros.dtype.name) for zeros in self._like] != list(shapes):
+            self._expect([np.zeros(shape, dtype) for shape, dtype in shapes])
+        return self._like
+
     def count(self, steps: int) -> None:
         """Take note of steps made in a compiled function; others are counted as they are made."""
 
-    def _step(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
+    def _step(
+        self, ins: Sequence[Array], outs: Sequence[Array], weight: float, there: Sequence[bool] | None = None
+    ) -> None:
         self._require_attached()
         self.steps += 1
-        self._combine(ins, outs)
-        active = np.count_nonzero(self._seen != _DONE)
-        if active < len(self._seen):
-            for out in outs:
-                out *= out.dtype.type(len(self._seen) / active)
+        if len(ins) != len(self._like):
+            self._expect([np.zeros_like(array) for array in ins])
+        # Where all weights are gone, losses of layers are left: they have no weights, and must not be lost.
+        weight = 1.0 if self.sums else max(weight, _LEAST)
+        self._mine.used[:] = 1 if there is None else there
+        self._mine.weights[self.worker.global_rank] = weight
+        usual = self._usual_weight
+        self._combine(_scaled(ins, outs, weight / usual), outs)
+        size = self.worker.global_size
+        _scaled(outs, outs, size if self.sums else size / float((self._all.weights / usual).sum(dtype=np.float64)))
 
     def _require_attached(self) -> None:
         if not self.attached:
             raise ConfigurationError(NOT_ATTACHED)
 
     def _combine(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
-        self._buffers.combine(self._all_reduce, "mean", [*ins, self._flags], [*outs, self._seen])
-        self._seen[:] = np.rint(self._seen * len(self._seen))
+        self._buffers.combine(self._all_reduce, "mean", [*ins, self._mine.array], [*outs, self._all.array])
+        self._all.round(self.worker.global_size)
+        # The same on all workers, in all calls: so batches of the usual size need not be multiplied.
+        self._usual_weight = float(self._all.weights.max()) or self._usual_weight
 
     def _all_reduce(self, array: Array, op: str, dest: Array) -> None:
         self.worker.all_reduce(array, op, dest=dest)
 
+    def _expect(self, like: list[Array]) -> None:
+        """Take note of the gradients to come."""
+        flag = self._mine.flags[self.worker.global_rank]
+        self._like = like
+        self._mine, self._all = (_Words(self.worker.global_size, len(like)) for _ in range(2))
+        self._mine.flags[self.worker.global_rank] = flag
+
     # What is done otherwise where gradients stay within a compiled function.
 
     def _send(self, flag: float) -> None:
-        self._flags[self.worker.global_rank] = flag
+        self._mine.flags[self.worker.global_rank] = flag
 
     def _latest(self) -> Array:
-        return self._seen
+        return self._all.flags
 
     def _call_without_gradients(self) -> None:
+        self._mine.weights[:] = self._mine.used[:] = 0
         self._combine(self._like, [array.copy() for array in self._like])
+
+
+class _Words:
+    """What travels with the gradients: a flag and a weight for each rank, and which gradients there are."""
+
+    def __init__(self, size: int, gradients: int) -> None:
+        self.array = np.zeros(2 * size + gradients, np.float32)
+        self.flags, self.weights, self.used = self.array[:size], self.array[size : 2 * size], self.array[2 * size :]
+
+    def round(self, size: int) -> None:
+        """Make what is left of a mean over the workers, of which most give zeros, the values themselves."""
+        self.array *= size
+        whole = np.rint(self.array)
+        np.copyto(self.array, whole, where=abs(self.array - whole) <= 1e-6 * whole)
+
+
+def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Sequence[Array]:
+    """Return ``ins`` times a factor, in ``outs``, or themselves if it is 1."""
+    if factor == 1:
+        return ins
+    return [np.multiply(array, array.dtype.type(factor), out=out) for array, out in zip(ins, outs)]

@@ -89,8 +89,9 @@ def _require_one_average(model: Any, average: GradientAverage | None) -> None:
     """Raise if gradients would be averaged in another place than model.optimizer."""
     if average is None and any(average_of(each) is not None for each in _with_inner(model.optimizer)):
         raise ConfigurationError(
-            f"got a {type(model.optimizer).__name__} around a DistributedOptimizer: workers would make different steps; "
-            "wrap it the other way round, DistributedOptimizer(LossScaleOptimizer(optimizer)), in compile()"
+            f"got a {type(model.optimizer).__name__} around a DistributedOptimizer: workers would step "
+            "differently; wrap it the other way round, DistributedOptimizer(LossScaleOptimizer(optimizer)), in "
+            "compile()"
         )
     own = [value for value in vars(model).values() if isinstance(value, keras.optimizers.Optimizer)]
     if any(optimizer is not model.optimizer and average_of(optimizer) is not None for optimizer in own):

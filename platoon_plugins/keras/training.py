@@ -22,6 +22,7 @@ from platoon_plugins.keras.loaders import tell_epoch
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
 from platoon_plugins.keras.same_data import data_of_fit, warn_if_not_sharded
+from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.synchronous import Synchronous
 
 __all__ = ["Training"]
@@ -79,6 +80,7 @@ class Training:
         self._model = model
         self._data = data_of_fit(model)
         self._mode = self._choose_mode(average)
+        self._losses = self._backend.watch_losses(model, average)
         self._metrics: Metrics = self._backend.metrics(model)
         self._wants_stop = self._stopped = False
 
@@ -99,6 +101,7 @@ class Training:
         start_together(self._model, worker, self._backend, purpose, members)
         warn_if_not_sharded(self._data, worker)
         self._mode.start(self._model, members)
+        self._statistics = Statistics(worker, self._backend, self._model)
         if worker.shares:
             _sharing.add(worker)
         self._random_state = seeds.state(), self._backend.random_state()
@@ -148,6 +151,7 @@ class Training:
         self._metrics.epoch_begins()
         if self._data is not None:
             tell_epoch(self._data[0], epoch)
+        self._losses.begin("train")
         self._epoch = epoch
         self._batches = self._last_batch = 0
         self._batches_closed = False
@@ -195,6 +199,7 @@ class Training:
         """Take note of an evaluation; that of a fit evaluates the common weights."""
         if self._fitting:
             self._metrics.test_begins()
+            self._losses.begin("test")
             self._close_batches(evaluates=True)
 
     def test_batch_ends(self, logs: Mapping[str, Any] | None) -> None:
@@ -205,9 +210,11 @@ class Training:
     def test_ends(self, logs: dict[str, Any]) -> None:
         """Add up the metrics of an evaluation that all workers made, and put them into ``logs``."""
         if self._fitting and self._all_evaluate:
-            summed = self._worker.sum_arrays(f"keras evaluation {self._epoch}", self._metrics.test_state())
-            self._test_results = self._metrics.results(summed.arrays)
+            arrays = [*self._metrics.test_state(), self._batches_with_losses("test")]
+            *state, counts = self._worker.sum_arrays(f"keras evaluation {self._epoch}", arrays).arrays
+            self._test_results = self._results("test", state, counts)
             logs.update({name: self._test_results[name] for name in logs if name in self._test_results})
+        self._losses.phase = "train"
 
     # The end of an epoch.
 
@@ -274,19 +281,27 @@ class Training:
         self._count_to(self._last_batch)
         self._mode.epoch_ends()
         train = self._metrics.train_state()
-        statistics = self._backend.statistics(self._model)
-        arrays = [*train, *(variable.get_value(borrow=True) for variable in statistics)]
+        arrays = [*train, self._batches_with_losses("train"), self._statistics.changed()]
         pairs = {str(self._worker.global_rank): (float(evaluates), 1.0)}
         summed = self._worker.sum_arrays(f"keras epoch {self._epoch}", arrays, pairs)
         self._mode.members_are(summed.ranks)
         self._agree_on_evaluation(
             [int(rank) for rank, (evaluating, _) in summed.pairs.items() if evaluating], summed.ranks
         )
-        self._train_results = self._metrics.results(summed.arrays[: len(train)])
-        for variable, total in zip(statistics, summed.arrays[len(train) :]):
-            mean = total / len(summed.ranks)
-            variable.set_value(mean.astype(variable.get_value(borrow=True).dtype))
+        *state, counts, changed = summed.arrays
+        self._train_results = self._results("train", state, counts)
+        self._statistics.average(f"keras statistics {self._epoch}", changed)
         self._mode.enter_center()
+
+    def _batches_with_losses(self, phase: str) -> Any:
+        self._backend.settle()
+        return self._losses.count(phase, self._worker)
+
+    def _results(self, phase: str, state: list[Any], counts: Any) -> dict[str, Any]:
+        """Return what is logged for the sum of all workers' metrics; all of them call it."""
+        results = self._metrics.results(state)
+        loss = self._losses.combined(phase, self._worker, f"keras {phase} losses {self._epoch}", counts)
+        return results if loss is None or "loss" not in results else {**results, "loss": loss}
 
     def _agree_on_evaluation(self, evaluating: list[int], members: list[int]) -> None:
         self._someone_evaluates, self._all_evaluate = bool(evaluating), len(evaluating) == len(members)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.batch_losses import BatchLosses
 
 __all__ = ["Backend", "Metrics", "Variable", "not_additive", "require_declared"]
 
@@ -145,6 +146,25 @@ class Backend(Protocol):
     def steps_taken(self, model: Any) -> int:
         """Return how many steps the optimizer has made."""
         ...
+
+    def watch_losses(self, model: Any, average: Any) -> BatchLosses:
+        """Let gradients be averaged, and losses kept, by what the loss of each batch is divided by.
+
+        Parameters
+        ----------
+        model : keras.Model
+        average : GradientAverage or None
+            Of its optimizer.
+
+        Returns
+        -------
+        BatchLosses
+            The model's, in which losses appear that are no means over rows.
+        """
+        ...
+
+    def settle(self) -> None:
+        """Wait until the host has seen what the steps made so far have to tell."""
 
     def set_learning_rate(self, model: Any, value: float) -> None:
         """Change the optimizer's learning rate."""

@@ -4,7 +4,7 @@ callback.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -39,11 +39,19 @@ class _Jax(Keras3):
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
         model.jax_state_sync()
 
-    def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
-        """See `Keras3.averaged`: ordered, as all workers must make the calls in one order."""
+    def averaged_in_graph(self, gradients: Sequence[Any], average: GradientAverage, weight: Any) -> Sequence[Any]:
+        """See `Keras3.averaged_in_graph`: ordered, as all workers must make the calls in one order."""
         shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
-        averages: Sequence[Any] = io_callback(average, shapes, list(gradients), ordered=True)
+        averages: Sequence[Any] = io_callback(average, shapes, list(gradients), weight, ordered=True)
         return averages
+
+    def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
+        """See `Keras3.tell`."""
+        io_callback(call, None, *map(jax.lax.stop_gradient, map(jnp.asarray, values)), ordered=True)
+
+    def settle(self) -> None:
+        """See `Backend.settle`."""
+        jax.effects_barrier()
 
 
 def backend() -> _Jax:

@@ -12,6 +12,8 @@ from keras.src.backend.common import global_state
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
+from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, watched
+from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["Keras3", "Keras3Metrics", "KerasVariable"]
@@ -196,10 +198,13 @@ class Keras3(Backend):
         base: Any = optimizer_class
 
         def apply(optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-            return base.apply(optimizer, self._averaged_but_none(grads, average), trainable_variables)
+            like = average.like(_shapes(trainable_variables or ()))
+            averages = self.averaged(grads, like, average, average.take_weight())
+            return base.apply(optimizer, averages, trainable_variables)
 
         def stateless_apply(optimizer: Any, variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-            averages = self._averaged_but_none(grads, average)
+            like = average.like(_shapes(trainable_variables))
+            averages = self.averaged(grads, like, average, average.take_weight())
             return base.stateless_apply(optimizer, variables, averages, trainable_variables)
 
         methods: dict[str, Callable[..., Any]] = {"apply": apply}
@@ -207,17 +212,75 @@ class Keras3(Backend):
             methods["stateless_apply"] = stateless_apply  # LossScaleOptimizer's does not
         return methods
 
-    def _averaged_but_none(self, gradients: Sequence[Any], average: GradientAverage) -> list[Any]:
-        """Return averages, and None for each weight that has no gradient."""
-        result = list(gradients)
-        there = [i for i, gradient in enumerate(result) if gradient is not None]
-        if there:
-            for i, gradient in zip(there, self.averaged([result[i] for i in there], average)):
-                result[i] = gradient
-        return result
+    def averaged(
+        self, gradients: Sequence[Any], like: Sequence[Array], average: GradientAverage, weight: Any
+    ) -> Sequence[Any]:
+        """Return the averages of gradients, which are the back end's tensors, or None for weights that have none.
 
-    def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
-        """Return the averages of gradients, which are the back end's tensors."""
+        Parameters
+        ----------
+        gradients : sequence of tensor or None
+        like : sequence of array
+            Zeros of their shapes.
+        average : GradientAverage
+        weight : tensor or float
+            Of the batch.
+        """
+        # In a traced program the same weights have no gradient on all workers, in every step. The workers average
+        # zeros for these: one without a batch does not know which they are.
+        filled = [
+            keras.ops.zeros(zeros.shape, zeros.dtype.name) if gradient is None else gradient
+            for gradient, zeros in zip(gradients, like)
+        ]
+        averages = self.averaged_in_graph(filled, average, weight)
+        return [None if gradient is None else mean for gradient, mean in zip(gradients, averages)]
+
+    def averaged_in_graph(self, gradients: Sequence[Any], average: GradientAverage, weight: Any) -> Sequence[Any]:
+        """Return the averages of tensors in a program that is traced."""
+        raise NotImplementedError
+
+    def watch_losses(self, model: Any, average: GradientAverage | None) -> BatchLosses:
+        """See `Backend.watch_losses`: ``compute_loss`` is where a step has its loss and what belongs to it."""
+        losses = getattr(model, _LOSSES, None)
+        if losses is None:
+            losses = BatchLosses()
+            setattr(model, _LOSSES, losses)
+        if getattr(model.compute_loss, "average", model) is not average:
+            model.compute_loss = self._watched_loss(model, average, losses)
+            if model.train_function is not None:  # traced already
+                model.make_train_function(force=True)
+            if model.test_function is not None:
+                model.make_test_function(force=True)
+        return losses
+
+    def _watched_loss(self, model: Any, average: GradientAverage | None, losses: BatchLosses) -> Callable[..., Any]:
+        plain = getattr(model.compute_loss, "plain", model.compute_loss)
+
+        def compute_loss(x: Any = None, y: Any = None, y_pred: Any = None, *rest: Any, **options: Any) -> Any:
+            with watched() as terms:
+                loss = plain(x, y, y_pred, *rest, **options)
+            if any(isinstance(tensor, keras.KerasTensor) for tensor in keras.tree.flatten((x, y_pred))):
+                return loss  # Keras only asks for shapes
+            training = options.get("training")
+            rows = keras.ops.shape(next(tensor for tensor in keras.tree.flatten(x) if tensor is not None))[0]
+            weight = batch_weight(terms, rows, model)
+            if average is not None and training is not False:
+                require_one_kind(weight)
+                average.weight, average.sums = weight.weight, weight.kind == "sum"
+            if weight.kind in ("tokens", "sum"):
+                self.tell(
+                    lambda value, divisor, count: losses.add(value, divisor, count, training),
+                    [loss, 0.0 if weight.kind == "sum" else weight.weight, rows],
+                    model,
+                )
+            return loss
+
+        compute_loss.plain = plain  # type: ignore[attr-defined]
+        compute_loss.average = average  # type: ignore[attr-defined]
+        return compute_loss
+
+    def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
+        """Call a function of the host with the values of scalars, in each step."""
         raise NotImplementedError
 
     def steps_taken(self, model: Any) -> int:
@@ -228,6 +291,14 @@ class Keras3(Backend):
         """See `Backend.set_learning_rate`."""
         self.attach(model)
         model.optimizer.learning_rate = value
+
+
+# The name under which a model keeps the losses of its batches.
+_LOSSES = "_platoon_batch_losses"
+
+
+def _shapes(variables: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
+    return [(tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for v in variables]
 
 
 def _each(metrics: Sequence[Any]) -> Iterator[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,17 +56,22 @@ class _TensorFlow(Keras3):
         super().restore_random_state(state, common_seed)
         tf.random.set_seed(common_seed)
 
-    def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
-        """See `Keras3.averaged`."""
+    def averaged_in_graph(self, gradients: Sequence[Any], average: GradientAverage, weight: Any) -> Sequence[Any]:
+        """See `Keras3.averaged_in_graph`."""
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]  # an embedding's come as IndexedSlices
 
-        def call(*arrays: Any) -> list[Any]:
-            return average(arrays)
+        def call(weight: Any, *arrays: Any) -> list[Any]:
+            return average(arrays, weight)
 
-        averages = tf.numpy_function(call, dense, [gradient.dtype for gradient in dense])
+        averages = tf.numpy_function(call, [weight, *dense], [gradient.dtype for gradient in dense])
         for gradient, result in zip(dense, averages):
             result.set_shape(gradient.shape)
         return averages  # type: ignore[no-any-return]
+
+    def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
+        """See `Keras3.tell`: XLA cannot leave its program."""
+        if not model.jit_compile:
+            tf.numpy_function(call, list(values), [])
 
 
 def backend() -> _TensorFlow:

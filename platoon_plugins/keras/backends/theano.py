@@ -14,6 +14,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
 from platoon_base.theano_ops.noise import vary_noise
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
+from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 
 __all__ = ["backend"]
@@ -70,12 +71,13 @@ class _Theano(Backend):
         base: Any = optimizer_class
 
         def get_gradients(optimizer: Any, loss: Any, params: Any) -> list[Any]:
+            weight = average.graph_weight(loss)
             limits = {name: vars(optimizer).pop(name) for name in ("clipnorm", "clipvalue") if name in vars(optimizer)}
             try:
-                gradients = base.get_gradients(optimizer, loss, params)
+                gradients = base.get_gradients(optimizer, loss * weight, params)
             finally:
                 vars(optimizer).update(limits)
-            return _clipped(average.graph(gradients), **limits)
+            return _clipped(average.graph(gradients, weight), **limits)
 
         def get_updates(optimizer: Any, loss: Any, params: Any) -> list[Any]:
             updates = base.get_updates(optimizer, loss, params)
@@ -83,6 +85,21 @@ class _Theano(Backend):
             return updates  # type: ignore[no-any-return]
 
         return {"get_gradients": get_gradients, "get_updates": get_updates}
+
+    def watch_losses(self, model: Any, average: Any) -> BatchLosses:
+        """See `Backend.watch_losses`: losses are sums, or divided by numbers of rows, masked ones too."""
+        sums = {function.reduction == "sum" for function in model.loss_functions if function is not None}
+        if average is not None:
+            if len(sums | ({False} if model.losses else set())) > 1:
+                raise ConfigurationError(
+                    'got losses with reduction="sum" beside others, those of layers such as regularizers among them: '
+                    "no average of the workers' gradients is the gradient of one process on all their rows; compile "
+                    'with reduction="sum_over_batch_size"'
+                )
+            average.sums = sums == {True}
+        if not hasattr(model, _LOSSES):
+            setattr(model, _LOSSES, BatchLosses())
+        return getattr(model, _LOSSES)  # type: ignore[no-any-return]
 
     def steps_taken(self, model: Any) -> int:
         """See `Backend.steps_taken`."""
@@ -108,8 +125,9 @@ class _InGraph(GradientAverage):
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
-        self._flags_in = theano.shared(self._flags, "flags of this rank", borrow=True)
-        self._flags_out = theano.shared(self._seen.copy(), "flags of all ranks")
+        self._words_in = theano.shared(self._mine.array, "flag of this rank", borrow=True)
+        self._words_out = theano.shared(self._all.array.copy(), "flags and weights of all ranks")
+        self._sums = theano.shared(np.int8(0), "whether losses are sums")
         self._ready = theano.shared(np.int8(0), "whether a fit has prepared the model")
         self._reduced: Any = None
         self._idle: Any = None
@@ -118,46 +136,62 @@ class _InGraph(GradientAverage):
         """See `GradientAverage.attach`."""
         super().attach(policy, like)
         self._ready.set_value(np.int8(1))
+        self._sums.set_value(np.int8(self.sums))
 
     def detach(self) -> None:
         """See `GradientAverage.detach`."""
         super().detach()
         self._ready.set_value(np.int8(0))
 
-    def graph(self, gradients: Sequence[Any]) -> list[Any]:
-        """Return the averages as expressions."""
-        checked = theano.tensor.opt.Assert(NOT_ATTACHED)(self._flags_in, theano.tensor.eq(self._ready, 1))
-        *means, flags = all_reduce(*gradients, checked, op="mean", worker=self.worker)
+    def graph_weight(self, loss: Any) -> Any:
+        """Return how much a loss counts: as many rows as its batch has, as Keras 2 divides by nothing else."""
+        inputs = [v for v in theano.gof.graph.inputs([loss]) if v.owner is None and hasattr(v, "_keras_shape")]
+        batches = [v for v in inputs if v.ndim and not isinstance(v, theano.compile.SharedVariable)]
+        rows = theano.tensor.cast(batches[0].shape[0], "float32") if batches else theano.tensor.constant(1.0, "float32")
+        return theano.tensor.switch(theano.tensor.eq(self._sums, 1), np.float32(1), rows)
+
+    def graph(self, gradients: Sequence[Any], weight: Any) -> list[Any]:
+        """Return the averages of gradients, which are those of the weighted loss, as expressions."""
+        checked = theano.tensor.opt.Assert(NOT_ATTACHED)(self._words_in, theano.tensor.eq(self._ready, 1))
         size = self.worker.global_size
-        self._reduced = flags * np.float32(size)
-        done = theano.tensor.eq(theano.tensor.round(self._reduced), np.float32(2.0)).sum(dtype="float32")
+        words = theano.tensor.set_subtensor(checked[size + self.worker.global_rank], weight)
+        *means, words = all_reduce(*gradients, words, op="mean", worker=self.worker)
+        self._reduced = words * np.float32(size)
+        total = self._reduced[size:].sum()
         # Theano would divide each weight's update by the denominator, if it could see that there is one.
-        scale = theano.tensor.switch(theano.tensor.eq(done, 0), np.float32(1), size / (np.float32(size) - done))
+        scale = theano.tensor.switch(theano.tensor.eq(self._sums, 1), np.float32(size), np.float32(size) / total)
         return [mean * theano.tensor.cast(scale, mean.dtype) for mean in means]
 
     def update(self) -> tuple[Any, Any]:
-        """Return the update by which the flags of all ranks get out of the function."""
-        return self._flags_out, self._reduced
+        """Return the update by which the words of all ranks get out of the function."""
+        return self._words_out, self._reduced
 
     def count(self, steps: int) -> None:
         """Take note of steps that the compiled function made."""
         self.steps += steps
 
+    def _expect(self, like: list[Array]) -> None:
+        self._like = like  # which of them there are is known when the function is compiled
+
     def _send(self, flag: float) -> None:
         super()._send(flag)
-        self._flags_in.set_value(self._flags)
+        self._words_in.set_value(self._mine.array)
 
     def _latest(self) -> Array:
-        seen: Array = np.rint(self._flags_out.get_value(borrow=True))
+        seen: Array = np.rint(self._words_out.get_value(borrow=True)[: self.worker.global_size])
         return seen
 
     def _call_without_gradients(self) -> None:
         if self._idle is None:
             zeros = [theano.shared(array) for array in self._like]
-            *_, flags = outputs = all_reduce(*zeros, self._flags_in, op="mean", worker=self.worker)
-            update = (self._flags_out, flags * np.float32(self.worker.global_size))
+            *_, words = outputs = all_reduce(*zeros, self._words_in, op="mean", worker=self.worker)
+            update = (self._words_out, words * np.float32(self.worker.global_size))
             self._idle = theano.function([], [output.sum() for output in outputs], updates=[update])
         self._idle()
+
+
+# The name under which a model keeps the losses of its batches.
+_LOSSES = "_platoon_batch_losses"
 
 
 class _Metrics(Metrics):
@@ -189,6 +223,7 @@ class _Metrics(Metrics):
         """See `Metrics.train_batch`."""
         self._train_loss += float(logs["loss"]) * logs["size"], logs["size"]
         self._train = self._values()
+        self._keep(logs, training=True)
 
     def test_begins(self) -> None:
         """See `Metrics.test_begins`."""
@@ -197,6 +232,7 @@ class _Metrics(Metrics):
     def test_batch(self, logs: Mapping[str, Any]) -> None:
         """See `Metrics.test_batch`."""
         self._test_loss += float(logs["loss"]) * logs["size"], logs["size"]
+        self._keep(logs, training=False)
 
     def train_state(self) -> list[Array]:
         """See `Metrics.train_state`."""
@@ -217,6 +253,11 @@ class _Metrics(Metrics):
         self._assign(own)  # an evaluation that begins now has reset them already
         loss = total / weight if weight else np.nan
         return dict(zip(self._model.metrics_names, map(float, (loss, *others))))
+
+    def _keep(self, logs: Mapping[str, Any], training: bool) -> None:
+        functions = [function for function in self._model.loss_functions if function is not None]
+        if not self._model.losses and all(function.reduction == "sum" for function in functions):
+            getattr(self._model, _LOSSES).add(logs["loss"], 0.0, logs["size"], training)
 
     def _assign(self, values: Sequence[Array]) -> None:
         for variable, value in zip(self._variables, values):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,17 +65,33 @@ class _Torch(Keras3):
         if on_gpus:
             torch.cuda.set_rng_state_all(on_gpus)
 
-    def averaged(self, gradients: Sequence[Any], average: GradientAverage) -> Sequence[Any]:
-        """See `Keras3.averaged`."""
-        arrays = [_view_or_copy(gradient) for gradient in gradients]
-        average.in_place(arrays)
-        for gradient, array in zip(gradients, arrays):
-            if array.ctypes.data != gradient.data_ptr():
-                gradient.copy_(torch.from_numpy(array))
-        return gradients
+    def averaged(
+        self, gradients: Sequence[Any], like: Sequence[Array], average: GradientAverage, weight: Any
+    ) -> Sequence[Any]:
+        """See `Keras3.averaged`: here each step, on each worker, may leave out other weights."""
+        arrays = average.in_place([_view_or_copy(gradient) for gradient in gradients], float(weight))
+        device = next((gradient.device for gradient in gradients if gradient is not None), None)
+        return [_written(gradient, array, device) for gradient, array in zip(gradients, arrays)]
+
+    def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
+        """See `Keras3.tell`."""
+        call(*(float(value.detach() if torch.is_tensor(value) else value) for value in values))
 
 
-def _view_or_copy(gradient: Any) -> Array:
+def _written(gradient: Any, array: Array | None, device: Any) -> Any:
+    """Return an average as a tensor, the gradient's own where there is one."""
+    if array is None:
+        return None
+    if gradient is None:
+        return torch.from_numpy(array).to(device)
+    if array.ctypes.data != gradient.data_ptr():
+        gradient.copy_(torch.from_numpy(array))
+    return gradient
+
+
+def _view_or_copy(gradient: Any) -> Array | None:
+    if gradient is None:
+        return None
     tensor = gradient.detach()
     if tensor.is_sparse:
         raise TypeError("got a sparse gradient: it cannot be averaged; make the layer's gradient dense")

@@ -1,0 +1,164 @@
+"""What a loss of Keras 3 was divided by: rows, tokens that are not masked, weights."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+from keras.src.backend import get_keras_mask  # no public function tells it, on JAX nothing else does
+
+from platoon_base.errors import ConfigurationError, PlatoonWarning
+
+__all__ = ["BatchWeight", "Term", "batch_weight", "watched"]
+
+
+class Term(NamedTuple):
+    """One loss of a model, as it was computed for a batch.
+
+    Attributes
+    ----------
+    loss : keras.losses.Loss
+    values : tensor
+        Before they are reduced to one number.
+    mask, sample_weight : tensor or None
+    """
+
+    loss: Any
+    values: Any
+    mask: Any
+    sample_weight: Any
+
+
+class BatchWeight(NamedTuple):
+    """How much the mean over a batch counts in the mean over the batches of all workers.
+
+    Attributes
+    ----------
+    kind : {"rows", "tokens", "sum", "mixed"}
+        Whether the loss is a mean over rows (or as many values of each row), over a number that differs from batch to
+        batch, a sum, or made of several that differ in this.
+    weight : tensor or float
+        What it was divided by, of a kind that has it.
+    """
+
+    kind: str
+    weight: Any
+
+
+@contextlib.contextmanager
+def watched() -> Iterator[list[Term]]:
+    """Within the ``with`` block, list the losses that are computed."""
+    terms: list[Term] = []
+    within = [False]
+    plain = keras.losses.Loss.__call__
+
+    def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
+        if within[0]:  # one that another loss is made of
+            return plain(loss, y_true, y_pred, sample_weight)
+        values: list[Any] = []
+        own_call = loss.call
+
+        def keep(*args: Any, **kwargs: Any) -> Any:
+            values[:] = [own_call(*args, **kwargs)]
+            return values[0]
+
+        within[0], loss.call = True, keep
+        try:
+            result = plain(loss, y_true, y_pred, sample_weight)
+        finally:
+            within[0] = False
+            del loss.call
+        masks = [mask for mask in map(get_keras_mask, (y_pred, values[0])) if mask is not None]
+        mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
+        terms.append(Term(loss, values[0], mask, sample_weight))
+        return result
+
+    keras.losses.Loss.__call__ = call
+    try:
+        yield terms
+    finally:
+        keras.losses.Loss.__call__ = plain
+
+
+def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
+    """Tell how much a batch counts.
+
+    Parameters
+    ----------
+    terms : list of Term
+    rows : int or tensor
+        Of the batch.
+    model : keras.Model
+        Whose layers may add losses: of weights, the same on all workers, or means over rows.
+    """
+    kinds = {_kind(term) for term in terms}
+    if kinds <= {"rows"}:
+        # Other numbers of values in each row, as of sequences padded batch by batch, count too.
+        single = len(terms) == 1 and _rank(terms[0].values)
+        return BatchWeight("rows", _size(terms[0].values) if single else rows)
+    of_weights = sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
+    if kinds == {"sum"} and not model.losses:
+        return BatchWeight("sum", 1.0)
+    if kinds == {"tokens"} and len(terms) == 1 and len(model.losses) <= of_weights:
+        return BatchWeight("tokens", _divisor(terms[0]))
+    return BatchWeight("mixed", rows)
+
+
+def require_one_kind(weight: BatchWeight) -> None:
+    """Raise if gradients of workers cannot be averaged to those of one process."""
+    if weight.kind == "mixed":
+        raise ConfigurationError(
+            "got losses that are divided by different numbers (of rows, of tokens that are not masked, of weights, or "
+            "none, as sums are), those of layers among them: no average of the workers' gradients is the gradient of "
+            "one process on all their rows; compile with the plain optimizer and a rule, such as sync=EASGD(), or "
+            "give the model one loss"
+        )
+
+
+def _kind(term: Term) -> str:
+    reduction = term.loss.reduction
+    if reduction == "sum":
+        return "sum"
+    if not _rank(term.values):
+        warnings.warn(
+            f"the loss {term.loss.name!r} returns one number for a batch; it is taken for a mean over rows. If it is "
+            "divided by something else, such as a number of tokens, several workers do not train as one process "
+            "does: return one value for each row or token, and let Keras apply the mask or the weights",
+            PlatoonWarning,
+            stacklevel=2,
+        )
+        return "rows"
+    if reduction == "mean_with_sample_weight" and term.sample_weight is not None:
+        return "tokens"
+    return "rows" if term.mask is None else "tokens"
+
+
+def _divisor(term: Term) -> Any:
+    """Return what Keras divides the sum of a loss's values by, if that is no number of rows."""
+    weighted = term.loss.reduction == "mean_with_sample_weight" and term.sample_weight is not None
+    weights = keras.ops.cast(term.sample_weight, "float32") if weighted else None
+    if term.mask is None:
+        return keras.ops.sum(weights)
+    mask = keras.ops.cast(term.mask, "float32")
+    if weights is None:
+        return keras.ops.sum(mask)
+    if _rank(weights) > _rank(mask):
+        weights = keras.ops.squeeze(weights, -1)
+    elif _rank(weights) < _rank(mask):
+        weights = keras.ops.expand_dims(weights, -1)
+    return keras.ops.sum(mask * weights)
+
+
+def _rank(tensor: Any) -> int:
+    return len(tensor.shape)
+
+
+def _size(tensor: Any) -> Any:
+    shape = keras.ops.shape(tensor)
+    if all(isinstance(length, int) for length in shape):
+        return math.prod(shape)
+    return keras.ops.prod(keras.ops.convert_to_tensor(shape, dtype="int32"))

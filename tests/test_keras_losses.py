@@ -1,0 +1,120 @@
+"""Losses that are no means over rows, and steps without some gradients: N workers train as one process does."""
+
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+
+pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
+
+KERAS_2 = keras.__version__.startswith("2.")
+needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
+
+
+def test_what_a_loss_is_divided_by_is_its_weight(run_keras):
+    """Masked tokens, sums, means by sample weights, and partial batches: weights and logs of one process."""
+    run_keras(
+        """
+        rows, length = 37, 6  # two full batches and 5 rows for one process; 19 and 18 rows for two workers
+        rng = np.random.RandomState(0)
+        # Rank 0 gets the short rows.
+        lengths = np.where(np.arange(rows) % 2, rng.randint(4, length + 1, rows), rng.randint(1, 3, rows))
+        tokens = np.where(np.arange(length) < lengths[:, None], rng.randint(1, 10, (rows, length)), 0)
+        labels = rng.randint(0, 5, (rows, length, 1))
+        weights = rng.uniform(0.1, 3, rows).astype("float32") * np.where(np.arange(rows) % 2, 5, 1)
+        every_token = weights[:, None] * rng.uniform(0.5, 1, (rows, length)).astype("float32")
+
+        def build(optimizer, loss):
+            np.random.seed(5)
+            if not KERAS_2:
+                keras.utils.set_random_seed(5)
+            start = L.Input((length,), dtype="int32")
+            hidden = L.Embedding(10, 4, mask_zero=True)(start)
+            regularizer = None if getattr(loss, "reduction", "") == "sum" else keras.regularizers.l2(0.01)
+            out = L.Dense(5, activation="softmax", kernel_regularizer=regularizer)(hidden)
+            model = keras.models.Model(start, out)
+            # A metric that compares one process with itself: the mask counts there too.
+            model.compile(optimizer, loss=loss, metrics=[])
+            return model
+
+        Loss = keras.losses.SparseCategoricalCrossentropy
+        losses = {"mask": (Loss(), False), "sum": (Loss(reduction="sum"), False), "weights": (Loss(), True)}
+        if not KERAS_2:
+            losses["mean by weights"] = Loss(reduction="mean_with_sample_weight"), True
+            losses["ignored class"] = Loss(ignore_class=3), False
+        for name, (loss, weighted) in losses.items():
+            data = (tokens, labels, weights if KERAS_2 else every_token) if weighted else (tokens, labels)
+            rate = 0.02 if name == "sum" else 1.0
+            options = {"epochs": 2, "shuffle": False, "verbose": 0}
+
+            def fit(model, data, batch, callbacks):
+                x, y, *weights = data
+                return model.fit(x, y, sample_weight=weights[0] if weights else None, validation_data=data,
+                                 batch_size=batch, callbacks=callbacks, **options).history
+
+            alone = build(keras.optimizers.SGD(rate, momentum=0.5), loss)
+            start = flat(alone.get_weights())
+            expected = fit(alone, data, 16, [])
+            model = build(DistributedOptimizer(keras.optimizers.SGD(rate, momentum=0.5)), loss)
+            got = fit(model, shard(*data), 8, distribute())
+            difference = abs(flat(alone.get_weights()) - flat(model.get_weights())).max()
+            moved = abs(flat(alone.get_weights()) - start).max()
+            assert moved > 0.01, (name, moved)
+            assert difference < 1e-5, (name, difference, moved)
+            for key in ("loss", "val_loss"):
+                np.testing.assert_allclose(got[key], expected[key], rtol=2e-6, err_msg=f"{name} {key}")
+
+            # A rule: what is evaluated is the center, with one process's loss.
+            model = build(keras.optimizers.SGD(0.0), loss)
+            got = fit(model, shard(*data), 8, distribute(sync=EASGD()))
+            expected = fit(build(keras.optimizers.SGD(0.0), loss), data, 16, [])
+            np.testing.assert_allclose(got["val_loss"], expected["val_loss"], rtol=2e-6, err_msg=name)
+        """
+    ).require_success()
+
+
+@needs_keras_3
+def test_a_weight_without_a_gradient_and_uneven_batches(run_keras):
+    """It stays as in one process; where only some workers use it, the others' gradient is zero."""
+    run_keras(
+        """
+        on_torch = keras.backend.backend() == "torch"
+
+        class Spare(keras.Model):
+            def __init__(self, used=False):
+                super().__init__()
+                self.spare, self.out, self.used = L.Dense(3), L.Dense(3), used
+            def call(self, x):
+                spare = self.spare(x)
+                return self.out(x) + spare if self.used else self.out(x)
+
+        def build(optimizer, **options):
+            keras.utils.set_random_seed(5)
+            model = Spare(**options)
+            model(np.zeros((1, 6), "float32"))
+            model.compile(optimizer, loss="mse")
+            return model
+
+        adam = lambda: keras.optimizers.Adam(0.05, weight_decay=0.1)
+        x, y = data(41)  # 21 and 20 rows: three batches, the last of 5 and 4
+        alone = build(adam())
+        start = flat(alone.get_weights())
+        alone.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+        model = build(DistributedOptimizer(adam()))
+        model.fit(*shard(x, y), batch_size=8, shuffle=False, verbose=0, callbacks=distribute())
+        assert abs(flat(alone.get_weights()) - start).max() > 0.05
+        assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5
+
+        x, y = data((24, 48)[rank])  # three batches and six
+        for used in (False, True) if on_torch else (False,):
+            model = build(DistributedOptimizer(adam()), used=used and rank == 1)
+            model.fit(x, y, epochs=2, batch_size=8, verbose=0, callbacks=distribute())
+            everyone = everyones(flat(model.get_weights()))
+            assert (everyone == everyone[0]).all()
+            spare = flat(model.spare.get_weights())
+            if keras.backend.backend() != "jax":  # which has zeros for such gradients, and lets the weights decay
+                assert (abs(spare - flat(build("sgd").spare.get_weights())).max() > 0.01) == used
+        """
+    ).require_success()
