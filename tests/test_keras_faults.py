@@ -286,6 +286,51 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             assert "jit_compile=False" in told[f"xla {rank}"]
 
 
+def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
+    """By a generator of its own: at once, or at the end of an epoch."""
+    outcome = run_keras(
+        """
+        Base = keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset
+
+        class Batches(Base):
+            def __init__(self, rng, at_once=False):
+                super().__init__()
+                self.rng, self.order = rng, np.arange(64)
+                if at_once:
+                    self.on_epoch_end()
+            def __len__(self):
+                return 8
+            def __getitem__(self, i):
+                rows = self.order[8 * i:8 * i + 8]
+                return np.random.rand(8, 2) + rows[:, None], rows
+            def on_epoch_end(self):
+                self.rng.shuffle(self.order)
+
+        for rng in (np.random.default_rng(3), np.random):
+            part = shard(Batches(rng))
+            for epoch in range(3):
+                rows = [row for i in range(len(part)) for row in part[i][1]]
+                assert sorted(everyones(rows).ravel()) == list(range(64))
+                part.on_epoch_end()
+        for at_once in (False, True):
+            worker.barrier("next")
+            wrong = 0.0
+            try:
+                part = shard(Batches(np.random.default_rng(), at_once))
+                part.on_epoch_end()
+                part[0]
+            except PlatoonError as exc:
+                worker.report({f"error {at_once}": str(exc)})
+                wrong = 1.0
+            assert everyones([wrong]).sum() == 1, "only who comes later can know"
+        """
+    ).require_success()
+    for number, at_once in enumerate((False, True)):
+        told = outcome.reported[f"error {at_once}"]
+        assert f"the first batch of shard(Batches), the {3 + number}. sequence" in told
+        assert "its order differs between the workers" in told
+
+
 @pytest.mark.slow
 def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
     outcome = run_keras(

@@ -17,7 +17,6 @@ KERAS_2 = keras.__version__.startswith("2.")
 needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
 
 
-@pytest.mark.slow
 def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(run_keras):
     """Weight by weight to 1e-5 after 20 steps, with clipping behind the average, and state in the optimizer."""
     run_keras(
@@ -47,7 +46,6 @@ def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(r
     ).require_success()
 
 
-@pytest.mark.slow
 def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
     """Unequal shards, partial batches, metrics with state; of training too, seen with weights that stand still."""
     outcome = run_keras(
@@ -88,7 +86,6 @@ def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
     assert outcome.reported["val_loss"] == outcome.reported["val_loss 0"]
 
 
-@pytest.mark.slow
 def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
     """EASGD keeps the sum of all weights and the center; callbacks move the weights of each worker otherwise."""
     run_keras(
@@ -123,7 +120,6 @@ def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
     ).require_success()
 
 
-@pytest.mark.slow
 def test_statistics_are_averaged_and_random_layers_differ(run_keras):
     run_keras(
         """
@@ -219,6 +215,42 @@ def test_noise_without_a_seed_differs_between_workers_and_fits(run_keras):
             assert (drawn == drawn[0]).all(), drawn
         for numbers in (Note.draws, *([Note.losses] if backend != "jax" else [])):
             assert len(set(everyones(numbers).ravel())) == 3 * 4 * size, everyones(numbers)
+        """
+    ).require_success()
+
+
+def test_frozen_weights_are_not_sent_unless_they_change(run_keras):
+    run_keras(
+        """
+        x, y = data(64)
+        sent = []
+        plain = worker.sum_arrays
+
+        def sum_arrays(name, arrays, *rest, **options):
+            sent.append((name, sum(np.size(array) for array in arrays)))
+            return plain(name, arrays, *rest, **options)
+
+        worker.sum_arrays = sum_arrays
+        layers = [L.BatchNormalization(name="bn"), L.Dense(500, trainable=False, name="frozen")]
+        model = dense(extra=layers, optimizer=keras.optimizers.SGD(0.1))
+        kernel, bias = model.get_layer("frozen").get_weights()
+
+        def change(callback, batch):
+            if rank == 1 and len(callback.epochs) == 1 and batch == 0:  # as a step that trains a second model may
+                model = callback.model
+                model.set_weights([w + 1 if w.shape == bias.shape else w for w in model.get_weights()])
+
+        watch = Watch(batch_end=change, epoch_end=lambda callback, epoch, logs: sent.append((epoch, 0)))
+        model.fit(*shard(x, y), epochs=3, batch_size=8, verbose=0, callbacks=distribute([watch], sync=EASGD()))
+        ends = [sent.index((epoch, 0)) for epoch in range(3)]
+        for first, last, most in ((0, ends[0], 100), (ends[0], ends[1], 700), (ends[1], ends[2], 100)):
+            assert max(size for _, size in sent[first:last]) < most, sent[first:last]
+        now = model.get_layer("frozen").get_weights()
+        assert (now[0] == kernel).all()
+        np.testing.assert_allclose(now[1], bias + 0.5)
+        statistics = flat(model.get_layer("bn").get_weights()[2:])
+        assert (everyones(statistics) == statistics).all()
+        assert abs(statistics[:8]).max() > 0.01
         """
     ).require_success()
 

@@ -35,13 +35,13 @@ def test_what_a_loss_is_divided_by_is_its_weight(run_keras):
             regularizer = None if getattr(loss, "reduction", "") == "sum" else keras.regularizers.l2(0.01)
             out = L.Dense(5, activation="softmax", kernel_regularizer=regularizer)(hidden)
             model = keras.models.Model(start, out)
-            # A metric that compares one process with itself: the mask counts there too.
-            model.compile(optimizer, loss=loss, metrics=[])
+            model.compile(optimizer, loss=loss)
             return model
 
         Loss = keras.losses.SparseCategoricalCrossentropy
-        losses = {"mask": (Loss(), False), "sum": (Loss(reduction="sum"), False), "weights": (Loss(), True)}
+        losses = {"mask": (Loss(), KERAS_2), "sum": (Loss(reduction="sum"), False)}
         if not KERAS_2:
+            losses["weights"] = Loss(), True
             losses["mean by weights"] = Loss(reduction="mean_with_sample_weight"), True
             losses["ignored class"] = Loss(ignore_class=3), False
         for name, (loss, weighted) in losses.items():
@@ -66,6 +66,8 @@ def test_what_a_loss_is_divided_by_is_its_weight(run_keras):
             for key in ("loss", "val_loss"):
                 np.testing.assert_allclose(got[key], expected[key], rtol=2e-6, err_msg=f"{name} {key}")
 
+            if KERAS_2:
+                continue  # where such losses are but for sums means over rows, as elsewhere
             # A rule: what is evaluated is the center, with one process's loss.
             model = build(keras.optimizers.SGD(0.0), loss)
             got = fit(model, shard(*data), 8, distribute(sync=EASGD()))

@@ -14,7 +14,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import UNEVEN, shard_bounds, take
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.loaders import is_loader, shard_loader
-from platoon_plugins.keras.same_data import require_same_data, sources
+from platoon_plugins.keras.same_data import SameBatches, require_same_data, sources
 
 __all__ = ["shard"]
 
@@ -201,7 +201,7 @@ def _shard_set(data: Any, worker: Worker) -> Any:
                 "worker's batches by itself (connect().global_rank of connect().global_size), and pass "
                 "steps_per_epoch to fit"
             )
-        return _ShardedSequence(data, worker.global_rank, worker.global_size, worker.seed)
+        return _ShardedSequence(data, worker)
     raise ConfigurationError(f"got {type(data).__name__} beside a data set: shard them one by one")
 
 
@@ -213,13 +213,20 @@ def _batches(sequence: Any) -> int | None:
 class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
     """One worker's batches of a PyDataset or Sequence."""
 
-    def __init__(self, whole: Any, rank: int, size: int, seed: int) -> None:
+    def __init__(self, whole: Any, worker: Worker) -> None:
         options = ("workers", "use_multiprocessing", "max_queue_size")
         known = {name: getattr(whole, name) for name in options if hasattr(whole, name)}
         super().__init__(**known)
-        self._whole, self._rank, self._size, self._seed = whole, rank, size, seed
+        self._whole, self._rank, self._size, self._seed = whole, worker.global_rank, worker.global_size, worker.seed
         self._calls = 0
         self._steps: tuple[int, int] | None = None
+        self._check: SameBatches | None = SameBatches(whole, worker)
+        self._compare()
+        self._require_same()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the worker out, for a process that reads batches."""
+        return {**vars(self), "_check": None}
 
     def __len__(self) -> int:
         batches = self._whole_batches()
@@ -246,6 +253,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         return full + (rows >= self._size)
 
     def __getitem__(self, index: int) -> Any:
+        self._require_same()
         batches = self._whole_batches()
         full = batches // self._size
         own = [self._whole[index * self._size + self._rank]] if index < full else []
@@ -270,6 +278,16 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         self._calls += 1
         with seeds.common([self._seed, self._calls]):
             hook()
+        self._compare()
+
+    def _compare(self) -> None:
+        if self._check is not None:
+            with seeds.common([self._seed, self._calls]):
+                self._check.look(self._calls)
+
+    def _require_same(self) -> None:
+        if self._check is not None:
+            self._check.require()
 
 
 def _joined(batches: list[Any]) -> Any:

@@ -12,17 +12,22 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker
-from platoon_base.errors import PlatoonWarning
+from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.fingerprint import fingerprint
 from platoon_plugins.keras.loaders import draws_from_all, is_loader
 
-__all__ = ["data_of_fit", "require_same_data", "sources", "warn_if_not_sharded"]
+__all__ = ["SameBatches", "data_of_fit", "require_same_data", "sources", "warn_if_not_sharded"]
 
 _REMEDY = (
     "shard() divides what all workers have alike: each of them has to pass the same rows in the same order, and to "
     "call shard as often. Give random splits and shuffles before it a seed, such as "
     "train_test_split(x, y, random_state=0) or np.random.default_rng(0): otherwise rows that one worker trains on "
     "would be among those that another validates on"
+)
+_ORDER = (
+    "its order differs between the workers, so their shards would overlap and miss rows. Let on_epoch_end shuffle by "
+    "np.random, which draws the same there on all workers, or by a generator for the order alone, which is seeded "
+    "alike: np.random.default_rng(0)"
 )
 _calls: weakref.WeakKeyDictionary[Worker, Counter[str]] = weakref.WeakKeyDictionary()
 
@@ -47,6 +52,40 @@ def require_same_data(data: tuple[Any, ...], worker: Worker) -> None:
         kind = f"{kind[:130]}... {fingerprint(kind)}"
     name = f"the data passed to shard() as {kind}, call {calls[kind]}"
     worker.require_same(name, fingerprint(*(_contents(part) for part in data)), _REMEDY)
+
+
+class SameBatches:
+    """Whether the first batch of a PyDataset or Sequence is the same on all workers, from epoch to epoch.
+
+    Keras 2 tells a Sequence of an epoch's end in a thread whose exceptions are lost, so a difference is kept until
+    a batch is asked for.
+
+    Parameters
+    ----------
+    whole : PyDataset or Sequence
+    worker : Worker
+    """
+
+    def __init__(self, whole: Any, worker: Worker) -> None:
+        calls = _calls.setdefault(worker, Counter())
+        calls["sequences"] += 1
+        self._name = f"the first batch of shard({type(whole).__name__}), the {calls['sequences']}. sequence"
+        self._whole, self._worker = whole, worker
+        self._failure: ConfigurationError | None = None
+
+    def look(self, epoch: int) -> None:
+        """Compare the batch, in which the labels tell the rows: what goes with them may be varied at random."""
+        batch = self._whole[0]
+        labels = batch[1:] if isinstance(batch, tuple) and len(batch) > 1 else batch
+        try:
+            self._worker.require_same(f"{self._name}, after {epoch} calls of its hooks", fingerprint(labels), _ORDER)
+        except ConfigurationError as exc:
+            self._failure = exc
+
+    def require(self) -> None:
+        """Raise if it is another one."""
+        if self._failure is not None:
+            raise self._failure
 
 
 def _kind(data: Any) -> str:
