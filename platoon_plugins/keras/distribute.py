@@ -58,7 +58,8 @@ def distribute(
     ----------
     callbacks : list of keras.callbacks.Callback
     sync : Rule, None or "auto"
-        `EASGD`, `ASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer, else ``EASGD()``.
+        `EASGD`, `ASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer, else ``EASGD()``, but
+        for an optimizer that has made steps, as a loaded one: it may have been distributed, so say which.
     every_n_batches : int
         Batches from one synchronization to the next.
     stop : {"any", "all", "leader"}
