@@ -270,7 +270,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         assert "joined late" in told["late 2"]
         assert "distribute([...]) to each fit" in told[f"alone {rank}"]
         assert "that has made 2 steps" in told[f"loaded {rank}"]
-        assert "optimizers and a rule" in told[f"two {rank}"]
+        assert "keep its weights together by a rule" in told[f"two {rank}"]
         assert "pass all callbacks to distribute" in told[f"behind {rank}"]
         assert '"clipnorm": 0.1' in told[f"other clipping {rank}"]
         assert "ranks [1] evaluate after epoch 1" in told[f"one evaluates {rank}"]

@@ -199,8 +199,8 @@ class Training:
         """Take note of an evaluation; that of a fit evaluates the common weights."""
         if self._fitting:
             self._metrics.test_begins()
-            self._losses.begin("test")
             self._close_batches(evaluates=True)
+            self._losses.begin("test")
 
     def test_batch_ends(self, logs: Mapping[str, Any] | None) -> None:
         """Take note of a batch of an evaluation; called on back ends that need it."""
