@@ -300,14 +300,9 @@ import numpy as np
 from pathlib import Path
 from platoon_base import ASGD, connect
 from platoon_base.registry import JobFiles
+from watching import until
 
 kept, files = Path(sys.argv[1]), JobFiles.read(os.environ["PLATOON_JOB"])
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 def numbers():
     return [int(path.stem[-8:]) for path in kept.glob("checkpoint-*.npz")]

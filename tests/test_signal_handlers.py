@@ -1,49 +1,23 @@
 """Signal handlers that talk to the job, whatever they interrupt: they work or are refused, and nothing ever hangs."""
 
-from pathlib import Path
-
 import pytest
 
 pytestmark = pytest.mark.base
 
-HERE = str(Path(__file__).parent)
-
-HEAD = f"""
+HEAD = """
 import os, signal, sys, time
 import numpy as np
-sys.path.insert(0, {HERE!r})
 from interrupting import at_instruction
 from platoon_base import ASGD, connect
-from platoon_base.control_words import ControlWords
 from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.job import JobFiles
-from platoon_base.segments import Segment
+from watching import exchange_pids, progress, until, waits_in
 
 signal.alarm(120)  # a deadlock ends the worker
 worker = connect()
 rank = worker.global_rank
 x = np.zeros(1000)
 worker.init_shared_params([x], ASGD())
-
-def until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(1e-3)
-
-def waits_in(name, other):
-    row = words.row(other)
-    return row["waits"] % 2 == 1 and row["waiting_in"] == name.encode()
-
-segment = Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).words)
-words = ControlWords(segment.buffer, rows=0, create=False)
-pids = worker.sum_arrays("pids", [(np.arange(worker.global_size) == rank) * float(os.getpid())]).arrays[0].astype(int)
-"""
-
-END = """
-worker.close()
-words.let_go()
-segment.close()
+pids = exchange_pids(worker)
 """
 
 
@@ -79,10 +53,9 @@ else:
     until(lambda: waits_in("here", 0))
     os.kill(pids[0], signal.SIGTERM)
     until(lambda: worker.should_stop)  # while the other still waits
-    until(lambda: words.row(0)["steps"] == 1)
+    until(lambda: progress(0).steps == 1)
     worker.sum_arrays("here", [np.ones(2)])
-"""
-        + END,
+""",
         handler=lambda req, rank, info: "answered",
     ).require_success()
     assert outcome.result.stopped_by == "preempted"
@@ -127,8 +100,7 @@ worker.sync_params(timeout_s=1)  # no stripe is left locked
 worker.barrier()
 worker.lock(timeout_s=10)
 worker.unlock()
-"""
-        + END,
+""",
         workers,
         handler=lambda req, rank, info: "answered",
     ).require_success()
@@ -142,7 +114,6 @@ def test_a_handler_may_close_the_handle_at_any_moment(run_job, workers):
 import signal
 import sys
 import numpy as np
-sys.path.insert(0, sys.argv[2])
 from interrupting import at_instruction
 from platoon_base import ASGD, connect
 from platoon_base.errors import PlatoonError
@@ -159,7 +130,7 @@ calls = {
     "stop_reason": lambda: worker.stop_reason,
     "voters": lambda: worker.ballot.voters(),
 }
-if int(sys.argv[3]) == 1:
+if int(sys.argv[2]) == 1:
     calls["barrier"] = lambda: worker.barrier()
     calls["all_reduce"] = lambda: worker.all_reduce(np.ones(3))
 for name, call in calls.items():
@@ -176,7 +147,7 @@ for name, call in calls.items():
         number += 23
 """,
         workers,
-        args=[HERE, str(workers)],
+        args=[str(workers)],
     ).require_success()
 
 
@@ -186,9 +157,8 @@ def test_alone_a_handler_may_make_any_call_at_any_moment(write_script, platoon):
     import sys
 
     script = write_script(
-        f"""
+        """
 import signal, sys
-sys.path.insert(0, {HERE!r})
 from interrupting import at_instruction
 from platoon_base import connect
 from platoon_base.errors import ConfigurationError
@@ -197,7 +167,7 @@ signal.alarm(120)
 worker = connect()
 
 def handler():
-    worker.report({{"n": number}})
+    worker.report({"n": number})
     worker.request_stop("preempted")
     worker.keep("n", number)
     try:
@@ -206,7 +176,7 @@ def handler():
         assert "make this call in the training loop" in str(exc), exc
     made.append(number)
 
-for call in (lambda: worker.report({{"a": 1}}), lambda: worker.barrier(), lambda: worker.request_stop("x")):
+for call in (lambda: worker.report({"a": 1}), lambda: worker.barrier(), lambda: worker.request_stop("x")):
     number, made = 1, []
     while at_instruction(number, call, handler):
         assert made.pop() == number

@@ -13,7 +13,7 @@ import sys
 import time
 
 import pytest
-from watching import PATIENCE_S
+from watching import PATIENCE_S, await_file
 
 from platoon_base.registry import JobFiles
 
@@ -39,16 +39,6 @@ JOIN = """
 worker = connect()
 rank, x = worker.global_rank, np.zeros(100_000)
 """
-
-
-def await_file(path, process=None):
-    """Wait until a worker has told something, and return its process id."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path.name}"
-        assert process is None or process.poll() is None, f"the launcher ended before {path.name}"
-        time.sleep(1e-3)
-    return int(path.read_text())
 
 
 @pytest.fixture
@@ -163,7 +153,7 @@ worker.barrier()
 """,
         shell="trap '' HUP",
     )
-    pids = [await_file(tmp_path / f"ready{rank}", launcher) for rank in range(3)]
+    pids = [int(await_file(tmp_path / f"ready{rank}", launcher)) for rank in range(3)]
     for pid in (launcher.pid, *pids):
         os.kill(pid, signal.SIGHUP)
     (tmp_path / "go on").touch()
@@ -588,7 +578,7 @@ def test_workers_of_a_launcher_that_is_killed_end_by_themselves(launch, tmp_path
     """With the reason, or well if their script does so; the last one out leaves no shared memory."""
     text, reasons = ORPHANS[where]
     launcher = launch(TELL_THE_END + JOIN + text, args=[where])
-    pidfds = [os.pidfd_open(await_file(tmp_path / f"pid{rank}", launcher)) for rank in range(3)]
+    pidfds = [os.pidfd_open(int(await_file(tmp_path / f"pid{rank}", launcher))) for rank in range(3)]
     files = JobFiles.read((tmp_path / "job").read_text())
     try:
         for rank in range(3 if text else 0):

@@ -8,9 +8,9 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
+from watching import PATIENCE_S, await_file
 
 from platoon_base.errors import PlatoonError
 from platoon_base.job import host_job
@@ -20,27 +20,24 @@ from platoon_base.program import Program
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
-PATIENCE_S = 60
-
 FIRST = """
-    import os, sys, time
+    import os, sys
     from pathlib import Path
     from platoon_base import connect
+    from watching import until
 
     folder = Path(sys.argv[1])
     with connect() as worker:
         (folder / "new").write_text(os.environ["PLATOON_JOB"])
         (folder / "new").rename(folder / "job")
-        deadline = time.monotonic() + 60
-        while not (folder / "late").exists() and not worker.should_stop:
-            assert time.monotonic() < deadline
-            time.sleep(1e-3)
+        until(lambda: (folder / "late").exists() or worker.should_stop)
 """
 
 LATE = """
-    import os, signal, sys, time
+    import os, signal, sys
     from pathlib import Path
     from platoon_base import connect
+    from watching import until
 
     folder, way = Path(sys.argv[1]), sys.argv[2]
     got = []
@@ -49,24 +46,12 @@ LATE = """
     worker = connect()
     (folder / "late").touch()
     if way == "stays":
-        deadline = time.monotonic() + 60
-        while not (folder / "launcher is gone").exists():
-            assert time.monotonic() < deadline
-            time.sleep(1e-3)
+        until((folder / "launcher is gone").exists)
         (folder / "got").write_text(f"signals {got}")
     if way == "dies":
         os._exit(0)
     worker.close()
 """
-
-
-def await_file(path, process):
-    deadline = time.monotonic() + PATIENCE_S
-    while not path.exists():
-        assert time.monotonic() < deadline, f"no {path.name}"
-        assert process.poll() is None, f"it ended before {path.name}"
-        time.sleep(1e-3)
-    return path.read_text()
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from platoon_base.segments import Segment
 
 __all__ = [
     "PATIENCE_S",
+    "await_file",
     "center_of",
     "controller_lives",
     "ending",
@@ -44,6 +45,18 @@ def until(condition, patience_s=PATIENCE_S):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(1e-3)
+
+
+def await_file(path, process=None):
+    """Wait for a file, and return its text; fail if the process that is to bring it about ends before."""
+
+    def is_there():
+        ended = process is not None and process.poll() is not None
+        assert path.exists() or not ended, f"it ended before {path.name}"
+        return path.exists()
+
+    until(is_there)
+    return path.read_text()
 
 
 @contextlib.contextmanager
