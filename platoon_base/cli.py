@@ -169,13 +169,15 @@ def launch_command(
         raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
     folder = log_dir or new_log_folder(program.title)
     with contextlib.ExitStack() as stack:
-        stack.enter_context(LogFolder(folder))
         saving, checkpoint = None, None
+        lines = [_opening(places, why, center, folder)]
         if checkpoint_every is not None or resume is not None:
             kept = resume or folder / "checkpoints"
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
-            _print(console, _where_from(kept, checkpoint, len(places)))
-        _print(console, _opening(places, why, center, folder))
+            lines.insert(0, _where_from(kept, checkpoint, len(places)))
+        stack.enter_context(LogFolder(folder))  # last, for it moves what is there
+        for line in lines:
+            _print(console, line)
         signals = stack.enter_context(StopSignals())
         warned = MarkedLines([log_file(folder, rank) for rank in range(len(places))], LOG_MARK)
         with Display(console) as display:

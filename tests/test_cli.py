@@ -146,6 +146,8 @@ ALONE = """
         if way == "shares" or (way == "one shares" and worker.global_rank == 1):
             worker.init_shared_params([np.zeros(3)], EASGD())
             worker.sync_params()
+        if way == "compares":
+            worker.require_same("rows", "10", "give all the same")
         if way == "measures":
             worker.reduce_metrics({"x": (1.0, 1.0)})
         if way == "averages":
@@ -159,6 +161,7 @@ ALONE = """
     ("way", "workers", "alone", "warning"),
     [
         ("meets", 2, [0, 1], "the 2 workers shared and averaged nothing: these were 2 separate runs of the script"),
+        ("compares", 2, [0, 1], "the 2 workers shared and averaged nothing: these were 2 separate runs"),
         ("one shares", 3, [0, 2], "workers 0, 2 shared and averaged nothing with the others"),
         ("fails", 2, [0], "worker 0 shared and averaged nothing with the others"),
         ("shares", 2, [], ""),
