@@ -48,7 +48,7 @@ RULES = {
     "apply_momentum": with_momentum,
     "apply_nesterov_momentum": with_nesterov_momentum,
 }
-for later in {"adamax", "amsgrad"} & set(lasagne.updates.__all__):  # of other versions of Lasagne
+for later in sorted({"adamax", "amsgrad"} & set(lasagne.updates.__all__)):  # of other versions of Lasagne
     RULES[later] = lambda g, p, rule=getattr(lasagne.updates, later): rule(g, p, 0.1)
 """
 scope = {}

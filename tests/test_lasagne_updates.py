@@ -29,7 +29,7 @@ RULES = {
     "adadelta": lambda loss, params: lasagne.updates.adadelta(loss, params),
     "adam": lambda loss, params: lasagne.updates.adam(loss, params, 0.1),
 }
-for later in {"adamax", "amsgrad"} & set(lasagne.updates.__all__):  # of other versions of Lasagne
+for later in sorted({"adamax", "amsgrad"} & set(lasagne.updates.__all__)):  # of other versions of Lasagne
     RULES[later] = lambda loss, params, rule=getattr(lasagne.updates, later): rule(loss, params, 0.1)
 
 
