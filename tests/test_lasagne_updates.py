@@ -1,5 +1,6 @@
 """Synchronization inside the compiled function: every update rule of Lasagne, the Op, the graph optimization."""
 
+import functools
 import pickle
 from collections import OrderedDict
 
@@ -30,7 +31,7 @@ RULES = {
     "adam": lambda loss, params: lasagne.updates.adam(loss, params, 0.1),
 }
 for later in sorted({"adamax", "amsgrad"} & set(lasagne.updates.__all__)):  # of other versions of Lasagne
-    RULES[later] = lambda loss, params, rule=getattr(lasagne.updates, later): rule(loss, params, 0.1)
+    RULES[later] = functools.partial(getattr(lasagne.updates, later), learning_rate=0.1)
 
 
 def make_params():
