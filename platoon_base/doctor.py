@@ -3,109 +3,34 @@
 from __future__ import annotations
 
 import ctypes.util
-import importlib.util
 import os
 import platform
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from importlib import metadata
-from typing import NamedTuple
 
 from platoon_base.collectives.exchange import HAVE_FUSED as HAVE_FUSED_COLLECTIVES
 from platoon_base.devices import can_share_center, cuda_devices, list_devices
 from platoon_base.errors import BackendUnavailableError
+from platoon_base.frameworks import Check, framework_checks, installed
 from platoon_base.kernels import HAVE_FUSED
 from platoon_base.segments import SHM_FOLDER
 
 __all__ = ["Check", "checks"]
-
-_IMPORT_TIMEOUT_S = 120
-
-
-class Check(NamedTuple):
-    """One thing that was looked at.
-
-    Attributes
-    ----------
-    name : str
-    works : bool
-    finding : str
-        A version, or what is wrong.
-    remedy : str
-        How to get it; empty if it works.
-    """
-
-    name: str
-    works: bool
-    finding: str
-    remedy: str = ""
 
 
 def checks() -> Iterator[Check]:
     """Look at one thing after the other; importing a framework takes seconds."""
     yield Check("Python", True, platform.python_version())
     for name in ("numpy", "pyzmq", "posix_ipc", "msgspec"):
-        yield _installed(name, "pip install platoon-plugins")
+        yield installed(name, "pip install platoon-plugins")
     yield _compiled("fused kernels", HAVE_FUSED)
     yield _compiled("all-reduce on the host", HAVE_FUSED_COLLECTIVES)
     yield _shared_memory()
     yield _tool("C++ compiler for Theano", "g++", "apt-get install g++")
     yield _openblas()
-    for name, module, remedy in (
-        ("Theano", "theano", "make setup (Python 3.11), or pip install 'platoon-plugins[theano]'"),
-        ("Lasagne", "lasagne", "make setup, or pip install 'platoon-plugins[lasagne]'"),
-        ("Fuel", "fuel", "make setup"),
-        ("Blocks", "blocks", _blocks_remedy()),
-        ("Keras", "keras", "pip install keras"),
-        ("mpi4py", "mpi4py", "pip install mpi4py"),
-    ):
-        yield _importable(name, module, remedy)
+    yield from framework_checks()
     yield from _devices()
     yield _center()
-
-
-def _installed(distribution: str, remedy: str) -> Check:
-    try:
-        return Check(distribution, True, metadata.version(distribution))
-    except metadata.PackageNotFoundError:
-        return Check(distribution, False, "not installed", remedy)
-
-
-def _blocks_remedy() -> str:
-    """No package index has it; this package's metadata tells from where pip can install it."""
-    try:
-        requirements = metadata.requires("platoon-plugins") or []
-    except metadata.PackageNotFoundError:  # it is run from its source folder
-        requirements = []
-    for line in requirements:
-        name, _, url = line.partition(";")[0].partition("@")
-        if name.strip() == "blocks":
-            # Fuel and Theano are there after make setup; pip would try to build them anew.
-            return f"make setup, then pip install --no-deps --no-build-isolation 'blocks @ {url.strip()}'"
-    return "put a checkout of Blocks on PYTHONPATH"
-
-
-def _importable(name: str, module: str, remedy: str) -> Check:
-    """Import a framework as a worker would, in a process of its own."""
-    installed = _installed(name, remedy)
-    if not installed.works:
-        spec = importlib.util.find_spec(module)
-        if spec is None or spec.origin is None:
-            return installed
-        installed = Check(name, True, f"in {os.path.dirname(spec.origin)}")  # a checkout on PYTHONPATH
-    code = f"from platoon_base import compat; compat.apply(); import {module}"
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=_IMPORT_TIMEOUT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return Check(name, False, f"{installed.finding}, import takes over {_IMPORT_TIMEOUT_S} s", remedy)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        return Check(name, False, f"{installed.finding}, cannot be imported: {reason}", remedy)
-    return installed
 
 
 def _compiled(name: str, found: bool) -> Check:

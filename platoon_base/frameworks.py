@@ -1,0 +1,167 @@
+"""Which frameworks are installed here and really work, each tried in a process of its own as a worker would."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import NamedTuple
+
+__all__ = ["Check", "framework_checks", "installed"]
+
+_TIMEOUT_S = 120
+_LONGEST_REASON = 120  # characters
+_PREPARE = "from platoon_base import compat; compat.apply(); "
+_COMPILE = "import theano; x = theano.tensor.vector(); assert theano.function([x], theano.tensor.exp(x))([0.0]) == 1"
+_LAST_PYTHON_OF_THEANO, _FIRST_NUMPY_WITHOUT_THEANO = (3, 11), (1, 24)
+_BACKENDS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "theano": "Theano"}
+# Several distributions bring the module.
+_DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")}
+
+
+class Check(NamedTuple):
+    """One thing that was looked at.
+
+    Attributes
+    ----------
+    name : str
+    works : bool
+    finding : str
+        A version, or what is wrong.
+    remedy : str
+        How to get it; empty if it works.
+    """
+
+    name: str
+    works: bool
+    finding: str
+    remedy: str = ""
+
+
+def framework_checks() -> Iterator[Check]:
+    """Try one framework after the other; each takes seconds."""
+    theano = _theano()
+    yield theano
+    beside_theano = "make setup" if theano.works else "install Theano first; make setup does"
+    yield _importable("Lasagne", "lasagne", beside_theano)
+    yield _importable("Fuel", "fuel", "make setup, or as docs/compat.md says")
+    yield _importable("Blocks", "blocks", _blocks_remedy())
+    works = {"theano"} if theano.works else set()
+    for module in ("torch", "jax", "tensorflow"):
+        where = "in an environment without Theano: " if installed("theano", "").works else ""
+        check = _importable(_BACKENDS[module], module, f"{where}pip install {module}, if Keras 3 is to run on it")
+        works |= {module} if check.works else set()
+        yield check
+    yield _keras(works)
+    yield _importable("mpi4py", "mpi4py", "pip install mpi4py")
+
+
+def installed(distribution: str, remedy: str) -> Check:
+    """Look for a distribution of this name, or of another one that brings the same module."""
+    for name in _DISTRIBUTIONS.get(distribution, (distribution,)):
+        try:
+            return Check(distribution, True, metadata.version(name))
+        except metadata.PackageNotFoundError:
+            continue
+    return Check(distribution, False, "not installed", remedy)
+
+
+def _theano() -> Check:
+    """Compile a function: Theano can often be imported where nothing compiles."""
+    numpy = metadata.version("numpy")
+    unsuitable = tuple(map(int, numpy.split(".")[:2])) >= _FIRST_NUMPY_WITHOUT_THEANO
+    if sys.version_info[:2] > _LAST_PYTHON_OF_THEANO:
+        remedy = "Theano ends at Python 3.11: make setup there, or make an environment for it as docs/compat.md says"
+    elif unsuitable and not installed("theano", "").works:
+        remedy = "in an environment of its own, with NumPy below 1.24: make setup, or as docs/compat.md says"
+    elif unsuitable:
+        remedy = "pip install 'numpy<1.24'; best in an environment of its own, which make setup builds"
+    else:
+        remedy = "make setup (Python 3.11), or pip install 'platoon-plugins[theano]'"
+    fails = f"cannot compile with NumPy {numpy}, it ends at 1.23" if unsuitable else "cannot compile"
+    return _importable("Theano", "theano", remedy, _COMPILE, fails)
+
+
+def _keras(works: set[str]) -> Check:
+    """Import Keras with the back end that it would choose; where that does not work, name those that do."""
+    found = installed("keras", "pip install 'platoon-plugins[keras]', and torch, jax or tensorflow beside it")
+    if not found.works:
+        return found._replace(name="Keras")
+    version = tuple(int(part) for part in found.finding.split(".")[:2])
+    able = ("theano",) if version < (2, 4) else ("torch", "jax", "tensorflow") if version >= (3, 0) else ("tensorflow",)
+    usable = [backend for backend in able if backend in works]
+    names = " or ".join(_BACKENDS[backend] for backend in able)
+    if not usable:
+        how = "make setup" if able == ("theano",) else f"pip install {' or '.join(able)}"
+        return Check("Keras", False, f"{found.finding}, needs {names}, which does not work here", how)
+    chosen = _run("import keras; print(keras.backend.backend())", os.environ)
+    if not chosen.reason:
+        return Check("Keras", True, f"{found.finding}, on {_BACKENDS.get(chosen.last_line, chosen.last_line)}")
+    remedy = f"set KERAS_BACKEND={' or '.join(usable)}"
+    set_to = os.environ.get("KERAS_BACKEND")
+    with_what = f"KERAS_BACKEND={set_to}" if set_to else "its default back end"
+    if not any(not _run("import keras", {**os.environ, "KERAS_BACKEND": backend}).reason for backend in usable):
+        with_what, remedy = f"KERAS_BACKEND={usable[0]} either", "install it anew"
+    return Check("Keras", False, f"{found.finding}, cannot be imported with {with_what}: {chosen.reason}", remedy)
+
+
+def _blocks_remedy() -> str:
+    """No package index has it; this package's metadata tells from where pip can install it."""
+    try:
+        requirements = metadata.requires("platoon-plugins") or []
+    except metadata.PackageNotFoundError:  # it is run from its source folder
+        requirements = []
+    for line in requirements:
+        name, _, url = line.partition(";")[0].partition("@")
+        if name.strip() == "blocks":
+            # Fuel and Theano are there after make setup; pip would try to build them anew.
+            return f"make setup, then pip install --no-deps --no-build-isolation 'blocks @ {url.strip()}'"
+    return "put a checkout of Blocks on PYTHONPATH"
+
+
+def _importable(name: str, module: str, remedy: str, code: str = "", fails: str = "cannot be imported") -> Check:
+    """Import a framework, or run other code with it."""
+    found = installed(module, remedy)
+    if not found.works:
+        spec = importlib.util.find_spec(module)
+        if spec is None or spec.origin is None:
+            return found._replace(name=name)
+        found = Check(name, True, f"in {os.path.dirname(spec.origin)}")  # a checkout on PYTHONPATH
+    ran = _run(code or f"import {module}", os.environ)
+    if ran.reason:
+        return Check(name, False, f"{found.finding}, {fails}: {ran.reason}", remedy)
+    return found._replace(name=name)
+
+
+class _Ran(NamedTuple):
+    """What became of a process: its last line, and why it failed, if it did."""
+
+    last_line: str
+    reason: str
+
+
+def _run(code: str, environment: Mapping[str, str]) -> _Ran:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PREPARE + code],
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return _Ran("", f"it takes over {_TIMEOUT_S} s")
+    lines = done.stdout.strip().splitlines() or [""]
+    return _Ran(lines[-1], _why(done.stderr) if done.returncode else "")
+
+
+def _why(errors: str) -> str:
+    """Pick the error out of a traceback; Theano puts the whole C program behind it."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    named = [line for line in lines if line.partition(":")[0].endswith(("Error", "Exception"))]
+    return (named or lines or ["no message"])[-1][:_LONGEST_REASON]
