@@ -48,6 +48,15 @@ def _extension(name, flags, *headers):
     )
 
 
+# NumPy 1.23 is the last one that Theano compiles with, and Python 3.11 the last one that has it. On later ones pip
+# finds no version at once, and names the marker, instead of failing in the middle of Theano's setup.py.
+THEANO = [
+    'Theano==1.0.5; python_version < "3.12"',
+    'numpy<1.24; python_version < "3.12"',
+    'scipy; python_version < "3.12"',
+    'Theano<0; python_version >= "3.12"',
+]
+
 setup(
     name="platoon-plugins",
     version=read_version(),
@@ -71,13 +80,13 @@ setup(
         "click>=8.0",
     ],
     extras_require={
-        "theano": ["Theano==1.0.5", "numpy<1.24", "scipy"],
-        "lasagne": ["Lasagne>=0.1", "Theano==1.0.5", "numpy<1.24", "scipy"],
+        "theano": THEANO,
+        "lasagne": ["Lasagne>=0.1", *THEANO],
         # Keras 3 brings no back end along: install torch, jax or tensorflow beside it.
         "keras": ["keras>=3"],
         # The last Keras that runs on Theano, with KERAS_BACKEND=theano.
-        "keras2": ["Keras==2.3.1", "h5py", "Theano==1.0.5", "numpy<1.24", "scipy"],
-        "fuel": ["fuel>=0.2.0"],
+        "keras2": ["Keras==2.3.1", "h5py", *THEANO],
+        # Needs Theano and Fuel in place, see docs/compat.md. Fuel is no extra: pip alone cannot build it.
         "blocks": ["blocks @ git+https://github.com/mila-iqia/blocks.git"],
         "examples": ["scikit-learn", "matplotlib"],
         "test": ["pytest>=7.0", "pytest-timeout>=2.1", "pytest-xdist>=3.0", "hypothesis>=6.50", "psutil>=5.9"],

@@ -100,7 +100,7 @@ def test_theano_with_a_numpy_that_it_cannot_compile_with_does_not_work(environme
 @pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs Keras")
 @pytest.mark.parametrize("chosen", [True, False])
 def test_keras_is_told_of_with_the_back_end_that_works(tmp_path, chosen):
-    """On the stack that these tests run on, with its back end chosen and with none chosen: the default is TensorFlow."""
+    """On the stack of this test run, with its back end chosen and with none: then the default is TensorFlow."""
     backend, version = os.environ["KERAS_BACKEND"], metadata.version("keras")
     title = {"theano": "Theano", "torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow"}[backend]
     told = Doctor(sys.executable, {"KERAS_HOME": str(tmp_path), **({"KERAS_BACKEND": backend} if chosen else {})})
