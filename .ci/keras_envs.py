@@ -49,8 +49,8 @@ class KerasEnv(NamedTuple):
 
 # TensorFlow apart: it is large, and its h5py is another.
 ENVIRONMENTS = (
-    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax", "pandas")),
-    KerasEnv("tf", ("tensorflow",), ("tensorflow-cpu",)),
+    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax", "pandas", "orbax-checkpoint")),
+    KerasEnv("tf", ("tensorflow",), ("tensorflow-cpu", "tensorboard")),
 )
 
 
