@@ -195,6 +195,16 @@ class SharedParameters:
                     assign(array, value)
                 self._give_back(arrays)
 
+    def finish(self) -> None:
+        """Wait until the center has what this worker gave it."""
+        if self.center is not None:
+            self.center.finish()
+
+    def settle(self) -> None:
+        """Let the controller read the center for the last time; all workers have finished."""
+        if self.center is not None:
+            self.center.settle()
+
     def withdraw(self) -> None:
         """Let go of a center that nobody is going to open any more; who created it removes its name."""
         self.close()

@@ -235,13 +235,18 @@ class Worker:
         """
         shared = self._shared
         # A late joiner without parameters may be at a place that the others passed long ago.
-        options = {"late_pass": shared is None, "drops_center": shared is not None}
-        self._session.reduce("release_shared_params", {}, timeout_s, **options)
+        passes = shared is None
+        if shared is not None:
+            shared.finish()
+        self._session.reduce("release_shared_params", {}, timeout_s, late_pass=passes)
+        if shared is not None:
+            shared.settle()  # the controller reads the center once more before it is dropped
+        self._session.reduce("drop the center", {}, timeout_s, late_pass=passes, drops_center=not passes)
         self._shared = None
         if shared is not None:
             shared.withdraw()
         # The name is free before anybody makes the next center under it.
-        self._session.reduce("released shared params", {}, timeout_s, late_pass=shared is None)
+        self._session.reduce("released shared params", {}, timeout_s, late_pass=passes)
 
     @property
     def shares(self) -> bool:

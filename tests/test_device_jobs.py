@@ -386,6 +386,26 @@ def test_a_center_on_devices_is_saved_and_resumed(run_on_devices, tmp_path):
     folder.close()
 
 
+def test_a_center_on_devices_is_saved_when_it_is_released(run_on_devices, tmp_path):
+    """The last checkpoint has what all workers have learnt, though a mirror is made every few seconds only."""
+    folder = CheckpointFolder(tmp_path / "kept")
+    job = run_on_devices(
+        """
+        a = on_device(np.zeros(70_000), "float32")
+        worker.init_shared_params([a], ASGD())
+        for step in range(20):
+            a[...] = np.asarray(a) + 1
+            worker.sync_params()
+        worker.release_shared_params()
+        """,
+        saving=Saving(folder, 1000.0),
+    ).require_success()
+    assert not job.result.checkpoints.unsaved
+    (center,) = read_checkpoint(folder.newest()[0]).center
+    assert (center == 40).all()
+    folder.close()
+
+
 @pytest.mark.parametrize("rule", ["EASGD(0.5)", "ASGD()"])
 @pytest.mark.parametrize("policy", ["raise", "skip", "restore"])
 def test_poison_by_rule_and_policy(run_on_devices, rule, policy):

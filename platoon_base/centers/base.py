@@ -79,6 +79,14 @@ class Center(Protocol):
         """Set the rule's state on this worker to ``values``: what the worker takes for the center as seen last."""
         ...
 
+    def finish(self) -> None:
+        """Wait until the center has what this worker gave it: on devices calls are queued."""
+        ...
+
+    def settle(self) -> None:
+        """Make the values readable from outside, once all workers have finished and none synchronizes any more."""
+        ...
+
     def close(self) -> None:
         """Let go of the memory; a second call does nothing."""
         ...

@@ -144,22 +144,29 @@ class DeviceCenter:
                 self._directory.mirrored(shard, number)
             self._mirror = number, []
 
+    def finish(self) -> None:
+        """See `Center.finish`."""
+        # As far as pygpu knows, each kernel writes to this array.
+        np.asarray(self._refused)
+
+    def settle(self) -> None:
+        """See `Center.settle`: mirror this worker's shards for the last time."""
+        self._memory.finish_copies()
+        self.mirror()
+        self._memory.finish_copies()
+        for shard in self._own:
+            self._directory.mirrored(shard)
+        self._next_mirror = 0.0  # should somebody synchronize all the same
+
     def close(self) -> None:
         """See `Center.close`."""
         if self._directory.closed:
             return
-        self._finish()
-        self._memory.finish_copies()
-        self.mirror()
+        self.finish()
+        self.settle()
         self._memory.close()
-        for shard in self._own:
-            self._directory.mirrored(shard)
         self._launches, self._shards = [], {}
         self._directory.close()
-
-    def _finish(self) -> None:
-        """Wait for the kernels queued: as far as pygpu knows, each of them writes to this array."""
-        np.asarray(self._refused)
 
     # The shards.
 
@@ -203,7 +210,7 @@ class DeviceCenter:
     def _open(self, shard: int, generation: int, handle: bytes) -> None:
         known = self._shards.pop(shard, None)
         if known is not None:
-            self._finish()
+            self.finish()
             known[1].close()
         self._shards[shard] = generation, DeviceMemory.open(self._driver, handle, self._tiling.shard_bytes[shard])
         self._launches = []
@@ -219,7 +226,7 @@ class DeviceCenter:
             start = self._tiling.values_start[shard]
             known = self._shards.get(shard)
             if known is not None:
-                self._finish()
+                self.finish()
             if known is not None and known[0] == generation:
                 memory.copy(known[1], start)
             else:  # what is open here may have had another owner since

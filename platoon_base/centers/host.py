@@ -203,6 +203,12 @@ class HostCenter:
         rank = int(self._holders["rank"][stripe])
         return None if rank == FREE else rank
 
+    def finish(self) -> None:
+        """See `Center.finish`: nothing is queued here."""
+
+    def settle(self) -> None:
+        """See `Center.settle`: the controller reads this very memory."""
+
     def _visits(self, stripe: _Stripe) -> int:
         return int(stripe.holder["visits"])
 
