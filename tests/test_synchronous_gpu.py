@@ -10,13 +10,13 @@ pytest.importorskip("pygpu", reason="needs pygpu: see docs/compat.md")
 
 pytestmark = [pytest.mark.theano, pytest.mark.slow]
 
-DEVICE = "opencl0:0"
+DEVICES = ["opencl0:0"] * 2
 
 # Theano's device is fixed when it is imported, so each test is a job of processes of its own.
-HEADER = f"""
+HEADER = """
 import os
 import sys
-os.environ["THEANO_FLAGS"] += ",device={DEVICE},force_device=True,floatX=float32"
+os.environ["THEANO_FLAGS"] += ",force_device=True,floatX=float32"
 # Two processes that compile a kernel into one folder at the same moment may load what is half written, and crash.
 os.environ["POCL_CACHE_DIR"] = os.path.join(sys.argv[1], "pocl" + os.environ["PLATOON_RANK"])
 os.makedirs(os.environ["POCL_CACHE_DIR"], exist_ok=True)
@@ -76,5 +76,6 @@ for wire_dtype, expected in ((None, ["GpuAllReduce"]), ("float16", ["GpuAllReduc
     # At most half of a quantum is kept, and a maximum below 4 has a quantum of at most 4 / 1024.
     np.testing.assert_allclose(total, 50 * exact, rtol=1e-5, atol=0.5 * 4 / 1024)
 assert not p.get_value().any()
-"""
+""",
+        devices=DEVICES,
     ).require_success()

@@ -13,13 +13,13 @@ pytest.importorskip("pygpu", reason="needs pygpu: see docs/compat.md")
 
 pytestmark = [pytest.mark.theano, pytest.mark.slow]
 
-DEVICE = "opencl0:0"
+DEVICES = ["opencl0:0"] * 2
 
 # Theano's device is fixed when it is imported, so each test is a job of processes of its own.
 HEADER = """
 import os
 import sys
-os.environ["THEANO_FLAGS"] += ",device=opencl0:0,force_device=True,floatX=float32"
+os.environ["THEANO_FLAGS"] += ",force_device=True,floatX=float32"
 # Two processes that compile a kernel into one folder at the same moment may load what is half written, and crash.
 os.environ["POCL_CACHE_DIR"] = os.path.join(sys.argv[1], "pocl" + os.environ["PLATOON_RANK"])
 os.makedirs(os.environ["POCL_CACHE_DIR"], exist_ok=True)
@@ -57,7 +57,7 @@ def run_on_device(opencl, run_job):
     """Run a script on two workers, both on the OpenCL device."""
 
     def run(text, **kwargs):
-        return run_job(HEADER + text, **kwargs).require_success()
+        return run_job(HEADER + text, devices=DEVICES, **kwargs).require_success()
 
     return run
 
@@ -217,8 +217,11 @@ with worker.center_params():
 @pytest.mark.slow
 def test_synchronizing_device_arrays_is_synchronizing_host_arrays(opencl, run_job):
     found = [
-        run_job(header + SYNC, args=[device]).require_success().reported
-        for device, header in (("device", HEADER), ("host", HEADER.replace("device=opencl0:0,force_device=True,", "")))
+        run_job(header + SYNC, args=[place], devices=devices).require_success().reported
+        for place, header, devices in (
+            ("device", HEADER, DEVICES),
+            ("host", HEADER.replace(",force_device=True", ""), None),
+        )
     ]
     assert len(found[0]) == 27
     assert found[0] == pytest.approx(found[1], rel=1e-6)
