@@ -120,7 +120,7 @@ def commands() -> None:
     show_default=True,
     metavar="S",
     callback=_seconds,
-    help="After Ctrl-C give the workers S seconds to save what they want to; a second Ctrl-C ends them at once.",
+    help="After Ctrl-C give the workers S seconds to save something; a second Ctrl-C ends them at once.",
 )
 @click.option("--allow-failures", is_flag=True, help="End with success if at least one worker does.")
 @click.option(
@@ -156,7 +156,7 @@ def launch_command(
     A worker on a GPU has Theano's device set, and floatX=float32 and dnn.enabled=False unless you have set them.
 
     The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
-    again is its last. Ctrl-C ends them all: at once those that do not handle it.
+    again is its last. Ctrl-C ends all workers: at once those that do not handle it, others after --grace seconds.
     """
     console = Console()
     _log_to(console)

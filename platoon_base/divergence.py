@@ -31,7 +31,7 @@ def require_same_values(
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
 ) -> None:
-    """Raise on every worker if what must be the same on all of them has become different.
+    """Raise on every worker if values that must be the same on all of them differ.
 
     A collective call of all workers that still take part, through the controller. They compare checksums; where these
     differ, up to 256 values of each array tell how far they are apart: devices of two kinds round in different ways,
@@ -45,7 +45,7 @@ def require_same_values(
     values : sequence of (str, ndarray)
         Names and values, in the same order and of the same shapes on every worker.
     remedy : str
-        What the user shall do, for the error.
+        What the user shall do, for the error's text.
     timeout_s : float
         Bound on the wait for the others.
 

@@ -26,8 +26,8 @@ def fingerprint(*data: Any) -> str:
     Parameters
     ----------
     *data : array, sequence, data frame, mapping of these, number, string or None
-        Arrays of NumPy and of other packages (torch, TensorFlow, h5py, scipy.sparse). Of other objects the class
-        alone is looked at.
+        Arrays of NumPy and of other packages (torch, TensorFlow, h5py, scipy.sparse). Of other objects only
+        the class counts.
 
     Returns
     -------

@@ -158,19 +158,19 @@ class ASGD:
 
 
 class Adopt:
-    """What takes the place of a rule while one worker is the only one of its job: it trains as if it were alone.
+    """Takes the place of a rule while a job has one worker, so that this trains as the plain script does.
 
     ::
 
         c := x
         x_old := x                (if the rule keeps one)
 
-    So the center is there for checkpoints and for workers that join late, with whom the rule itself takes over.
+    The center is for checkpoints and for workers that join late. When one has joined, the rule takes over.
 
     Parameters
     ----------
     rule : Rule
-        Whose place it takes, and whose buffers it keeps in order.
+        Whose place it takes. What this rule remembers is kept up to date for it.
     """
 
     kernel: str

@@ -175,7 +175,7 @@ class Worker:
         The first worker's values become the center; all others take the center's values over. After
         `release_shared_params` it may be called again, with other parameters and another rule.
 
-        In a job of one launched worker no rule changes the parameters, and what synchronizes makes them the center,
+        In a job of one launched worker no rule changes the parameters: each synchronization copies them to the center,
         until another worker joins late.
 
         Parameters
@@ -255,7 +255,7 @@ class Worker:
 
     @property
     def sharing(self) -> int:
-        """Which call of `init_shared_params` holds: 1 after the first; 0 while none does."""
+        """Number of the call of `init_shared_params` whose parameters are shared, 1 for the first; 0 if none are."""
         return 0 if self._shared is None else self._sharings
 
     def sync_params(self, synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -318,19 +318,19 @@ class Worker:
                 yield
 
     def require_same(self, name: str, fingerprint: str, remedy: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise unless this worker has the same as the first worker that told what it has; waits for none of them.
+        """Raise if this fingerprint differs from the first that a worker gave under the name; waits for nobody.
 
-        The controller remembers what each name stood for at first, so late joiners and workers that are started again
-        are compared too. A call costs a message.
+        The controller keeps the first fingerprint of each name, so late joiners and workers that are started again are
+        compared too. A call costs a message.
 
         Parameters
         ----------
         name : str
-            Of what is compared, for a person: another one for each thing, such as ``"the data of shard call 2"``.
+            Of what is compared, such as ``"the data of shard call 2"``: it is in the error. Each thing needs its own.
         fingerprint : str
-            A short text that tells two of them apart; both are in the error.
+            A short text that differs if the things differ. The error shows both.
         remedy : str
-            What the user is to do about a difference: a sentence, the end of the error's text.
+            What the user shall do about a difference: a sentence, with which the error ends.
 
         Raises
         ------
@@ -340,11 +340,11 @@ class Worker:
         self._session.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
 
     def require_same_data(self, *data: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise if another worker divides other data, such as a random split of its own; waits for none of them.
+        """Raise if another worker has passed other data, such as a random split of its own; waits for nobody.
 
-        What comes for the first time costs a message and a look at a sample of its rows, what comes again only the
-        look. Data sets of one kind of rows (dtype and shape) are counted, so all workers first pass them in the same
-        order. Nothing is compared in a job of one, nor of a worker that joined late or has left.
+        New data cost a message and a look at a sample of their rows; data that came before cost the look alone. Data
+        sets of one kind of rows (dtype and shape) are counted, so all workers must first pass them in the same order.
+        A job of one compares nothing, and neither does a worker that joined late or has left.
 
         Parameters
         ----------
@@ -354,7 +354,7 @@ class Worker:
         Raises
         ------
         ConfigurationError
-            If it is not what another worker has passed; only on the worker that came later.
+            If the data differ; only on the worker that came later.
         """
         if self.global_size == 1 or self.late or self._closed or os.getpid() != self._pid:
             return
@@ -596,7 +596,7 @@ class Worker:
         """Whether the job has decided to stop, or its controller is gone. Reading it costs a memory access.
 
         Each worker sees it at its own time: leave loops that make collective calls by `agree_to_stop`. After `close` it
-        stays what it was then, so a thread that waits for it looks at `closed` too.
+        keeps its last value, so a thread that waits for it must look at `closed` too.
         """
         if self._words.stopping:
             return True
@@ -612,13 +612,13 @@ class Worker:
 
     @property
     def stop_reason(self) -> str:
-        """Why the job stops; empty while it does not. After `close` it stays what it was then."""
+        """Why the job stops; empty while it does not. After `close` it keeps its last value."""
         return self._words.stop_reason
 
     def request_stop(self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Vote for the end of the job; `should_stop` tells all workers when the votes suffice.
 
-        Like `report` and `keep` it works in a signal handler too, whatever that has interrupted.
+        `request_stop`, `report` and `keep` work in a signal handler too, whatever it has interrupted.
 
         Parameters
         ----------
@@ -649,8 +649,8 @@ class Worker:
     def lock(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take the job's advisory lock; it is freed when its holder dies.
 
-        A worker that has it already takes it once more, and frees it by as many calls of `unlock`: a signal handler may
-        take it too.
+        The lock counts: a worker, and a signal handler in it, may take it several times, and frees it by as many calls
+        of `unlock`.
 
         Raises
         ------
@@ -669,7 +669,7 @@ class Worker:
         self._times_locked += 1
 
     def unlock(self) -> None:
-        """Free the job's advisory lock, or take back one of several calls of `lock`."""
+        """Free the job's advisory lock, or undo one of several calls of `lock`."""
         self._require_open()
         self._times_locked = max(self._times_locked - 1, 0)
         if not self._times_locked:
@@ -685,8 +685,8 @@ class Worker:
     def close(self) -> None:
         """Leave the job; the others go on. A second call does nothing.
 
-        `should_stop`, `stop_reason` and the votes of `ballot` stay what they were; whatever else needs the job raises
-        `ConfigurationError`. A call that another thread is in ends with an error.
+        `should_stop`, `stop_reason` and the votes of `ballot` keep their last values. All else that needs the job
+        raises `ConfigurationError`. A call that another thread is in ends with an error.
         """
         if self._closed:
             return

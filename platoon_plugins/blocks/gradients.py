@@ -29,8 +29,8 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
     still that of the workers, not of the rows.
 
     Add ``ParameterSync(None)`` to the extensions. It copies the first worker's parameters to all others when training
-    begins; without it, they are copied when `GradientDescent` is made, and must be in place by then, dropout draws the
-    same on all workers, and nobody notices if their models become different.
+    begins. Without it they are copied when `GradientDescent` is made, so they must be in place by then. Dropout then
+    draws the same on all workers, and nobody notices if their models become different.
 
     In a job of one, nothing is averaged.
 

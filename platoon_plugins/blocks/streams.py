@@ -43,13 +43,13 @@ def shard_stream(
 
     The stream given stays as it is and shares its data set with the copy; call this before an epoch of it begins.
     A `MultiProcessing` in the chain gets a second process, for the copy; put it around the sharded stream instead.
-    A transformer that draws from a generator of its own (``rng``) draws other numbers on each worker. What a function
-    draws from NumPy's common generator is the same on all workers if the script has seeded that: let it seed it by
+    A transformer that draws from a generator of its own (``rng``) draws other numbers on each worker. A function
+    that draws from NumPy's common generator draws the same on all workers if the script has seeded it. Seed it with
     ``platoon_base.sharding.shard_seed(seed, connect().global_rank)``. A `Filter` may leave one worker more batches than
     another, whatever ``uneven`` says.
 
-    All workers must have made the same stream. Schemes and a few rows of the data are compared, so that other data on
-    another worker, such as those of a random split without a seed, are an error.
+    All workers must make the same stream. Its schemes and a few rows of the data are compared: other data on another
+    worker, such as a random split without a seed, are an error.
 
     Parameters
     ----------

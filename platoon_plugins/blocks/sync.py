@@ -38,12 +38,12 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
     `AllReduceGradients`, the parameters are the same everywhere: their first values, and what the step rule keeps, are
     copied from the first worker.
 
-    With averaged gradients, models that have become different all the same (by another learning rate on one worker, or
-    an extension that changes parameters on some) are a `ConfigurationError` on all workers when they next meet.
+    With averaged gradients, all workers get a `ConfigurationError` when they next meet if their models have become
+    different: by another learning rate on one worker, or by an extension that changes the parameters of some.
 
     Population statistics of BatchNormalization are averaged whenever workers meet. A `Checkpoint` in between saves
-    those of the first worker with the center's parameters, and says so once: put it behind `DistributedMonitoring`,
-    with the same triggers.
+    those of the first worker with the center's parameters, and a warning says so once. Put it behind
+    `DistributedMonitoring`, with the same triggers.
 
     On all workers but the first, extensions that print or write are silent. Random streams of the compiled function,
     such as those of dropout, and the generators of Fuel's transformers differ between workers.

@@ -29,12 +29,11 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     of arrays are taken apart. A `keras.utils.PyDataset` or `Sequence` becomes one with the same number of batches on
     every worker: if N does not divide their number, the rows of those left over are dealt out in a last step, so each
     row still comes once in an epoch. Its ``on_epoch_begin`` and ``on_epoch_end`` draw the same random numbers on all
-    workers, so that what it
-    shuffles remains one data set; a generator of its own has to be seeded alike everywhere, which is checked each time
-    by the first batch. A `tf.data.Dataset` is asked for its own
-    shard: its elements must come in the same order on every worker, so shard before you shuffle. A torch `DataLoader`
-    becomes one of every N-th row of its data set, in the order that it has, or a permutation common to all workers;
-    in a loop of your own call ``loader.sampler.set_epoch(epoch)`` before each epoch, as `fit` does.
+    workers, so that what it shuffles remains one data set. A generator of its own must be seeded alike on all workers:
+    the first batch is compared after each of these calls. A `tf.data.Dataset` is asked for its own shard: its elements
+    must come in the same order on every worker, so shard before you shuffle. A torch `DataLoader` becomes one of every
+    N-th row: in the order of its data set or, if it shuffles, of a permutation common to all workers. In a loop of your
+    own call ``loader.sampler.set_epoch(epoch)`` before each epoch, as `fit` does.
 
     Parameters
     ----------
@@ -58,7 +57,7 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     ------
     ConfigurationError
         If numbers of rows differ, there are fewer rows than workers, a kind of data cannot be split, or another
-        worker has passed other data: such as a random split of its own.
+        worker has passed other data, such as a random split of its own.
 
     Examples
     --------

@@ -44,8 +44,7 @@ def distribute(
     Either way, at the end of an epoch the float state that is not trained (running statistics of BatchNormalization)
     is averaged, and ``logs`` hold the values over the data of all workers, exactly, before your callbacks see them:
     so EarlyStopping and the like decide alike everywhere. (A metric class of your own says by ``adds_up = True`` that
-    its variables are sums over samples.) Weights that a callback sets at an epoch's end are kept by
-    worker and center.
+    its variables are sums over samples.) Weights that a callback sets at an epoch's end are kept by worker and center.
 
     On all ranks but 0 nothing is printed, and callbacks that write (ModelCheckpoint, OrbaxCheckpoint,
     BackupAndRestore, CSVLogger, TensorBoard, RemoteMonitor, and what is derived of them) are left out; a writer of
@@ -58,8 +57,9 @@ def distribute(
     ----------
     callbacks : list of keras.callbacks.Callback
     sync : Rule, None or "auto"
-        `EASGD`, `ASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer, else ``EASGD()``, but
-        for an optimizer that has made steps, as a loaded one: it may have been distributed, so say which.
+        `EASGD`, `ASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer and ``EASGD()`` for a
+        plain one. It is refused for a plain one that has made steps without a rule, such as that of a loaded model,
+        which may have been distributed.
     every_n_batches : int
         Batches from one synchronization to the next.
     stop : {"any", "all", "leader"}
@@ -74,8 +74,8 @@ def distribute(
     Returns
     -------
     list of keras.callbacks.Callback
-        For one ``fit``; call it again for the next. A deep copy of the list, as KerasTuner makes one for each fit,
-        is for another ``fit``.
+        For one ``fit``; call it again for the next. A deep copy of the list, as KerasTuner makes for each fit, does for
+        another ``fit``.
 
     Raises
     ------

@@ -33,8 +33,8 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
 
         lr(k) := schedule(N k)        for k, the steps of this worker
 
-    An optimizer counts the steps of its own worker, and in an epoch these are N times fewer than those of one process
-    with the same batch size. (Nothing is to be scaled where steps are counted by batches N times as large.)
+    An optimizer counts the steps of its own worker. In an epoch these are N times fewer than those of one process with
+    the same batch size. (Do not scale a schedule that was written for batches N times as large.)
 
     Parameters
     ----------
@@ -46,8 +46,8 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
     Returns
     -------
     LearningRateSchedule
-        A copy; in a job of one, what was given. A model is saved with the plain schedule, and so loads without this
-        package; compile it anew with a scaled one to train it on by N workers.
+        A copy; in a job of one, the schedule itself. A model is saved with the plain schedule, and so loads without
+        this package. To train it on by N workers, compile it anew with a scaled one.
 
     Examples
     --------

@@ -22,7 +22,7 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
         g := sum_i w_i g_i / sum_i w_i
 
     where w_i is what the loss of worker i is divided by, such as the number of its rows, or of its tokens that are not
-    masked; of losses that are sums, g is the sum. N workers with mini-batches of B rows train as one process does on
+    masked. Of losses that are sums, g is the sum. N workers with mini-batches of B rows train as one process does on
     mini-batches of N B rows. Of a loss function that returns one number for a batch w_i is the number of rows, with a
     warning; for a ``train_step`` that does not call ``compute_loss`` all w_i are 1. Each step is one collective call,
     so the workers wait for one another; if one has fewer batches in an epoch, the others go on without it, and it

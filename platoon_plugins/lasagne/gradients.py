@@ -62,7 +62,8 @@ def all_reduce_grads(
         of its bytes. Worth it only where bytes are slow: between two processes on one CPU it takes 20 times as long.
         Compile only one function from the gradients then: what is kept changes with each call.
     statistics : list of Theano shared variable
-        Running statistics besides those that are found: what the graph updates by itself, as BatchNormLayer does.
+        Running statistics that your updates change. Those that the graph updates by itself, as BatchNormLayer does, are
+        found.
     worker : Worker, optional
         The default is ``connect()``.
 

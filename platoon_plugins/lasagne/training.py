@@ -113,8 +113,8 @@ def finish_training(worker: Worker | None = None, *, timeout_s: float = DEFAULT_
     """End a training on all workers together: the model of each has the center's parameters and averaged statistics.
 
     All workers call it behind their loop, and then one of them saves the model. With averaged gradients the parameters
-    are the same already. What shares parameters inside functions is over: those that were compiled with `sync_updates`
-    are of no more use, and `sync_updates` may be called for the next training, such as the next fold.
+    are the same already. Functions that were compiled with `sync_updates` cannot be called any more. `sync_updates` may
+    then be called for the next training, such as the next fold.
 
     Parameters
     ----------

@@ -34,7 +34,7 @@ def sync_updates(
     those of dropout, draw other numbers on each worker.
 
     There is one training at a time: `finish_training` ends it before the next one begins. In a job of one launched
-    worker the parameters are never changed by the rule.
+    worker the rule changes no parameters, until another worker joins.
 
     Parameters
     ----------
