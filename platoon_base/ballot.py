@@ -84,7 +84,7 @@ class Ballot:
         return votes_suffice(policy, self.voters(), set(members))
 
     def close(self) -> None:
-        """Take part no more: from now on the votes are those of this moment."""
+        """Leave the memory: the votes keep their last values."""
         self._closed = True
         self._votes = self._votes.copy()
 

@@ -144,7 +144,7 @@ class Keep(Message, frozen=True, kw_only=True, tag="keep"):
 
 
 class Same(Message, frozen=True, kw_only=True, tag="same"):
-    """What ``name`` is for this worker, as a short text; the first one given holds for all.
+    """A worker tells its fingerprint of ``name``; the first one that comes holds for all.
 
     ``remedy`` ends the text of a refusal.
     """

@@ -39,7 +39,7 @@ class Exit(NamedTuple):
     log_file : Path or None
         Where its output went, if it was started here.
     why : str
-        What lies behind a status that is made up.
+        Why the status is not the process's own; empty if it is.
     """
 
     rank: int
@@ -172,7 +172,7 @@ class Children:
 
     @property
     def some_without_fd(self) -> bool:
-        """Whether something to `reap` may come without any of `fds` telling it."""
+        """Whether a process may have ended though none of `fds` can be read."""
         return bool(self._collected) or any(child.fd is None for child in self._children.values())
 
     @property

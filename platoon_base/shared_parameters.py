@@ -48,7 +48,7 @@ class SharedParameters:
     row : structured scalar
         This worker's row of the control words, in which synchronizations are counted and timed.
     alone : callable
-        Whether no other worker has shared these parameters so far: then they are the center, and stay as they are.
+        Whether no other worker has shared these parameters so far. Then the center follows, and no rule acts.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ def default_sigchld() -> Iterator[None]:
 
 
 class Ended(NamedTuple):
-    """The exit status of a process as a shell shows it; ``why`` tells what lies behind one that is made up."""
+    """The exit status of a process as a shell shows it; ``why`` tells why it is not the process's own."""
 
     status: int
     why: str = ""

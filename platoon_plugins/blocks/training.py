@@ -114,7 +114,7 @@ class Training:
     members : list of int
         The ranks at the last meeting.
     compared : set
-        Whatever has seen to it that all workers give it the same data.
+        The evaluators whose streams were compared between the workers.
     prepared, started, finished : bool
         Whether the other extensions were looked at, and whether training has begun and ended.
     """

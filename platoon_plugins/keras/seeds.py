@@ -35,9 +35,9 @@ def vary(rank: int) -> int:
 
 
 def go_on(state: Any) -> None:
-    """Let them go on one step behind where they stood when a fit began, the same for all workers.
+    """Set them one step after their state at the begin of a fit, the same on all workers.
 
-    Scripts that draw splits of their data between two fits draw the same, and a second fit shuffles otherwise.
+    So splits that a script draws between two fits are the same everywhere, and a second fit shuffles otherwise.
     """
     restore(state)
     random.random()

@@ -21,7 +21,7 @@ _SAME_MODEL = (
 
 
 class Training:
-    """What `sync_updates` and `all_reduce_grads` have found, for those who evaluate and end the training.
+    """What `sync_updates` and `all_reduce_grads` have found, which `evaluate` and `finish_training` need.
 
     Attributes
     ----------

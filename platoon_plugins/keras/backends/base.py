@@ -115,7 +115,7 @@ class Backend(Protocol):
         return None
 
     def restore_random_state(self, state: Any, common_seed: int) -> None:
-        """Let them go on one step behind that, for other numbers in the next fit, or from a seed that all have."""
+        """Set them one step after a state, or by a seed that all workers share: the next fit draws other numbers."""
 
     def attach(self, model: Any) -> None:
         """Make sure, within an epoch, that the variables hold the present values and that writes to them count."""
@@ -148,7 +148,7 @@ class Backend(Protocol):
         ...
 
     def watch_losses(self, model: Any, average: Any) -> BatchLosses:
-        """Let gradients be averaged, and losses kept, by what the loss of each batch is divided by.
+        """Weigh gradients and losses by the number that the loss of each batch is divided by.
 
         Parameters
         ----------
@@ -159,12 +159,12 @@ class Backend(Protocol):
         Returns
         -------
         BatchLosses
-            The model's, in which losses appear that are no means over rows.
+            Of the model: its losses that are no means over rows.
         """
         ...
 
     def settle(self) -> None:
-        """Wait until the host has seen what the steps made so far have to tell."""
+        """Wait until the host has received the losses and gradients of the steps so far."""
 
     def set_learning_rate(self, model: Any, value: float) -> None:
         """Change the optimizer's learning rate."""
