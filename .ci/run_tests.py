@@ -20,6 +20,7 @@ sys.dont_write_bytecode = True
 import base_pythons
 import blocks_env
 import keras_envs
+import theano_header
 from common import CACHE, ROOT, VENV, SetupError, only_one
 
 PYTHON = VENV / "bin" / "python"
@@ -104,6 +105,8 @@ def stages(arguments: list[str]) -> Iterator[Outcome]:
 
 def main() -> int:
     outcomes: list[Outcome] = []
+    flags = [os.environ.get("THEANO_FLAGS"), theano_header.faster_flags(PYTHON)]
+    os.environ["THEANO_FLAGS"] = ",".join(filter(None, flags))
     try:
         outcomes.extend(stages(sys.argv[1:]))
     except SetupError as error:

@@ -81,6 +81,16 @@ def test_the_buffer_is_kept_and_grows():
     assert first == second == third
 
 
+def test_the_buffer_grows_by_one_element_too():
+    buffers = FlatBuffers()
+    for length in (3, 4, 5):
+        arrays = arrays_of([(2,), (length,)])
+        expected = [2 * a for a in arrays]
+        buffers.combine(doubled([]), "sum", arrays, arrays)
+        for array, values in zip(arrays, expected):
+            np.testing.assert_array_equal(array, values)
+
+
 def test_one_array_alone_is_not_copied():
     calls, (array,) = [], arrays_of([(2, 3)])
     out = np.empty_like(array)

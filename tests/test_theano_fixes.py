@@ -231,8 +231,6 @@ def test_importing_the_base_leaves_theano_alone(folder):
         import platoon_base
         assert not any(name.startswith("platoon_base.theano_fixes") for name in sys.modules)
         import theano
-        from platoon_base import compat
-        compat.apply()
         assert not any(type(finder).__name__ == "AfterImport" for finder in sys.meta_path)
         assert theano.gof.compilelock.lock.__module__ == "theano.gof.compilelock"
         print("good")
