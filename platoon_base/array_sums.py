@@ -47,6 +47,8 @@ def sum_arrays(
     arrays: Sequence[Any],
     pairs: Mapping[str, tuple[float, float]] | None,
     timeout_s: float,
+    *,
+    late_pass: bool = False,
 ) -> Summed:
     """Add arrays and pairs over all workers that still take part; see `Worker.sum_arrays`.
 
@@ -57,11 +59,12 @@ def sum_arrays(
     plain = {key: (float(total), float(weight)) for key, (total, weight) in (pairs or {}).items()}
     parts = [vector[start : start + _PART] for start in range(0, len(vector), _PART)] or [vector]
     while True:
-        first = reply = session.reduce(name, plain, timeout_s, vector=parts[0].tobytes(), shapes=shapes)
+        options = {"shapes": shapes, "late_pass": late_pass}
+        first = reply = session.reduce(name, plain, timeout_s, vector=parts[0].tobytes(), **options)
         sums = [reply.vector]
         for number, part in enumerate(parts[1:], start=2):
             title = f"{name}, part {number} of {len(parts)}"
-            reply = session.reduce(title, {}, timeout_s, vector=part.tobytes(), shapes=shapes)
+            reply = session.reduce(title, {}, timeout_s, vector=part.tobytes(), **options)
             if reply.ranks != first.ranks:
                 break
             sums.append(reply.vector)

@@ -82,8 +82,8 @@ def require_same_values(
 
 def _sample(array: Array) -> Array:
     """Return up to 256 values spread over an array."""
-    flat = array.ravel().astype(np.float64)
-    return flat[:: max(1, -(-flat.size // _SAMPLE))]
+    flat = array.ravel()
+    return flat[:: max(1, -(-flat.size // _SAMPLE))].astype(np.float64)
 
 
 def _farthest(own: Array, first: Array) -> tuple[float, int]:

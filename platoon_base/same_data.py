@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from platoon_base.fingerprint import fingerprint
+from platoon_base.sharding import START, Position
 
-__all__ = ["REMEDY", "DataSeen", "Told"]
+__all__ = ["REMEDY", "DataSeen", "Told", "kind_of"]
 
 REMEDY = (
     "What is divided has to be the same rows in the same order on all workers: otherwise rows that one trains on are "
     "among those that another validates on, and some are left out. Give random splits, shuffles and noise before it a "
     "seed, such as train_test_split(x, y, random_state=0) or numpy.random.RandomState(0); put noise that shall differ "
-    "into the mini-batches"
+    "into the mini-batches. Rows that differ on purpose, or by rounding, are divided by their numbers, which are the "
+    "same: divide numpy.arange(len(x)) instead of x"
 )
 
 
@@ -30,25 +33,48 @@ class Told(NamedTuple):
 
 
 class DataSeen:
-    """Counts the data sets of each kind of rows that a worker has divided, in the order in which they first came."""
+    """Counts the data sets of each kind that a worker has divided, in the order in which they first came.
 
-    def __init__(self) -> None:
-        self._seen: dict[str, list[str]] = {}
+    Parameters
+    ----------
+    resumed_at : Position
+        Where this worker goes on. Those of a resumed job may be at different places, as in different epochs, and there
+        come to other data first: only workers at the same place tell by the same names.
+    """
 
-    def tell(self, data: tuple[Any, ...]) -> Told | None:
-        """Return what to tell of data; None of such that came before."""
-        mark, kind = fingerprint(*data), ", ".join(_kind(part) for part in data)
+    def __init__(self, resumed_at: Position = START) -> None:
+        self._seen: dict[str, set[str]] = {}
+        place = f" from epoch {resumed_at.epoch}, mini-batch {resumed_at.epoch_steps} on"
+        self._place = "" if resumed_at == START else place
+
+    def tell(self, data: tuple[Any, ...], kind: str) -> Told | None:
+        """Return what to tell of data; None of such that came before, or that draw random numbers when they are read.
+
+        Parameters
+        ----------
+        data : tuple
+            Whatever `fingerprint` takes.
+        kind : str
+            Data sets of one kind are counted together.
+        """
+        mark = fingerprint(*data)
         if len(kind) > 100:
             kind = f"{kind[:80]}... {fingerprint(kind)}"
-        seen = self._seen.setdefault(kind, [])
-        if mark in seen:
+        seen = self._seen.setdefault(kind, set())
+        if mark in seen or mark != fingerprint(*data):
             return None
-        seen.append(mark)
-        return Told(f"data set {len(seen)} of rows like {kind}", mark)
+        seen.add(mark)
+        return Told(f"data set {len(seen)} of {kind}{self._place}", mark)
+
+
+def kind_of(*data: Any) -> str:
+    """Tell what the rows of data are like, not how many there are."""
+    return f"rows like {', '.join(map(_kind, data))}"
 
 
 def _kind(data: Any) -> str:
-    """Describe rows, not how many there are."""
-    if hasattr(data, "shape"):
+    if isinstance(data, Mapping):
+        return "{" + ", ".join(f"{key}: {_kind(data[key])}" for key in sorted(data, key=str)) + "}"
+    if hasattr(data, "shape") and hasattr(data, "__getitem__"):
         return f"{getattr(data, 'dtype', type(data).__name__)}{[int(n) for n in data.shape[1:]]}"
     return type(data).__name__

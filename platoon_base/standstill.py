@@ -31,14 +31,14 @@ class Standstill:
         self._names = list(names)
         self._rank = rank
         self._sums: dict[int, int] = {}
-        self._watched: set[int] = set(range(len(names)))
+        self._watched = set(range(len(names)))
         self._seen = 0
 
     def before_sync(self, arrays: Sequence[Any]) -> None:
         """Compare the values with those after the synchronization before; warn once about those that stay the same."""
         if not self._watched:
             return
-        self._watched &= {i for i in self._watched if self._sums.get(i) in (None, _checksum(arrays[i]))}
+        self._watched -= {i for i, before in self._sums.items() if _checksum(arrays[i]) != before}
         self._seen += bool(self._sums)
         if self._watched and self._seen >= _PATIENCE:
             names = ", ".join(self._names[i] for i in sorted(self._watched))
@@ -54,6 +54,7 @@ class Standstill:
 
     def after_sync(self, arrays: Sequence[Any]) -> None:
         """Remember the values."""
+        self._watched = {i for i in self._watched if arrays[i].size}  # nothing is learnt of the empty ones
         self._sums = {i: _checksum(arrays[i]) for i in self._watched}
 
 

@@ -30,7 +30,7 @@ from platoon_base.errors import (
 from platoon_base.metrics import means
 from platoon_base.parameters import Parameters
 from platoon_base.rules import Rule
-from platoon_base.same_data import REMEDY, DataSeen
+from platoon_base.same_data import REMEDY, DataSeen, kind_of
 from platoon_base.schedule import STOP_POLICIES
 from platoon_base.session import Session
 from platoon_base.sharding import START, Position, shard, shard_seed
@@ -156,7 +156,7 @@ class Worker:
         self._next_look = 0.0
         self._shared: SharedParameters | None = None
         self._sharings = 0
-        self._data_seen = DataSeen()
+        self._data_seen = DataSeen(place.resume_at)
         self._pid = os.getpid()
         self._closed = False
 
@@ -215,10 +215,10 @@ class Worker:
             parameters, resolved, None, on_nonfinite, self.global_rank, self._row, self._shares_alone
         )
         require_finite(parameters.layout, parameters.borrow())
-        if self.global_size > 1:
-            self._words.note_several()
         if self._centers is not None:
             shared.open_center(self._session, self._centers(parameters, resolved), timeout_s, self._checkpoint)
+        if self.global_size > 1:  # and not refused
+            self._words.note_several()
         self._shared = shared
         self._sharings += 1
 
@@ -339,17 +339,20 @@ class Worker:
         """
         self._session.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
 
-    def require_same_data(self, *data: Any, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def require_same_data(self, *data: Any, kind: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Raise if another worker has passed other data, such as a random split of its own; waits for nobody.
 
         New data cost a message and a look at a sample of their rows; data that came before cost the look alone. Data
-        sets of one kind of rows (dtype and shape) are counted, so all workers must first pass them in the same order.
+        sets of one kind are counted, so all workers must first pass them in the same order. Workers of a resumed job
+        that go on at different places are not compared, nor are data that draw random numbers whenever they are read.
         A job of one compares nothing, and neither does a worker that joined late or has left.
 
         Parameters
         ----------
         *data : array or sequence
             All the rows, not a shard.
+        kind : str, optional
+            What the data are, for a person. The default tells dtype and shape of a row.
 
         Raises
         ------
@@ -358,7 +361,7 @@ class Worker:
         """
         if self.global_size == 1 or self.late or self._closed or os.getpid() != self._pid:
             return
-        told = self._data_seen.tell(data)
+        told = self._data_seen.tell(data, kind_of(*data) if kind is None else kind)
         if told is not None:
             self.require_same(*told, REMEDY, timeout_s=timeout_s)
 
@@ -426,6 +429,7 @@ class Worker:
         arrays: Sequence[Any],
         pairs: Mapping[str, tuple[float, float]] | None = None,
         *,
+        late_pass: bool = False,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> Summed:
         """Add small arrays over all workers that still take part, such as the states of metrics.
@@ -441,6 +445,8 @@ class Worker:
             Of real dtypes; the same number and shapes on every worker.
         pairs : mapping of str to (sum, weight), optional
             Added in the same round trip; see `sum_pairs`.
+        late_pass : bool
+            Let a worker that came later and has not met the others yet pass: it gets its own values back.
         timeout_s : float
             Bound on the wait for the others, and on that for each further 512 KiB.
 
@@ -457,7 +463,7 @@ class Worker:
         CollectiveTimeoutError
             If some workers did not call it in time; the message names them.
         """
-        return sum_arrays(self._session, name, arrays, pairs, timeout_s)
+        return sum_arrays(self._session, name, arrays, pairs, timeout_s, late_pass=late_pass)
 
     # Collective calls on arrays.
 

@@ -1,5 +1,7 @@
 """Fingerprints: equal for equal data in every process, different for other data, and cheap for large ones."""
 
+import mmap
+import resource
 import subprocess
 import sys
 from itertools import combinations
@@ -71,6 +73,26 @@ def test_of_a_large_file_little_is_read(tmp_path):
         opened.truncate(10**11)
     rows = np.memmap(file, np.uint8, "r", shape=(10**5, 1000, 1000))
     assert fingerprint(rows) == fingerprint(rows)
+
+
+def faults():
+    """Return how many pages this process has asked its system for."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    return used.ru_minflt + used.ru_majflt
+
+
+@pytest.mark.parametrize("shape", [(10**11,), (1000, 10**8)])
+def test_of_long_rows_single_places_are_read(tmp_path, shape):
+    """Of pages, that is: in a file whose system reads none ahead, each of them is a wait for the disk."""
+    file = tmp_path / "large"
+    with open(file, "wb+") as opened:
+        opened.truncate(10**11)
+        memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+    memory.madvise(mmap.MADV_RANDOM)
+    rows = np.frombuffer(memory, np.uint8).reshape(shape)
+    before = faults()
+    fingerprint(rows)
+    assert faults() - before < 2500
 
 
 def test_arrays_of_other_packages_are_read_row_by_row():

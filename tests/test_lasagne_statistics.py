@@ -119,6 +119,41 @@ def test_statistics_that_are_not_finite_or_of_a_worker_just_started_again_count_
     ).require_success()
 
 
+@pytest.mark.parametrize("launched", [1, 2])
+def test_a_worker_that_came_later_begins_the_next_training_with_the_others(run_lasagne, launched):
+    """It has met them at the end of the one before, so they wait for it, and it comes."""
+    run_lasagne(
+        f"""
+        import os, pathlib, subprocess
+        from watching import await_file
+        begun = pathlib.Path(sys.argv[1], "begun")
+        for fold in range(2):
+            model = Model()
+            model.statistics[0].set_value(np.full(3, fold + 1.0 + rank, "f4"))
+            updates = {WAYS["asynchronous"]}
+            if fold or not worker.late:
+                assert (model.statistics[0].get_value() == fold + 1).all()
+            if fold and worker.late:
+                await_file(begun)  # the others begin without anything else of this one
+            elif fold:
+                begun.touch()
+            elif not worker.late:
+                if rank == 0:
+                    others = {{k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}}
+                    later = subprocess.Popen([sys.executable, *sys.argv], env=others)
+                while len(worker.meet("the late one is there")) <= {launched}:
+                    pass
+            else:
+                worker.meet("the late one is there")
+            finish_training()
+        if rank == 0:
+            assert later.wait(100) == 0
+        """,
+        workers=launched,
+        environment={**ENVIRONMENT, "PLATOON_TIMEOUT_S": "30"},
+    ).require_success()
+
+
 def test_statistics_in_the_updates_are_named_by_the_user(run_lasagne):
     run_lasagne(
         """

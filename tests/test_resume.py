@@ -509,3 +509,43 @@ def small_disk(tmp_path):
         pytest.skip(f"needs to mount a small file system, as root: {mounted.stderr.strip()}")
     yield folder
     subprocess.run(["umount", "-l", folder], check=True)
+
+
+def test_resumed_workers_may_be_at_other_data(platoon, write_script, tmp_path):
+    """Each goes on in an epoch of its own, with the rows of that epoch; those at one place are still compared."""
+    script = write_script(
+        """
+        import sys
+        import numpy as np
+        from platoon_base import ASGD, connect
+        from platoon_base.errors import ConfigurationError
+
+        run = int(sys.argv[1])
+        worker = connect()
+        rank = worker.global_rank
+        x = np.zeros(3)
+        worker.init_shared_params([x], ASGD())
+        before = worker.resume_at.epoch
+        worker.report({f"run {run}: epochs of rank {rank} before": before})
+        for epoch in range(before + 1, (3 if run else 1 + rank) + 1):
+            worker.shard(np.random.RandomState(epoch).permutation(100))
+            x += 1
+            worker.progress(steps=1, epoch=epoch)
+            worker.sync_params()
+        worker.barrier("all are here")
+        try:
+            worker.shard(np.random.RandomState(rank).permutation(100).reshape(50, 2))
+        except ConfigurationError as exc:
+            worker.report({f"run {run}: refused": str(exc)})
+        """
+    )
+    for run, workers in enumerate([2, 2, 3]):
+        options = ["--resume", "kept", "--checkpoint-every", 1000, "--summary", "s.json", "--log-dir", "logs"]
+        done = platoon("launch", "-n", workers, *options, script, run)
+        logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("*.log"))
+        assert done.returncode == 0, done.stdout + done.stderr + logs
+    reported = json.loads((tmp_path / "s.json").read_text())
+    assert [reported[f"run 1: epochs of rank {rank} before"] for rank in range(2)] == [1, 2]
+    assert [reported[f"run 2: epochs of rank {rank} before"] for rank in range(3)] == [3, 3, 3]
+    assert {name for name in reported if "refused" in name} == {"run 0: refused", "run 2: refused"}
+    assert "data set 1 of rows like int64[2] from epoch 3, mini-batch" in reported["run 2: refused"]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
-from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,7 @@ from fuel.schemes import BatchScheme, IndexScheme
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
+from platoon_base.same_data import REMEDY
 from platoon_plugins.blocks.chains import chain_of
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
 
@@ -20,22 +19,15 @@ __all__ = ["require_dealt_out", "require_same_stream"]
 
 log = logging.getLogger(__name__)
 
-_REMEDY = (
-    "Each worker takes its part of what all of them have alike, so all have to make the same stream: the same data "
-    "set, and a scheme of the same rows in the same order. Give random splits and shuffles before it a seed, such as "
-    "np.random.RandomState(0).permutation(rows): otherwise rows that one worker trains on would be among those that "
-    "another validates on"
-)
 _PART, _WHOLE = "a part of", "all of"
 _ROWS = 16  # that are read of a data set
-_calls: weakref.WeakKeyDictionary[Worker, Counter[str]] = weakref.WeakKeyDictionary()
 
 
 def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
     """Raise, on the worker that comes later, if two workers have made different streams; nobody waits.
 
-    Compared are the chain of transformers, the schemes with their rows, and a few rows of the data sets. Streams are
-    told apart by what they are made of, and counted: so one more stream of another kind on one worker harms nobody.
+    Compared are the chain of transformers, the schemes with their rows, and a few rows of the data sets; see
+    `Worker.require_same_data`.
 
     Parameters
     ----------
@@ -50,12 +42,9 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
         If another worker has made another one.
     """
     links = list(chain_of(stream))
-    name = f"a stream of {_kind(links[-1])}, given to {user}"
-    calls = _calls.setdefault(worker, Counter())
-    name = f"{name[:200]}, {fingerprint(name)}" if len(name) > 200 else name
-    calls[name] += 1
-    contents = [part for link in links for part in _contents(link)]
-    worker.require_same(f"{name}, call {calls[name]},", fingerprint(*contents), _REMEDY)
+    worker.require_same_data(
+        *(part for link in links for part in _contents(link)), kind=f"{_kind(links[-1])}, given to {user}"
+    )
 
 
 def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: float) -> None:
@@ -81,7 +70,7 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
     parts = {other: what for other, what in read.items() if what.startswith(_PART)}
     if len(set(parts.values())) > 1:
         of_each = ", ".join(f"worker {other} {what}" for other, what in sorted(parts.items()))
-        raise ConfigurationError(f"the streams of {name} differ: {of_each}. {_REMEDY}")
+        raise ConfigurationError(f"the streams of {name} differ: {of_each}. {REMEDY}")
     if mine.startswith(_WHOLE) and len(ranks) > 1 and set(read.values()) == {mine} and rank == ranks[0]:
         log.warning(
             "the %d workers train on the same data: each of them goes through all of it in every epoch; divide it "

@@ -190,7 +190,7 @@ class Training:
         if not self.averages:
             return
         kept = [*hyperparameters(self._main_loop.algorithm), *self._kept_the_same()]
-        values = [(f"{variable} (number {i})", variable.get_value()) for i, variable in enumerate(kept)]
+        values = [(f"{variable} (number {i})", variable.get_value(borrow=True)) for i, variable in enumerate(kept)]
         name = f"the model of main loop {self._number}"
         require_same_values(self.worker, name, values, _SAME_MODEL, timeout_s=self.timeout_s)
 

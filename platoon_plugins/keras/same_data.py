@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import warnings
 import weakref
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,44 +14,26 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.fingerprint import fingerprint
+from platoon_base.same_data import kind_of
 from platoon_plugins.keras.loaders import draws_from_all, is_loader
 
 __all__ = ["SameBatches", "data_of_fit", "require_same_data", "sources", "warn_if_not_sharded"]
 
-_REMEDY = (
-    "shard() divides what all workers have alike: each of them has to pass the same rows in the same order, and to "
-    "call shard as often. Give random splits and shuffles before it a seed, such as "
-    "train_test_split(x, y, random_state=0) or np.random.default_rng(0): otherwise rows that one worker trains on "
-    "would be among those that another validates on"
-)
 _ORDER = (
     "its order differs between the workers, so their shards would overlap and miss rows. Let on_epoch_end shuffle by "
     "np.random, which draws the same there on all workers, or by a generator for the order alone, which is seeded "
     "alike: np.random.default_rng(0)"
 )
-_calls: weakref.WeakKeyDictionary[Worker, Counter[str]] = weakref.WeakKeyDictionary()
+_sequences: weakref.WeakKeyDictionary[Worker, Iterator[int]] = weakref.WeakKeyDictionary()
 
 
 def require_same_data(data: tuple[Any, ...], worker: Worker) -> None:
     """Raise, on the worker that comes later, if two workers pass different data to `shard`.
 
-    Calls are told apart by what their rows are like, and counted: so one more call on one worker, for data of
-    another kind, harms nobody.
-
-    Raises
-    ------
-    ConfigurationError
-        If another worker has passed other data.
+    See `Worker.require_same_data`; of sets of data it is given what they are made from.
     """
-    if worker.global_size == 1:
-        return
-    kind = ", ".join(_kind(part) for part in data)
-    calls = _calls.setdefault(worker, Counter())
-    calls[kind] += 1
-    if len(kind) > 150:
-        kind = f"{kind[:130]}... {fingerprint(kind)}"
-    name = f"the data passed to shard() as {kind}, call {calls[kind]}"
-    worker.require_same(name, fingerprint(*(_contents(part) for part in data)), _REMEDY)
+    if worker.global_size > 1:
+        worker.require_same_data(*(_contents(part) for part in data), kind=kind_of(*data))
 
 
 class SameBatches:
@@ -67,9 +49,8 @@ class SameBatches:
     """
 
     def __init__(self, whole: Any, worker: Worker) -> None:
-        calls = _calls.setdefault(worker, Counter())
-        calls["sequences"] += 1
-        self._name = f"the first batch of shard({type(whole).__name__}), the {calls['sequences']}. sequence"
+        number = next(_sequences.setdefault(worker, itertools.count(1)))
+        self._name = f"the first batch of shard({type(whole).__name__}), sequence {number}"
         self._whole, self._worker = whole, worker
         self._failure: ConfigurationError | None = None
 
@@ -86,17 +67,6 @@ class SameBatches:
         """Raise if it is another one."""
         if self._failure is not None:
             raise self._failure
-
-
-def _kind(data: Any) -> str:
-    """Describe what the rows are like, and not how many there are."""
-    if isinstance(data, Mapping):
-        return "{" + ", ".join(f"{key}: {_kind(data[key])}" for key in sorted(data, key=str)) + "}"
-    if hasattr(data, "shape") and hasattr(data, "__getitem__"):
-        return f"{getattr(data, 'dtype', type(data).__name__)}{[int(n) for n in data.shape[1:]]}"
-    if isinstance(data, (list, tuple)) and any(hasattr(value, "shape") for value in data):
-        return "[" + ", ".join(_kind(value) for value in data) + "]"
-    return type(data).__name__
 
 
 def _contents(data: Any) -> Any:
@@ -125,12 +95,18 @@ def _of_torch(dataset: Any) -> list[Any]:
 def _of_leaf(dataset: Any) -> list[Any]:
     """Return the tensors in memory that a tf.data.Dataset begins with, or its first element."""
     name, tensors = type(dataset).__name__, getattr(dataset, "_tensors", None)
-    if tensors is None and "Random" not in name:
-        import tensorflow as tf
+    if tensors is not None:
+        return [name, *(np.asarray(tensor) for tensor in tensors)]
+    once, again = _first_of(dataset), _first_of(dataset)
+    return [name, *(once if fingerprint(*once) == fingerprint(*again) else [])]  # another one each time: it is drawn
 
-        tensors = [tf.nest.flatten(element) for element in dataset.take(1)]
-        tensors = [tensor for element in tensors for tensor in element if isinstance(tensor, tf.Tensor)]
-    return [name, *(np.asarray(tensor) for tensor in tensors or [])]
+
+def _first_of(dataset: Any) -> list[Any]:
+    """Return the tensors of the first element."""
+    import tensorflow as tf
+
+    tensors = [tensor for element in dataset.take(1) for tensor in tf.nest.flatten(element)]
+    return [np.asarray(tensor) for tensor in tensors if isinstance(tensor, tf.Tensor)]
 
 
 def sources(dataset: Any) -> Iterator[Any]:

@@ -65,12 +65,13 @@ class Training:
 
     def start_statistics(self, worker: Worker, statistics: list[Any]) -> None:
         """Give the first worker's statistics to all; one that comes later gets them when it meets the others."""
-        if worker.global_size == 1 or worker.late or not statistics:
+        if not statistics:
             return
         first = worker.global_rank == 0
         values = [variable.get_value() for variable in statistics]
         mine = values if first else [np.zeros_like(value) for value in values]
-        summed = worker.sum_arrays("the first values of statistics", mine, {"first": (float(first), 1.0)})
+        pairs = {"first": (float(first), 1.0)}
+        summed = worker.sum_arrays("the first values of statistics", mine, pairs, late_pass=True)
         if summed.pairs["first"][0]:
             _set(statistics, summed.arrays)
 
@@ -97,7 +98,7 @@ class Training:
         if not self._averaged:
             return
         self._compared = True
-        values = [(f"{param} (number {i})", param.get_value()) for i, param in enumerate(self._averaged)]
+        values = [(f"{param} (number {i})", param.get_value(borrow=True)) for i, param in enumerate(self._averaged)]
         require_same_values(worker, "the parameters of all_reduce_grads", values, _SAME_MODEL, timeout_s=timeout_s)
 
 
