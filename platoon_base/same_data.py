@@ -14,8 +14,8 @@ REMEDY = (
     "What is divided has to be the same rows in the same order on all workers: otherwise rows that one trains on are "
     "among those that another validates on, and some are left out. Give random splits, shuffles and noise before it a "
     "seed, such as train_test_split(x, y, random_state=0) or numpy.random.RandomState(0); put noise that shall differ "
-    "into the mini-batches. Rows that differ on purpose, or by rounding, are divided by their numbers, which are the "
-    "same: divide numpy.arange(len(x)) instead of x"
+    "into the mini-batches. To divide data that differ on purpose, or by rounding, divide their row numbers: "
+    "numpy.arange(len(x)) in place of x"
 )
 
 

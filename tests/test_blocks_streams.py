@@ -630,15 +630,15 @@ def test_each_worker_reads_the_server_of_its_shard(run_job):
 
 SPLITS = {
     "rows by a random split": (
-        "DataStream(data, iteration_scheme=ShuffledScheme(order[:40].tolist(), 4))", "the same data set, and a scheme",
+        "DataStream(data, iteration_scheme=ShuffledScheme(order[:40].tolist(), 4))", "the same rows in the same order",
     ),
     "data by a random split": (
         "Flatten(DataStream(IndexableDataset({'x': x[order[:40]]}), iteration_scheme=SequentialScheme(40, 4)))",
-        "given to shard_stream, call 3, differs: rank",
+        "data set 3 of IndexableDataset with x, given to shard_stream differs: rank",
     ),
-    "fewer of them": ("DataStream(data, iteration_scheme=SequentialScheme(40 - 4 * rank, 4))", "of IndexableDataset"),
+    "fewer of them": ("DataStream(data, iteration_scheme=SequentialScheme(48 - 4 * rank, 4))", "of IndexableDataset"),
     "examples": ("DataStream(data, iteration_scheme=ShuffledExampleScheme(order.tolist()))", "random splits"),
-    "batches": ("DataStream(data, iteration_scheme=SequentialScheme(40, 4 + rank))", "a scheme of the same rows"),
+    "batches": ("DataStream(data, iteration_scheme=SequentialScheme(40, 4 + rank))", "the same rows"),
     "file": ("DataStream(in_file(), iteration_scheme=SequentialScheme(50, 4))", "H5PYDataset with x, given to"),
 }  # fmt: skip
 

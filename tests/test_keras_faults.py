@@ -327,7 +327,7 @@ def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
     ).require_success()
     for number, at_once in enumerate((False, True)):
         told = outcome.reported[f"error {at_once}"]
-        assert f"the first batch of shard(Batches), the {3 + number}. sequence" in told
+        assert f"the first batch of shard(Batches), sequence {3 + number}" in told
         assert "its order differs between the workers" in told
 
 
