@@ -286,3 +286,14 @@ def test_a_row_that_is_started_again_has_its_position_at_every_moment(words, oth
     assert seen == {position}
     assert words.progress(1)[:3] == (3, 340, 0)
     assert words.progress(1).steps_before_start == 340
+
+
+def test_a_new_position_is_written_beside_the_latest(words):
+    """Another process may read in the midst of the write: what it finds under the old slot is whole."""
+    words.start_row(1, Position(epoch=3, epoch_steps=40, steps=340))
+    row = words.row(1)
+    slot, latest = int(row["synced_slot"]), row["synced"][row["synced_slot"]].tolist()
+    row["steps"] += 5
+    words.mark_synced(row)
+    assert row["synced"][slot].tolist() == latest
+    assert words.position(1) == Position(epoch=3, epoch_steps=45, steps=345)

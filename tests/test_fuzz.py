@@ -246,3 +246,13 @@ def test_nothing_that_a_message_reaches_can_make_code_of_it(name):
 )  # fmt: skip
 def test_what_could_make_code_is_seen(source):
     assert dangers(source)
+
+
+def test_what_is_not_framed_as_a_request_is_told_so():
+    answers = []
+    words = ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)
+    dispatcher = Dispatcher(Coordinator(1), words, lambda peer, request_id, data: answers.append(data))
+    dispatcher.receive(Received(b"peer", b"", msg.encode(msg.Leave())), 0.0)
+    (failure,) = map(msg.decode_reply, answers)
+    assert failure.kind == "ProtocolError"
+    assert "not framed as a request" in failure.message

@@ -335,7 +335,7 @@ def test_what_is_no_shared_memory_is_passed_over(place, dead_job, put):
 @pytest.mark.parametrize("put", STRANGERS)
 def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
     tmp_path.chmod(0o777)
-    for parent in tmp_path.parents[:2]:
+    for parent in list(tmp_path.parents)[:2]:  # a slice of parents came with Python 3.10
         parent.chmod(0o755)
     strange = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-words"
     own = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-words"
