@@ -39,6 +39,7 @@ from platoon_base.processes import GRACE_S
 from platoon_base.program import Program
 from platoon_base.registry import JobFiles
 from platoon_base.stop_signals import StopSignals
+from platoon_base.watch import default_sigchld
 
 __all__ = ["main"]
 
@@ -158,7 +159,7 @@ def launch_command(
     The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
     again is its last. Ctrl-C ends all workers: at once those that do not handle it, others after --grace seconds.
     """
-    console = Console()
+    console = _console()
     _log_to(console)
     program = Program(script, module)
     program.require()
@@ -175,7 +176,8 @@ def launch_command(
             kept = resume or folder / "checkpoints"
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
             lines.insert(0, _where_from(kept, checkpoint, len(places)))
-        stack.enter_context(LogFolder(folder))  # last, for it moves what is there
+        is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
+        stack.enter_context(LogFolder(folder, lock=not is_locked))  # last, for it moves what is there
         for line in lines:
             _print(console, line)
         signals = stack.enter_context(StopSignals())
@@ -210,9 +212,14 @@ def launch_command(
     sys.exit(result.status)
 
 
+def _console(stderr: bool = False) -> Console:
+    """Return a console that prints texts as they are: brackets in one are no commands."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
 def _print(console: Console, text: str, **options: Any) -> None:
-    """Print a line as it is, however long."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True, **options)
+    """Print a line, however long."""
+    console.print(text, soft_wrap=True, **options)
 
 
 def _opening(places: list[str], why: str, center: str, folder: Path) -> str:
@@ -256,10 +263,10 @@ def _tell_result(console: Console, result: Result, workers: int, folder: Path) -
             table.add_row(name, f"{value:.6g}" if isinstance(value, float) else cut(str(value), _VALUE_CHARACTERS))
     console.print(table)
     if result.shared_nothing:
-        _print(Console(stderr=True), _separate(result.shared_nothing, workers), style="bold red")
+        _print(_console(stderr=True), _separate(result.shared_nothing, workers), style="bold red")
     if result.checkpoints is not None and result.checkpoints.unsaved:
         text = f"WARNING: the end of this job is in no checkpoint: {result.checkpoints.unsaved}"
-        console.print(text, style="bold red", markup=False, highlight=False, soft_wrap=True)
+        _print(console, text, style="bold red")
 
 
 def _separate(ranks: Sequence[int], workers: int) -> str:
@@ -343,7 +350,8 @@ def _spread_devices(argv: list[str]) -> list[str]:
             continue
         following = i > 0 and argv[i - 1] in ("-D", "--devices")
         spread.append(word)
-        if word.endswith(".py") or word in ("-m", "--module"):
+        module_follows = word in ("-m", "--module") and not "".join(argv[i + 1 : i + 2]).startswith("-")
+        if word.endswith(".py") or module_follows:
             return spread + argv[i + 1 :]
     return spread
 
@@ -354,7 +362,8 @@ def main(argv: list[str] | None = None) -> None:
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path that is not UTF-8 ends no job
     try:
-        commands(_spread_devices(argv), standalone_mode=True)
+        with default_sigchld():
+            commands(_spread_devices(argv), standalone_mode=True)
     except PlatoonError as exc:
         click.echo(f"platoon: {exc}", err=True)
         sys.exit(2)

@@ -69,7 +69,9 @@ class Progress(NamedTuple):
 
     Attributes
     ----------
-    epoch, steps, syncs : int
+    epoch, steps : int
+    syncs : int
+        How often values went to or came from the center, after the first ones.
     loss : float
         NaN until the worker has told one.
     sync_seconds : float

@@ -64,7 +64,8 @@ class Result(NamedTuple):
     again : bool
         Whether all workers are to be started again, since one that was lost cannot come again alone.
     shared_nothing : tuple of int
-        Of several workers those that ended well and have neither shared parameters nor combined anything with others.
+        Of several workers those that ended well, and have neither exchanged parameters with the center nor combined
+        anything with others.
     checkpoints : Tally or None
         What became of the checkpoints, if there were to be any. A job whose end is not saved is no success.
     """
@@ -222,6 +223,8 @@ class Controller:
 
     def _worker_ended(self, ended: Exit) -> None:
         member = self._coordinator.members[ended.rank]
+        if self._words.progress(ended.rank).syncs:
+            self._coordinator.cooperated.add(ended.rank)
         if ended.rank in self._adopted and member.phase in (Phase.JOINED, Phase.TRAINING):
             ended = ended._replace(status=1)  # only its parent knows the status, but it never said goodbye
         device = f"{member.device}, " if member.device else ""

@@ -157,7 +157,7 @@ class Coordinator:
         self.stop_reason: str | None = None
         self.reported: dict[str, float | str] = {}
         self.centers_dropped = 0
-        self.cooperated: set[int] = set()  # ranks that have shared parameters, or combined something with others
+        self.cooperated: set[int] = set()  # ranks that have combined something with others
         self.bound = False  # the workers need each other: one that comes again alone has no part
         self._ranks: dict[bytes, int] = {}
         self._center: _Center | None = None
@@ -257,7 +257,6 @@ class Coordinator:
         if impossible is not None or not layout.specs:
             text = "got no parameters" if impossible is None else f"got {impossible} as a parameter"
             return [_refuse(asker, "ConfigurationError", f"{text}: share arrays of floating-point numbers")]
-        self.cooperated.add(member.rank)
         if member.center not in (None, self.centers_dropped):
             text = "the others have released the parameters that this worker was started again for"
             return [_refuse(asker, "ConfigurationError", f"{text}: there is nothing left for it to do")]

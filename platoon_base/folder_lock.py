@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
+import logging
 import os
 import stat
 from pathlib import Path
@@ -11,14 +13,21 @@ from platoon_base.own_files import SAFE_FLAGS, open_own
 
 __all__ = ["LOCK_FILE", "FolderLock", "is_locked", "locks_stay_on_this_host"]
 
+log = logging.getLogger(__name__)
+
 LOCK_FILE = ".lock"
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # such as Lustre without flock, or NFS without its daemon
+_UNLOCKED = (
+    "%s is on a file system without locks (%s): nobody would notice if another job used it at the same time; "
+    "give each job a folder of its own"
+)
 
 
 class FolderLock:
     """The exclusive lock on a folder.
 
     It is two locks: one on the folder itself, which systemd-tmpfiles minds, and one on a file in it, which NFS passes
-    on to its server, so that other hosts see it too.
+    on to its server, so that other hosts see it too. Where the file system has no locks, a warning says so.
 
     Parameters
     ----------
@@ -43,7 +52,10 @@ class FolderLock:
             # NFS gives an exclusive lock to writers only, and none of its own on folders.
             self._file = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | SAFE_FLAGS, 0o600, dir_fd=self.fd)
             fcntl.flock(self._file, how)
-        except BaseException:
+        except BaseException as exc:
+            if isinstance(exc, OSError) and exc.errno in _NO_LOCKS:
+                log.warning(_UNLOCKED, folder, exc.strerror)
+                return
             self.close()
             raise
 
@@ -66,6 +78,8 @@ def is_locked(folder: Path) -> bool:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may ask at the same time
         except BlockingIOError:
             return True
+        except OSError:  # nothing can be locked there
+            return False
         finally:
             os.close(fd)
     return False

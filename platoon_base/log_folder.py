@@ -51,15 +51,19 @@ class LogFolder:
     Parameters
     ----------
     path : Path
+    lock : bool
+        Whether to lock it: not if this process has done so already, because its checkpoints are there too.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, lock: bool = True) -> None:
         self.path = path
+        self._wants_lock = lock
+        self._lock: FolderLock | None = None
 
     def __enter__(self) -> LogFolder:
         require_room(self.path, "logs")
         try:
-            self._lock = FolderLock(self.path)
+            self._lock = FolderLock(self.path) if self._wants_lock else None
         except BlockingIOError:
             raise ConfigurationError(
                 f"another job writes its logs to {self.path}: wait for its end, or name another --log-dir"
@@ -69,7 +73,7 @@ class LogFolder:
         try:
             self._put_aside()
         except OSError as exc:
-            self._lock.close()
+            self._unlock()
             raise ConfigurationError(f"the earlier logs in {self.path} cannot be moved: {exc}; name another") from exc
         return self
 
@@ -87,7 +91,11 @@ class LogFolder:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._lock.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
 
 
 def tail(path: Path) -> str:

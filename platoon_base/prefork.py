@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from platoon_base.descriptors import readable
 from platoon_base.program import Program
 
 __all__ = ["PR_SET_PDEATHSIG", "Nursery", "Start", "prctl", "python_main"]
@@ -155,7 +154,7 @@ class Nursery:
             os.killpg(self._process.pid, number)
 
     def finish(self) -> tuple[int, list[int]]:
-        """Wait for the end of the nursery.
+        """Collect the nursery, which has told all.
 
         Returns
         -------
@@ -165,21 +164,31 @@ class Nursery:
             The workers, now children of this process, each at the head of a session of its own. If the nursery failed
             there are none: those that it had forked were never told to run the script.
         """
-        while not self.ready:
-            readable(self._fd, None)
         os.close(self._fd)
         code = self._process.wait()
         self.signal(signal.SIGKILL)  # what it left running
         self._let_go()
-        lines = self._report.splitlines(keepends=True)
-        pids = [int(line) for line in lines if line.endswith(b"\n") and line != DONE]
-        if lines[-1:] == [DONE]:
+        pids = self._forked()
+        if self._report.endswith(DONE):
             return 0, pids
         for pid in pids:
             with contextlib.suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
         return code or 1, []
+
+    def give_up(self) -> None:
+        """Do without a nursery that was killed and does not tell the end; the workers that it has forked are killed."""
+        os.close(self._fd)
+        for pid in self._forked():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.poll()
+        self._let_go()
+
+    def _forked(self) -> list[int]:
+        lines = self._report.splitlines(keepends=True)
+        return [int(line) for line in lines if line.endswith(b"\n") and line != DONE]
 
     def _let_go(self) -> None:
         if not self._was_subreaper:

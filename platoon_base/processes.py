@@ -25,6 +25,7 @@ GRACE_S = 10.0  # enough to save a model of some GB
 _TERM_TO_KILL_S = 0.5
 _KILL_TO_LET_GO_S = 5.0  # what does not even end by SIGKILL hangs in a device or on a file server
 _LOOK_S = 0.02
+_LEFT_RUNNING = "left running: the launcher cannot end it"
 
 
 class Exit(NamedTuple):
@@ -218,7 +219,7 @@ class Children:
         while self._stages and time.monotonic() >= self._stages[0][0]:
             _, number = self._stages.pop(0)
             if number is None:
-                self._let_go_of(list(self._children))
+                self._let_go_of_all()
             else:
                 self._signal(number)
 
@@ -233,9 +234,18 @@ class Children:
     def _let_go_of(self, ranks: Sequence[int]) -> None:
         """Wait no longer for processes that nothing here can end."""
         for rank in ranks:
-            why = "left running: the launcher cannot end it"
-            log.warning("rank %d is %s", rank, why)
-            self._let_go(rank, Ended(1, why))
+            log.warning("rank %d is %s", rank, _LEFT_RUNNING)
+            self._let_go(rank, Ended(1, _LEFT_RUNNING))
+
+    def _let_go_of_all(self) -> None:
+        """Wait no longer for anything."""
+        self._let_go_of(list(self._children))
+        if self._nursery is not None:
+            log.warning("the process that prepares the workers is %s", _LEFT_RUNNING)
+            self._nursery.give_up()
+            self._nursery = None
+            starts, self._unborn = self._unborn, []
+            self._collected += [Exit(start.rank, 1, start.log_file, _LEFT_RUNNING) for start in starts]
 
     @property
     def stopping(self) -> bool:
@@ -246,10 +256,10 @@ class Children:
         """End all processes at once and collect them; the next `reap` tells how they ended."""
         self._stopping, self._stages = True, []
         self._signal(signal.SIGKILL)
-        self._take_delivery()
         deadline = time.monotonic() + _KILL_TO_LET_GO_S
-        while self._children and time.monotonic() < deadline:
+        while self._children or self._nursery is not None:
             self._collected = self.reap()
-            if self._children:
+            if time.monotonic() >= deadline:
+                self._let_go_of_all()
+            elif self._children or self._nursery is not None:
                 time.sleep(_LOOK_S)
-        self._let_go_of(list(self._children))

@@ -115,17 +115,17 @@ def _files_of_module(name: str, folder: str) -> list[Path]:
     spec = _find_top(parts[0], folder) if all(parts) else None
     found = [spec]
     for i in range(1, len(parts)):
-        spec = _find_within(spec, ".".join(parts[: i + 1]))
+        spec = _find_within(spec, parts[i])
         found.append(spec)
     if spec is not None and spec.submodule_search_locations is not None:
-        found.append(_find_within(spec, f"{name}.__main__"))
+        found.append(_find_within(spec, "__main__"))
     files = [Path(spec.origin) for spec in found if spec is not None and spec.has_location and spec.origin is not None]
     return files if found[-1] is not None and found[-1].has_location else []
 
 
 def _find_top(name: str, folder: str) -> ModuleSpec | None:
     """Find a module that is in no package: in the folder first, for this process may know another of that name."""
-    found = PathFinder.find_spec(name, [folder])
+    found = PathFinder.find_spec(name, [folder, *sys.path])
     try:
         return found or importlib.util.find_spec(name)
     except ValueError:  # such as __main__
@@ -135,4 +135,5 @@ def _find_top(name: str, folder: str) -> ModuleSpec | None:
 def _find_within(package: ModuleSpec | None, name: str) -> ModuleSpec | None:
     if package is None or package.submodule_search_locations is None:
         return None
+    # By its last name alone: without __init__.py it would look for the packages around it, which are not imported.
     return PathFinder.find_spec(name, list(package.submodule_search_locations))

@@ -134,7 +134,7 @@ class JobFiles(msgspec.Struct, frozen=True):
                 f"PLATOON_JOB={folder!r} is not the folder of a running job ({exc}): unset it to run alone, or start "
                 "the script with `platoon launch`"
             ) from exc
-        return msgspec.structs.replace(found, folder=str(folder))
+        return msgspec.structs.replace(found, folder=os.path.abspath(folder))  # this process may go to other folders
 
     @classmethod
     def find(cls, job: str) -> JobFiles:

@@ -167,12 +167,14 @@ class SharedParameters:
             self.sync(True, timeout_s)
         elif self.center is not None:
             self.start(create=False, timeout_s=timeout_s)
+            self._row["syncs"] += 1
 
     def copy_to_global(self, timeout_s: float) -> None:
         """Center := parameters."""
         if self.center is not None:
             require_finite(self.parameters.layout, self.parameters.borrow())
             self.start(create=True, timeout_s=timeout_s)
+            self._row["syncs"] += 1
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:
@@ -187,6 +189,7 @@ class SharedParameters:
                 arrays = self._borrow()
                 self.center.read(arrays, True, left_s)
                 self._give_back(arrays)
+            self._row["syncs"] += 1
             yield
         finally:
             with self._turns.take("center_params", timeout_s):

@@ -27,6 +27,7 @@ from platoon_base.errors import (
     ConfigurationError,
     WorkerLostError,
 )
+from platoon_base.legible import legible
 from platoon_base.metrics import means
 from platoon_base.parameters import Parameters
 from platoon_base.rules import Rule
@@ -595,6 +596,7 @@ class Worker:
 
     def take_kept(self, name: str, default: Any = None) -> Any:
         """Return what an earlier process of this rank has kept under a name, once; after that the default."""
+        name = legible(name)  # as it was sent
         return msg.decode_value(self._kept.pop(name)) if name in self._kept else default
 
     @property
@@ -664,6 +666,14 @@ class Worker:
             If another worker held it for ``timeout_s``; 0 tries once.
         """
         self._require_open()
+        self._times_locked += 1  # first: or a signal handler that takes it and frees it would free this call's too
+        try:
+            self._await_lock(timeout_s)
+        except BaseException:
+            self._unlock_once()
+            raise
+
+    def _await_lock(self, timeout_s: float) -> None:
         pause, deadline = 50e-6, time.monotonic() + timeout_s
         while not self._lock.try_acquire():
             if time.monotonic() >= deadline:
@@ -672,11 +682,13 @@ class Worker:
                 )
             time.sleep(pause)
             pause = min(2 * pause, 5e-3)
-        self._times_locked += 1
 
     def unlock(self) -> None:
         """Free the job's advisory lock, or undo one of several calls of `lock`."""
         self._require_open()
+        self._unlock_once()
+
+    def _unlock_once(self) -> None:
         self._times_locked = max(self._times_locked - 1, 0)
         if not self._times_locked:
             self._lock.release()

@@ -1,6 +1,8 @@
 """No path, name or text ends a job, whatever bytes it holds; what a user keeps or sends comes back as it was."""
 
+import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -29,6 +31,8 @@ from platoon_base.errors import PlatoonError
 TEXT = "caf\\udce9"
 with connect() as worker:
     worker.report({TEXT: 1.0, "text": TEXT})
+    kept = worker.take_kept(TEXT)
+    assert kept == (None if os.environ["RUN"] == "0" else {TEXT: [TEXT]}), kept
     worker.keep(TEXT, {TEXT: [TEXT]})
     worker.barrier(TEXT)
     assert worker.reduce_metrics({TEXT: (1.0, 1.0)}) in ({TEXT: 1.0}, {"caf\\\\udce9": 1.0})
@@ -63,10 +67,10 @@ def test_a_job_whose_paths_and_texts_are_not_utf_8(tmp_path):
         file.write(SCRIPT)
     kept = os.path.join(folder, b"kept" + BYTES)
     with tempfile.TemporaryDirectory(suffix=TEXT, dir="/tmp") as short:  # the path of a socket has 107 bytes
-        for _ in range(2):  # the second goes on where the first has ended
+        for run in "01":  # the second goes on where the first has ended
             done = launch(
                 os.path.dirname(script), "--log-dir", b"logs" + BYTES, "--checkpoint-every", "60", "--resume", kept,
-                script, BYTES, TMPDIR=short,
+                script, BYTES, TMPDIR=short, RUN=run,
             )  # fmt: skip
             assert done.returncode == 0, (done.stdout + done.stderr).decode(errors="replace")
             assert READ in done.stdout.decode()
@@ -81,6 +85,23 @@ def test_what_fails_in_a_script_of_such_a_name_is_told(tmp_path):
     done = launch(tmp_path, "--log-dir", b"logs" + BYTES, script)
     assert done.returncode == 1
     assert f"ValueError: {READ}" in done.stdout.decode()
+
+
+MARKS = """
+from platoon_base import connect
+with connect() as worker:
+    worker.report({"[/b]x": "[/i] [red]y :bug:"})
+    worker.request_stop("see [/tmp]")
+"""
+
+
+def test_what_the_console_would_take_for_commands_is_shown_as_it_is(platoon, write_script, tmp_path):
+    done = platoon("launch", "-n", 1, "--log-dir", "logs:bug:", "--summary", "out.json", write_script(MARKS))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"\[/b\]x +\[/i\] \[red\]y :bug:", done.stdout), done.stdout
+    assert re.search(r"stopped_by +see \[/tmp\]", done.stdout), done.stdout
+    assert "logs in logs:bug:" in done.stdout
+    assert json.loads((tmp_path / "out.json").read_text())["[/b]x"] == "[/i] [red]y :bug:"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Checkpoints: plain NumPy files, whole or refused, of which the newest whole one is found."""
 
+import errno
+import fcntl
 import json
 import os
 import resource
@@ -27,8 +29,9 @@ from platoon_base.checkpoints import (
     require_alike,
 )
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
-from platoon_base.folder_lock import LOCK_FILE, locks_stay_on_this_host
+from platoon_base.folder_lock import LOCK_FILE, is_locked, locks_stay_on_this_host
 from platoon_base.layout import Layout
+from platoon_base.log_folder import LogFolder
 from platoon_base.rules import EASGD
 from platoon_base.sharding import Position
 
@@ -229,6 +232,20 @@ def test_a_writer_on_another_host_is_noticed_too(tmp_path):
             CheckpointFolder(tmp_path)
         holder.communicate("\n")
     CheckpointFolder(tmp_path).close()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK])
+def test_where_nothing_can_be_locked_a_warning_says_so(tmp_path, monkeypatch, caplog, number):
+    """As on Lustre mounted without flock, and on NFS without its lock daemon."""
+
+    def flock(file, how):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with LogFolder(tmp_path):
+        assert not is_locked(tmp_path)
+    CheckpointFolder(tmp_path).close()
+    assert caplog.text.count(f"without locks ({os.strerror(number)})") == 2
 
 
 NFS = "rw,vers=4.2,rsize=1048576,hard,proto=tcp,sec=sys,clientaddr=10.0.0.2,local_lock={},addr=10.0.0.1"

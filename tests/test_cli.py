@@ -146,6 +146,10 @@ ALONE = """
         if way == "shares" or (way == "one shares" and worker.global_rank == 1):
             worker.init_shared_params([np.zeros(3)], EASGD())
             worker.sync_params()
+        if way in ("forgets", "copies"):
+            worker.init_shared_params([np.zeros(3)], EASGD())
+        if way == "copies":
+            worker.copy_to_local()
         if way == "compares":
             worker.require_same("rows", "10", "give all the same")
         if way == "measures":
@@ -164,7 +168,9 @@ ALONE = """
         ("compares", 2, [0, 1], "the 2 workers shared and averaged nothing: these were 2 separate runs"),
         ("one shares", 3, [0, 2], "workers 0, 2 shared and averaged nothing with the others"),
         ("fails", 2, [0], "worker 0 shared and averaged nothing with the others"),
+        ("forgets", 2, [0, 1], "the 2 workers shared and averaged nothing: these were 2 separate runs"),
         ("shares", 2, [], ""),
+        ("copies", 2, [], ""),
         ("measures", 2, [], ""),
         ("averages", 2, [], ""),
         ("is alone", 1, [], ""),
@@ -225,6 +231,18 @@ def test_a_package_runs_by_its_main_module(platoon, package):
     assert done.returncode == 0, done.stdout + done.stderr
     (log,) = package.glob("platoon_logs/package.inner/*/rank0.log")
     assert log.read_text().endswith("package.inner package.inner.__main__\n")
+
+
+def test_packages_may_be_plain_folders_and_do_not_hide_real_ones(platoon, tmp_path):
+    """Folders without __init__.py are packages, but those of other places with one come first, as for Python."""
+    folder = tmp_path / "plain" / "inner"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("print(__package__)")
+    (tmp_path / "json").mkdir()
+    for words, printed in ((["plain.inner.train"], "plain.inner\n"), (["json.tool", "--help"], "usage: ")):
+        done = platoon("launch", "-n", 1, "--log-dir", "logs", "-m", *words)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (tmp_path / "logs" / "rank0.log").read_text().startswith(printed)
 
 
 def test_a_module_is_started_again_as_a_module(platoon, package):
@@ -523,6 +541,7 @@ def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
         ),
         ("launch -n 2 s.py cuda0 cuda1", "launch -n 2 s.py cuda0 cuda1"),
         ("launch -D cuda0 cuda1 -m a.b -D x cpu", "launch -D cuda0 -D cuda1 -m a.b -D x cpu"),
+        ("launch -m -D cuda0 cuda1 -n 2 a.b", "launch -m -D cuda0 -D cuda1 -n 2 a.b"),
         ("doctor", "doctor"),
     ],
 )

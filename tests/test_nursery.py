@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 
+import psutil
 import pytest
 
 from platoon_base import prefork
@@ -265,6 +266,34 @@ def test_ending_the_launcher_ends_a_nursery_that_still_imports(tmp_path, number)
     assert not (tmp_path / "ran").exists()
     if number == signal.SIGKILL:  # nobody was left to tidy up
         JobFiles.read((tmp_path / "folder").read_text()).remove()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("imports_for_ever", [True, False])
+def test_a_nursery_that_does_not_tell_its_end_keeps_no_launcher(tmp_path, imports_for_ever):
+    """What it has started, in a session of its own, keeps the pipe open by which it tells."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    (tmp_path / "script.py").write_text("import time; time.sleep(600)")
+    (tmp_path / "preparation.py").write_text(
+        "import os, signal\n"
+        f"def end(*_): os._exit(open({str(tmp_path / 'late')!r}, 'w').close() or 0)\n"
+        "if os.fork() == 0:\n"
+        "    os.setsid()\n"
+        "    signal.signal(signal.SIGALRM, end)\n"
+        "    signal.setitimer(signal.ITIMER_REAL, 30)\n"
+        f"    with open({str(fifo)!r}, 'w') as file: file.write(str(os.getpid()))\n"
+        "    signal.pause()\n"
+        f"if {imports_for_ever}: signal.pause()\n"
+    )
+    command = [*python_main("platoon_base.bootstrap"), str(tmp_path / "script.py")]
+    start = Start(0, command, dict(os.environ), log_file(tmp_path, 0))
+    with host_job(1) as job:
+        job.start_forked(Program(str(tmp_path / "script.py")), [], ["preparation"], [start])
+        stray = int(fifo.read_text())
+    assert not (tmp_path / "late").exists(), "it was waited for"
+    os.kill(stray, signal.SIGKILL)
+    psutil.wait_procs(psutil.Process().children(), WAIT_S)  # the worker too, if it was forked
 
 
 @pytest.mark.parametrize(

@@ -415,6 +415,14 @@ def test_a_description_says_nothing_of_what_is_removed(files, tmp_path):
     assert not Path(files.folder).exists()
 
 
+def test_a_job_named_by_a_relative_path_stays_where_it_is(files, tmp_path, monkeypatch):
+    """Its folder is removed by the last who leaves it, maybe from another working directory."""
+    monkeypatch.chdir(files.folder)
+    read = JobFiles.read(".")
+    monkeypatch.chdir(tmp_path)
+    assert read == files
+
+
 @pytest.mark.parametrize("job", ["../../x", "x", ""])
 def test_a_description_names_a_job_or_is_refused(files, job):
     description = Path(files.folder, "job.json")

@@ -106,6 +106,41 @@ worker.unlock()
     ).require_success()
 
 
+def test_a_handler_that_takes_and_frees_the_lock_leaves_it_to_the_call_that_it_interrupts(run_job):
+    """After every single instruction of `lock`; another handle looks whether the worker has it."""
+    run_job(
+        """
+import os
+from interrupting import at_instruction
+from platoon_base import connect
+from platoon_base.control_words import USER_LOCK
+from platoon_base.errors import CollectiveTimeoutError
+from platoon_base.registry import JobFiles
+from platoon_base.segments import Segment
+
+worker = connect()
+other = Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).words)
+number, came = 1, True
+while came:
+    came = at_instruction(number, worker.lock, lambda: (worker.lock(), worker.unlock()))
+    assert other.locked(USER_LOCK), number
+    worker.unlock()
+    assert not other.locked(USER_LOCK), number
+    number += 1
+assert number > 20
+other.try_lock(USER_LOCK)
+try:
+    worker.lock(timeout_s=0)
+except CollectiveTimeoutError:
+    other.unlock(USER_LOCK)
+worker.lock()
+worker.unlock()
+assert not other.locked(USER_LOCK)  # a lock that was not had is not freed twice
+""",
+        workers=1,
+    ).require_success()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_handler_may_close_the_handle_at_any_moment(run_job, workers):
     """The call that it interrupts ends, well or with an error; the process goes on, and joins the job again."""

@@ -137,6 +137,24 @@ def test_failures_count_under_a_parent_that_ignores_the_end_of_its_children(plat
     assert "worker 1: exit status 3" in done.stdout
 
 
+def test_what_is_asked_in_a_process_of_its_own_counts_under_such_a_parent(tmp_path):
+    """`platoon launch -D` asks pygpu, which is broken here, for its devices; `platoon doctor` asks the same way."""
+    (tmp_path / "pygpu.py").write_text("raise ImportError('broken')")
+    (tmp_path / "script.py").write_text("")
+    code = (
+        "from signal import *; signal(SIGCHLD, SIG_IGN); from platoon_base.cli import main; "
+        "main(['launch', '-D', 'opencl0:0', 'script.py'])"
+    )
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, timeout=PATIENCE_S,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "pygpu does not work (ImportError: broken)" in done.stderr
+
+
 @pytest.fixture
 def starts(tmp_path):
     """Two workers of a job that may be forked, or started each by itself."""
