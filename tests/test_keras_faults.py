@@ -312,6 +312,20 @@ def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
                 rows = [row for i in range(len(part)) for row in part[i][1]]
                 assert sorted(everyones(rows).ravel()) == list(range(64))
                 part.on_epoch_end()
+
+        # Labels may be varied with the inputs, or there are none: rows are the same, what is made of them is not.
+        class Varied(Batches):
+            def __getitem__(self, i):
+                labels = super().__getitem__(i)[1] + np.random.default_rng().random()
+                return labels if self.alone else (labels, labels)
+
+        Varied.on_epoch_end = lambda self: np.random.shuffle(self.order)
+        for Varied.alone in (False, True):
+            part = shard(Varied(None))
+            for epoch in range(3):
+                batches = [part[i] if Varied.alone else part[i][1] for i in range(len(part))]
+                assert sorted(everyones(np.floor(np.concatenate(batches))).ravel()) == list(range(64))
+                part.on_epoch_end()
         for at_once in (False, True):
             worker.barrier("next")
             wrong = 0.0
@@ -327,7 +341,7 @@ def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
     ).require_success()
     for number, at_once in enumerate((False, True)):
         told = outcome.reported[f"error {at_once}"]
-        assert f"the first batch of shard(Batches), sequence {3 + number}" in told
+        assert f"the first batch of shard(Batches), sequence {5 + number}" in told
         assert "its order differs between the workers" in told
 
 

@@ -1,5 +1,10 @@
 """Losses that are no means over rows, and steps without some gradients: N workers train as one process does."""
 
+import math
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
 import pytest
 
 from platoon_base import compat
@@ -21,6 +26,7 @@ def test_what_a_loss_is_divided_by_is_its_weight(run_keras):
         rng = np.random.RandomState(0)
         # Rank 0 gets the short rows.
         lengths = np.where(np.arange(rows) % 2, rng.randint(4, length + 1, rows), rng.randint(1, 3, rows))
+        lengths[:16:2] = 0  # and a batch of nothing else than masked tokens, beside one that has some
         tokens = np.where(np.arange(length) < lengths[:, None], rng.randint(1, 10, (rows, length)), 0)
         labels = rng.randint(0, 5, (rows, length, 1))
         weights = rng.uniform(0.1, 3, rows).astype("float32") * np.where(np.arange(rows) % 2, 5, 1)
@@ -71,6 +77,119 @@ def test_what_a_loss_is_divided_by_is_its_weight(run_keras):
                 expected = model.evaluate(x, y, 16, sample_weight=weights[0] if weights else None, verbose=0)
                 got = fit(model, shard(*data), 8, distribute(sync=EASGD()))
                 np.testing.assert_allclose(got["val_loss"], expected, rtol=2e-6)
+        """
+    ).require_success()
+
+
+@needs_keras_3
+def test_a_train_step_and_a_loss_of_the_models_own(run_keras):
+    """They may call compute_loss without x, and give it other arguments; batches count by their rows."""
+    run_keras(
+        """
+        backend = keras.backend.backend()
+
+        def own(optimizer, other_arguments):
+            class Own(keras.Sequential):
+                def loss_of(self, x, y):
+                    y_pred = self(x, training=True)
+                    return self.compute_loss(y, y_pred) if other_arguments else self.compute_loss(y=y, y_pred=y_pred)
+
+                if backend == "torch":
+                    def train_step(self, data):
+                        self.zero_grad()
+                        loss = self.loss_of(*data[:2])
+                        loss.backward()
+                        weights = list(self.trainable_weights)
+                        with __import__("torch").no_grad():
+                            self.optimizer.apply([weight.value.grad for weight in weights], weights)
+                        self._loss_tracker.update_state(loss)
+                        return {"loss": self._loss_tracker.result()}
+                elif backend == "tensorflow":
+                    def train_step(self, data):
+                        import tensorflow as tf
+                        with tf.GradientTape() as tape:
+                            loss = self.loss_of(*data[:2])
+                        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
+                        self._loss_tracker.update_state(loss)
+                        return {"loss": self._loss_tracker.result()}
+
+                if other_arguments:
+                    def compute_loss(self, *tensors):
+                        y, y_pred = tensors if len(tensors) == 2 else tensors[1:3]  # of JAX's train_step
+                        return keras.ops.mean(keras.ops.square(y - y_pred))
+
+            keras.utils.set_random_seed(5)
+            model = Own([keras.Input((6,)), L.Dense(8, activation="tanh"), L.Dense(3)])
+            model.compile(optimizer, loss="mse")
+            return model
+
+        x, y = data(37)
+        for other_arguments in (False, True):
+            alone = own(keras.optimizers.SGD(0.5), other_arguments)
+            start = flat(alone.get_weights())
+            alone.fit(x, y, batch_size=16, shuffle=False, verbose=0)
+            model = own(DistributedOptimizer(keras.optimizers.SGD(0.5)), other_arguments)
+            model.fit(*shard(x, y), batch_size=8, shuffle=False, verbose=0, callbacks=distribute())
+            assert abs(flat(alone.get_weights()) - start).max() > 0.05
+            assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5
+            model = own("sgd", other_arguments)
+            model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(sync=EASGD()))
+        """
+    ).require_success()
+
+
+def test_losses_are_kept_within_a_fit_alone(solo_worker):
+    """All of its batches, of which the loss is put together by hand; none of those that follow it."""
+    from platoon_plugins.keras.batch_losses import BatchLosses
+
+    losses = BatchLosses()
+    losses.add(1.0, 2.0, 3.0)
+    assert losses.count("train", solo_worker) == 0
+    losses.begin("train")
+    for batch in range(600):
+        losses.add(batch, batch % 3, 2)  # every third is masked, and counts as 0
+    losses.add(7.0, 5.0, 2, training=False)
+    counts = losses.count("train", solo_worker)
+    assert counts == 600
+    mean = sum(batch for batch in range(600) if batch % 3) / 600
+    assert math.isclose(losses.combined("train", solo_worker, "losses", counts), mean)
+    assert losses.count("test", solo_worker) == 0
+    losses.end()
+    losses.add(1.0, 2.0, 3.0)
+    assert losses.count("train", solo_worker) == 0
+
+
+@needs_keras_3
+def test_each_thread_sees_the_losses_that_it_computes():
+    from platoon_plugins.keras.backends.keras3_losses import watched
+
+    both = threading.Barrier(2, timeout=60)
+
+    def look(count):
+        loss = keras.losses.MeanSquaredError()
+        with watched() as terms:
+            both.wait()
+            for _ in range(count):
+                loss(np.zeros((2, 3)), np.ones((2, 3)))
+            both.wait()
+        loss(np.zeros((2, 3)), np.ones((2, 3)))
+        return [term.loss is loss for term in terms]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(look, (3, 5))) == [[True] * 3, [True] * 5]
+
+
+def test_a_batch_in_which_all_is_masked_leaves_float16_gradients_finite(run_keras):
+    run_keras(
+        """
+        from platoon_plugins.keras.gradients import GradientAverage
+
+        average = GradientAverage(worker)
+        average.attach("any", [np.zeros(3, "float16")])
+        for weights, expected in (((5, 5), 2.0), ((0, 0), 0.0), ((100, 300), 2.5)):
+            average.in_place([np.full(3, 1 + 2 * rank, "float16")], weights[rank])
+            mean, = average.in_place([np.full(3, 1 + 2 * rank, "float16")], weights[rank])
+            np.testing.assert_allclose(mean, expected)
         """
     ).require_success()
 

@@ -92,6 +92,17 @@ def test_a_fit_of_the_same_data_on_all_workers_says_so(run_keras):
             mine = td.DataLoader(rows, batch_size=8, sampler=td.DistributedSampler(rows, size, rank))
             assert fit(mine, epochs=3)[1] == 0
             assert mine.sampler.epoch == 2  # so that it shuffles anew in each epoch
+
+            class Mine(td.Dataset):
+                def __init__(self, x, y):
+                    self.pairs = list(zip(x, y))
+                def __len__(self):
+                    return len(self.pairs)
+                def __getitem__(self, i):
+                    return self.pairs[i]
+
+            assert fit(td.DataLoader(Mine(x, y), batch_size=8))[1] == first
+            assert fit(td.DataLoader(Mine(x[rank::size], y[rank::size]), batch_size=8))[1] == 0
             alone = dense(optimizer=keras.optimizers.SGD(0.5))
             alone.fit(td.DataLoader(rows, batch_size=8 * size), epochs=2, verbose=0)
             averaged = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.5)))
@@ -103,5 +114,9 @@ def test_a_fit_of_the_same_data_on_all_workers_says_so(run_keras):
             assert fit(rows.shuffle(64).batch(8))[1] == first
             assert fit(shard(rows).shuffle(64).batch(8))[1] == 0
             assert fit(rows.shard(size, rank).batch(8))[1] == 0
+            assert fit(rows.skip(32 * rank).take(32).batch(8))[1] == 0
+            spec = tf.TensorSpec((6,), "float32"), tf.TensorSpec((3,), "float32")
+            mine = tf.data.Dataset.from_generator(lambda: zip(*shard(x, y)), output_signature=spec)
+            assert fit(mine.batch(8))[1] == 0
         """
     ).require_success()

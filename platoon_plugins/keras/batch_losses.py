@@ -11,6 +11,7 @@ from platoon_base import Worker
 __all__ = ["BatchLosses"]
 
 Array = np.ndarray[Any, Any]
+_FETCHED_AT_ONCE = 256
 
 
 class BatchLosses:
@@ -24,6 +25,8 @@ class BatchLosses:
     computes for N workers with batches of B rows as one process with batches of N B rows. Of losses that are sums,
     L_k = sum_i l_ik.
 
+    Only what belongs to an epoch or an evaluation that has begun is kept, and that until the fit is over.
+
     Attributes
     ----------
     phase : {"train", "test"}
@@ -32,23 +35,32 @@ class BatchLosses:
 
     def __init__(self) -> None:
         self.phase = "train"
-        self._batches: dict[str, list[tuple[float, float, float, float]]] = {"train": [], "test": []}
+        self._batches: dict[str, list[tuple[Any, Any, Any]]] = {}
 
     def begin(self, phase: str) -> None:
         """Forget the batches of an earlier epoch or evaluation."""
         self.phase = phase
         self._batches[phase] = []
 
-    def add(self, loss: float, weight: float, rows: float, training: bool | None = None) -> None:
-        """Take note of a batch; ``weight`` 0 says that its loss is a sum."""
-        phase = self.phase if training is None else "train" if training else "test"
-        divisor = weight or 0.0
-        self._batches[phase].append((float(loss) * (divisor or 1.0), divisor, float(rows), float(not weight)))
+    def end(self) -> None:
+        """Forget all batches, and keep none: what is trained or evaluated from now on is no part of a fit."""
+        self._batches = {}
+
+    def add(self, loss: Any, weight: Any, rows: Any, training: bool | None = None) -> None:
+        """Take note of a batch, of weight 0 if all of it is masked; ``weight`` None says that its loss is a sum.
+
+        Values may be scalars on a device: they are fetched later, many at a time, as each step would wait for them.
+        """
+        batches = self._batches.get(self.phase if training is None else "train" if training else "test")
+        if batches is not None:
+            batches.append((loss, weight, rows))
+            if not len(batches) % _FETCHED_AT_ONCE:
+                batches[-_FETCHED_AT_ONCE:] = map(_fetched, batches[-_FETCHED_AT_ONCE:])
 
     def count(self, phase: str, worker: Worker) -> Array:
         """Return the number of batches, at this rank's place among zeros, for the workers to add up."""
         counts = np.zeros(worker.global_size)
-        counts[worker.global_rank] = len(self._batches[phase])
+        counts[worker.global_rank] = len(self._batches.get(phase, ()))
         return counts
 
     def combined(self, phase: str, worker: Worker, name: str, counts: Array) -> float | None:
@@ -62,10 +74,16 @@ class BatchLosses:
         length = round(float(counts.max()))
         if not length:
             return None
-        table = np.zeros((length, 4))
-        mine = self._batches[phase]
-        table[: len(mine)] = np.reshape(mine, (-1, 4))
-        total, divisor, rows, sums = worker.sum_arrays(name, [table]).arrays[0].T
-        # All tokens of a batch may be masked: then its loss is 0, as in one process.
-        losses = total / np.where((sums > 0) | (divisor == 0), 1.0, divisor)
+        table = np.zeros((length, 3))
+        for row, (loss, weight, rows) in zip(table, map(_fetched, self._batches.get(phase, ()))):
+            row[:] = (loss, 0.0, rows) if weight is None else (loss * weight, weight, rows)
+        total, divisor, rows = worker.sum_arrays(name, [table]).arrays[0].T
+        # All tokens of all workers may be masked: then the loss is 0, as in one process.
+        losses = total / np.where(divisor == 0, 1.0, divisor)
         return float((rows * losses).sum() / rows.sum())
+
+
+def _fetched(batch: tuple[Any, Any, Any]) -> tuple[float, float | None, float]:
+    """Return the numbers, which the host may have to wait for."""
+    loss, weight, rows = batch
+    return float(loss), None if weight is None else float(weight), float(rows)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -30,10 +30,11 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     every worker: if N does not divide their number, the rows of those left over are dealt out in a last step, so each
     row still comes once in an epoch. Its ``on_epoch_begin`` and ``on_epoch_end`` draw the same random numbers on all
     workers, so that what it shuffles remains one data set. A generator of its own must be seeded alike on all workers:
-    the first batch is compared after each of these calls. A `tf.data.Dataset` is asked for its own shard: its elements
-    must come in the same order on every worker, so shard before you shuffle. A torch `DataLoader` becomes one of every
-    N-th row: in the order of its data set or, if it shuffles, of a permutation common to all workers. In a loop of your
-    own call ``loader.sampler.set_epoch(epoch)`` before each epoch, as `fit` does.
+    the first batch is compared after each of these calls, by its labels if it has some. What is drawn for a batch, such
+    as noise and crops, may differ between workers. A `tf.data.Dataset` is asked for its own shard: its elements must
+    come in the same order on every worker, so shard before you shuffle. A torch `DataLoader` becomes one of every N-th
+    row: in the order of its data set or, if it shuffles, of a permutation common to all workers. In a loop of your own
+    call ``loader.sampler.set_epoch(epoch)`` before each epoch, as `fit` does.
 
     Parameters
     ----------
@@ -266,15 +267,17 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
 
     def on_epoch_begin(self) -> None:
         """Tell the whole."""
-        if hasattr(self._whole, "on_epoch_begin"):
-            self._tell(self._whole.on_epoch_begin)
+        self._tell("on_epoch_begin")
 
     def on_epoch_end(self) -> None:
         """Tell the whole."""
-        self._tell(self._whole.on_epoch_end)
+        self._tell("on_epoch_end")
 
-    def _tell(self, hook: Callable[[], None]) -> None:
-        """Call a hook with random numbers that are the same on all workers."""
+    def _tell(self, name: str) -> None:
+        """Call a hook of the whole, if it has one, with random numbers that are the same on all workers."""
+        hook = getattr(self._whole, name, None)
+        if hook is None or getattr(hook, "__func__", None) is getattr(_SequenceBase, name, hook):
+            return  # Keras's own, which does nothing
         self._calls += 1
         with seeds.common([self._seed, self._calls]):
             hook()
@@ -282,8 +285,11 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
 
     def _compare(self) -> None:
         if self._check is not None:
-            with seeds.common([self._seed, self._calls]):
-                self._check.look(self._calls)
+            self._check.look(self._calls, self._first_batch)
+
+    def _first_batch(self) -> Any:
+        with seeds.common([self._seed, self._calls]):
+            return self._whole[0]
 
     def _require_same(self) -> None:
         if self._check is not None:

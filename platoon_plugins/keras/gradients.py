@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,7 @@ class GradientAverage:
         self._all = _Words(worker.global_size, 0)
         self._usual_weight = 1.0
         self._like: list[Array] = []
+        self._weights: list[Any] = []
         self._failure: PlatoonError | None = None
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
@@ -178,11 +180,18 @@ class GradientAverage:
         weight, self.weight = self.weight, None
         return 1.0 if weight is None else weight
 
-    def like(self, shapes: Sequence[tuple[tuple[int, ...], str]]) -> list[Array]:
-        """Return zeros in place of gradients of these shapes and dtypes, and expect such: a step may train some."""
+    def like(self, weights: Sequence[Any], zeros_of: Callable[[Any], Array]) -> list[Array]:
+        """Return zeros in place of the gradients of these weights, and expect such: a step may train some.
+
+        Those of the latest call, which are the same objects in all steps but the first, are not looked at again.
+        """
         self._require_attached()
-        if shapes and [(zeros.shape, zeros.dtype.name) for zeros in self._like] != list(shapes):
-            self._expect([np.zeros(shape, dtype) for shape, dtype in shapes])
+        known = len(weights) == len(self._weights) and all(map(operator.is_, weights, self._weights))
+        if weights and not known:
+            zeros = [zeros_of(weight) for weight in weights]
+            if [(z.shape, z.dtype) for z in zeros] != [(z.shape, z.dtype) for z in self._like]:
+                self._expect(zeros)
+            self._weights = list(weights)
         return self._like
 
     def count(self, steps: int) -> None:
@@ -212,7 +221,9 @@ class GradientAverage:
         self._buffers.combine(self._all_reduce, "mean", [*ins, self._mine.array], [*outs, self._all.array])
         self._all.round(self.worker.global_size)
         # The same on all workers, in all calls: so batches of the usual size need not be multiplied.
-        self._usual_weight = float(self._all.weights.max()) or self._usual_weight
+        largest = float(self._all.weights.max())
+        if largest > 2 * _LEAST:  # else what is multiplied next would not fit into a float16
+            self._usual_weight = largest
 
     def _all_reduce(self, array: Array, op: str, dest: Array) -> None:
         self.worker.all_reduce(array, op, dest=dest)
@@ -220,7 +231,7 @@ class GradientAverage:
     def _expect(self, like: list[Array]) -> None:
         """Take note of the gradients to come."""
         flag = self._mine.flags[self.worker.global_rank]
-        self._like = like
+        self._like, self._weights = like, []
         self._mine, self._all = (_Words(self.worker.global_size, len(like)) for _ in range(2))
         self._mine.flags[self.worker.global_rank] = flag
 
@@ -255,4 +266,6 @@ def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Seque
     """Return ``ins`` times a factor, in ``outs``, or themselves if it is 1."""
     if factor == 1:
         return ins
-    return [np.multiply(array, array.dtype.type(factor), out=out) for array, out in zip(ins, outs)]
+    # Where nothing but masked tokens were left, 0 in float16: not times infinity.
+    factors = [array.dtype.type(min(factor, np.finfo(array.dtype).max)) for array in ins]
+    return [np.multiply(array, number, out=out) for array, number, out in zip(ins, factors, outs)]

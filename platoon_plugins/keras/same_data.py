@@ -6,13 +6,13 @@ import itertools
 import sys
 import warnings
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from platoon_base import Worker
-from platoon_base.errors import ConfigurationError, PlatoonWarning
+from platoon_base.errors import ConfigurationError, PlatoonError, PlatoonWarning
 from platoon_base.fingerprint import fingerprint
 from platoon_base.same_data import kind_of
 from platoon_plugins.keras.loaders import draws_from_all, is_loader
@@ -23,6 +23,13 @@ _ORDER = (
     "its order differs between the workers, so their shards would overlap and miss rows. Let on_epoch_end shuffle by "
     "np.random, which draws the same there on all workers, or by a generator for the order alone, which is seeded "
     "alike: np.random.default_rng(0)"
+)
+_READ_AGAIN = 16  # times, so that labels which are varied in half of the batches are known to be so
+# What makes a tf.data.Dataset that has all the rows of the tensors it is made from.
+_ALL_ROWS = (
+    *("_TensorSliceDataset", "_MapDataset", "_ParallelMapDataset", "_ShuffleDataset", "_RepeatDataset"),
+    *("_BatchDataset", "_ParallelBatchDataset", "_PaddedBatchDataset", "_PrefetchDataset", "_OptionsDataset"),
+    *("CacheDataset", "_CacheDataset"),
 )
 _sequences: weakref.WeakKeyDictionary[Worker, Iterator[int]] = weakref.WeakKeyDictionary()
 
@@ -51,22 +58,42 @@ class SameBatches:
     def __init__(self, whole: Any, worker: Worker) -> None:
         number = next(_sequences.setdefault(worker, itertools.count(1)))
         self._name = f"the first batch of shard({type(whole).__name__}), sequence {number}"
-        self._whole, self._worker = whole, worker
-        self._failure: ConfigurationError | None = None
+        self._worker = worker
+        self._failure: PlatoonError | None = None
+        self._varies = False
 
-    def look(self, epoch: int) -> None:
-        """Compare the batch, in which the labels tell the rows: what goes with them may be varied at random."""
-        batch = self._whole[0]
-        labels = batch[1:] if isinstance(batch, tuple) and len(batch) > 1 else batch
+    def look(self, epoch: int, read: Callable[[], Any]) -> None:
+        """Compare the batch, in which the labels tell the rows: what goes with them may be varied at random.
+
+        Labels that are varied too, such as masks that are turned with their images, tell nothing.
+
+        Parameters
+        ----------
+        epoch : int
+            How often the hooks have been called.
+        read : callable
+            Returns the batch; what it draws by np.random is the same each time and on all workers.
+        """
+        if self._varies:
+            return
+        labels = _labels(read())
         try:
-            self._worker.require_same(f"{self._name}, after {epoch} calls of its hooks", fingerprint(labels), _ORDER)
+            self._worker.require_same(f"{self._name}, after {epoch} calls of its hooks", labels, _ORDER)
         except ConfigurationError as exc:
+            self._varies = any(_labels(read()) != labels for _ in range(_READ_AGAIN))
+            if not self._varies:
+                self._failure = exc
+        except PlatoonError as exc:
             self._failure = exc
 
     def require(self) -> None:
         """Raise if it is another one."""
         if self._failure is not None:
             raise self._failure
+
+
+def _labels(batch: Any) -> str:
+    return fingerprint(batch[1:] if isinstance(batch, tuple) and len(batch) > 1 else batch)
 
 
 def _contents(data: Any) -> Any:
@@ -140,7 +167,7 @@ def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
 
     Of data that draw their order or their batches by themselves nothing is known, and nothing said.
     """
-    mine = None if data is None or not _is_whole(data[0]) else fingerprint(*(_contents(part) for part in data))
+    mine = None if data is None or not _is_whole(data[0]) else fingerprint(*map(_everything, data))
     key = mine or f"of rank {worker.global_rank} alone"
     pairs, ranks = worker.sum_pairs("keras fit data", {key: (1.0, 1.0)})
     if mine is not None and len(ranks) > 1 and pairs[key][0] == len(ranks) and worker.global_rank == ranks[0]:
@@ -156,6 +183,17 @@ def _is_whole(data: Any) -> bool:
     """Whether these may be all the data, and it can be told."""
     if is_loader(data):
         return draws_from_all(data)
-    if hasattr(data, "element_spec"):
-        return not any("Shard" in type(source).__name__ for source in sources(data))
+    if hasattr(data, "element_spec"):  # rows may be chosen by what it skips, or by a generator that it calls
+        return all(type(source).__name__ in _ALL_ROWS for source in sources(data))
     return hasattr(data, "shape") or isinstance(data, (list, tuple, Mapping))
+
+
+def _everything(data: Any) -> Any:
+    """Return what `fingerprint` can tell apart, in a torch Dataset of any class all that it keeps."""
+    if not is_loader(data):
+        return _contents(data)
+    kept, dataset = [], data.dataset
+    while dataset is not None:
+        kept.append([type(dataset).__name__, dict(getattr(dataset, "__dict__", {}))])
+        dataset = getattr(dataset, "dataset", None)
+    return [_contents(data), kept]

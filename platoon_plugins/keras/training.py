@@ -263,6 +263,7 @@ class Training:
             )
         self._mode.finish()
         _sharing.discard(self._worker)
+        self._losses.end()
         self._data = None
         plain, own = self._random_state
         seeds.go_on(plain)

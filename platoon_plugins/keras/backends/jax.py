@@ -47,7 +47,8 @@ class _Jax(Keras3):
 
     def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
         """See `Keras3.tell`."""
-        io_callback(call, None, *map(jax.lax.stop_gradient, map(jnp.asarray, values)), ordered=True)
+        scalars = map(jax.lax.stop_gradient, map(jnp.asarray, values))
+        io_callback(lambda *numbers: call(*map(float, numbers)), None, *scalars, ordered=True)
 
     def settle(self) -> None:
         """See `Backend.settle`."""

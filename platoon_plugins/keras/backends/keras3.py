@@ -198,12 +198,12 @@ class Keras3(Backend):
         base: Any = optimizer_class
 
         def apply(optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-            like = average.like(_shapes(trainable_variables or ()))
+            like = average.like(trainable_variables or (), _zeros)
             averages = self.averaged(grads, like, average, average.take_weight())
             return base.apply(optimizer, averages, trainable_variables)
 
         def stateless_apply(optimizer: Any, variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-            like = average.like(_shapes(trainable_variables))
+            like = average.like((), _zeros)  # here these are traced values: none of them may be kept
             averages = self.averaged(grads, like, average, average.take_weight())
             return base.stateless_apply(optimizer, variables, averages, trainable_variables)
 
@@ -256,21 +256,24 @@ class Keras3(Backend):
     def _watched_loss(self, model: Any, average: GradientAverage | None, losses: BatchLosses) -> Callable[..., Any]:
         plain = getattr(model.compute_loss, "plain", model.compute_loss)
 
-        def compute_loss(x: Any = None, y: Any = None, y_pred: Any = None, *rest: Any, **options: Any) -> Any:
+        def compute_loss(*args: Any, **options: Any) -> Any:  # a model's own may take other arguments
             with watched() as terms:
-                loss = plain(x, y, y_pred, *rest, **options)
-            if any(isinstance(tensor, keras.KerasTensor) for tensor in keras.tree.flatten((x, y_pred))):
+                loss = plain(*args, **options)
+            # All have the rows of the batch: x, which a train_step may leave out, y, y_pred and sample_weight.
+            given = [tensor for tensor in keras.tree.flatten((args, options)) if getattr(tensor, "shape", None)]
+            if any(isinstance(tensor, keras.KerasTensor) for tensor in given):
                 return loss  # Keras only asks for shapes
-            training = options.get("training")
-            rows = keras.ops.shape(next(tensor for tensor in keras.tree.flatten(x) if tensor is not None))[0]
+            training = options.get("training", args[4] if len(args) > 4 else None)
+            rows = keras.ops.shape(given[0])[0] if given else 1
             weight = batch_weight(terms, rows, model)
             if average is not None and training is not False:
-                require_one_kind(weight)
+                require_one_kind(weight, terms)
                 average.weight, average.sums = weight.weight, weight.kind == "sum"
             if weight.kind in ("tokens", "sum"):
+                is_sum = weight.kind == "sum"
                 self.tell(
-                    lambda value, divisor, count: losses.add(value, divisor, count, training),
-                    [loss, 0.0 if weight.kind == "sum" else weight.weight, rows],
+                    lambda value, divisor, count: losses.add(value, None if is_sum else divisor, count, training),
+                    [loss, weight.weight, rows],
                     model,
                 )
             return loss
@@ -297,8 +300,8 @@ class Keras3(Backend):
 _LOSSES = "_platoon_batch_losses"
 
 
-def _shapes(variables: Sequence[Any]) -> list[tuple[tuple[int, ...], str]]:
-    return [(tuple(v.shape), keras.backend.standardize_dtype(v.dtype)) for v in variables]
+def _zeros(variable: Any) -> Array:
+    return np.zeros(tuple(variable.shape), keras.backend.standardize_dtype(variable.dtype))
 
 
 def _each(metrics: Sequence[Any]) -> Iterator[Any]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -13,7 +15,9 @@ from keras.src.backend import get_keras_mask  # no public function tells it, on 
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 
-__all__ = ["BatchWeight", "Term", "batch_weight", "watched"]
+__all__ = ["BatchWeight", "Term", "batch_weight", "require_one_kind", "watched"]
+
+_watching = threading.local()
 
 
 class Term(NamedTuple):
@@ -51,13 +55,31 @@ class BatchWeight(NamedTuple):
 
 @contextlib.contextmanager
 def watched() -> Iterator[list[Term]]:
-    """Within the ``with`` block, list the losses that are computed."""
-    terms: list[Term] = []
-    within = [False]
-    plain = keras.losses.Loss.__call__
+    """Within the ``with`` block, list the losses that this thread computes."""
+    _install()
+    outer, _watching.terms = _terms(), []
+    try:
+        yield _watching.terms
+    finally:
+        _watching.terms = outer
 
+
+def _terms() -> list[Term] | None:
+    """Return the list to which losses of this thread are added, None where they are not watched."""
+    terms: list[Term] | None = getattr(_watching, "terms", None)
+    return terms
+
+
+def _install() -> None:
+    """Let Keras's losses tell what they compute, from now on: threads may fit, and need not put it back in order."""
+    plain = keras.losses.Loss.__call__
+    if hasattr(plain, "tells_terms"):
+        return
+
+    @functools.wraps(plain)
     def call(loss: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        if within[0]:  # one that another loss is made of
+        terms = _terms()
+        if terms is None:
             return plain(loss, y_true, y_pred, sample_weight)
         values: list[Any] = []
         own_call = loss.call
@@ -66,22 +88,19 @@ def watched() -> Iterator[list[Term]]:
             values[:] = [own_call(*args, **kwargs)]
             return values[0]
 
-        within[0], loss.call = True, keep
+        _watching.terms, loss.call = None, keep  # a loss may be made of others, which do not count by themselves
         try:
             result = plain(loss, y_true, y_pred, sample_weight)
         finally:
-            within[0] = False
+            _watching.terms = terms
             del loss.call
         masks = [mask for mask in map(get_keras_mask, (y_pred, values[0])) if mask is not None]
         mask = masks[0] & masks[1] if len(masks) == 2 else masks[0] if masks else None
         terms.append(Term(loss, values[0], mask, sample_weight))
         return result
 
+    call.tells_terms = True  # type: ignore[attr-defined]
     keras.losses.Loss.__call__ = call
-    try:
-        yield terms
-    finally:
-        keras.losses.Loss.__call__ = plain
 
 
 def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
@@ -108,14 +127,23 @@ def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
     return BatchWeight("mixed", rows)
 
 
-def require_one_kind(weight: BatchWeight) -> None:
-    """Raise if gradients of workers cannot be averaged to those of one process."""
+def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
+    """Raise if gradients of workers cannot be averaged to those of one process; warn if it is not known."""
     if weight.kind == "mixed":
         raise ConfigurationError(
             "got losses that are divided by different numbers (of rows, of tokens that are not masked, of weights, or "
             "none, as sums are), those of layers among them: no average of the workers' gradients is the gradient of "
             "one process on all their rows; compile with the plain optimizer and a rule, such as sync=EASGD(), or "
             "give the model one loss"
+        )
+    names = [term.loss.name for term in terms if term.loss.reduction != "sum" and not _rank(term.values)]
+    if names:
+        warnings.warn(
+            f"the loss {names[0]!r} returns one number for a batch; it is taken for a mean over rows. If it is "
+            "divided by something else, such as a number of tokens, several workers do not train as one process "
+            "does: return one value for each row or token, and let Keras apply the mask or the weights",
+            PlatoonWarning,
+            stacklevel=2,
         )
 
 
@@ -124,13 +152,6 @@ def _kind(term: Term) -> str:
     if reduction == "sum":
         return "sum"
     if not _rank(term.values):
-        warnings.warn(
-            f"the loss {term.loss.name!r} returns one number for a batch; it is taken for a mean over rows. If it is "
-            "divided by something else, such as a number of tokens, several workers do not train as one process "
-            "does: return one value for each row or token, and let Keras apply the mask or the weights",
-            PlatoonWarning,
-            stacklevel=2,
-        )
         return "rows"
     if reduction == "mean_with_sample_weight" and term.sample_weight is not None:
         return "tokens"

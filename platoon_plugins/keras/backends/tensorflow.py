@@ -71,7 +71,7 @@ class _TensorFlow(Keras3):
     def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
         """See `Keras3.tell`: XLA cannot leave its program."""
         if not model.jit_compile:
-            tf.numpy_function(call, list(values), [])
+            tf.numpy_function(lambda *numbers: call(*map(float, numbers)), list(values), [])
 
 
 def backend() -> _TensorFlow:

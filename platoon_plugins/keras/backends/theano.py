@@ -257,7 +257,7 @@ class _Metrics(Metrics):
     def _keep(self, logs: Mapping[str, Any], training: bool) -> None:
         functions = [function for function in self._model.loss_functions if function is not None]
         if not self._model.losses and all(function.reduction == "sum" for function in functions):
-            getattr(self._model, _LOSSES).add(logs["loss"], 0.0, logs["size"], training)
+            getattr(self._model, _LOSSES).add(logs["loss"], None, logs["size"], training)
 
     def _assign(self, values: Sequence[Array]) -> None:
         for variable, value in zip(self._variables, values):

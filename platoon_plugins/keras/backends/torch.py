@@ -75,7 +75,7 @@ class _Torch(Keras3):
 
     def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
         """See `Keras3.tell`."""
-        call(*(float(value.detach() if torch.is_tensor(value) else value) for value in values))
+        call(*(value.detach() if torch.is_tensor(value) else value for value in values))
 
 
 def _written(gradient: Any, array: Array | None, device: Any) -> Any:
