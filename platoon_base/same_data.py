@@ -76,5 +76,5 @@ def _kind(data: Any) -> str:
     if isinstance(data, Mapping):
         return "{" + ", ".join(f"{key}: {_kind(data[key])}" for key in sorted(data, key=str)) + "}"
     if hasattr(data, "shape") and hasattr(data, "__getitem__"):
-        return f"{getattr(data, 'dtype', type(data).__name__)}{[int(n) for n in data.shape[1:]]}"
+        return f"{getattr(data, 'dtype', type(data).__name__)}{[n if n is None else int(n) for n in data.shape[1:]]}"
     return type(data).__name__

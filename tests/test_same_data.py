@@ -52,3 +52,12 @@ def test_data_that_draw_are_not_told():
             return X[index] + np.random.normal()
 
     assert names(DataSeen(), (Augmented(), Y), (X, Y)) == [None, "data set 1 of rows like float64[2], int64[]"]
+
+
+def test_rows_of_different_lengths_have_a_kind():
+    """Such as those of a tf.RaggedTensor, whose shape has a None."""
+
+    class Ragged(list):
+        shape, dtype = (2, None), "float32"
+
+    assert kind_of(Ragged([[1.0], [2.0, 3.0]])) == "rows like float32[None]"
