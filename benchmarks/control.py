@@ -21,7 +21,7 @@ import report
 import zmq
 from rich.console import Console
 
-from platoon_base.display import Display
+from platoon_base.cli.display import Display
 from platoon_base.job import host_job
 
 CLIENT = """

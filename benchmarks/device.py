@@ -21,9 +21,9 @@ from pathlib import Path
 
 import report
 
+from platoon_base.cli.launcher import worker_environment
 from platoon_base.job import host_job
-from platoon_base.launcher import worker_environment
-from platoon_base.segments import Segment
+from platoon_base.shm.segments import Segment
 
 WORKER = Path(__file__).with_name("device_worker.py")
 SIZES = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 256 << 20]

@@ -28,8 +28,8 @@ from pathlib import Path
 import numpy as np
 import report
 
-from platoon_base.devices import cuda_devices
-from platoon_base.launcher import worker_environment
+from platoon_base.cli.launcher import worker_environment
+from platoon_base.devices.discovery import cuda_devices
 
 SCRIPT = Path(__file__).parent / "scripts" / "lstm_train.py"
 PLAIN, TOGETHER = "plain loop", "plain loops, one a device"

@@ -36,8 +36,9 @@ from typing import NamedTuple
 import psutil
 import report
 
-from platoon_base import registry
-from platoon_base.segments import SHM_FOLDER, abandoned
+from platoon_base.job import files as job_files
+from platoon_base.shm.segments import SHM_FOLDER, abandoned
+from platoon_base.system.environment import NAMESPACE
 
 SCRIPTS = Path(__file__).parent / "scripts"
 TIMEOUT_S = 60.0
@@ -89,7 +90,7 @@ def kill(processes: list[psutil.Process]) -> None:
 
 def leftovers() -> set[str]:
     """Name what jobs that are over have left, and processes of ours that are still there."""
-    left = {f"{leftover.path}" for leftover in registry.leftovers()}
+    left = {f"{leftover.path}" for leftover in job_files.leftovers()}
     return left | {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
 
 
@@ -266,15 +267,15 @@ def middle(values: list[float]) -> float:
 
 
 def names_of_ours() -> list[str]:
-    return [path.name for path in SHM_FOLDER.glob(f"{registry.segment_prefix().strip('/')}*")]
+    return [path.name for path in SHM_FOLDER.glob(f"{job_files.segment_prefix().strip('/')}*")]
 
 
 def remove_leftovers() -> list[str]:
     """Remove what the jobs that were killed as a whole have left; returns what cannot be explained by that."""
     deadline = time.monotonic() + 15  # what is young may be of a job that is just starting
     while time.monotonic() < deadline and any(map(abandoned, names_of_ours())):
-        for leftover in registry.leftovers():
-            registry.remove(leftover)
+        for leftover in job_files.leftovers():
+            job_files.remove(leftover)
         time.sleep(0.2)
     return [f"left {name}" for name in leftovers()]
 
@@ -301,7 +302,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=0.0, help="go on for so long, whatever the kills")
     parser.add_argument("--seed", type=int, default=0, help="of the first job; each later one has the next")
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results")
-    os.environ[registry.NAMESPACE] = f"s{os.getpid()}"  # it tidies up: only what is its own
+    os.environ[NAMESPACE] = f"s{os.getpid()}"  # it tidies up: only what is its own
     options = parser.parse_args()
     os.environ["PLATOON_TIMEOUT_S"] = "20"
     end = time.monotonic() + 60 * options.minutes

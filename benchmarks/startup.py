@@ -57,7 +57,7 @@ with open(f"{sys.argv[1]}/{os.environ.get('PLATOON_RANK', 0)}.json", "w") as fil
 
 AS_IT_IS = """
 import runpy, sys
-from platoon_base import theano_fixes
+from platoon_base.compat import theano as theano_fixes
 theano_fixes.install = lambda: None
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")

@@ -20,7 +20,7 @@ import report
 from platoon_base.centers.host import HostCenters
 from platoon_base.layout import Layout
 from platoon_base.rules import EASGD
-from platoon_base.segments import Segment
+from platoon_base.shm.segments import Segment
 
 MEGABYTES = (1, 16, 128, 512)
 WORKERS = (1, 2, 4)

@@ -412,7 +412,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_collectives", "Collectives over shared memory; see platoon_base.collectives.exchange.", -1,
+    PyModuleDef_HEAD_INIT, "_collectives", "Collectives over shared memory; see platoon_base.collectives.host_exchange.", -1,
     methods, NULL, NULL, NULL, NULL,
 };
 

@@ -165,7 +165,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_kernels", "Fused synchronization rules; see platoon_base.kernels.", -1, methods,
+    PyModuleDef_HEAD_INIT, "_kernels", "Fused synchronization rules; see platoon_base.centers.host_kernels.", -1, methods,
     NULL, NULL, NULL, NULL,
 };
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
-from platoon_base.legible import legible
+from platoon_base.system.text import legible
 from platoon_base.views import array_on
 
 if TYPE_CHECKING:

@@ -19,15 +19,16 @@ import pytest
 
 from platoon_base.centers.host import HostCenters
 from platoon_base.channels.inproc import InprocHub
-from platoon_base.control_words import ControlWords
-from platoon_base.controller import Result
-from platoon_base.coordinator import Coordinator
+from platoon_base.cli.launcher import log_file, worker_environment
+from platoon_base.controller.controller import Result
+from platoon_base.controller.forkserver import python_main
+from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.messages import PROTOCOL, Hello, encode
 from platoon_base.job import host_job, solo
-from platoon_base.launcher import log_file, worker_environment
-from platoon_base.messages import PROTOCOL, Hello, encode
-from platoon_base.prefork import python_main
-from platoon_base.registry import NAMESPACE, segment_prefix
-from platoon_base.segments import SHM_FOLDER, Segment, abandoned
+from platoon_base.job.files import segment_prefix
+from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
+from platoon_base.system.environment import NAMESPACE
 from platoon_base.worker import Lock, Place, Worker
 
 JOB_TIMEOUT_S = 200  # below the test's own limit, so that the logs are shown
@@ -127,7 +128,7 @@ def run_job(tmp_path):
             for rank in range(workers):
                 device = devices[rank] if devices else "cpu"
                 base = worker_environment(device, workers, {**os.environ, **(environment or {})})
-                command = [*python_main("platoon_base.bootstrap"), str(script), str(tmp_path), *args]
+                command = [*python_main("platoon_base.controller.child"), str(script), str(tmp_path), *args]
                 job.start(rank, command, base, log_file(tmp_path, rank))
             result = job.serve()
         logs = [log_file(tmp_path, rank).read_text() for rank in range(workers)]

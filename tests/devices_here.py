@@ -1,6 +1,6 @@
 """The devices that tests of whole jobs run on."""
 
-from platoon_base.devices import can_share_center, list_devices
+from platoon_base.devices.discovery import can_share_center, list_devices
 from platoon_base.errors import BackendUnavailableError
 
 __all__ = ["DEVICES", "WHY_NOT"]

@@ -47,14 +47,15 @@ else:
     watched_imports = contextlib.nullcontext()
 
 with watched_imports:
-    from platoon_base import messages as msg
     from platoon_base.channels.base import Received
-    from platoon_base.control_words import ControlWords
-    from platoon_base.coordinator import MAX_WORKERS, Coordinator, Phase
-    from platoon_base.dispatch import Dispatcher
+    from platoon_base.channels.client import Session
+    from platoon_base.channels.server import Dispatcher
+    from platoon_base.coordination import messages as msg
+    from platoon_base.coordination.coordinator import Coordinator, Phase
     from platoon_base.errors import ConfigurationError, PlatoonError, ProtocolError
-    from platoon_base.session import Session
     from platoon_base.sharding import Position
+    from platoon_base.shm.job_state import ControlWords
+    from platoon_base.system.environment import MAX_WORKERS
 
 CORPUS = Path(__file__).with_name("corpus") / "messages"
 REQUESTS = msg.Request.__args__

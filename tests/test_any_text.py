@@ -10,10 +10,10 @@ import tempfile
 
 import pytest
 
-from platoon_base import messages as msg
+from platoon_base.coordination import messages as msg
 from platoon_base.errors import ProtocolError
 from platoon_base.layout import Layout
-from platoon_base.legible import legible, to_bytes
+from platoon_base.system.text import legible, to_bytes
 
 pytestmark = pytest.mark.base
 

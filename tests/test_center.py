@@ -13,10 +13,10 @@ from platoon_base.centers import host
 from platoon_base.centers.base import Refused
 from platoon_base.centers.host import STRIPE_BYTES, HostCenter, HostCenters
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
+from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
-from platoon_base.registry import segment_prefix
 from platoon_base.rules import ASGD, EASGD
-from platoon_base.segments import Segment
+from platoon_base.shm.segments import Segment
 
 pytestmark = pytest.mark.base
 

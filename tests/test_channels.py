@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from interrupting import at_instruction
 
-from platoon_base import messages as msg
 from platoon_base.channels.base import Received
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.keys import new_keys
+from platoon_base.channels.server import Dispatcher
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
-from platoon_base.control_words import ControlWords
-from platoon_base.coordinator import Coordinator
-from platoon_base.dispatch import Dispatcher
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.shm.job_state import ControlWords
 
 pytestmark = pytest.mark.base
 

@@ -18,8 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from platoon_base.checkpointer import Patience
-from platoon_base.checkpoints import (
+from platoon_base.checkpoints.files import (
     FORMAT,
     About,
     Checkpoint,
@@ -28,12 +27,13 @@ from platoon_base.checkpoints import (
     read_checkpoint,
     require_alike,
 )
+from platoon_base.checkpoints.writer import Patience
+from platoon_base.cli.log_folder import LogFolder
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
-from platoon_base.folder_lock import LOCK_FILE, is_locked, locks_stay_on_this_host
 from platoon_base.layout import Layout
-from platoon_base.log_folder import LogFolder
 from platoon_base.rules import EASGD
 from platoon_base.sharding import Position
+from platoon_base.system.folder_lock import LOCK_FILE, is_locked, locks_stay_on_this_host
 
 pytestmark = pytest.mark.base
 
@@ -310,7 +310,7 @@ WRITER = """
 import sys
 import numpy as np
 from pathlib import Path
-from platoon_base.checkpoints import About, Checkpoint, CheckpointFolder, read_checkpoint
+from platoon_base.checkpoints.files import About, Checkpoint, CheckpointFolder, read_checkpoint
 from platoon_base.layout import Layout
 folder = CheckpointFolder(Path(sys.argv[1]))
 found = folder.newest()

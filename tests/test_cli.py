@@ -12,10 +12,10 @@ import sys
 import pytest
 
 from platoon_base.cli import _spread_devices
-from platoon_base.devices import choose_devices
+from platoon_base.cli.log_folder import new_log_folder, tail
+from platoon_base.controller.forkserver import python_main
+from platoon_base.devices.discovery import choose_devices
 from platoon_base.errors import ConfigurationError
-from platoon_base.log_folder import new_log_folder, tail
-from platoon_base.prefork import python_main
 
 pytestmark = pytest.mark.base
 
@@ -445,7 +445,7 @@ def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, write_scri
         import os, signal, subprocess, sys
         import numpy as np
         from platoon_base import EASGD, connect
-        from platoon_base.registry import JobFiles
+        from platoon_base.job.files import JobFiles
 
         worker = connect()
         worker.init_shared_params([np.zeros(1000)], EASGD())
@@ -475,7 +475,7 @@ import os, subprocess, sys, time
 import numpy as np
 from pathlib import Path
 from platoon_base import EASGD, connect
-from platoon_base.registry import JobFiles
+from platoon_base.job.files import JobFiles
 
 worker = connect()
 worker.init_shared_params([np.zeros(1000)], EASGD())

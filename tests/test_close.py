@@ -8,9 +8,9 @@ import textwrap
 import numpy as np
 import pytest
 
-from platoon_base.control_words import ControlWords
-from platoon_base.registry import segment_prefix
-from platoon_base.segments import Segment
+from platoon_base.job.files import segment_prefix
+from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
 
 pytestmark = pytest.mark.base
@@ -129,7 +129,7 @@ def test_memory_stays_under_an_array_and_goes_with_it():
     code = f"""
         import gc
         import numpy as np
-        from platoon_base.segments import Segment
+        from platoon_base.shm.segments import Segment
         from platoon_base.views import array_on
 
         name = {segment_prefix()!r} + "close-test"

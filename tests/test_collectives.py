@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 
 from platoon_base.collectives import host
 from platoon_base.collectives.base import DTYPES, OPS
-from platoon_base.collectives.exchange import HAVE_FUSED, HAVE_NUMPY, FusedExchange
 from platoon_base.collectives.host import HostCollective
+from platoon_base.collectives.host_exchange import HAVE_FUSED, HAVE_NUMPY, FusedExchange
 from platoon_base.collectives.local import LocalCollective
 from platoon_base.collectives.staged import StagedCollective
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
-from platoon_base.registry import segment_prefix
-from platoon_base.segments import Segment
+from platoon_base.job.files import segment_prefix
+from platoon_base.shm.segments import Segment
 
 pytestmark = pytest.mark.base
 
@@ -637,7 +637,7 @@ WORKER = """
 import sys
 import numpy as np
 from platoon_base.collectives.host import HostCollective
-from platoon_base.segments import Segment
+from platoon_base.shm.segments import Segment
 
 name, size, index, fused = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "True"
 life = Segment.attach(name + "-life")

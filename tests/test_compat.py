@@ -58,7 +58,7 @@ def test_all_who_wait_for_a_module_are_called(tmp_path):
         f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from platoon_base.import_hook import AfterImport
+from platoon_base.system.import_hook import AfterImport
 for name in "abc":
     sys.meta_path.insert(0, AfterImport({{"waited_for": lambda module, name=name: module.ran.append(name)}}))
 import waited_for
@@ -77,7 +77,7 @@ OWN_FLAGS = """
     os.environ["THEANO_FLAGS"] = "floatX=float16,device=cuda7"
     import theano
     from platoon_base import connect
-    from platoon_base.theano_flags import is_chosen
+    from platoon_base.compat.theano_flags import is_chosen
     with connect() as worker:
         config = theano.config
         worker.report({"found": f"{config.floatX} {config.device} {config.base_compiledir}"})
@@ -119,8 +119,8 @@ def test_a_plugin_that_is_imported_after_theano_repairs_it_then():
         """
 import theano, theano.tensor as T
 import platoon_plugins.lasagne
-assert theano.gof.compilelock.lock.__module__ == "platoon_base.theano_fixes.compile_lock"
-assert theano.gof.cmodule.ModuleCache.refresh.__module__ == "platoon_base.theano_fixes.cache_files"
+assert theano.gof.compilelock.lock.__module__ == "platoon_base.compat.theano.compile_lock"
+assert theano.gof.cmodule.ModuleCache.refresh.__module__ == "platoon_base.compat.theano.cache_files"
 x = T.vector("x", dtype="float32")
 assert theano.function([x], x * 2)([3]) == [6]
 """,

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 
-from platoon_base.ballot import Ballot
-from platoon_base.control_words import ControlWords
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.schedule import STOP_POLICIES
 from platoon_base.sharding import Position
+from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.stop_votes import Ballot
 
 pytestmark = pytest.mark.base
 

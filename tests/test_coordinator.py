@@ -15,9 +15,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from platoon_base import messages as msg
-from platoon_base.coordinator import MAX_WORKERS, AnswerUser, CenterDropped, Coordinator, Phase, SendReply, StopJob
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.coordinator import AnswerUser, CenterDropped, Coordinator, Phase, SendReply, StopJob
 from platoon_base.sharding import Position
+from platoon_base.system.environment import MAX_WORKERS
 
 pytestmark = pytest.mark.base
 

@@ -10,8 +10,8 @@ import threading
 import pytest
 from devices_here import DEVICES, WHY_NOT
 
-from platoon_base.checkpointer import Saving
-from platoon_base.checkpoints import CheckpointFolder, read_checkpoint
+from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
+from platoon_base.checkpoints.writer import Saving
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -8,13 +8,14 @@ import warnings
 import numpy as np
 import pytest
 
-from platoon_base import compat, device_warnings
-from platoon_base.device_warnings import warn_if_not_on_device
-from platoon_base.devices import CPU_DEFAULT, can_share_center, choose_devices, cuda_devices, require_devices
-from platoon_base.doctor import checks
+from platoon_base import compat
+from platoon_base.cli.doctor import checks
+from platoon_base.cli.launcher import choose_center, worker_environment
+from platoon_base.cli.log_lines import MarkedLines
+from platoon_base.devices.checks import warn_if_not_on_device
+from platoon_base.devices.discovery import CPU_DEFAULT, can_share_center, choose_devices, cuda_devices, require_devices
 from platoon_base.errors import ConfigurationError, PlatoonWarning
-from platoon_base.launcher import choose_center, worker_environment
-from platoon_base.log_lines import MarkedLines
+from platoon_base.system import warn
 
 base = pytest.mark.base
 theano = pytest.mark.theano
@@ -191,8 +192,8 @@ def test_doctor_tells_where_the_center_can_be(gpus, no_driver, monkeypatch):
     def line():
         return next(check for check in checks() if check.name == "center in GPU memory")
 
-    monkeypatch.setattr("platoon_base.doctor.framework_checks", lambda: iter(()))
-    monkeypatch.setattr("platoon_base.doctor._devices", lambda: iter(()))
+    monkeypatch.setattr("platoon_base.cli.doctor.framework_checks", lambda: iter(()))
+    monkeypatch.setattr("platoon_base.cli.doctor._devices", lambda: iter(()))
     assert line()[1:3] == (False, "no, because there is no CUDA device here, nor a driver")
     gpus(4, FAKE_PAIRS=1)
     assert line()[1:3] == (False, "no, because cuda0 and cuda2 cannot access each other's memory")
@@ -203,7 +204,7 @@ def test_doctor_tells_where_the_center_can_be(gpus, no_driver, monkeypatch):
 SHOW = """
     import os
     from platoon_base import connect
-    from platoon_base.registry import JobFiles
+    from platoon_base.job.files import JobFiles
 
     place = JobFiles.read(os.environ["PLATOON_JOB"]).place
     flags, cache = os.environ.get("THEANO_FLAGS"), os.environ.get("GPUARRAY_CACHE_PATH")
@@ -280,7 +281,7 @@ def test_marked_lines_are_found_once_and_whole(tmp_path):
 
 @pytest.fixture
 def afresh(monkeypatch):
-    monkeypatch.setattr(device_warnings, "_said", set())
+    monkeypatch.setattr(warn, "_said", set())
 
 
 @base
@@ -313,7 +314,7 @@ ON_DEVICE = """
     import numpy as np
     import theano
     from platoon_base import connect
-    from platoon_base.device_warnings import warn_if_not_on_device
+    from platoon_base.devices.checks import warn_if_not_on_device
 
     with connect() as worker:
         w = theano.shared(np.zeros(3, theano.config.floatX), "w")

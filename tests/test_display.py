@@ -7,10 +7,10 @@ import math
 import pytest
 from rich.console import Console
 
-from platoon_base.control_words import Progress
-from platoon_base.controller import Result, Snapshot
-from platoon_base.coordinator import Member, Phase
-from platoon_base.display import Display, summary, write_summary
+from platoon_base.cli.display import Display, summary, write_summary
+from platoon_base.controller.controller import Result, Snapshot
+from platoon_base.coordination.coordinator import Member, Phase
+from platoon_base.shm.job_state import Progress
 
 pytestmark = pytest.mark.base
 

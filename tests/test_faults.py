@@ -2,8 +2,9 @@
 
 import pytest
 
-from platoon_base.collectives.faults import SETTLED_S, Call, find_fault, sign
+from platoon_base.collectives.device_faults import SETTLED_S, find_fault
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.shm.calls import Call, sign
 
 pytestmark = pytest.mark.base
 

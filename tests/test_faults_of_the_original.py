@@ -67,7 +67,7 @@ def test_ten_thousand_bad_messages_change_no_result(run_job, tmp_path):
     import msgspec, zmq
     import numpy as np
     from platoon_base import EASGD, connect
-    from platoon_base import messages as msg
+    from platoon_base.coordination import messages as msg
 
     def bad(rng, rank):
         valid = [

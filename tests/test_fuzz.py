@@ -13,11 +13,12 @@ from fuzz_messages import request as encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from platoon_base import messages as msg
 from platoon_base.channels.base import Received
-from platoon_base.control_words import ControlWords
-from platoon_base.coordinator import MAX_WORKERS, Coordinator
-from platoon_base.dispatch import Dispatcher
+from platoon_base.channels.server import Dispatcher
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.shm.job_state import ControlWords
+from platoon_base.system.environment import MAX_WORKERS
 
 pytestmark = pytest.mark.base
 

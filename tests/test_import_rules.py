@@ -17,12 +17,42 @@ FRAMEWORKS = {"theano", "pygpu", "keras", "blocks", "fuel", "lasagne", "torch", 
 BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 PLUGINS = BASE.parent / "platoon_plugins"
 
+# The order of the rooms, from those that call to those that are called. A room imports only from rooms further down;
+# rooms of one line do not import each other. "vocabulary" are the modules of platoon_base itself.
+ROOMS = [
+    {"cli"},
+    {"platoon_api"},
+    {"theano_ops"},
+    {"job"},
+    {"worker"},
+    {"collectives", "controller"},
+    {"centers", "channels"},
+    {"coordination", "shm", "checkpoints"},
+    {"rules", "devices"},
+    {"compat", "vocabulary"},
+    {"system"},
+    {"errors"},
+]
+VOCABULARY = {"fingerprint", "layout", "metrics", "parameters", "schedule", "sharding", "views"}
+# The face of the package, and ``python -m platoon_base``, which stand above all rooms.
+ABOVE_ALL = {"__init__", "__main__"}
+
 # What decides, against what does: sockets, shared memory, processes, frameworks.
-PURE = ["rules", "coordinator", "messages", "layout", "schedule", "sharding", "metrics", "errors", "fingerprint"]
+PURE = [
+    "rules.center",
+    "coordination.coordinator",
+    "coordination.messages",
+    "layout",
+    "schedule",
+    "sharding",
+    "metrics",
+    "errors",
+    "fingerprint",
+]
 IMPURE = {"zmq", "posix_ipc", "mmap", "fcntl", "socket", "subprocess", "threading", "multiprocessing", "psutil"}
 IMPURE_OF_OURS = {
     f"platoon_base.{name}"
-    for name in ("segments", "registry", "centers", "channels", "processes", "controller", "worker", "job", "kernels")
+    for name in ("shm", "job", "centers", "channels", "controller", "worker", "system.folder_lock", "system.own_files")
 }
 BACK_ENDS = {
     f"platoon_base.{name}"
@@ -48,8 +78,8 @@ ABOUT_DEVICES = {
     "theano_ops/gpu.py",
 }
 
-# The modules that are about Theano; in all but the first it is imported inside functions, once the script has it.
-ABOUT_THEANO = {"theano_ops", "platoon_api", "compat", "nursery", "theano_fixes"}
+# What is about Theano; in all but the first it is imported inside functions, once the script has it.
+ABOUT_THEANO = ("theano_ops/", "platoon_api/", "compat/", "controller/forkserver_main.py")
 
 
 def sources(folder):
@@ -99,13 +129,71 @@ def test_the_readers_of_imports_see_all_forms(tmp_path, monkeypatch):
     assert len(sources(PLUGINS)) > 0
 
 
+def room_of(name):
+    """Return the room of a module of platoon_base by its full name, None for the package itself."""
+    parts = name.split(".")[1:]
+    if not parts:
+        return None
+    return "vocabulary" if parts[0] in VOCABULARY else parts[0]
+
+
+def floor_of(room):
+    (floor,) = [i for i, rooms in enumerate(ROOMS) if room in rooms]
+    return floor
+
+
+def upward(module, found):
+    """List the imports of a module that go up, or to another room on the same floor."""
+    room = room_of(module)
+    if room is None or room == "__main__":
+        return []
+    ours = {name for name in within(found, {"platoon_base"}) if known(name)}
+    return sorted(name for name in ours if room_of(name) != room and not floor_of(room_of(name)) > floor_of(room))
+
+
+def known(name):
+    """Tell whether a name is a module or package below platoon_base, and not, say, a function."""
+    path = BASE.joinpath(*name.split(".")[1:])
+    return path != BASE and (path.with_suffix(".py").exists() or path.is_dir())
+
+
+def test_every_module_has_a_room():
+    rooms = {path.name for path in BASE.iterdir() if (path / "__init__.py").exists()}
+    modules = {path.stem for path in BASE.glob("*.py")}
+    assert rooms | {"vocabulary", "errors"} == set().union(*ROOMS)
+    assert modules == VOCABULARY | ABOVE_ALL | {"errors"}
+    assert len(modules) <= 12
+
+
+def test_imports_that_go_up_are_seen():
+    assert upward("platoon_base.rules.center", {"platoon_base.job", "platoon_base.errors", "numpy"}) == [
+        "platoon_base.job"
+    ]
+    assert upward("platoon_base.centers.host", {"platoon_base.channels.zmq"}) == ["platoon_base.channels.zmq"]
+    assert upward("platoon_base.views", {"platoon_base.compat", "platoon_base.layout"}) == ["platoon_base.compat"]
+
+
+@pytest.mark.parametrize("path", sources(BASE), ids=module_name)
+def test_a_room_imports_only_from_rooms_further_down(path):
+    assert upward(module_name(path), imports(path)) == []
+
+
+@pytest.mark.parametrize("package", [path.parent for path in sources(BASE) if path.name == "__init__.py"], ids=str)
+def test_every_room_says_what_it_is_for(package):
+    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+    assert text is not None
+    assert text.rstrip().endswith(".")
+
+
 @pytest.mark.parametrize("statement", ["import platoon_base", "import platoon_base.job", "import platoon_base.compat"])
 def test_the_base_loads_no_framework(statement):
     assert within(loaded_by(statement), FRAMEWORKS) == set()
 
 
 def test_the_command_line_loads_no_framework():
-    loaded = loaded_by("import platoon_base.cli, platoon_base.launcher, platoon_base.nursery, platoon_base.doctor")
+    loaded = loaded_by(
+        "import platoon_base.cli.launcher, platoon_base.controller.forkserver_main, platoon_base.cli.doctor"
+    )
     assert within(loaded, FRAMEWORKS) == set()
 
 
@@ -126,7 +214,7 @@ import platoon_base.{module}
 
 @pytest.mark.parametrize("module", PURE)
 def test_what_decides_imports_no_back_end(module):
-    assert within(imports(BASE / f"{module}.py"), IMPURE | IMPURE_OF_OURS | FRAMEWORKS) == set()
+    assert within(imports(BASE / f"{module.replace('.', '/')}.py"), IMPURE | IMPURE_OF_OURS | FRAMEWORKS) == set()
 
 
 @pytest.mark.parametrize("path", sources(BASE), ids=module_name)
@@ -136,9 +224,9 @@ def test_the_base_does_not_know_the_plugins(path):
 
 @pytest.mark.parametrize("path", sources(BASE), ids=module_name)
 def test_frameworks_are_imported_only_where_they_are_the_matter(path):
-    about = path.relative_to(BASE).with_suffix("").parts[0] in ABOUT_THEANO
-    allowed = {"theano"} if about else set()
-    if path.relative_to(BASE).as_posix() in ABOUT_DEVICES:
+    place = path.relative_to(BASE).as_posix()
+    allowed = {"theano"} if place.startswith(ABOUT_THEANO) else set()
+    if place in ABOUT_DEVICES:
         allowed.add("pygpu")
     assert within(imports(path), FRAMEWORKS) == within(imports(path), allowed)
 
@@ -146,7 +234,7 @@ def test_frameworks_are_imported_only_where_they_are_the_matter(path):
 @pytest.mark.parametrize("path", sources(BASE), ids=module_name)
 def test_only_the_job_chooses_back_ends(path):
     found = within(imports(path), BACK_ENDS)
-    if path == BASE / "job.py":
+    if path == BASE / "job" / "joining.py":
         assert found >= ALWAYS_CHOSEN
     else:
         assert found == set()
@@ -157,10 +245,10 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     place = path.relative_to(BASE).as_posix()
     found = imports(path)
     assert not within(found, {"zmq"}) or place in ("channels/zmq.py", "channels/keys.py")
-    assert not within(found, {"posix_ipc"}) or place == "segments.py"
-    allowed = {"job.py", "registry.py", "doctor.py", "centers/host.py", "centers/device.py", "centers/shards.py"}
-    allowed.add("collectives/host.py")
-    assert not within(found, {"platoon_base.segments"}) or place in allowed
+    assert not within(found, {"posix_ipc"}) or place == "shm/segments.py"
+    allowed = {"job/joining.py", "job/files.py", "cli/doctor.py", "collectives/host.py"}
+    allowed |= {"centers/host.py", "centers/device.py", "centers/device_directory.py"}
+    assert not within(found, {"platoon_base.shm.segments"}) or place in allowed
 
 
 @pytest.mark.parametrize("path", sources(PLUGINS), ids=module_name)
@@ -172,7 +260,7 @@ def test_plugins_do_not_know_each_other(path):
 
 @pytest.mark.parametrize("path", sources(PLUGINS), ids=module_name)
 def test_plugins_leave_back_ends_to_the_job(path):
-    assert within(imports(path), BACK_ENDS | {"platoon_base.segments", "zmq", "posix_ipc"}) == set()
+    assert within(imports(path), BACK_ENDS | {"platoon_base.shm.segments", "zmq", "posix_ipc"}) == set()
 
 
 def prints_or_exits(tree):
@@ -193,7 +281,7 @@ def test_prints_and_exits_are_seen():
 
 @pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
 def test_only_the_command_line_prints_or_exits(path):
-    if path not in (BASE / "cli.py", BASE / "__main__.py"):
+    if path not in (BASE / "cli" / "commands.py", BASE / "__main__.py"):
         assert prints_or_exits(ast.parse(path.read_text())) == []
 
 

@@ -382,7 +382,7 @@ def test_a_joiner_that_says_it_is_the_controller_is_not_believed(run_job):
         import os
         import msgspec, zmq
         from platoon_base import connect
-        from platoon_base.messages import PROTOCOL
+        from platoon_base.coordination.messages import PROTOCOL
 
         hello = {"type": "hello", "protocol": PROTOCOL, "pid": os.getppid(), "host": "here", "device": "cpu"}
         hello["pid_namespace"] = os.stat("/proc/self/ns/pid").st_ino
@@ -404,7 +404,7 @@ def test_an_impossible_process_id_harms_nobody(run_job, pid):
         import os, socket, sys
         import msgspec, zmq
         from platoon_base import connect
-        from platoon_base.messages import PROTOCOL
+        from platoon_base.coordination.messages import PROTOCOL
 
         hello = {"type": "hello", "protocol": PROTOCOL, "pid": int(sys.argv[2]), "host": "here", "device": "cpu"}
         with connect() as worker, zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
@@ -635,7 +635,7 @@ def test_clean_spares_the_center_of_a_job_whose_workers_have_left(run_job):
         import os
         import numpy as np
         from platoon_base import EASGD, connect
-        from platoon_base.registry import JobFiles, leftovers
+        from platoon_base.job.files import JobFiles, leftovers
 
         files = JobFiles.read(os.environ["PLATOON_JOB"])
         with connect() as worker:
@@ -881,7 +881,7 @@ def test_a_sum_of_arrays_is_of_the_survivors_whenever_one_dies(run_job, when):
         import os, signal, sys
         import numpy as np
         from platoon_base import connect
-        from platoon_base.session import Session
+        from platoon_base.channels.client import Session
 
         when = sys.argv[2]
         with connect() as worker:
@@ -984,7 +984,7 @@ def test_survivors_of_a_death_release_and_share_again(run_job, when):
         import os, signal, sys
         import numpy as np
         from platoon_base import ASGD, EASGD, connect
-        from platoon_base.session import Session
+        from platoon_base.channels.client import Session
 
         with connect() as worker:
             rank = worker.global_rank

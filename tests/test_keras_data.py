@@ -455,9 +455,10 @@ def test_a_worker_with_a_gpu_keeps_its_framework_to_it():
     """Here without one: the framework is asked all the same, and works on."""
     code = """
 import importlib.util, sys
-from platoon_base import compat, own_device
+from platoon_base import compat
+from platoon_base.devices import isolation
 compat.apply()
-own_device.keep_to("cuda1")
+isolation.keep_to("cuda1")
 importlib.util.find_spec("jax")  # which imports nothing, and must not use the hook up
 import keras
 if keras.backend.backend() == "jax":

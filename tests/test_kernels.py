@@ -6,9 +6,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from platoon_base import kernels
+from platoon_base.centers import host_kernels as kernels
+from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.kernels import BLOCK, HAVE_FUSED, Plan, apply
 from platoon_base.rules import ASGD, EASGD
 
 pytestmark = pytest.mark.base

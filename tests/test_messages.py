@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from platoon_base import errors
-from platoon_base import messages as msg
+from platoon_base.coordination import messages as msg
 from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.sharding import Position
 

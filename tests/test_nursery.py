@@ -13,14 +13,14 @@ import textwrap
 import psutil
 import pytest
 
-from platoon_base import prefork
+from platoon_base.cli.launcher import log_file, worker_environment
+from platoon_base.controller import forkserver
+from platoon_base.controller.forkserver import Start, python_main
+from platoon_base.controller.preload import modules_to_preload
+from platoon_base.controller.program import Program
+from platoon_base.controller.watch import exit_status
 from platoon_base.job import host_job
-from platoon_base.launcher import log_file, worker_environment
-from platoon_base.prefork import Start, python_main
-from platoon_base.preload import modules_to_preload
-from platoon_base.program import Program
-from platoon_base.registry import JobFiles
-from platoon_base.watch import exit_status
+from platoon_base.job.files import JobFiles
 
 pytestmark = pytest.mark.base
 
@@ -45,7 +45,7 @@ def run_forked(tmp_path):
             script = tmp_path / "script.py"
             script.write_text(textwrap.dedent(text))
         environment = worker_environment("cpu", workers, os.environ)
-        command = [*python_main("platoon_base.bootstrap"), str(script), *args]
+        command = [*python_main("platoon_base.controller.child"), str(script), *args]
         starts = [Start(rank, command, environment, log_file(tmp_path, rank)) for rank in range(workers)]
         with host_job(workers) as job:
             job.start_forked(Program(str(script)), args, preload, starts)
@@ -56,7 +56,7 @@ def run_forked(tmp_path):
 
 
 def forked(prints):
-    """Whether a worker that printed `"platoon_base.nursery" in open("/proc/self/cmdline").read()` first was forked."""
+    """Whether a worker that printed `"forkserver_main" in open("/proc/self/cmdline").read()` first was forked."""
     return prints.split()[0] == "True"
 
 
@@ -127,7 +127,7 @@ def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_
         """
         import os, random
         import numpy as np
-        print("platoon_base.nursery" in open("/proc/self/cmdline").read())
+        print("forkserver_main" in open("/proc/self/cmdline").read())
         print(os.environ["PLATOON_RANK"], os.environ["PLATOON_DEVICE"], os.path.isdir(os.environ["PLATOON_JOB"]))
         print(os.getsid(0) == os.getpgrp() == os.getpid(), os.getppid(), os.readlink("/proc/self/fd/0"))
         print(np.random.randint(1 << 60), random.random())
@@ -210,10 +210,11 @@ def test_what_a_worker_started_ends_with_it(run_forked):
 def test_without_the_nursery_workers_start_by_themselves(run_forked, tmp_path, monkeypatch, caplog, body, reason):
     (tmp_path / "preparation.py").write_text(body)
     if "pause" in body:
-        monkeypatch.setattr(prefork, "TIMEOUT_S", 1.0)
+        monkeypatch.setattr(forkserver, "TIMEOUT_S", 1.0)
     with caplog.at_level(logging.WARNING):
         outcome = run_forked(
-            "print('forked:', 'platoon_base.nursery' in open('/proc/self/cmdline').read())", preload=("preparation",)
+            "print('forked:', 'forkserver_main' in open('/proc/self/cmdline').read())",
+            preload=("preparation",),
         )
     assert outcome.result.status == 0, outcome.logs
     assert all(log.splitlines()[-1] == "forked: False" for log in outcome.logs)
@@ -224,7 +225,7 @@ def test_without_the_nursery_workers_start_by_themselves(run_forked, tmp_path, m
 def test_workers_with_different_settings_are_not_forked(tmp_path, caplog):
     script = tmp_path / "script.py"
     script.write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
-    command = [*python_main("platoon_base.bootstrap"), str(script)]
+    command = [*python_main("platoon_base.controller.child"), str(script)]
     starts = [
         Start(rank, command, {**os.environ, "OMP_NUM_THREADS": str(rank + 1)}, log_file(tmp_path, rank))
         for rank in range(2)
@@ -248,8 +249,8 @@ def test_ending_the_launcher_ends_a_nursery_that_still_imports(tmp_path, number)
         import os, sys
         from pathlib import Path
         from platoon_base.job import host_job
-        from platoon_base.prefork import Start
-        from platoon_base.program import Program
+        from platoon_base.controller.forkserver import Start
+        from platoon_base.controller.program import Program
         start = Start(0, ["false"], dict(os.environ), Path("log"))
         with host_job(1) as job:
             Path("folder").write_text(job.files.folder)
@@ -286,7 +287,7 @@ def test_a_nursery_that_does_not_tell_its_end_keeps_no_launcher(tmp_path, import
         "    signal.pause()\n"
         f"if {imports_for_ever}: signal.pause()\n"
     )
-    command = [*python_main("platoon_base.bootstrap"), str(tmp_path / "script.py")]
+    command = [*python_main("platoon_base.controller.child"), str(tmp_path / "script.py")]
     start = Start(0, command, dict(os.environ), log_file(tmp_path, 0))
     with host_job(1) as job:
         job.start_forked(Program(str(tmp_path / "script.py")), [], ["preparation"], [start])

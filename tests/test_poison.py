@@ -11,7 +11,8 @@ import math
 import numpy as np
 import pytest
 
-from platoon_base import ASGD, EASGD, kernels
+from platoon_base import ASGD, EASGD
+from platoon_base.centers import host_kernels as kernels
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
@@ -39,7 +40,8 @@ TURNS = [0, 1, 0, 0, 1]  # who synchronizes; the first time with the poison, the
 TRAIN = """
 import sys
 import numpy as np
-from platoon_base import ASGD, EASGD, connect, kernels
+from platoon_base import ASGD, EASGD, connect
+from platoon_base.centers import host_kernels as kernels
 from platoon_base.errors import NonFiniteError
 
 folder, rule, policy, form = sys.argv[1:]
@@ -435,13 +437,14 @@ def test_a_state_beside_the_center_stays_finite_too(run_job):
 
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_synchronous_rules_show_what_is_not_finite_to_all_in_the_same_step(run_job, tmp_path, kernel):
-    """It reaches the others, as platoon_base.synchronous says: all of them see the same, and stop in the same step."""
+    """All workers see the same, and stop in the same step, as the docstring of the module says."""
     run_job(
         """
         import sys
         import numpy as np
         from platoon_base import connect
-        from platoon_base.synchronous import FlatAllReduce, average_sgd, downpour, easgd, sum_sgd
+        from platoon_base.rules.synchronous import average_sgd, downpour, easgd, sum_sgd
+        from platoon_base.worker.flat_all_reduce import FlatAllReduce
 
         POISONED, seen = 3, {}
         with connect() as worker:

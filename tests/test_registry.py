@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from platoon_base import registry
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.registry import JobFiles
-from platoon_base.segments import SHM_FOLDER, Segment
+from platoon_base.job import files as job_files
+from platoon_base.job.files import JobFiles
+from platoon_base.shm.segments import SHM_FOLDER, Segment
+from platoon_base.system.environment import NAMESPACE
 
 pytestmark = pytest.mark.base
 
 CREATE_AND_WAIT = """
-from platoon_base.registry import JobFiles
-from platoon_base.segments import Segment
+from platoon_base.job.files import JobFiles
+from platoon_base.shm.segments import Segment
 
 files = JobFiles.create(2)
 segments = [Segment.create(files.words, 4096), Segment.create(files.center, 8192)]
@@ -41,7 +42,7 @@ def tmpdir_of_jobs(tmp_path, monkeypatch):  # pytest makes its own folder first,
 @pytest.fixture
 def jobs_folder(tmpdir_of_jobs):
     """Where the jobs' folders are in this test; the names of shared memory are as ever."""
-    return tmpdir_of_jobs / registry.segment_prefix().strip("/-")
+    return tmpdir_of_jobs / job_files.segment_prefix().strip("/-")
 
 
 @pytest.fixture
@@ -90,7 +91,7 @@ def make_old(*paths):
 
 
 def found(files):
-    return {left.path for left in registry.leftovers()} & traces(files)
+    return {left.path for left in job_files.leftovers()} & traces(files)
 
 
 def test_a_new_job_has_a_folder_for_its_user_alone(files, jobs_folder):
@@ -105,7 +106,7 @@ def test_names_belong_to_the_job(files):
     assert files.size == 3
     assert files.address == f"ipc://{files.folder}/control"
     assert files.words != files.center
-    assert all(name.startswith(f"{registry.segment_prefix()}{files.job}-") for name in (files.words, files.center))
+    assert all(name.startswith(f"{job_files.segment_prefix()}{files.job}-") for name in (files.words, files.center))
 
 
 def test_jobs_differ():
@@ -137,11 +138,11 @@ def test_removing_leaves_nothing_and_may_be_repeated(files):
 
 
 def test_a_live_job_is_running(live_job):
-    assert registry.running() == [live_job]
+    assert job_files.running() == [live_job]
 
 
 def test_a_job_without_shared_memory_and_a_dead_job_are_not_running(files, dead_job):
-    assert registry.running() == []
+    assert job_files.running() == []
 
 
 def test_a_running_job_is_found_by_name_and_by_folder(live_job):
@@ -157,7 +158,7 @@ def test_a_job_that_is_not_running_is_not_found(dead_job):
 def test_a_dead_job_leaves_its_folder_and_its_shared_memory(dead_job):
     make_old(*traces(dead_job))
     assert found(dead_job) == traces(dead_job)
-    sizes = {left.path: left.size_bytes for left in registry.leftovers()}
+    sizes = {left.path: left.size_bytes for left in job_files.leftovers()}
     assert sizes[SHM_FOLDER / dead_job.words.lstrip("/")] == 4096
     assert sizes[SHM_FOLDER / dead_job.center.lstrip("/")] == 8192
     assert sizes[Path(dead_job.folder)] == (Path(dead_job.folder) / "job.json").stat().st_size
@@ -165,10 +166,10 @@ def test_a_dead_job_leaves_its_folder_and_its_shared_memory(dead_job):
 
 def test_removing_the_leftovers_of_a_dead_job_leaves_nothing(dead_job):
     make_old(*traces(dead_job))
-    for left in registry.leftovers():
+    for left in job_files.leftovers():
         if left.path in traces(dead_job):
-            registry.remove(left)
-            registry.remove(left)
+            job_files.remove(left)
+            job_files.remove(left)
     assert not any(path.exists() for path in traces(dead_job))
 
 
@@ -206,15 +207,15 @@ def test_what_is_no_job_is_left_alone(jobs_folder, files):
     stranger.mkdir()
     (jobs_folder / "a-file").write_text("x")
     make_old(stranger, jobs_folder / "a-file")
-    assert {left.path for left in registry.leftovers() if left.path.parent == jobs_folder} == set()
-    assert registry.running() == []
+    assert {left.path for left in job_files.leftovers() if left.path.parent == jobs_folder} == set()
+    assert job_files.running() == []
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o750, 0o707])
 def test_a_folder_that_others_can_enter_is_refused(jobs_folder, mode):
     jobs_folder.mkdir()
     jobs_folder.chmod(mode)
-    for call in (registry.running, registry.leftovers, lambda: JobFiles.create(1)):
+    for call in (job_files.running, job_files.leftovers, lambda: JobFiles.create(1)):
         with pytest.raises(PlatoonError, match="only you can enter"):
             call()
     assert list(jobs_folder.iterdir()) == []
@@ -247,32 +248,32 @@ def test_a_job_whose_description_is_gone_does_not_hide_the_others(live_job):
     folder.mkdir(mode=0o700)
     try:
         with Segment.create(broken.words, 4096):
-            assert registry.running() == [live_job]
+            assert job_files.running() == [live_job]
     finally:
         Segment.unlink(broken.words)
 
 
 def test_jobs_of_another_namespace_are_neither_seen_nor_tidied_up(dead_job, live_job, monkeypatch):
-    own, prefix, namespace = traces(dead_job), registry.segment_prefix(), os.environ[registry.NAMESPACE]
+    own, prefix, namespace = traces(dead_job), job_files.segment_prefix(), os.environ[NAMESPACE]
     make_old(*own)
-    monkeypatch.setenv(registry.NAMESPACE, "Other7")
-    assert registry.segment_prefix() not in prefix
-    assert not prefix.startswith(registry.segment_prefix())
-    assert registry.leftovers() == []
-    assert registry.running() == []
-    monkeypatch.delenv(registry.NAMESPACE)
-    assert not {left.path for left in registry.leftovers()} & own
-    assert live_job.folder not in {files.folder for files in registry.running()}
-    monkeypatch.setenv(registry.NAMESPACE, namespace)
+    monkeypatch.setenv(NAMESPACE, "Other7")
+    assert job_files.segment_prefix() not in prefix
+    assert not prefix.startswith(job_files.segment_prefix())
+    assert job_files.leftovers() == []
+    assert job_files.running() == []
+    monkeypatch.delenv(NAMESPACE)
+    assert not {left.path for left in job_files.leftovers()} & own
+    assert live_job.folder not in {files.folder for files in job_files.running()}
+    monkeypatch.setenv(NAMESPACE, namespace)
     assert found(dead_job) == own
-    assert registry.running() == [live_job]
+    assert job_files.running() == [live_job]
 
 
 @pytest.mark.parametrize("namespace", ["a/b", "a-b", "é", "a" * 17, " "])
 def test_a_namespace_that_is_no_part_of_a_file_name_is_refused(namespace, monkeypatch):
-    monkeypatch.setenv(registry.NAMESPACE, namespace)
+    monkeypatch.setenv(NAMESPACE, namespace)
     with pytest.raises(ConfigurationError, match="up to 16 letters and digits"):
-        registry.segment_prefix()
+        job_files.segment_prefix()
 
 
 def put_a_pipe(path):
@@ -309,7 +310,7 @@ cli.main(sys.argv[1:])
 @pytest.fixture
 def place():
     """A path under which the shared memory of this user's jobs may be."""
-    path = SHM_FOLDER / f"{registry.segment_prefix()}{secrets.token_hex(6)}-words".lstrip("/")
+    path = SHM_FOLDER / f"{job_files.segment_prefix()}{secrets.token_hex(6)}-words".lstrip("/")
     yield path
     if path.is_dir() and not path.is_symlink():
         path.rmdir()
@@ -326,9 +327,9 @@ def test_what_is_no_shared_memory_is_passed_over(place, dead_job, put):
     put(place)
     age(place)
     make_old(*traces(dead_job))
-    assert place not in {left.path for left in registry.leftovers()}
+    assert place not in {left.path for left in job_files.leftovers()}
     assert found(dead_job) == traces(dead_job)
-    assert registry.running() == []
+    assert job_files.running() == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
@@ -348,7 +349,7 @@ def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
         for command, expected in (("jobs", ""), ("clean", f"removed           100 bytes  {own}")):
             done = subprocess.run(
                 [sys.executable, "-c", COMMAND_OF_NOBODY, command],
-                env={**os.environ, "TMPDIR": str(tmp_path), registry.NAMESPACE: ""},
+                env={**os.environ, "TMPDIR": str(tmp_path), NAMESPACE: ""},
                 capture_output=True,
                 text=True,
                 timeout=60,
@@ -371,7 +372,7 @@ def test_a_foreign_folder_of_jobs_is_passed_over_with_a_word(jobs_folder, dead_j
     else:
         jobs_folder.mkdir(mode=0o755)
         os.chown(jobs_folder, 65534, 65534)
-    assert registry.running() == []
+    assert job_files.running() == []
     # The folder cannot be trusted; the memory is ours.
     assert found(dead_job) == {path for path in traces(dead_job) if path.parent == SHM_FOLDER}
     assert "only you can enter" in caplog.text
@@ -386,8 +387,8 @@ def test_in_the_folder_of_jobs_only_what_is_ours_counts(jobs_folder, files):
     os.chown(foreign, 65534, 65534)
     for path in (link, file, foreign):
         age(path)
-    assert registry.leftovers() == []
-    assert registry.running() == []
+    assert job_files.leftovers() == []
+    assert job_files.running() == []
 
 
 @pytest.mark.parametrize("kind", ["pipe", "link", "endless"])
@@ -398,7 +399,7 @@ def test_a_description_that_is_no_file_is_refused_at_once(live_job, kind):
         os.mkfifo(path)
     else:
         path.symlink_to("job.kept" if kind == "link" else "/dev/zero")
-    assert registry.running() == []
+    assert job_files.running() == []
     with pytest.raises(ConfigurationError, match="not the folder of a running job"):
         JobFiles.read(live_job.folder)
 
@@ -436,14 +437,14 @@ def test_a_job_that_holds_its_folder_lives_though_its_shared_memory_cannot_be_se
     lock = files.lock()
     make_old(Path(files.folder))
     assert found(files) == set()
-    assert registry.running() == [files]
-    assert not registry.remove(registry.Leftover(Path(files.folder), 0))
+    assert job_files.running() == [files]
+    assert not job_files.remove(job_files.Leftover(Path(files.folder), 0))
     lock.close()
     assert found(files) == {Path(files.folder)}
-    assert registry.running() == []
+    assert job_files.running() == []
 
 
 def test_what_has_just_been_removed_counts_as_removed(files):
-    left = registry.Leftover(Path(files.folder), 0)
-    assert registry.remove(left)
-    assert registry.remove(left)
+    left = job_files.Leftover(Path(files.folder), 0)
+    assert job_files.remove(left)
+    assert job_files.remove(left)

@@ -12,9 +12,9 @@ import numpy as np
 import psutil
 import pytest
 
-from platoon_base import registry
-from platoon_base.checkpoints import CheckpointFolder, read_checkpoint
-from platoon_base.segments import SHM_FOLDER
+from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
+from platoon_base.job import files as job_files
+from platoon_base.shm.segments import SHM_FOLDER
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
@@ -111,9 +111,9 @@ def clean_up():
     """Remove what a power cut leaves, as `platoon clean` does, and say what it was; young jobs are spared."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
-        for leftover in registry.leftovers():
-            registry.remove(leftover)
-        if not registry.running() and not list(SHM_FOLDER.glob(f"{registry.segment_prefix().strip('/')}*")):
+        for leftover in job_files.leftovers():
+            job_files.remove(leftover)
+        if not job_files.running() and not list(SHM_FOLDER.glob(f"{job_files.segment_prefix().strip('/')}*")):
             return
         time.sleep(0.2)
 
@@ -308,7 +308,7 @@ import os, shutil, sys, time
 import numpy as np
 from pathlib import Path
 from platoon_base import ASGD, connect
-from platoon_base.registry import JobFiles
+from platoon_base.job.files import JobFiles
 from watching import until
 
 kept, files = Path(sys.argv[1]), JobFiles.read(os.environ["PLATOON_JOB"])

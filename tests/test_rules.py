@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from platoon_base.centers.host_kernels import BLOCK, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.kernels import BLOCK, apply
 from platoon_base.rules import ASGD, EASGD
 
 pytestmark = pytest.mark.base

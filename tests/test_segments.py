@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
-from platoon_base.registry import segment_prefix
-from platoon_base.segments import SHM_FOLDER, Segment, abandoned
+from platoon_base.job.files import segment_prefix
+from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 
 pytestmark = pytest.mark.base
 
 LOCK_AND_WAIT = """
 import sys
-from platoon_base.segments import Segment
+from platoon_base.shm.segments import Segment
 
 segment = Segment.attach(sys.argv[1])
 print(segment.try_lock(7), flush=True)

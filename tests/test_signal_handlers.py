@@ -113,10 +113,10 @@ def test_a_handler_that_takes_and_frees_the_lock_leaves_it_to_the_call_that_it_i
 import os
 from interrupting import at_instruction
 from platoon_base import connect
-from platoon_base.control_words import USER_LOCK
+from platoon_base.shm.job_state import USER_LOCK
 from platoon_base.errors import CollectiveTimeoutError
-from platoon_base.registry import JobFiles
-from platoon_base.segments import Segment
+from platoon_base.job.files import JobFiles
+from platoon_base.shm.segments import Segment
 
 worker = connect()
 other = Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).words)

@@ -15,7 +15,7 @@ import time
 import pytest
 from watching import PATIENCE_S, await_file
 
-from platoon_base.registry import JobFiles
+from platoon_base.job.files import JobFiles
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from platoon_base import ASGD, connect
 from platoon_base.errors import WorkerLostError
-from platoon_base.peers import JobPeers
+from platoon_base.shm.liveness import JobPeers
 from watching import controller_lives, ending, exchange_pids, is_stopped, progress, takes_part, until, waits_in
 
 FOLDER = Path(sys.argv[1])

@@ -158,7 +158,7 @@ def test_a_compilation_that_fails_frees_the_lock(folder):
 
 
 def test_a_holder_that_never_lets_go_is_named_in_the_error(tmp_path):
-    from platoon_base.theano_fixes.compile_lock import CompileLockTimeoutError, FileLock
+    from platoon_base.compat.theano.compile_lock import CompileLockTimeoutError, FileLock
 
     holder, waiter = FileLock(tmp_path / "sub" / "lock"), FileLock(tmp_path / "sub" / "lock", timeout_s=0.05)
     holder.acquire()
@@ -171,7 +171,7 @@ def test_a_holder_that_never_lets_go_is_named_in_the_error(tmp_path):
 
 
 def test_a_lock_file_that_was_cleared_away_is_made_anew(tmp_path):
-    from platoon_base.theano_fixes.compile_lock import CompileLockTimeoutError, FileLock
+    from platoon_base.compat.theano.compile_lock import CompileLockTimeoutError, FileLock
 
     path = tmp_path / "lock"
     first, second, third = FileLock(path), FileLock(path), FileLock(path, timeout_s=0.05)
@@ -229,7 +229,7 @@ def test_importing_the_base_leaves_theano_alone(folder):
     text = """
         import sys
         import platoon_base
-        assert not any(name.startswith("platoon_base.theano_fixes") for name in sys.modules)
+        assert not any(name.startswith("platoon_base.compat.theano") for name in sys.modules)
         import theano
         assert not any(type(finder).__name__ == "AfterImport" for finder in sys.meta_path)
         assert theano.gof.compilelock.lock.__module__ == "theano.gof.compilelock"
@@ -239,7 +239,8 @@ def test_importing_the_base_leaves_theano_alone(folder):
 
 
 def test_a_theano_without_what_a_repair_needs_is_left_whole(monkeypatch, caplog):
-    from platoon_base import compat, theano_fixes
+    from platoon_base import compat
+    from platoon_base.compat import theano as theano_fixes
 
     compat.apply()
     import theano

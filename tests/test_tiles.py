@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from platoon_base.centers.shards import FINAL, NOBODY, Directory, DirectoryLayout
-from platoon_base.centers.tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, table, whereabouts
+from platoon_base.centers.device_directory import FINAL, NOBODY, Directory, DirectoryLayout
+from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, table, whereabouts
+from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout, ParameterSpec
-from platoon_base.registry import segment_prefix
-from platoon_base.segments import Segment
+from platoon_base.shm.segments import Segment
 
 pytestmark = pytest.mark.base
 

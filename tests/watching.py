@@ -12,14 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from platoon_base.centers.device_directory import Directory
 from platoon_base.centers.host import HostCenters
-from platoon_base.centers.shards import Directory
-from platoon_base.control_words import CONTROLLER_LOCK, WORKER_LOCKS, ControlWords
-from platoon_base.coordinator import MAX_WORKERS
 from platoon_base.job import JOB
+from platoon_base.job.files import JobFiles
 from platoon_base.parameters import Parameters
-from platoon_base.registry import JobFiles
-from platoon_base.segments import Segment
+from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, ControlWords
+from platoon_base.shm.segments import Segment
+from platoon_base.system.environment import MAX_WORKERS
 
 __all__ = [
     "PATIENCE_S",
@@ -74,7 +74,7 @@ def _files():
 
 
 def progress(rank):
-    """Return what a worker has written of itself; see `platoon_base.control_words.Progress`."""
+    """Return what a worker has written of itself; see `platoon_base.shm.job_state.Progress`."""
     with _control_words() as (words, _):
         return words.progress(rank)
 

@@ -94,9 +94,9 @@ def center_of(worker):
     """Where the center lives: "host" or "device"; None without one."""
     if worker is None or not worker.shares:
         return None
-    from platoon_base.centers.shards import Directory
-    from platoon_base.registry import JobFiles
-    from platoon_base.segments import Segment
+    from platoon_base.centers.device_directory import Directory
+    from platoon_base.job.files import JobFiles
+    from platoon_base.shm.segments import Segment
 
     with Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).center) as segment:
         return "device" if Directory.shards_in(segment) else "host"

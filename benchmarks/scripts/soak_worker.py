@@ -19,10 +19,10 @@ from pathlib import Path
 import numpy as np
 
 from platoon_base import ASGD, connect
-from platoon_base.control_words import ControlWords
-from platoon_base.coordinator import MAX_WORKERS
-from platoon_base.registry import JobFiles
-from platoon_base.segments import Segment
+from platoon_base.job.files import JobFiles
+from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.segments import Segment
+from platoon_base.system.environment import MAX_WORKERS
 
 SHAPES = ((200_003,), (300, 500), (7,))  # several stripes
 SYNCS = 10  # between two collective calls

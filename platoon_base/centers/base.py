@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from platoon_base.layout import Layout
-from platoon_base.rules import Rule
+from platoon_base.rules.center import Rule
 
-__all__ = ["Center", "CenterFactory", "Readable", "Refused"]
+__all__ = ["Center", "CenterFactory", "Refused"]
 
 Array = np.ndarray[Any, Any]
 
@@ -85,29 +85,6 @@ class Center(Protocol):
 
     def settle(self) -> None:
         """Make the values readable from outside, once all workers have finished and none synchronizes any more."""
-        ...
-
-    def close(self) -> None:
-        """Let go of the memory; a second call does nothing."""
-        ...
-
-
-class Readable(Protocol):
-    """A handle of a center for one who takes no part: the controller, which saves it."""
-
-    def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and the rule's states.
-
-        Parameters
-        ----------
-        may_wait : bool
-            Whether to wait for workers, who do not wait for the caller then.
-
-        Raises
-        ------
-        CollectiveTimeoutError
-            If a worker would have to come by, and may not be waited for, or does not come.
-        """
         ...
 
     def close(self) -> None:

@@ -15,13 +15,13 @@ from pygpu import gpuarray
 
 from platoon_base.centers.base import Refused
 from platoon_base.centers.cuda import DeviceMemory, Driver, HostMemory
+from platoon_base.centers.device_directory import NOBODY, Directory, DirectoryLayout
 from platoon_base.centers.device_kernels import MOST_PARAMETERS, compile_kernel
-from platoon_base.centers.shards import NOBODY, Directory, DirectoryLayout
-from platoon_base.centers.tiles import Tiling, table, whereabouts
+from platoon_base.centers.device_tiles import Tiling, table, whereabouts
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
-from platoon_base.rules import Rule
-from platoon_base.segments import Segment
+from platoon_base.rules.center import Rule
+from platoon_base.shm.segments import Segment
 
 __all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pygpu.gpuarray import GpuArray, GpuKernel
 
-from platoon_base.centers.tiles import ELEMENT
+from platoon_base.centers.device_tiles import ELEMENT
 
 __all__ = ["KERNELS", "MOST_PARAMETERS", "compile_kernel"]
 
@@ -23,7 +23,7 @@ KERNELS = ("easgd", "easgd_atomic", "asgd", "asgd_atomic", *_ADOPTING, "pull", "
 
 _SOURCE = r"""
 typedef unsigned long long u64;
-struct Tile { u64 center, lock, state, where; unsigned place, size; };  /* as platoon_base.centers.tiles.table says */
+struct Tile { u64 center, lock, state, where; unsigned place, size; };  /* as device_tiles.table says */
 
 __device__ __forceinline__ bool finite_bits(float v) { return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u; }
 __device__ __forceinline__ bool finite_bits(double v)

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import Refused
+from platoon_base.centers.host_kernels import Plan
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
-from platoon_base.kernels import Plan
 from platoon_base.layout import Layout, Piece
-from platoon_base.rules import Rule
-from platoon_base.segments import Segment
+from platoon_base.rules.center import Rule
+from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
 
 __all__ = ["STRIPE_BYTES", "HostCenter", "HostCenters"]

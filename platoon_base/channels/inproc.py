@@ -8,12 +8,12 @@ import queue
 import threading
 import time
 
-from platoon_base import messages as msg
 from platoon_base.channels.base import Received
-from platoon_base.control_words import ControlWords
-from platoon_base.coordinator import Coordinator
-from platoon_base.dispatch import Dispatcher, UserHandler
+from platoon_base.channels.server import Dispatcher, UserHandler
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.shm.job_state import ControlWords
 
 __all__ = ["InprocClient", "InprocHub"]
 

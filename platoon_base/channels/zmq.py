@@ -22,8 +22,8 @@ import zmq
 
 from platoon_base.channels.base import Received
 from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys
+from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
-from platoon_base.messages import MAX_BYTES
 
 __all__ = ["ZmqClient", "ZmqServer"]
 

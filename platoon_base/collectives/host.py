@@ -21,7 +21,7 @@ from platoon_base.collectives.base import (
     require_timeout,
     require_writable,
 )
-from platoon_base.collectives.exchange import (
+from platoon_base.collectives.host_exchange import (
     AGAIN,
     ARRIVED,
     BROKEN,
@@ -44,8 +44,8 @@ from platoon_base.errors import (
     PlatoonError,
     WorkerLostError,
 )
-from platoon_base.legible import to_bytes
-from platoon_base.segments import Segment
+from platoon_base.shm.segments import Segment
+from platoon_base.system.text import to_bytes
 from platoon_base.views import array_on
 
 __all__ = ["HostCollective"]

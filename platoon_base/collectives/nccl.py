@@ -23,13 +23,14 @@ from pygpu.elemwise import GpuElemwise, arg
 from pygpu.gpuarray import dtype_to_typecode
 
 from platoon_base.collectives.base import DTYPES, canonical_op, require_dtype, require_fit
-from platoon_base.collectives.faults import Call, Fault, Watched, find_fault, sign
+from platoon_base.collectives.device_faults import Fault, Watched, find_fault
 from platoon_base.errors import (
     BackendUnavailableError,
     ConfigurationError,
     PlatoonError,
 )
 from platoon_base.parameters import assign, is_device_array
+from platoon_base.shm.calls import Call, sign
 
 __all__ = ["NcclCollective", "new_clique_id"]
 

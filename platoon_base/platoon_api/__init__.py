@@ -3,6 +3,6 @@
 Modules that need Theano import it: `platoon_base.platoon_api.global_dynamics` and `platoon_base.platoon_api.ops`.
 """
 
-from platoon_base.rules import ASGD, EASGD
+from platoon_base.rules.center import ASGD, EASGD
 
 __all__ = ["ASGD", "EASGD"]

@@ -1,7 +1,7 @@
 """Synchronous rules on Theano shared variables, under the names of the original Platoon.
 
 ``make_rule`` compiles the rule, calling the object runs it once. All workers do both, in the same order. The equations
-are those of `platoon_base.synchronous`; the variables may live on the host or on a device.
+are those of `platoon_base.rules.synchronous`; the variables may live on the host or on a device.
 
     rule = AverageSGD(worker)
     rule.make_rule(gradients)    # shared variables that the training function has computed
@@ -19,13 +19,13 @@ import theano
 from theano import tensor
 
 from platoon_base import rules
-from platoon_base.common_start import require_same_layout, start_together
 from platoon_base.errors import ConfigurationError, PlatoonWarning
-from platoon_base.job import connect
+from platoon_base.job.joining import connect
 from platoon_base.parameters import Parameters
-from platoon_base.synchronous import require_alike
+from platoon_base.rules.synchronous import require_alike
 from platoon_base.theano_ops import all_reduce
-from platoon_base.worker import Worker
+from platoon_base.worker.handle import Worker
+from platoon_base.worker.initial_values import require_same_layout, start_together
 
 __all__ = ["EASGD", "SGD", "AverageSGD", "Downpour", "GlobalDynamics", "SumSGD"]
 
@@ -132,7 +132,7 @@ class AverageSGD(SGD):
 
 
 class EASGD(GlobalDynamics):
-    """Synchronous elastic averaging; see `platoon_base.synchronous.easgd`.
+    """Synchronous elastic averaging; see `platoon_base.rules.synchronous.easgd`.
 
     ::
 
@@ -200,7 +200,7 @@ class EASGD(GlobalDynamics):
 
 
 class Downpour(GlobalDynamics):
-    """Synchronous Downpour; see `platoon_base.synchronous.downpour`.
+    """Synchronous Downpour; see `platoon_base.rules.synchronous.downpour`.
 
     ::
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
-from platoon_base.worker import Worker
+from platoon_base.worker.handle import Worker
 
 __all__ = ["AllReduceMax", "AllReduceMin", "AllReduceProd", "AllReduceSum"]
 

@@ -13,7 +13,7 @@ from theano import tensor
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops.base import JobBound
 from platoon_base.theano_ops.reductions import AllReduceSum, all_reduce
-from platoon_base.worker import Worker
+from platoon_base.worker.handle import Worker
 
 __all__ = ["BLOCK", "Float16Sum", "all_reduce_float16"]
 

@@ -8,7 +8,7 @@ from theano.gpuarray.basic_ops import as_gpuarray_variable
 from theano.gpuarray.opt import op_lifter, register_opt, register_opt2
 
 from platoon_base.theano_ops.compressed import Float16Sum
-from platoon_base.worker import Worker
+from platoon_base.worker.handle import Worker
 
 __all__ = ["GpuFloat16Sum"]
 

@@ -15,7 +15,7 @@ from theano.gpuarray.opt import op_lifter, register_opt, register_opt2
 from platoon_base.collectives.flat import FlatBuffers
 from platoon_base.theano_ops.reductions import OPS, AllReduce
 from platoon_base.theano_ops.sync import Sync, Synchronizer
-from platoon_base.worker import Worker
+from platoon_base.worker.handle import Worker
 
 __all__ = ["GpuAllReduce", "GpuSync"]
 

@@ -13,9 +13,9 @@ from theano.gradient import DisconnectedType
 from platoon_base.collectives.base import DTYPES, canonical_op
 from platoon_base.collectives.flat import FlatBuffers
 from platoon_base.errors import ConfigurationError
-from platoon_base.job import connect
+from platoon_base.job.joining import connect
 from platoon_base.theano_ops.base import JobOp, next_turn, skip_turns
-from platoon_base.worker import Worker
+from platoon_base.worker.handle import Worker
 
 __all__ = ["AllReduce", "AllReduceMax", "AllReduceMean", "AllReduceMin", "AllReduceProd", "AllReduceSum", "all_reduce"]
 

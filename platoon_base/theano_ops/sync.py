@@ -7,7 +7,7 @@ from typing import Any
 from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops.base import JobBound, JobOp, next_turn
-from platoon_base.worker import Worker
+from platoon_base.worker.handle import Worker
 
 __all__ = ["Sync", "Synchronizer"]
 

@@ -9,9 +9,9 @@ from typing import Any
 from blocks.algorithms import StepRule
 
 from platoon_base import Worker, connect
-from platoon_base.common_start import start_together
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
+from platoon_base.worker.initial_values import start_together
 
 __all__ = ["AllReduceGradients"]
 

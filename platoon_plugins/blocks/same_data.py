@@ -11,7 +11,7 @@ from fuel.schemes import BatchScheme, IndexScheme
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
-from platoon_base.same_data import REMEDY
+from platoon_base.worker.same_data import REMEDY
 from platoon_plugins.blocks.chains import chain_of
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
 

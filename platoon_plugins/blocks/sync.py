@@ -12,8 +12,8 @@ from blocks.extensions import SimpleExtension
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule
-from platoon_base.shared_parameters import ON_NONFINITE
 from platoon_base.worker import DEFAULT_TIMEOUT_S
+from platoon_base.worker.shared_parameters import ON_NONFINITE
 from platoon_plugins.blocks.loading import require_loaded_model
 from platoon_plugins.blocks.members import LEADER_ONLY, Member, find
 from platoon_plugins.blocks.stopping import StopTogether

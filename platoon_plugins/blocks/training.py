@@ -11,12 +11,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from platoon_base import Worker
-from platoon_base.common_start import start_together
-from platoon_base.divergence import require_same_values
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.rules import Rule
 from platoon_base.theano_ops.noise import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S
+from platoon_base.worker.divergence import require_same_values
+from platoon_base.worker.initial_values import start_together
 from platoon_plugins.blocks.algorithms import (
     averages_gradients,
     collected_statistics,

@@ -11,9 +11,9 @@ import numpy as np
 
 from platoon_base import Worker, connect
 from platoon_base.collectives.base import DTYPES
-from platoon_base.common_start import require_same_layout
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
+from platoon_base.worker.initial_values import require_same_layout
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.backends.base import Backend, Variable
 from platoon_plugins.keras.requirements import require_distributable

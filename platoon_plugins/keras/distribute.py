@@ -12,7 +12,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule
 from platoon_base.schedule import STOP_POLICIES, EveryN
 from platoon_base.sharding import shard_seed
-from platoon_base.shared_parameters import ON_NONFINITE
+from platoon_base.worker.shared_parameters import ON_NONFINITE
 from platoon_plugins.keras import backends, seeds
 from platoon_plugins.keras.callbacks import hooks_into_batches, in_center, make_first, make_last, saves_in_mid_epoch
 from platoon_plugins.keras.training import Training

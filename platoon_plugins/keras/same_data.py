@@ -14,7 +14,7 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError, PlatoonError, PlatoonWarning
 from platoon_base.fingerprint import fingerprint
-from platoon_base.same_data import kind_of
+from platoon_base.worker.same_data import kind_of
 from platoon_plugins.keras.loaders import draws_from_all, is_loader
 
 __all__ = ["SameBatches", "data_of_fit", "require_same_data", "sources", "warn_if_not_sharded"]

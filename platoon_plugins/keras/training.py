@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from platoon_base import Worker
-from platoon_base.device_warnings import warn_if_not_on_device
+from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import EASGD, Rule
 from platoon_base.schedule import votes_suffice

@@ -8,10 +8,10 @@ from typing import Any
 import theano
 
 from platoon_base import Worker, connect
-from platoon_base.common_start import start_together
 from platoon_base.errors import ConfigurationError
 from platoon_base.theano_ops import all_reduce
 from platoon_base.theano_ops.compressed import all_reduce_float16
+from platoon_base.worker.initial_values import start_together
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables, vary_noise_once
 from platoon_plugins.lasagne.training import Training
 

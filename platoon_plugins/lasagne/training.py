@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker, connect
-from platoon_base.divergence import require_same_values
 from platoon_base.worker import DEFAULT_TIMEOUT_S
+from platoon_base.worker.divergence import require_same_values
 
 __all__ = ["Training", "finish_training"]
 

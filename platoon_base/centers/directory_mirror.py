@@ -1,0 +1,52 @@
+"""Reading a center on devices from outside, by its mirror on the host."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.device_directory import FINAL, Directory
+from platoon_base.errors import CollectiveTimeoutError
+from platoon_base.layout import Layout
+
+__all__ = ["WatchedDirectory"]
+
+Array = np.ndarray[Any, Any]
+
+# Synchronizations counted already may still be queued on a device; then their workers have to come by to mirror it.
+_SETTLE_S, _MIRROR_S, _LOOK_S = 0.5, 10.0, 0.005
+
+
+class WatchedDirectory:
+    """The controller's handle of a center on devices; see `Readable`."""
+
+    def __init__(self, directory: Directory, layout: Layout) -> None:
+        self._directory = directory
+        self._layout = layout
+
+    def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
+        """Copy the values, mirrored anew unless all owners have left; a center on devices has no states."""
+        if not self._directory.has_mirror(FINAL):
+            self._await_mirror(may_wait)
+        values = [np.empty(spec.shape, spec.dtype) for spec in self._layout.specs]
+        self._directory.read_values(values)
+        return values, []
+
+    def _await_mirror(self, may_wait: bool) -> None:
+        if not may_wait:
+            raise CollectiveTimeoutError(
+                "a center on devices is mirrored on the host by workers who do not wait themselves"
+            )
+        time.sleep(_SETTLE_S)
+        number, deadline = self._directory.want_mirror(), time.monotonic() + _MIRROR_S
+        while not self._directory.has_mirror(number):
+            if time.monotonic() > deadline:
+                raise CollectiveTimeoutError(f"no worker on a device has synchronized for {_MIRROR_S:g} s")
+            time.sleep(_LOOK_S)
+
+    def close(self) -> None:
+        """See `Readable.close`."""
+        if not self._directory.closed:
+            self._directory.close()

@@ -1,0 +1,236 @@
+"""Rules applied to memory in one pass: by the C extension where it can, by NumPy block by block otherwise.
+
+Both forms give the same bits, and both leave an element alone whose center value would not stay finite.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules.center import Rule
+from platoon_base.system.environment import NO_KERNELS
+
+_kernels: Any = None
+if not os.environ.get(NO_KERNELS):
+    try:
+        _kernels = importlib.import_module("platoon_base._kernels")
+    except ImportError:
+        pass  # no compiler at installation: NumPy does it, several times slower; `platoon doctor` says so
+
+__all__ = ["BLOCK", "HAVE_FUSED", "Piece", "Plan", "apply"]
+
+Array = np.ndarray[Any, Any]
+Fused = Callable[..., Optional[tuple[int, int]]]
+
+# Local array, center array, local state arrays, center state arrays.
+Piece = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
+
+BLOCK = 32768  # elements that the NumPy form treats at a time: few calls, and copies that stay in the cache
+HAVE_FUSED = _kernels is not None
+_FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # of this machine's byte order
+
+
+class Plan:
+    """A synchronization prepared once for the fixed memory of a stripe, and run often.
+
+    Parameters
+    ----------
+    center : sequence of ndarray, each 1-d, of a float dtype
+        One array for each piece of the stripe.
+    local_states, center_states : sequence of sequence of ndarray
+        For each state buffer of the rule its pieces, like those of the center.
+
+    Raises
+    ------
+    ConfigurationError
+        If a state's piece is not like the center's, or an array is read-only.
+    """
+
+    def __init__(
+        self,
+        center: Sequence[Array],
+        local_states: Sequence[Sequence[Array]] = (),
+        center_states: Sequence[Sequence[Array]] = (),
+    ) -> None:
+        self._center = list(center)
+        for state in (*local_states, *center_states):
+            if len(state) != len(self._center):
+                raise ConfigurationError(f"got a state of {len(state)} arrays, the center has {len(self._center)}")
+        self._local_states = [tuple(state[i] for state in local_states) for i in range(len(center))]
+        self._center_states = [tuple(state[i] for state in center_states) for i in range(len(center))]
+        self._states = len(local_states), len(center_states)
+        for c, own, shared in zip(self._center, self._local_states, self._center_states):
+            for array in (c, *own, *shared):
+                _require_like(array, c)
+        self._dtype = self._fused_dtype()
+        fixed = [(c, *states) for c, states in zip(self._center, self._local_states)]
+        # Columns: address of x, of c, of each local state; number of elements.
+        rows = [[0, *(a.ctypes.data for a in arrays), arrays[0].size] for arrays in fixed]
+        self._table = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
+        self._address = self._table.ctypes.data
+        self._x_column = self._table[:, 0]
+
+    def run(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
+        """Apply ``rule`` once between the pieces of ``local`` and those of the center, in place.
+
+        Parameters
+        ----------
+        rule : Rule
+        local : sequence of ndarray
+            1-d, C-contiguous, one for each piece, with the center's dtypes and sizes. Their memory must not overlap
+            the center's: `apply` checks that, this does not.
+
+        Returns
+        -------
+        (piece, element) of the first center value that would not have been finite, or None. Such elements are left
+        as they were on all sides.
+
+        Raises
+        ------
+        ConfigurationError
+            If the pieces do not fit those of the center, or the rule needs other states than the plan has.
+        """
+        if (len(rule.local_state), len(rule.center_state)) != self._states:
+            raise ConfigurationError(
+                f"got {rule!r} with the states {(*rule.local_state, *rule.center_state)}, the plan has "
+                f"{self._states[0]} local and {self._states[1]} center states: make a plan for this rule"
+            )
+        aligned = self._require_fit(local)
+        fused = self._fused(rule) if aligned else None
+        if fused is None:
+            return self._run_numpy(rule, local)
+        self._x_column[:] = [x.__array_interface__["data"][0] for x in local]
+        return fused(self._address, len(self._center), *rule.kernel_args())
+
+    def _require_fit(self, local: Sequence[Array]) -> bool:
+        """Raise unless ``local`` can be used, and tell whether all of it is aligned."""
+        if len(local) != len(self._center):
+            raise ConfigurationError(f"got {len(local)} arrays, the center has {len(self._center)}")
+        aligned = True
+        for x, c in zip(local, self._center):
+            if x.flags.carray and x.shape == c.shape and x.dtype == c.dtype:
+                continue
+            _require_like(x, c)
+            if not x.flags.c_contiguous:
+                raise ConfigurationError(
+                    "got a non-contiguous array: pass C-contiguous arrays, such as numpy.ascontiguousarray makes"
+                )
+            aligned = False
+        return aligned
+
+    def _fused_dtype(self) -> str | None:
+        """Name the one dtype of all pieces if there are fused loops for it and for how they lie in memory."""
+        arrays = [a for c, own in zip(self._center, self._local_states) for a in (c, *own)]
+        dtypes = {a.dtype for a in arrays}
+        if len(dtypes) != 1 or not all(a.flags.carray for a in arrays):
+            return None
+        return _FUSED_DTYPES.get(dtypes.pop())
+
+    def _fused(self, rule: Rule) -> Fused | None:
+        if rule.kernel is None or self._dtype is None or rule.center_state:
+            return None
+        return _find_fused(rule.kernel, self._dtype)
+
+    def _run_numpy(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
+        first = None
+        with np.errstate(all="ignore"):  # as in C, whatever the user has set
+            for piece, x in enumerate(local):
+                fixed = (self._center[piece], self._local_states[piece], self._center_states[piece])
+                for start in range(0, x.size, BLOCK):
+                    refused = _run_block(rule, x, *fixed, slice(start, start + BLOCK))
+                    if refused is not None and first is None:
+                        first = (piece, start + refused)
+        return first
+
+
+def apply(rule: Rule, pieces: Sequence[Piece]) -> tuple[int, int] | None:
+    """Apply ``rule`` once to pieces of memory, in place, after checking all of them; a `Plan` repeats it cheaper.
+
+    Parameters
+    ----------
+    rule : Rule
+    pieces : sequence of (local, center, local_state, center_state)
+        1-d arrays of one size and dtype in each piece; the states are tuples of them.
+
+    Returns
+    -------
+    As `Plan.run`.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arrays of a piece are not alike, or any two arrays overlap in memory.
+    """
+    _require_disjoint([a for local, center, own, shared in pieces for a in (local, center, *own, *shared)])
+    for _, _, own, shared in pieces:
+        if (len(own), len(shared)) != (len(rule.local_state), len(rule.center_state)):
+            raise ConfigurationError(
+                f"got {len(own)} local and {len(shared)} center states, "
+                f"{rule!r} needs {rule.local_state} and {rule.center_state}"
+            )
+    own_states = [[piece[2][i] for piece in pieces] for i in range(len(rule.local_state))]
+    shared_states = [[piece[3][i] for piece in pieces] for i in range(len(rule.center_state))]
+    return Plan([piece[1] for piece in pieces], own_states, shared_states).run(rule, [piece[0] for piece in pieces])
+
+
+def _require_like(array: Array, center: Array) -> None:
+    if array.ndim != 1 or array.shape != center.shape or array.dtype != center.dtype:
+        raise ConfigurationError(
+            f"got an array of shape {array.shape} and dtype {array.dtype}, the center's has {center.shape} and "
+            f"{center.dtype}: pass 1-d arrays of the shared parameters' dtypes and sizes"
+        )
+    if not array.flags.writeable:
+        raise ConfigurationError("got a read-only array: a synchronization changes it; pass a copy")
+
+
+def _require_disjoint(arrays: Sequence[Array]) -> None:
+    """Refuse arrays whose spans of memory, from their first byte to their last, overlap."""
+    spans = []
+    for array in arrays:
+        if array.size:
+            ends = array.ctypes.data, array.ctypes.data + sum((n - 1) * s for n, s in zip(array.shape, array.strides))
+            spans.append((min(ends), max(ends) + array.itemsize))
+    spans.sort()
+    for (_, stop), (start, _) in zip(spans, spans[1:]):
+        if start < stop:
+            raise ConfigurationError(
+                "got arrays that overlap in memory: one update would read what another has written; pass copies"
+            )
+
+
+@functools.cache
+def _find_fused(kernel: str, dtype: str) -> Fused | None:
+    found: Fused | None = getattr(_kernels, f"{kernel}_{dtype}", None)
+    return found
+
+
+def _run_block(
+    rule: Rule,
+    local: Array,
+    center: Array,
+    local_states: tuple[Array, ...],
+    center_states: tuple[Array, ...],
+    block: slice,
+) -> int | None:
+    """Apply the NumPy form to copies of one block; keep the elements whose center, with its states, is finite."""
+    arrays = [local, center, *local_states, *center_states]
+    copies = [array[block].copy() for array in arrays]
+    split = 2 + len(local_states)
+    rule.sync(copies[0], copies[1], tuple(copies[2:split]), tuple(copies[split:]))
+    finite = np.isfinite(copies[1])
+    for state in copies[split:]:
+        finite &= np.isfinite(state)
+    if finite.all():
+        for array, copy in zip(arrays, copies):
+            array[block] = copy
+        return None
+    for array, copy in zip(arrays, copies):
+        np.copyto(array[block], copy, where=finite)
+    return int(np.argmin(finite))

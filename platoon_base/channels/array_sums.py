@@ -1,0 +1,96 @@
+"""Sums of small arrays over whoever still takes part, through the controller."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.channels.client import Session
+from platoon_base.coordination.messages import MAX_VECTOR_BYTES
+from platoon_base.errors import ConfigurationError
+from platoon_base.metrics import VECTOR_ITEM_BYTES, Pairs
+
+__all__ = ["Summed", "sum_arrays"]
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+
+_PART = MAX_VECTOR_BYTES // VECTOR_ITEM_BYTES
+
+
+class Summed(NamedTuple):
+    """A sum over workers, the same on all of them.
+
+    Attributes
+    ----------
+    arrays : list of ndarray, float64
+        With the shapes given.
+    pairs : dict of str to (sum, weight)
+    ranks : list of int
+        Who contributed, in order.
+    stop : str
+        Why the job stops; empty while it does not.
+    """
+
+    arrays: list[Array]
+    pairs: Pairs
+    ranks: list[int]
+    stop: str
+
+
+def sum_arrays(
+    session: Session,
+    name: str,
+    arrays: Sequence[Any],
+    pairs: Mapping[str, tuple[float, float]] | None,
+    timeout_s: float,
+    *,
+    late_pass: bool = False,
+) -> Summed:
+    """Add arrays and pairs over all workers that still take part; see `Worker.sum_arrays`.
+
+    What does not fit into one message goes in parts. If a worker goes between two of them, the ranks behind the parts
+    differ; every worker sees the same, and they all begin anew.
+    """
+    shapes, vector = _flatten(arrays)
+    plain = {key: (float(total), float(weight)) for key, (total, weight) in (pairs or {}).items()}
+    parts = [vector[start : start + _PART] for start in range(0, len(vector), _PART)] or [vector]
+    while True:
+        options = {"shapes": shapes, "late_pass": late_pass}
+        first = reply = session.reduce(name, plain, timeout_s, vector=parts[0].tobytes(), **options)
+        sums = [reply.vector]
+        for number, part in enumerate(parts[1:], start=2):
+            title = f"{name}, part {number} of {len(parts)}"
+            reply = session.reduce(title, {}, timeout_s, vector=part.tobytes(), **options)
+            if reply.ranks != first.ranks:
+                break
+            sums.append(reply.vector)
+        else:
+            total = np.frombuffer(b"".join(sums), dtype="<f8")
+            return Summed(_unflatten(total, shapes), first.pairs, first.ranks, reply.stop)
+
+
+def _flatten(arrays: Sequence[Any]) -> tuple[list[Shape], Array]:
+    if hasattr(arrays, "dtype"):
+        raise ConfigurationError("got one array: pass a list, even of one")
+    taken = [np.asarray(array) for array in arrays]
+    for index, array in enumerate(taken):
+        if array.dtype.kind not in "biuf":
+            raise ConfigurationError(
+                f"got an array of {array.dtype} at index {index}: its sum in float64 would not hold it; "
+                "pass floats, integers or bools"
+            )
+    flat = [array.ravel().astype("<f8") for array in taken]
+    return [array.shape for array in taken], np.concatenate(flat) if flat else np.empty(0, dtype="<f8")
+
+
+def _unflatten(total: Array, shapes: Sequence[Shape]) -> list[Array]:
+    found, start = [], 0
+    for shape in shapes:
+        stop = start + math.prod(shape)
+        found.append(total[start:stop].astype(np.float64).reshape(shape))
+        start = stop
+    return found

@@ -1,0 +1,114 @@
+"""The worker's side of the control messages: ask, wait, turn refusals into exceptions."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+from platoon_base.channels.base import ClientChannel
+from platoon_base.channels.turns import Turns
+from platoon_base.coordination import messages as msg
+from platoon_base.errors import CollectiveTimeoutError, PlatoonError, ProtocolError, WorkerLostError
+from platoon_base.system.text import to_bytes
+
+__all__ = ["GRACE_S", "Session"]
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+GRACE_S = 5.0  # the controller answers a late collective itself, and better than a silent time-out
+
+
+class Session:
+    """Typed requests over a channel.
+
+    Parameters
+    ----------
+    channel : ClientChannel
+    rank : int
+        For log lines.
+    row : structured scalar, optional
+        This worker's row of the control words, in which others see where it waits.
+    """
+
+    def __init__(self, channel: ClientChannel, rank: int, row: Any = None) -> None:
+        self._channel = channel
+        self._rank = rank
+        self._row = row
+        self._turns = Turns()  # a worker waits in one collective call at a time
+        self._known_lost: set[int] = set()
+        self._left = False
+
+    def ask(self, request: msg.Request, expected: type[T], timeout_s: float) -> T:
+        """Send a request and return its answer, of the type expected; a refusal is raised as what it says it is."""
+        reply = msg.decode_reply(self._channel.request(msg.encode(request), timeout_s))
+        if isinstance(reply, msg.Failure):
+            if self._left and not isinstance(request, msg.Leave):
+                raise WorkerLostError("another thread or a signal handler closed this worker's handle meanwhile")
+            raise reply.to_exception()
+        if not isinstance(reply, expected):
+            raise ProtocolError(
+                f"got {type(reply).__name__} as the answer to {type(request).__name__}; "
+                "install one version of this package everywhere"
+            )
+        return reply
+
+    def reduce(
+        self,
+        name: str,
+        pairs: dict[str, tuple[float, float]],
+        timeout_s: float,
+        **options: Any,
+    ) -> msg.Reduced:
+        """Make a collective call; ``options`` are fields of `platoon_base.coordination.messages.Reduce`."""
+        with self._turns.take(repr(name), timeout_s) as left_s:
+            request = msg.Reduce(name=name, pairs=pairs, timeout_s=left_s, **options)
+            with self._seen_waiting(name), self._withdrawn_if_interrupted():
+                reply = self.ask(request, msg.Reduced, left_s + GRACE_S)
+        if set(reply.lost) - self._known_lost:
+            log.warning("rank %d: %s was done without the lost ranks %s", self._rank, name, reply.lost)
+            self._known_lost.update(reply.lost)
+        return reply
+
+    def gather(self, name: str, note: bytes, timeout_s: float) -> msg.Reduced:
+        """Meet all workers launched together and exchange a few bytes; the reply has ranks, and notes if not empty."""
+        return self.reduce(name, {}, timeout_s, note=note, launched_only=True)
+
+    @contextlib.contextmanager
+    def _seen_waiting(self, name: str) -> Iterator[None]:
+        row = self._row  # close() may come meanwhile
+        if row is None:
+            yield
+            return
+        row["waiting_in"] = to_bytes(name, row.dtype["waiting_in"].itemsize)
+        row["waits"] += 1  # odd while inside
+        try:
+            yield
+        finally:
+            row["waits"] += 1
+
+    @contextlib.contextmanager
+    def _withdrawn_if_interrupted(self) -> Iterator[None]:
+        """Tell the controller, if Ctrl-C or the like ends a wait, that this worker is not to be counted on there."""
+        try:
+            yield
+        except PlatoonError:
+            raise
+        except BaseException:
+            with contextlib.suppress(PlatoonError):
+                self.ask(msg.Withdraw(), msg.Done, GRACE_S)
+            raise
+
+    def close(self) -> None:
+        """Say goodbye, if there is anybody to hear it, and close the channel."""
+        self._left = True
+        try:
+            self.ask(msg.Leave(), msg.Done, GRACE_S)
+        except (WorkerLostError, CollectiveTimeoutError, ProtocolError) as exc:
+            log.debug("rank %d left without a word: %s", self._rank, exc)
+        finally:
+            self._row = None
+            self._channel.close()

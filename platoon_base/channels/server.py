@@ -1,0 +1,110 @@
+"""From bytes that arrived to bytes that go out: decode, let the coordinator decide, carry its actions out.
+
+Shared by the controller and by the in-process channel, so that both treat every message alike. Whatever arrives,
+this survives it: what cannot be understood is answered with a failure and logged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from platoon_base.channels.base import Received
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.coordinator import (
+    Action,
+    AnswerUser,
+    Asker,
+    CenterDropped,
+    Coordinator,
+    SendReply,
+    Shared,
+    StopJob,
+)
+from platoon_base.errors import PlatoonError, ProtocolError
+from platoon_base.shm.job_state import ControlWords
+
+__all__ = ["Dispatcher", "UserHandler"]
+
+log = logging.getLogger(__name__)
+
+UserHandler = Callable[[str, int, Any], Any]
+
+
+class Dispatcher:
+    """Carries requests to the coordinator and its actions out into the world.
+
+    Parameters
+    ----------
+    coordinator : Coordinator
+    words : ControlWords
+    send : callable
+        ``send(peer, request_id, data)`` delivers an answer.
+    handler : callable, optional
+        ``handler(req, rank, info)`` answers what workers send with `Worker.send_req`.
+    on_drop : callable, optional
+        Called with what the workers shared, before they are told that all have let go of it.
+    """
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        words: ControlWords,
+        send: Callable[[bytes, bytes, bytes], None],
+        handler: UserHandler | None = None,
+        on_drop: Callable[[Shared], None] = lambda shared: None,
+    ) -> None:
+        self.coordinator = coordinator
+        self._words = words
+        self._send = send
+        self._handler = handler
+        self._on_drop = on_drop
+
+    def receive(self, received: Received, now: float) -> None:
+        """Treat one request, whatever it is."""
+        peer, request_id, data = received
+        try:
+            if not request_id:
+                raise ProtocolError("got a message that is not framed as a request: expected a request id and a body")
+            request = msg.decode_request(data)
+        except ProtocolError as exc:
+            self._reply(SendReply(Asker(peer, request_id), msg.Failure(kind="ProtocolError", message=str(exc))))
+            return
+        self.carry_out(self.coordinator.handle(peer, request_id, request, now))
+
+    def carry_out(self, actions: Iterable[Action]) -> None:
+        """Do what the coordinator decided."""
+        for action in actions:
+            if isinstance(action, SendReply):
+                self._reply(action)
+            elif isinstance(action, StopJob):
+                log.info("the job stops: %s", action.reason)
+                self._words.stop(action.reason)
+            elif isinstance(action, CenterDropped):
+                self._on_drop(action.shared)
+            else:
+                self._reply(SendReply(action.to, self._answer_user(action)))
+
+    def _reply(self, action: SendReply) -> None:
+        if isinstance(action.reply, msg.Failure):
+            log.warning("refused a request: %s: %s", action.reply.kind, action.reply.message)
+        try:
+            data = msg.encode(action.reply)
+        except ProtocolError as exc:
+            log.warning("an answer cannot be sent: %s", exc)
+            data = msg.encode(msg.Failure(kind="ProtocolError", message=str(exc)))
+        self._send(*action.to, data)
+
+    def _answer_user(self, action: AnswerUser) -> msg.Reply:
+        if self._handler is None:
+            text = f"got request {action.req!r}, but this job's controller answers no requests of its own"
+            return msg.Failure(kind="ProtocolError", message=f"{text}; give Controller a handler")
+        try:
+            return msg.UserReply(answer=self._handler(action.req, action.rank, action.info))
+        except PlatoonError as exc:
+            return msg.Failure(kind=type(exc).__name__, message=str(exc))
+        except Exception as exc:  # the user's code: the asker is told, the job lives on
+            log.exception("the user's handler failed on request %r of rank %d", action.req, action.rank)
+            text = f"the controller's handler raised {type(exc).__name__} on {action.req!r}: {exc}"
+            return msg.Failure(kind="ProtocolError", message=f"{text}; see the controller's log")

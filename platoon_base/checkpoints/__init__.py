@@ -1,0 +1,1 @@
+"""Checkpoints of a job: their files, and the thread of the controller that writes them."""

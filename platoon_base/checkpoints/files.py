@@ -1,0 +1,385 @@
+"""Checkpoints of a job as files: whole or not there at all, checked when they are read, and plain ``.npz`` for NumPy.
+
+::
+
+    with numpy.load("checkpoint-00000007.npz") as file:
+        about = json.loads(file["about"].tobytes())   # everything that is no array: see `About`
+        weights = file["center/0"]                     # of about["parameters"][0]
+
+A file is written under another name, forced to the disk and then renamed, so that at any moment the newest checkpoint
+is a whole one. Its arrays carry the CRC-32 sums of the zip format, and are compared with what ``about`` says of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import re
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Optional, Union
+
+import msgspec
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.layout import Layout, ParameterSpec
+from platoon_base.rules.center import Rule, settings_of
+from platoon_base.sharding import START, Position
+from platoon_base.system.folder_lock import FolderLock, locks_stay_on_this_host
+
+__all__ = [
+    "FORMAT",
+    "About",
+    "Checkpoint",
+    "CheckpointFolder",
+    "check_checkpoint",
+    "read_checkpoint",
+    "require_alike",
+]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+FORMAT = 1
+KEPT_FILES = 2  # the newest, and the one before, should the newest be damaged
+_NAME = re.compile(r"checkpoint-(\d{8})\.npz")
+_UNFINISHED = "unfinished-checkpoint.npz"
+_FORCE_EVERY_BYTES = 1 << 26
+
+
+class _DamagedError(ConfigurationError):
+    """The bytes of a checkpoint are not those that were written."""
+
+
+class _FormatError(ConfigurationError):
+    """A checkpoint was written by another version of this package."""
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a checkpoint holds besides arrays; JSON in the file.
+
+    Attributes
+    ----------
+    format : int
+        Of the file; another one is refused.
+    seed, size : int
+        Of the job: its common seed, and the number of workers it was launched with.
+    seconds : float
+        For how long it has run, all its runs together.
+    rule : str
+        Name of the rule's class; empty if the workers share no parameters.
+    settings : str
+        The rule with its arguments, such as ``EASGD(alpha=0.45)``; empty for a rule that does not tell them.
+    parameters : list of (name, shape, dtype)
+        Those of the center; entry i is the array ``center/i``.
+    states : int
+        Number of the rule's buffers beside the center; entry i of buffer k is the array ``state k/i``.
+    positions : dict of int to Position
+        How far each rank was at its latest synchronization.
+    bound : bool
+        Whether the workers need each other, and so all go on at one position.
+    kept : dict of int to dict
+        What each rank has left with `Worker.keep`, in MessagePack (base64 in JSON).
+    reported : dict
+        What workers have reported.
+    """
+
+    format: int = FORMAT
+    seed: int
+    size: int
+    seconds: float
+    rule: str = ""
+    settings: str = ""
+    parameters: list[tuple[str, tuple[int, ...], str]] = []
+    states: int = 0
+    positions: dict[int, Position] = {}
+    bound: bool = False
+    kept: dict[int, dict[str, bytes]] = {}
+    reported: dict[str, Optional[Union[int, float, str]]] = {}
+
+    @property
+    def layout(self) -> Layout:
+        """The layout of the center; only if there is one."""
+        return Layout(tuple(ParameterSpec(*spec) for spec in self.parameters))
+
+    def position(self, rank: int, size: int) -> Position:
+        """Return where a rank of a job of ``size`` workers goes on.
+
+        Workers that need each other go on together, at the earliest position of all. With another number of workers
+        than before the shards are others: then all begin the earliest epoch anew, and share the steps made.
+        """
+        launched = [self.positions.get(old, START) for old in range(self.size)]
+        if size != self.size:
+            return Position(min(p.epoch for p in launched), 0, sum(p.steps for p in launched) // size)
+        return min(launched) if self.bound else launched[rank]
+
+
+class Checkpoint(NamedTuple):
+    """The state of a job at one moment.
+
+    Attributes
+    ----------
+    about : About
+    center : list of ndarray
+        One for each of ``about.parameters``.
+    states : list of list of ndarray
+        The rule's buffers beside the center.
+    """
+
+    about: About
+    center: list[Array]
+    states: list[list[Array]]
+
+    @classmethod
+    def of(cls, about: About, layout: Layout, center: list[Array], states: list[list[Array]]) -> Checkpoint:
+        """Put a checkpoint together; what ``about`` says of the arrays is filled in."""
+        specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
+        return cls(msgspec.structs.replace(about, parameters=specs, states=len(states)), center, states)
+
+
+def _arrays(checkpoint: Checkpoint) -> dict[str, Array]:
+    named = {f"center/{i}": array for i, array in enumerate(checkpoint.center)}
+    for k, state in enumerate(checkpoint.states):
+        named.update({f"state {k}/{i}": array for i, array in enumerate(state)})
+    return named
+
+
+class _SteadyFile(io.FileIO):
+    """A file that is forced to the disk while it is written: what was counted is there, and the end comes soon.
+
+    Parameters
+    ----------
+    path : Path
+    count : callable
+        Called with the number of bytes of each write.
+    """
+
+    def __init__(self, path: Path, count: Callable[[int], None]) -> None:
+        super().__init__(path, "wb")
+        self._count = count
+        self._unforced = 0
+
+    def write(self, data: Any) -> int:
+        """Write, and wait for the disk now and then."""
+        written = super().write(data)
+        self._count(written)
+        self._unforced += written
+        if self._unforced >= _FORCE_EVERY_BYTES:
+            os.fdatasync(self.fileno())
+            self._unforced = 0
+        return written
+
+
+def _write(file: IO[bytes], checkpoint: Checkpoint) -> None:
+    """Do what `numpy.savez` does, but for its complaints from a destructor when the disk is full."""
+    about = np.frombuffer(msgspec.json.encode(checkpoint.about), dtype=np.uint8)
+    write_array: Any = np.lib.format.write_array  # it has no types
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in {"about": about, **_arrays(checkpoint)}.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                write_array(member, array, allow_pickle=False)
+
+
+def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Read a checkpoint, and all of it: whatever is damaged is found here.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file is damaged, or of another version of the format.
+    """
+    about, arrays = _read(path, lambda array: array)
+    center = [arrays[f"center/{i}"] for i in range(len(about.parameters))]
+    return Checkpoint(
+        about, center, [[arrays[f"state {k}/{i}"] for i in range(len(center))] for k in range(about.states)]
+    )
+
+
+def check_checkpoint(path: str | os.PathLike[str]) -> About:
+    """Read a checkpoint as `read_checkpoint` does, and keep no array of it."""
+    return _read(path, lambda array: np.broadcast_to(np.zeros((), array.dtype), array.shape))[0]
+
+
+def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple[About, dict[str, Array]]:
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
+            about = msgspec.json.decode(found["about"].tobytes(), type=About)
+            arrays = {name: keep(found[name]) for name in found.files if name != "about"}
+    except (OSError, MemoryError) as exc:
+        raise ConfigurationError(f"the checkpoint {path} cannot be read: {exc}") from exc
+    except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
+        raise _DamagedError(
+            f"{path} is no whole checkpoint ({type(exc).__name__}: {exc}); use another one, or start anew"
+        ) from exc
+    if about.format != FORMAT:
+        raise _FormatError(
+            f"{path} is of format {about.format}, this version reads format {FORMAT}; use the version that wrote it"
+        )
+    for of in ("center", *(f"state {k}" for k in range(about.states))):
+        for i, (name, shape, dtype) in enumerate(about.parameters):
+            array = arrays.get(f"{of}/{i}")
+            if array is None:
+                raise _DamagedError(f"{path} is no whole checkpoint: it lacks '{of}/{i}'; use another one")
+            if array.shape != shape or array.dtype != dtype:
+                raise _DamagedError(
+                    f"{path} is no whole checkpoint: {name} is {array.dtype}{list(array.shape)} in it, and should be "
+                    f"{dtype}{list(shape)}; use another one"
+                )
+    return about, arrays
+
+
+class CheckpointFolder:
+    """The folder of one job's checkpoints: at most the newest two, and a lock that keeps other jobs out.
+
+    Parameters
+    ----------
+    path : Path
+        Made if needed.
+
+    Attributes
+    ----------
+    written_bytes : int
+        How much `save` has written, all calls together; it grows while a file is written.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be made or written to, or another job that lives writes there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path = path.absolute()  # workers may go to other folders
+        self.written_bytes = 0
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = FolderLock(path)
+            self._status = os.fstat(self._lock.fd)
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another job keeps its checkpoints in {path}: wait for its end, or name another folder"
+            ) from None
+        except OSError as exc:
+            raise ConfigurationError(f"checkpoints cannot be kept in {path}: {exc}; name another folder") from exc
+        why = locks_stay_on_this_host(path)
+        if why:
+            log.warning(
+                "%s is on a file system (%s) whose locks other hosts may not see: nobody would notice if a job on "
+                "another host wrote its checkpoints there too; give each job a folder of its own",
+                path,
+                why,
+            )
+
+    def numbers(self) -> list[int]:
+        """Return the numbers of the checkpoints there, the newest last."""
+        found = (_NAME.fullmatch(name) for name in os.listdir(self.path))
+        return sorted(int(match[1]) for match in found if match)
+
+    def file(self, number: int) -> Path:
+        """Return the path of a checkpoint."""
+        return self.path / f"checkpoint-{number:08d}.npz"
+
+    def newest(self) -> tuple[Path, About] | None:
+        """Find the newest checkpoint that is whole; None if there is none at all.
+
+        All of it is read, and none of its arrays kept.
+
+        Raises
+        ------
+        ConfigurationError
+            If there are some, and all are damaged, or one is of another version of the format.
+        """
+        damaged: dict[Path, ConfigurationError] = {}
+        for number in reversed(self.numbers()):
+            path = self.file(number)
+            try:
+                about = check_checkpoint(path)
+            except _FormatError:
+                raise
+            except ConfigurationError as exc:
+                damaged[path] = exc
+                continue
+            for other, problem in damaged.items():
+                log.warning("passed over: %s", problem)
+                if isinstance(problem, _DamagedError):
+                    with contextlib.suppress(OSError):  # it is not to count as the one before the next
+                        other.rename(other.with_suffix(".damaged"))
+            return path, about
+        if damaged:
+            problems = "; ".join(map(str, damaged.values()))
+            raise ConfigurationError(
+                f"no checkpoint in {self.path} can be used: {problems}. Move them away to start anew"
+            )
+        return None
+
+    def save(self, checkpoint: Checkpoint) -> Path:
+        """Write the next checkpoint, and remove those that are older than the one before it.
+
+        Raises
+        ------
+        OSError
+            If it could not be written; then those written before are as they were.
+        """
+        self._require_there()
+        numbers = self.numbers()
+        path, unfinished = self.file(numbers[-1] + 1 if numbers else 1), self.path / _UNFINISHED
+        try:
+            with io.BufferedWriter(_SteadyFile(unfinished, self._count)) as file:
+                _write(file, checkpoint)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(unfinished, path)
+            os.fsync(self._lock.fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                unfinished.unlink()
+            raise
+        for number in numbers[: 1 - KEPT_FILES]:
+            with contextlib.suppress(OSError):
+                self.file(number).unlink()
+        return path
+
+    def _count(self, size_bytes: int) -> None:
+        self.written_bytes += size_bytes
+
+    def _require_there(self) -> None:
+        """Make the folder anew if somebody has removed it; raise `OSError` if another one is in its place."""
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(self.path), self._status):
+                return
+            raise OSError(f"{self.path} is another folder than at the start: has a disk been mounted or unmounted?")
+        there = next(parent for parent in self.path.parents if parent.exists())
+        if there.stat().st_dev != self._status.st_dev:
+            raise OSError(f"{self.path} is gone, with the disk that it was on")
+        self._lock.close()
+        self.path.mkdir(parents=True)
+        self._lock = FolderLock(self.path)
+        self._status = os.fstat(self._lock.fd)
+        log.warning("somebody has removed %s, the folder of the checkpoints: it was made anew", self.path)
+
+    def close(self) -> None:
+        """Let other jobs use the folder; a second call does nothing."""
+        self._lock.close()
+
+
+def require_alike(about: About, layout: Layout, rule: Rule) -> None:
+    """Raise unless a model with this rule can go on from a checkpoint; say in the log if the rule has other arguments.
+
+    What the values of a center mean depends on the rule, so a rule goes on from its own checkpoints only.
+    """
+    layout.require_same(about.layout, "the checkpoint's")
+    name, states = type(rule).__name__, len(rule.center_state)
+    if (name, states) != (about.rule, about.states):
+        raise ConfigurationError(
+            f"got the rule {name} with {states} buffers beside the center, the checkpoint is of the rule {about.rule} "
+            f"with {about.states}: go on with that one; or launch without --resume, and begin with the checkpoint's "
+            'weights alone: read the arrays "center/0", "center/1" ... with numpy.load, and put them into the '
+            "parameters before they are shared"
+        )
+    settings = settings_of(rule)
+    if settings and about.settings and settings != about.settings:
+        log.warning("the checkpoint is of the rule %s, from here on it is %s", about.settings, settings)

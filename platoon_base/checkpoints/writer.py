@@ -1,0 +1,256 @@
+"""Writes the checkpoints of a running job beside it: when one is due, in a thread, and at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from platoon_base.checkpoints.files import About, Checkpoint, CheckpointFolder
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
+from platoon_base.layout import Layout
+
+__all__ = ["LONGEST_STANDSTILL_S", "Checkpointer", "Patience", "Readable", "Saving", "Tally"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+# The workers have just let go of their parameters, or devices did not answer.
+_NOT_THIS_TIME = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)
+_LOOK_S = 0.05
+LONGEST_STANDSTILL_S = 300.0
+
+
+class Saving(NamedTuple):
+    """Where and how often checkpoints are written.
+
+    Attributes
+    ----------
+    folder : CheckpointFolder
+    every_s : float
+        Seconds from one to the next, infinity for one at the end only.
+    """
+
+    folder: CheckpointFolder
+    every_s: float
+
+
+class Readable(Protocol):
+    """A handle of a center for one who takes no part: the controller, which saves it."""
+
+    def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
+        """Copy the values and the rule's states.
+
+        Parameters
+        ----------
+        may_wait : bool
+            Whether to wait for workers, who do not wait for the caller then.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If a worker would have to come by, and may not be waited for, or does not come.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of the memory; a second call does nothing."""
+        ...
+
+
+class Tally(NamedTuple):
+    """What became of the checkpoints of a job.
+
+    Attributes
+    ----------
+    written, missed : int
+        How many were written, and how many were due and could not be.
+    unsaved : str
+        Why the newest one is not as new as it should be; empty if it is.
+    """
+
+    written: int = 0
+    missed: int = 0
+    unsaved: str = ""
+
+    def after(self, earlier: Tally) -> Tally:
+        """Add the counts of an earlier run of the same job."""
+        return self._replace(written=earlier.written + self.written, missed=earlier.missed + self.missed)
+
+
+class Patience:
+    """Tells that something stands still: that it has made no progress for some time.
+
+    Parameters
+    ----------
+    limit_s : float
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._progress: int | None = None
+        self._since = 0.0
+
+    def over(self, now: float, progress: int) -> bool:
+        """Tell whether ``progress``, any number that grows, has been the same for longer than the limit."""
+        if progress != self._progress:
+            self._progress, self._since = progress, now
+        return now - self._since > self._limit_s
+
+
+def _fail(problem: Exception) -> Checkpoint:
+    raise problem
+
+
+class Checkpointer:
+    """Writes checkpoints, one at a time: those of the first center that a job has.
+
+    The first is due as soon as there is a center: that it cannot be written is known before the training then.
+
+    Parameters
+    ----------
+    saving : Saving
+    watch_center : callable
+        Opens the center of a given layout. The handle is kept, so that the center can be read though its name is gone.
+    resumed : bool
+        Whether the newest checkpoint there has a center already.
+    """
+
+    def __init__(self, saving: Saving, watch_center: Callable[[Layout], Readable], resumed: bool = False) -> None:
+        self._saving = saving
+        self._watch_center = watch_center
+        self._center: Readable | None = None
+        self._thread: threading.Thread | None = None
+        self._problem: Exception | None = None
+        self._saw_center = self._over = self._told_of_another = False
+        self._keeps_center = resumed
+        self._patience = Patience(LONGEST_STANDSTILL_S)
+        self._began_writing = 0  # how many times
+        self.tally = Tally()
+        self.next_due = time.monotonic() + saving.every_s
+
+    def due(self, now: float, layout: Layout | None) -> bool:
+        """Tell whether it is time for a checkpoint: also when the workers have just come to share parameters.
+
+        Parameters
+        ----------
+        now : float
+        layout : Layout or None
+            Of the parameters that the workers share now.
+        """
+        if layout is not None and not self._over:
+            with contextlib.suppress(OSError, *_NOT_THIS_TIME):  # told when it is to be read
+                self._watch(layout)
+        if self._over and layout is not None and not self._told_of_another:
+            self._told_of_another = True
+            log.warning("the checkpoint stays that of the first parameters; those that are shared now are not saved")
+        just_shared = layout is not None and not self._saw_center
+        return not self._over and not self.writing and (now >= self.next_due or just_shared)
+
+    def next_look(self, now: float) -> float:
+        """Return when there may be something to do next."""
+        if self._over and not self.writing:
+            return math.inf
+        return now + _LOOK_S if self.writing else self.next_due
+
+    @property
+    def folder(self) -> Path:
+        """Where they are written."""
+        return self._saving.folder.path
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, about: About, layout: Layout | None) -> None:
+        """Begin to write a checkpoint; but none without a center in the place of one that has it."""
+        self.next_due = time.monotonic() + self._saving.every_s
+        if self._over or (layout is None and self._keeps_center):
+            return
+        self._saw_center |= layout is not None
+        self._keeps_center |= layout is not None
+        self._start(lambda: self._checkpoint(about, layout, may_wait=True))
+
+    def end(self, about: About, layout: Layout) -> None:
+        """Read the center at once, for nobody can do so later, and begin to write the last checkpoint."""
+        if self._over:
+            return
+        self._over = True
+        try:
+            checkpoint = self._checkpoint(about, layout, may_wait=False)
+            self._start(lambda: checkpoint, last=True)
+        except (OSError, *_NOT_THIS_TIME) as exc:
+            self._start(functools.partial(_fail, exc), last=True)  # told in its turn
+
+    def _watch(self, layout: Layout) -> Readable:
+        """Open the center, at the first call."""
+        if self._center is None:
+            self._center = self._watch_center(layout)
+        return self._center
+
+    def _checkpoint(self, about: About, layout: Layout | None, may_wait: bool) -> Checkpoint:
+        if layout is None:
+            return Checkpoint(about, [], [])
+        return Checkpoint.of(about, layout, *self._watch(layout).snapshot(may_wait))
+
+    def stands_still(self, now: float) -> bool:
+        """Tell whether the checkpoint that is being written has not got on for `LONGEST_STANDSTILL_S`."""
+        return self.writing and self._patience.over(now, self._began_writing + self._saving.folder.written_bytes)
+
+    def give_up(self, why: str) -> None:
+        """Take note that nobody waits any longer for the checkpoint that is being written."""
+        if self.writing:
+            self._miss(CollectiveTimeoutError(why))
+
+    def take_problem(self) -> str:
+        """Return why the first checkpoint could not be written, once; later failures are logged and counted."""
+        if self._problem is None or self.writing:
+            return ""
+        problem, self._problem = self._problem, None
+        text = f"cannot write a checkpoint to {self.folder}: {problem}"
+        return "" if self.tally.written else f"{text}. Make room, or name another folder"
+
+    def _miss(self, problem: Exception) -> None:
+        self.tally = self.tally._replace(missed=self.tally.missed + 1, unsaved=str(problem))
+        log.warning("no checkpoint this time, %d missed by now: %s", self.tally.missed, problem)
+
+    def _start(self, make: Callable[[], Checkpoint], last: bool = False) -> None:
+        arguments = (make, self._thread, last)
+        self._began_writing += 1
+        self._thread = threading.Thread(target=self._write, args=arguments, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _write(self, make: Callable[[], Checkpoint], before: threading.Thread | None, last: bool) -> None:
+        if before is not None:
+            before.join()
+        try:
+            path = self._saving.folder.save(make())
+            self.tally = self.tally._replace(written=self.tally.written + 1, unsaved="")
+            log.info("checkpoint written: %s", path)
+        except _NOT_THIS_TIME as exc:
+            self._miss(exc)
+        except Exception as exc:  # nobody else hears of it
+            self._problem = exc
+            self._miss(exc)
+        if last:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        center, self._center = self._center, None
+        if center is not None:
+            center.close()
+
+    def close(self) -> None:
+        """Let go of the center, unless it is still being read."""
+        if not self.writing:
+            self._let_go()

@@ -1,0 +1,374 @@
+"""The ``platoon`` command. The only place that prints and exits."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import math
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from platoon_base import __version__
+from platoon_base.checkpoints.files import About
+from platoon_base.cli.display import Display, cut, summary, write_summary
+from platoon_base.cli.doctor import checks
+from platoon_base.cli.launcher import (
+    CENTERS,
+    choose_center,
+    launch,
+    open_checkpoints,
+    require_runnable,
+    worker_environment,
+)
+from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder, tail
+from platoon_base.cli.log_lines import MarkedLines
+from platoon_base.controller import child
+from platoon_base.controller.controller import Result, Snapshot
+from platoon_base.controller.processes import GRACE_S
+from platoon_base.controller.program import Program
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.controller.watch import default_sigchld
+from platoon_base.devices.discovery import choose_devices, is_device_name
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.job.files import JobFiles, leftovers, remove, running
+from platoon_base.system.environment import JOB, RANK
+from platoon_base.system.warn import LOG_MARK
+
+__all__ = ["main"]
+
+
+def _folder(context: click.Context, parameter: click.Parameter, name: str | None) -> Path | None:
+    """Refuse an empty name, such as that of a variable that is not set: to a Path it is the working directory."""
+    if name == "":
+        raise click.BadParameter("got an empty name: name a folder")
+    return None if name is None else Path(name)
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
+    if not 0 <= seconds < math.inf:  # NaN is not
+        raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
+    return seconds
+
+
+_VALUE_CHARACTERS = 500
+
+_SCRIPT = {"allow_interspersed_args": False}  # what follows the script is the script's
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="platoon")
+def commands() -> None:
+    """Data parallelism for Theano-era frameworks and Keras: run one script as N cooperating workers."""
+
+
+@commands.command("launch", context_settings=_SCRIPT, short_help="Run a script as N workers.")
+@click.option(
+    "-n", "--workers", type=int, metavar="N", help="Number of workers: on the first N CUDA devices, or on the CPU."
+)
+@click.option(
+    "-D",
+    "--devices",
+    multiple=True,
+    metavar="DEV ...",
+    help="One worker for each device, such as cuda0 cuda1. Or one word: cuda, all CUDA devices; cpu, with -n; auto, "
+    "cuda where there is one, else cpu.  [auto]",
+)
+@click.option(
+    "--center",
+    type=click.Choice(CENTERS),
+    default="auto",
+    show_default=True,
+    help="Where the shared parameters live: in shared memory, or on the GPUs, a part on each.",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="Folder for the workers' logs; those of an earlier run are moved to earlier/ in it.  "
+    "[platoon_logs/SCRIPT/TIME]",
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Common to all workers.  [0, or the checkpoint's]")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Start a worker that fails again, up to N times in all; it takes the center over. Where the workers need each "
+    "other (averaged gradients, Keras, Blocks) all are started again, from the newest checkpoint.",
+)
+@click.option(
+    "--checkpoint-every",
+    type=float,
+    metavar="S",
+    help="Save the center and everybody's position every S seconds, and at the end, in checkpoints/ beside the logs.",
+)
+@click.option(
+    "--resume",
+    callback=_folder,
+    metavar="DIR",
+    help="Go on from the newest checkpoint in DIR, if there is one, and save there.",
+)
+@click.option(
+    "--grace",
+    type=float,
+    default=GRACE_S,
+    show_default=True,
+    metavar="S",
+    callback=_seconds,
+    help="After Ctrl-C give the workers S seconds to save something; a second Ctrl-C ends them at once.",
+)
+@click.option("--allow-failures", is_flag=True, help="End with success if at least one worker does.")
+@click.option(
+    "--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file."
+)
+@click.option(
+    "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
+)
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def launch_command(
+    workers: int | None,
+    devices: tuple[str, ...],
+    center: str,
+    log_dir: Path | None,
+    seed: int | None,
+    max_restarts: int,
+    checkpoint_every: float | None,
+    resume: Path | None,
+    grace: float,
+    allow_failures: bool,
+    summary_file: Path | None,
+    module: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT with ARGS as N workers of one job.
+
+    Without -n and -D there is a worker for each CUDA device, of those that CUDA_VISIBLE_DEVICES lets through. Where
+    there is none, there is a worker for each core, at most 4. With -n alone the first N CUDA devices are taken; if
+    there are fewer, that is an error. With GPUs there, only -D cpu takes the CPU.
+
+    A worker on a GPU has Theano's device set, and floatX=float32 and dnn.enabled=False unless you have set them.
+
+    The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
+    again is its last. Ctrl-C ends all workers: at once those that do not handle it, others after --grace seconds.
+    """
+    console = _console()
+    _log_to(console)
+    program = Program(script, module)
+    program.require()
+    places, why = choose_devices(workers, devices)
+    require_runnable(program, places)
+    center = choose_center(center, places)
+    if summary_file is not None and not summary_file.resolve().parent.is_dir():
+        raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
+    folder = log_dir or new_log_folder(program.title)
+    with contextlib.ExitStack() as stack:
+        saving, checkpoint = None, None
+        lines = [_opening(places, why, center, folder)]
+        if checkpoint_every is not None or resume is not None:
+            kept = resume or folder / "checkpoints"
+            saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
+            lines.insert(0, _where_from(kept, checkpoint, len(places)))
+        is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
+        stack.enter_context(LogFolder(folder, lock=not is_locked))  # last, for it moves what is there
+        for line in lines:
+            _print(console, line)
+        signals = stack.enter_context(StopSignals())
+        warned = MarkedLines([log_file(folder, rank) for rank in range(len(places))], LOG_MARK)
+        with Display(console) as display:
+
+            def observe(snapshot: Snapshot) -> None:
+                display.show(snapshot)
+                _tell_warnings(console, warned)
+
+            result = launch(
+                program,
+                args,
+                places,
+                folder,
+                seed=seed or 0,
+                center=center,
+                observer=observe,
+                max_restarts=max_restarts,
+                saving=saving,
+                resume=checkpoint,
+                grace_s=grace,
+                signals=signals,
+            )
+        if allow_failures:
+            result = result.with_failures_allowed()
+        _tell_warnings(console, warned)
+        _tell_result(console, result, len(places), folder)
+        if summary_file is not None:
+            write_summary(summary_file, summary(result, len(places)))
+        signals.ignore_from_now_on()
+    sys.exit(result.status)
+
+
+def _console(stderr: bool = False) -> Console:
+    """Return a console that prints texts as they are: brackets in one are no commands."""
+    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+
+
+def _print(console: Console, text: str, **options: Any) -> None:
+    """Print a line, however long."""
+    console.print(text, soft_wrap=True, **options)
+
+
+def _opening(places: list[str], why: str, center: str, folder: Path) -> str:
+    """Return the first line of output: how many workers, where, and why there."""
+    where = "the CPU" if set(places) == {"cpu"} else " ".join(places)
+    reason = f" ({why})" if why else ""
+    memory = ", center in GPU memory" if center == "device" else ""
+    return f"{len(places)} worker{'s' * (len(places) > 1)} on {where}{reason}{memory}, logs in {folder}"
+
+
+def _where_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> str:
+    """Return the line of output about checkpoints: what is resumed, or where they will be."""
+    if found is None:
+        return f"checkpoints in {kept}, none there yet: this job begins anew"
+    path, about = found
+    places = [about.position(rank, workers) for rank in range(workers)]
+    text = (
+        f"resumed from {path}: epoch {min(p.epoch for p in places)}, {sum(p.steps for p in places)} mini-batches done"
+    )
+    if workers != about.size:
+        text += f" by {about.size} workers; now {workers}, who begin that epoch anew"
+    return text
+
+
+def _tell_warnings(console: Console, warned: MarkedLines) -> None:
+    for rank, text in warned.new():
+        _print(console, f"WARNING, worker {rank}: {text}", style="bold red")
+
+
+def _tell_result(console: Console, result: Result, workers: int, folder: Path) -> None:
+    for ended in result.exits:
+        if ended.status and result.interrupted:
+            _print(console, f"worker {ended.rank}: {ended}")
+        elif ended.status:
+            path = log_file(folder, ended.rank)
+            _print(console, f"worker {ended.rank}: {ended}; the end of {path}:")
+            _print(console, tail(path))
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in summary(result, workers).items():
+        if value != []:
+            table.add_row(name, f"{value:.6g}" if isinstance(value, float) else cut(str(value), _VALUE_CHARACTERS))
+    console.print(table)
+    if result.shared_nothing:
+        _print(_console(stderr=True), _separate(result.shared_nothing, workers), style="bold red")
+    if result.checkpoints is not None and result.checkpoints.unsaved:
+        text = f"WARNING: the end of this job is in no checkpoint: {result.checkpoints.unsaved}"
+        _print(console, text, style="bold red")
+
+
+def _separate(ranks: Sequence[int], workers: int) -> str:
+    """Say that workers trained models of their own."""
+    if len(ranks) == workers:
+        what = f"the {workers} workers shared and averaged nothing: these were {workers} separate runs of the script"
+    else:
+        named = ", ".join(map(str, ranks))
+        what = f"worker{'s' * (len(ranks) > 1)} {named} shared and averaged nothing with the others"
+    return (
+        f"WARNING: {what}, each with a model of its own. A plugin's sync (README), or connect() with "
+        "init_shared_params and sync_params, makes them train one model"
+    )
+
+
+def _log_to(console: Console) -> None:
+    from rich.logging import RichHandler
+
+    handler = RichHandler(console=console, show_path=False, markup=False)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+
+
+@commands.command("join", context_settings=_SCRIPT, short_help="Add one more worker to a running job.")
+@click.option("-D", "--device", default="cpu", show_default=True, help="What the worker computes on, such as cuda1.")
+@click.argument("job")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | -m MODULE} [ARGS]...")
+def join_command(device: str, job: str, words: tuple[str, ...]) -> None:
+    """Run SCRIPT as one more worker of JOB, which `platoon jobs` names; or MODULE, as python -m would."""
+    if words[0].startswith("-") and words[0] != "-m":
+        raise click.UsageError(f"got {words[0]} after JOB: options come before it")
+    if words == ("-m",):
+        raise click.UsageError("-m needs the dotted name of a module")
+    program, args = Program.of(words)
+    require_runnable(program, [device])
+    files = JobFiles.find(job)
+    os.environ.update(worker_environment(device, files.size + 1, os.environ))
+    os.environ[JOB] = files.folder
+    os.environ.pop(RANK, None)
+    sys.argv = ["platoon-join", *program.words, *args]
+    child.main()
+
+
+@commands.command("jobs")
+def jobs_command() -> None:
+    """List this user's running jobs."""
+    for files in running():
+        click.echo(f"{files.job}  {files.size} workers  {files.folder}")
+
+
+@commands.command("doctor")
+def doctor_command() -> None:
+    """Print what is installed, which back ends work, and how to get the rest."""
+    for check in checks():
+        mark = click.style("ok  ", fg="green") if check.works else click.style("no  ", fg="yellow")
+        click.echo(f"{mark}{check.name:24}{check.finding}")
+        if check.remedy:
+            click.echo(f"{'':28}-> {check.remedy}")
+
+
+@commands.command("clean")
+@click.option("--dry-run", is_flag=True, help="Only list.")
+def clean_command(dry_run: bool) -> None:
+    """List and remove what this user's dead jobs left behind. Running jobs are not touched."""
+    found = leftovers()
+    stays = False
+    for leftover in found:
+        done = "would remove" if dry_run else "removed" if remove(leftover) else "cannot remove"
+        stays |= done == "cannot remove"
+        click.echo(f"{done}  {leftover.size_bytes:>12,} bytes  {leftover.path}")
+    if not found:
+        click.echo("nothing left behind")
+    sys.exit(int(stays))
+
+
+def _spread_devices(argv: list[str]) -> list[str]:
+    """Turn ``-D cuda0 cuda1 script.py`` into ``-D cuda0 -D cuda1 script.py``, which is what click reads."""
+    spread, following = [], False
+    for i, word in enumerate(argv):
+        if following and is_device_name(word):
+            spread += ["-D", word]
+            continue
+        following = i > 0 and argv[i - 1] in ("-D", "--devices")
+        spread.append(word)
+        module_follows = word in ("-m", "--module") and not "".join(argv[i + 1 : i + 2]).startswith("-")
+        if word.endswith(".py") or module_follows:
+            return spread + argv[i + 1 :]
+    return spread
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line."""
+    argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path that is not UTF-8 ends no job
+    try:
+        with default_sigchld():
+            commands(_spread_devices(argv), standalone_mode=True)
+    except PlatoonError as exc:
+        click.echo(f"platoon: {exc}", err=True)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""What is installed here, which back ends work, and how to get the rest."""
+
+from __future__ import annotations
+
+import ctypes.util
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+
+from platoon_base.centers.host_kernels import HAVE_FUSED
+from platoon_base.cli.frameworks import Check, framework_checks, installed
+from platoon_base.collectives.host_exchange import HAVE_FUSED as HAVE_FUSED_COLLECTIVES
+from platoon_base.devices.discovery import can_share_center, cuda_devices, list_devices
+from platoon_base.errors import BackendUnavailableError
+from platoon_base.shm.segments import SHM_FOLDER
+from platoon_base.system.environment import NO_KERNELS
+
+__all__ = ["Check", "checks"]
+
+
+def checks() -> Iterator[Check]:
+    """Look at one thing after the other; importing a framework takes seconds."""
+    yield Check("Python", True, platform.python_version())
+    for name in ("numpy", "pyzmq", "posix_ipc", "msgspec"):
+        yield installed(name, "pip install platoon-plugins")
+    yield _compiled("fused kernels", HAVE_FUSED)
+    yield _compiled("all-reduce on the host", HAVE_FUSED_COLLECTIVES)
+    yield _shared_memory()
+    yield _tool("C++ compiler for Theano", "g++", "apt-get install g++")
+    yield _openblas()
+    yield from framework_checks()
+    yield from _devices()
+    yield _center()
+
+
+def _compiled(name: str, found: bool) -> Check:
+    if found:
+        return Check(name, True, "C extension")
+    if os.environ.get(NO_KERNELS):
+        return Check(name, False, "switched off: NumPy is used", "unset PLATOON_NO_KERNELS")
+    return Check(name, False, "not built: NumPy is used, several times slower", "install gcc, then pip install again")
+
+
+def _shared_memory() -> Check:
+    try:
+        room = os.statvfs(SHM_FOLDER)
+    except OSError as exc:
+        return Check("shared memory", False, str(exc), f"mount a tmpfs on {SHM_FOLDER}")
+    free, total = room.f_bavail * room.f_frsize / 1e9, room.f_blocks * room.f_frsize / 1e9
+    return Check("shared memory", True, f"{free:.1f} of {total:.1f} GB free in {SHM_FOLDER}")
+
+
+def _tool(name: str, command: str, remedy: str) -> Check:
+    path = shutil.which(command)
+    return Check(name, True, path) if path else Check(name, False, "not found", remedy)
+
+
+def _openblas() -> Check:
+    library = ctypes.util.find_library("openblas")
+    if library:
+        return Check("OpenBLAS for Theano", True, library)
+    return Check("OpenBLAS for Theano", False, "not found: dot products are slow", "apt-get install libopenblas-dev")
+
+
+def _devices() -> Iterator[Check]:
+    try:
+        devices = list_devices()
+    except BackendUnavailableError as exc:
+        yield Check("pygpu", False, str(exc), "apt-get install python3-pygpu libgpuarray-dev")
+        return
+    yield Check("pygpu", True, "devices " + " ".join(devices))
+    if not any(device.startswith("cuda") for device in devices):
+        yield Check("CUDA", False, "no device: computations run on the CPU", "install an NVIDIA GPU and its driver")
+    else:
+        yield _nccl()
+    if not any(device.startswith("opencl") for device in devices):
+        yield Check("OpenCL", False, "no device", "apt-get install pocl-opencl-icd ocl-icd-libopencl1 libclblast1")
+
+
+def _nccl() -> Check:
+    try:
+        ctypes.CDLL("libnccl.so")
+    except OSError as exc:
+        remedy = "install NCCL (libnccl-dev) where the loader finds libnccl.so"
+        return Check("NCCL", False, f"{exc}: all-reduces pass through the host", remedy)
+    return Check("NCCL", True, "all-reduces between GPUs")
+
+
+def _center() -> Check:
+    cuda = cuda_devices()
+    reason = can_share_center(cuda.names) if cuda.number else cuda.why_none()
+    if not reason:
+        return Check("center in GPU memory", True, f"yes, shared by {' '.join(cuda.names)}")
+    remedy = "leave one of them out with CUDA_VISIBLE_DEVICES; " if cuda.number else ""
+    return Check("center in GPU memory", False, f"no, because {reason}", f"{remedy}shared memory is used instead")

@@ -1,0 +1,221 @@
+"""Start a script as N workers of a new job, and serve it to its end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from platoon_base.checkpoints.files import About, CheckpointFolder
+from platoon_base.checkpoints.writer import Saving, Tally
+from platoon_base.cli.log_folder import log_file
+from platoon_base.compat.theano_flags import worker_flags
+from platoon_base.controller.controller import Result, Snapshot
+from platoon_base.controller.forkserver import Start, python_main
+from platoon_base.controller.limits import require_room
+from platoon_base.controller.preload import modules_to_preload
+from platoon_base.controller.processes import GRACE_S
+from platoon_base.controller.program import Program
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.devices.discovery import can_share_center, require_devices
+from platoon_base.errors import ConfigurationError
+from platoon_base.job.joining import host_job
+from platoon_base.system.environment import DEVICE, NO_PREFORK
+
+__all__ = [
+    "CENTERS",
+    "choose_center",
+    "launch",
+    "log_file",
+    "open_checkpoints",
+    "require_runnable",
+    "worker_environment",
+]
+
+log = logging.getLogger(__name__)
+
+CENTERS = ("auto", "host", "device")
+_KERNEL_CACHE = "GPUARRAY_CACHE_PATH"
+
+
+def require_runnable(program: Program, devices: Sequence[str]) -> None:
+    """Raise `ConfigurationError` unless the program and each device exist, and there is at least one device."""
+    if not devices:
+        raise ConfigurationError("got no workers: say how many with -n N, or name devices with -D")
+    program.require()
+    require_devices(list(devices))
+
+
+def open_checkpoints(
+    folder: Path, every_s: float | None, resume: bool, seed: int | None
+) -> tuple[Saving, tuple[Path, About] | None]:
+    """Open a folder of checkpoints to write to; to ``resume``, also read the newest that is whole, if there is any.
+
+    Raises
+    ------
+    ConfigurationError
+        If the folder cannot be used, has checkpoints that nobody wants to resume, or of another seed.
+    """
+    if every_s is not None and not 0 < every_s < math.inf:
+        raise ConfigurationError(f"got --checkpoint-every {every_s:g}: it must be a positive number of seconds")
+    require_room(folder, "checkpoints")
+    kept = CheckpointFolder(folder)
+    found = kept.newest() if resume else None
+    if not resume and kept.numbers():
+        raise ConfigurationError(
+            f"there are checkpoints in {folder}: go on from them with --resume {folder}, or name another --log-dir"
+        )
+    if found is not None and seed not in (None, found[1].seed):
+        raise ConfigurationError(
+            f"got --seed {seed}, {found[0]} is of seed {found[1].seed}: with another seed the data are in "
+            "another order; leave --seed out"
+        )
+    return Saving(kept, math.inf if every_s is None else every_s), found
+
+
+def choose_center(wanted: str, devices: Sequence[str]) -> str:
+    """Decide where the center of a job on these devices lives: ``"host"`` (shared memory) or ``"device"``.
+
+    Parameters
+    ----------
+    wanted : {"auto", "host", "device"}
+        ``"auto"`` is the device where that is possible.
+    devices : sequence of str
+
+    Raises
+    ------
+    ConfigurationError
+        If ``"device"`` is wanted and impossible.
+    """
+    if wanted not in CENTERS:
+        raise ConfigurationError(f"got center {wanted!r}: it must be one of {', '.join(CENTERS)}")
+    if wanted == "host":
+        return "host"
+    reason = can_share_center(devices)
+    if reason and wanted == "device":
+        raise ConfigurationError(
+            f"the center cannot be in GPU memory: {reason}; leave --center out and it will be in shared memory"
+        )
+    return "host" if reason else "device"
+
+
+def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of one worker.
+
+    What the user has set stays. Besides the device, it bounds the threads of each worker, so that all of them together
+    do not want more than the cores there are.
+    """
+    environment = dict(base)
+    environment[DEVICE] = device
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment.setdefault(name, threads)
+    if device != "cpu":
+        environment.setdefault(_KERNEL_CACHE, str(Path.home() / ".cache" / "platoon" / "gpuarray"))
+    environment["THEANO_FLAGS"] = worker_flags(device, environment)
+    return environment
+
+
+def _make_kernel_caches(environments: Sequence[Mapping[str, str]]) -> None:
+    """Make the folders in which libgpuarray keeps compiled kernels: it writes to none that is missing."""
+    caches = (_KERNEL_CACHE, "POCL_CACHE_DIR")
+    for folder in {environment[name] for environment in environments for name in caches if environment.get(name)}:
+        with contextlib.suppress(OSError):  # then kernels are compiled anew in each process
+            Path(folder).mkdir(parents=True, exist_ok=True)
+
+
+def launch(
+    program: Program,
+    args: Sequence[str],
+    devices: Sequence[str],
+    log_folder: Path,
+    *,
+    seed: int = 0,
+    center: str = "auto",
+    observer: Callable[[Snapshot], None] | None = None,
+    max_restarts: int = 0,
+    saving: Saving | None = None,
+    resume: tuple[Path, About] | None = None,
+    grace_s: float = GRACE_S,
+    signals: StopSignals | None = None,
+) -> Result:
+    """Run ``program`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
+
+    Parameters
+    ----------
+    program : Program
+    args : sequence of str
+        Passed on to it.
+    devices : sequence of str
+        Such as ``["cpu", "cpu"]``; as many as there are to be workers.
+    log_folder : Path
+        Where ``rank0.log`` and so on go; there must be one.
+    seed : int
+        Common to all workers.
+    center : {"auto", "host", "device"}
+        See `choose_center`.
+    observer : callable, optional
+        Called with a `Snapshot` twice a second.
+    max_restarts : int
+        How often, in all, workers that fail are started again; all of them, if one cannot come again alone.
+    saving : Saving, optional
+        Where and how often checkpoints are written.
+    resume : (Path, About), optional
+        What to go on from; its seed is the job's.
+    grace_s : float
+        How long workers have to end after a signal to this process before they are made to.
+    signals : StopSignals, optional
+        That is open already.
+    """
+    command = [*python_main("platoon_base.controller.child"), *program.words, *args]
+    place = choose_center(center, devices)
+    environments = [worker_environment(device, len(devices), os.environ) for device in devices]
+    for rank, device in enumerate(devices):
+        if device.startswith("opencl"):  # pocl's cache is not safe to share: compiled kernels were seen to crash
+            environments[rank].setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / f"pocl{rank}"))
+    _make_kernel_caches(environments)
+    starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
+    preload = _preload(program, devices)
+
+    def run(restarts_left: int) -> Result:
+        hosted = host_job(
+            len(devices),
+            seed=seed,
+            center=place,
+            observer=observer,
+            max_restarts=restarts_left,
+            saving=saving,
+            resume=resume,
+            grace_s=grace_s,
+        )
+        with hosted as job:
+            if preload:
+                job.start_forked(program, args, preload, starts)
+            else:
+                for start in starts:
+                    job.start(*start)
+            return job.serve(signals)
+
+    restarts, seconds, tally = 0, 0.0, Tally()
+    while True:
+        result = run(max_restarts - restarts)
+        restarts += result.restarts + result.again
+        seconds += result.seconds
+        if result.checkpoints is not None:
+            tally = result.checkpoints.after(tally)
+            result = result._replace(checkpoints=tally)
+        if not result.again:
+            return result._replace(restarts=restarts, seconds=seconds)
+        log.warning("all workers are started again, restart %d of %d", restarts, max_restarts)
+        resume = saving.folder.newest() if saving is not None else None
+
+
+def _preload(program: Program, devices: Sequence[str]) -> list[str]:
+    """Name the modules to import once for all workers; empty if each is to start by itself."""
+    if set(devices) != {"cpu"} or os.environ.get(NO_PREFORK):  # a GPU may not be forked
+        return []
+    return modules_to_preload(program)

@@ -1,0 +1,114 @@
+"""The folder with the logs of one run: this job's alone while it runs, without what an earlier run wrote."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import re
+from pathlib import Path
+from types import TracebackType
+
+from platoon_base.controller.limits import require_room
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.folder_lock import FolderLock
+
+__all__ = ["LogFolder", "log_file", "new_log_folder", "tail"]
+
+_LOG = re.compile(r"rank\d+\.log")
+_STAMP = "%Y-%m-%d_%H-%M-%S"
+_TAIL_LINES, _TAIL_BYTES = 15, 4096
+
+
+def new_log_folder(title: str) -> Path:
+    """Make a folder for the logs of one run: ``platoon_logs/<title>/<date>_<time>``, with a number if it is taken."""
+    parent = Path("platoon_logs") / title
+    require_room(parent, "logs")
+    return _make(parent, datetime.datetime.now().strftime(_STAMP))
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """Return the path of one worker's log."""
+    return folder / f"rank{rank}.log"
+
+
+def _make(parent: Path, name: str) -> Path:
+    folder, number = parent / name, 1
+    while True:
+        try:
+            folder.mkdir()
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = parent / f"{name}_{number}"
+
+
+class LogFolder:
+    """A folder for the logs of one run, made if needed; a context manager.
+
+    While it is open no other job can open it. The logs that an earlier run has left are moved to a folder in it,
+    ``earlier/<date>_<time>``, named by when the last of them was written.
+
+    Parameters
+    ----------
+    path : Path
+    lock : bool
+        Whether to lock it: not if this process has done so already, because its checkpoints are there too.
+    """
+
+    def __init__(self, path: Path, lock: bool = True) -> None:
+        self.path = path
+        self._wants_lock = lock
+        self._lock: FolderLock | None = None
+
+    def __enter__(self) -> LogFolder:
+        require_room(self.path, "logs")
+        try:
+            self._lock = FolderLock(self.path) if self._wants_lock else None
+        except BlockingIOError:
+            raise ConfigurationError(
+                f"another job writes its logs to {self.path}: wait for its end, or name another --log-dir"
+            ) from None
+        except OSError as exc:
+            raise ConfigurationError(f"logs cannot be kept in {self.path}: {exc}; name another --log-dir") from exc
+        try:
+            self._put_aside()
+        except OSError as exc:
+            self._unlock()
+            raise ConfigurationError(f"the earlier logs in {self.path} cannot be moved: {exc}; name another") from exc
+        return self
+
+    def _put_aside(self) -> None:
+        found = [self.path / name for name in os.listdir(self.path) if _LOG.fullmatch(name)]
+        if not found:
+            return
+        last = datetime.datetime.fromtimestamp(max(path.stat().st_mtime for path in found))
+        earlier = self.path / "earlier"
+        earlier.mkdir(exist_ok=True)
+        folder = _make(earlier, last.strftime(_STAMP))
+        for path in found:
+            path.rename(folder / path.name)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+
+def tail(path: Path) -> str:
+    """Return the last lines of a log; of lines without an end no more than a screen holds."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _TAIL_BYTES))
+            data = file.read(_TAIL_BYTES)
+    except OSError as exc:
+        return str(exc)
+    lines = data.decode(errors="replace").rstrip().splitlines()
+    if size > _TAIL_BYTES:
+        lines[:1] = [] if len(lines) > _TAIL_LINES else ["...", *lines[:1]]
+    shown = lines[-_TAIL_LINES:]
+    return "\n".join(shown) if any(line.strip() for line in shown) else "(it has written nothing)"

@@ -1,0 +1,80 @@
+"""When a collective that is queued on a device will never complete, as seen from the counts of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
+from platoon_base.shm.calls import Call
+
+__all__ = ["Fault", "Watched", "find_fault"]
+
+SETTLED_S = 10.0  # after so long a call that all ranks have begun counts as completed
+
+
+class Fault(NamedTuple):
+    """Why the group is lost.
+
+    Attributes
+    ----------
+    error : PlatoonError
+    interrupt : bool
+        Whether somebody may be waiting for a result that is worthless now.
+    """
+
+    error: PlatoonError
+    interrupt: bool
+
+
+class Watched(Protocol):
+    """What is asked about the other workers of the job; `platoon_base.shm.liveness.JobPeers` answers."""
+
+    def why_absent(self, ranks: Sequence[int]) -> str:
+        """See `platoon_base.collectives.base.Peers`."""
+        ...
+
+    def died(self, rank: int) -> bool:
+        """Tell whether a worker is gone without having said so."""
+        ...
+
+    def latest_call(self, rank: int) -> Call:
+        """Return the latest collective call on devices that a worker has begun."""
+        ...
+
+
+def find_fault(mine: Call, others: Sequence[int], peers: Watched, now: float) -> Fault | None:
+    """Tell what keeps a rank's latest call from completing, if anything does.
+
+    Parameters
+    ----------
+    mine : Call
+    others : sequence of int
+        The other ranks of the group.
+    peers : Watched
+    now : float
+        Seconds of the monotonic clock.
+    """
+    if not mine.number:
+        return None
+    calls = {rank: peers.latest_call(rank) for rank in others}
+    strangers = [r for r, call in calls.items() if call.number == mine.number and call.signature != mine.signature]
+    if strangers:
+        text = (
+            f"call number {mine.number} on this device differs from that of rank {strangers[0]}: all ranks must make "
+            "the same calls, with arrays of the same shapes and dtypes, in the same order"
+        )
+        return Fault(ConfigurationError(text), interrupt=True)
+    behind = [rank for rank, call in calls.items() if call.number < mine.number]
+    dead = [rank for rank in others if peers.died(rank)]
+    why = peers.why_absent(behind or dead) if behind or dead else ""
+    if why:
+        text = f"collective number {mine.number} on this device cannot complete: {why}"
+        # A rank that died after it had begun the call may have completed it: only a recent one may be waited for.
+        return Fault(WorkerLostError(text), interrupt=bool(behind) or now - mine.begun < SETTLED_S)
+    if behind and now > mine.deadline:
+        who = ", ".join(f"rank {rank}" for rank in behind)
+        text = f"waited for {who} in collective number {mine.number} on this device: look into "
+        text += "their logs, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
+        return Fault(CollectiveTimeoutError(text), interrupt=True)
+    return None

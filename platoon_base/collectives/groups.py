@@ -1,0 +1,162 @@
+"""The collectives of one worker: a group is formed at the first call, and the back end chosen by the kind of array."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from platoon_base.channels.client import Session
+from platoon_base.channels.turns import Turns
+from platoon_base.collectives.base import Collective, Peers
+from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
+from platoon_base.parameters import is_device_array
+from platoon_base.system.text import to_bytes
+
+__all__ = ["CollectiveFactory", "Collectives", "Membership"]
+
+
+class CollectiveFactory(Protocol):
+    """Forms the groups of a job; every call is a meeting of all workers."""
+
+    def host(self, timeout_s: float) -> Collective:
+        """Form a group that takes ndarrays."""
+        ...
+
+    def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
+        """Form a group that takes the GpuArrays of a context; ``host()`` gives the one that takes ndarrays."""
+        ...
+
+
+class Collectives:
+    """Chooses the group for an array, and forms it when it is needed first.
+
+    Parameters
+    ----------
+    factory : CollectiveFactory
+    late : bool
+        Whether this worker joined late: groups are made of those that were launched together.
+    """
+
+    def __init__(self, factory: CollectiveFactory, late: bool) -> None:
+        self._factory = factory
+        self._late = late
+        self._host: Collective | None = None
+        self._devices: dict[Any, Collective] = {}
+        self._forming = Turns()  # two threads may come first
+
+    def of(self, array: Any, timeout_s: float) -> Collective:
+        """Return the group for this kind of array.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none for it, or this worker joined late.
+        """
+        if isinstance(array, np.ndarray):
+            return self._host or self._form_host(timeout_s)
+        if is_device_array(array):
+            return self._devices.get(array.context) or self._form_device(array.context, timeout_s)
+        raise ConfigurationError(
+            f"got {type(array).__name__}: collectives take NumPy arrays and GpuArrays; use numpy.asarray(...)"
+        )
+
+    def close(self) -> None:
+        """Close every group; a second call does nothing."""
+        for group in (*self._devices.values(), *filter(None, [self._host])):
+            group.close()
+
+    def _form_host(self, timeout_s: float) -> Collective:
+        self._require_in_step()
+        with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
+            return self._host_group(left_s)
+
+    def _host_group(self, timeout_s: float) -> Collective:
+        self._host = self._host or self._factory.host(timeout_s)
+        return self._host
+
+    def _form_device(self, context: Any, timeout_s: float) -> Collective:
+        self._require_in_step()
+        with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
+            if context not in self._devices:
+                host = functools.partial(self._host_group, left_s)
+                self._devices[context] = self._factory.device(context, host, left_s)
+        return self._devices[context]
+
+    def _require_in_step(self) -> None:
+        if self._late:
+            raise ConfigurationError(
+                "this worker joined late: all-reduce and the like need a fixed group, that of the workers launched "
+                "together; train asynchronously here (sync_params), or start the job anew with more workers"
+            )
+
+
+class Membership:
+    """Forms groups of all the workers launched together, by meetings over the control plane.
+
+    Parameters
+    ----------
+    session : Session
+    rank : int
+        Of this worker.
+    size : int
+        Number of workers launched.
+    peers : Peers
+    """
+
+    def __init__(self, session: Session, rank: int, size: int, peers: Peers) -> None:
+        self._session = session
+        self.rank = rank
+        self._size = size
+        self.peers = peers
+
+    def meet(self, name: str, note: bytes, timeout_s: float) -> dict[int, bytes]:
+        """Meet all, and return the notes of the ranks, in order.
+
+        Raises
+        ------
+        WorkerLostError
+            On every rank, if one is missing: what fewer combine is not what the script means.
+        """
+        reply = self._session.gather(name, note, timeout_s)
+        missing = sorted(set(range(self._size)) - set(reply.ranks))
+        if missing:
+            why = self.peers.why_absent(missing) or f"ranks {missing} are gone"
+            raise WorkerLostError(f"a group of all {self._size} workers cannot be formed: {why}")
+        return {rank: reply.notes.get(rank, b"") for rank in reply.ranks}
+
+    def form(
+        self,
+        name: str,
+        create: Callable[[tuple[int, ...], int], Collective],
+        attach: Callable[[tuple[int, ...], int], Collective],
+        timeout_s: float,
+    ) -> Collective:
+        """Let the lowest rank create the shared part of a group and the others attach to it.
+
+        Parameters
+        ----------
+        create, attach : callable
+            Called with the ranks of the group and this worker's place among them.
+
+        Raises
+        ------
+        PlatoonError
+            On every rank, if it cannot be created.
+        """
+        ranks = tuple(self.meet(f"form {name}", b"", timeout_s))
+        index = ranks.index(self.rank)
+        if index == 0:
+            try:
+                group = create(ranks, index)
+            except BaseException as exc:
+                self.meet(f"formed {name}", to_bytes(repr(exc), 500), timeout_s)
+                raise
+            self.meet(f"formed {name}", b"", timeout_s)
+            return group
+        failure = self.meet(f"formed {name}", b"", timeout_s)[ranks[0]]
+        if failure:
+            raise PlatoonError(f"rank {ranks[0]} could not create the {name}: {failure.decode(errors='replace')}")
+        return attach(ranks, index)

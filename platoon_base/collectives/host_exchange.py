@@ -1,0 +1,388 @@
+"""Collective operations between processes over one block of shared memory, without a thought of time or errors.
+
+The memory holds a page for all ranks, `LINE` words for each rank, and slots. A call is cut into steps of at most one
+slot. In a step a rank may *put* what others need into its slot, *combine* what is its own once all have put, and
+*take* what the others combined; counters that only grow announce each. The C extension and NumPy do the same things
+in the same order, so ranks of one group may use either.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import platform
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any, Callable, Protocol
+
+import numpy as np
+
+from platoon_base.collectives.base import DTYPES, OPS
+from platoon_base.system.environment import NO_KERNELS
+from platoon_base.views import array_on
+
+_collectives: Any = None
+if not os.environ.get(NO_KERNELS):
+    try:
+        _collectives = importlib.import_module("platoon_base._collectives")
+    except ImportError:
+        pass  # no compiler at installation: NumPy does it, many times slower
+
+__all__ = [
+    "AGAIN", "ARRIVED", "BROKEN", "BUFFERS", "ENDED", "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT", "MISMATCH", "PAGE",
+    "Exchange", "FusedExchange", "Memory", "NumpyExchange", "describe", "headline",
+]  # fmt: skip
+
+Array = np.ndarray[Any, Any]
+
+KINDS = ("all_reduce", "broadcast", "all_gather", "reduce_scatter", "barrier")
+ENDED, AGAIN, BROKEN, MISMATCH = range(4)
+# The counters of a rank: calls it came to, steps it has put, combined and done with. LEFT is 1 after `close`.
+ARRIVED, PUT, COMBINED, DONE, LEFT = range(5)
+
+PAGE = 4096  # bytes before the first line; from 256 on they are not the exchange's
+LINE = 32  # 64-bit words of a rank: five counters, a bit for each core it may use, the headers of its last two calls
+BUFFERS = 4  # slots of each rank
+COMBINE_LAG, TAKE_LAG = 1, 2  # steps, as in _collectives.c
+_BROKEN_WORD = 8  # of the page
+_DIMENSIONS = 6  # that a header has room for; the last stands for all from there on
+_NAP_S = 5e-5
+_CALL, _WAITING_FOR, _UNTIL = 10, 12, 13  # of `struct state` in C
+
+HAVE_FUSED = _collectives is not None
+# NumPy has no barriers: it stores data before the counter that announces it, and loads them the other way round, each
+# counter in one access. Processors that keep the order of stores and of loads among themselves, as x86 does, need no
+# more.
+HAVE_NUMPY = platform.machine() in ("x86_64", "AMD64", "i686")
+
+
+def _ceil(number: int, by: int) -> int:
+    return -(-number // by)
+
+
+class Memory:
+    """Views of a group's shared memory.
+
+    Parameters
+    ----------
+    buffer : writable buffer
+    size : int
+        Ranks of the group.
+    chunk_bytes : int
+        Of a slot; a multiple of 4096.
+    """
+
+    def __init__(self, buffer: Any, size: int, chunk_bytes: int) -> None:
+        self.size, self.chunk_bytes = size, chunk_bytes
+        self.page: Array = array_on(buffer, (PAGE // 8,), np.int64)
+        self.lines: Array = array_on(buffer, (size, LINE), np.int64, PAGE)
+        self.counters = self.lines[:, :5]
+        self.cores = self.lines[:, 5:16].view(np.uint64)
+        self.headers = self.lines[:, 16:].reshape(size, 2, 8)
+        shape = (size, BUFFERS, chunk_bytes)
+        self.slots: Array = array_on(buffer, shape, np.uint8, self._slots_start(size))
+
+    @staticmethod
+    def _slots_start(size: int) -> int:
+        return _ceil(PAGE + size * LINE * 8, 4096) * 4096
+
+    @classmethod
+    def size_bytes(cls, size: int, chunk_bytes: int) -> int:
+        """Bytes of shared memory that a group takes."""
+        return cls._slots_start(size) + size * BUFFERS * chunk_bytes
+
+    def tell_cores(self, rank: int, cores: Iterable[int]) -> None:
+        """Write down which cores a rank may use."""
+        for core in cores:
+            if core < 64 * self.cores.shape[1]:
+                self.cores[rank, core // 64] |= np.uint64(1 << core % 64)
+
+    @property
+    def broken(self) -> int:
+        """Not 0 once a call of some rank has failed; every wait ends then."""
+        return int(self.page[_BROKEN_WORD])
+
+    @broken.setter
+    def broken(self, value: int) -> None:
+        self.page[_BROKEN_WORD] = value
+
+
+class Exchange(Protocol):
+    """One rank's side of a group."""
+
+    def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
+        """Begin a call on contiguous arrays, and go on as `resume` does.
+
+        ``header`` is a `headline`.
+        """
+        ...
+
+    def resume(self, patience_s: float) -> int:
+        """Go on until the call has ended, or AGAIN when nothing happens for so long."""
+        ...
+
+    @property
+    def calls(self) -> int:
+        """Calls begun."""
+        ...
+
+    def missing(self) -> list[int]:
+        """List the ranks that the call waits for."""
+        ...
+
+
+def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Array:
+    """Describe a call in eight words, which are the same on all ranks if their calls fit.
+
+    Parameters
+    ----------
+    kind : one of `KINDS`
+    op : one of `OPS`
+    root : int
+    array : ndarray
+    elements : int
+        In all, or those of one rank's part where the array consists of parts.
+    """
+    header = np.zeros(8, np.int64)
+    dtype = DTYPES.index(array.dtype.name)
+    header[0] = KINDS.index(kind) | OPS.index(op) << 8 | dtype << 16 | min(array.ndim, 127) << 24 | root << 32
+    header[1] = elements
+    shape = array.shape
+    if array.ndim > _DIMENSIONS:
+        shape = (*shape[: _DIMENSIONS - 1], int(np.prod(shape[_DIMENSIONS - 1 :])))
+    header[2 : 2 + len(shape)] = shape
+    return header
+
+
+def describe(header: Array) -> str:
+    """Tell in words which call a header stands for."""
+    word = int(header[0])
+    kind, op, dtype = KINDS[word & 255], OPS[word >> 8 & 255], DTYPES[word >> 16 & 255]
+    ndim, root = word >> 24 & 255, word >> 32
+    if kind == "barrier":
+        return "barrier()"
+    shape = tuple(int(n) for n in header[2 : 2 + min(ndim, _DIMENSIONS)])
+    detail = {"broadcast": f", root={root}", "all_gather": ""}.get(kind, f", {op!r}")
+    return f"{kind}({dtype} of shape {shape}{detail})"
+
+
+class FusedExchange:
+    """The form in C.
+
+    Parameters
+    ----------
+    memory : Memory
+    rank : int
+    direct_bytes : int
+        All-reduces up to this size are done by every rank for itself; larger ones are split. The same on all ranks.
+    roomy_spins, crowded_spins : int
+        How often to look again before the core is given to others, where there are as many cores as ranks, and not.
+    """
+
+    def __init__(
+        self, memory: Memory, rank: int, direct_bytes: int, roomy_spins: int = 2000, crowded_spins: int = 50
+    ) -> None:
+        self._memory = memory
+        # The fields of `struct state`.
+        self._state = np.zeros(40, np.int64)
+        start = memory.page.ctypes.data
+        lines, slots = (view.ctypes.data - start for view in (memory.lines, memory.slots))
+        sizes = (rank, memory.size, memory.chunk_bytes, BUFFERS, direct_bytes)
+        fixed = (start, *sizes, roomy_spins, crowded_spins, lines, slots)
+        self._state[: len(fixed)] = fixed
+        self._address = self._state.ctypes.data
+        self._rank = rank
+        self._run: Callable[[int, Any, Any, Any, float], int] = _collectives.run
+
+    def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
+        """See `Exchange.begin`."""
+        return self._run(self._address, header, array, out, patience_s)
+
+    def resume(self, patience_s: float) -> int:
+        """See `Exchange.resume`."""
+        return self._run(self._address, None, None, None, patience_s)
+
+    @property
+    def calls(self) -> int:
+        """See `Exchange.calls`."""
+        return int(self._state[_CALL])
+
+    def missing(self) -> list[int]:
+        """See `Exchange.missing`."""
+        return _missing(self._memory, self._rank, int(self._state[_WAITING_FOR]), int(self._state[_UNTIL]))
+
+
+def _missing(memory: Memory, rank: int, counter: int, value: int) -> list[int]:
+    return [q for q in range(memory.size) if q != rank and memory.counters[q, counter] < value]
+
+
+class NumpyExchange:
+    """The form without C: it polls, and copies more; parameters as those of `FusedExchange`.
+
+    It relies on processors that keep the order of stores and of loads (`HAVE_NUMPY`).
+    """
+
+    def __init__(self, memory: Memory, rank: int, direct_bytes: int) -> None:
+        self._memory = memory
+        self._rank = rank
+        self._direct_bytes = direct_bytes
+        self._own = memory.counters[rank]
+        self._waiting_for = (ARRIVED, 0)
+        self._running: Iterator[int] = iter(())
+        self._step = 0
+        self.calls = 0
+
+    def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
+        """See `Exchange.begin`."""
+        if self._memory.broken:
+            return BROKEN
+        self._running = self._call(header, array.reshape(-1), out.reshape(-1))
+        return self.resume(patience_s)
+
+    def resume(self, patience_s: float) -> int:
+        """See `Exchange.resume`."""
+        deadline = time.monotonic() + patience_s
+        for status in self._running:
+            if status != AGAIN:
+                return status
+            if self._memory.broken:
+                return BROKEN
+            if time.monotonic() > deadline:
+                return AGAIN
+            time.sleep(_NAP_S)
+        return ENDED
+
+    def missing(self) -> list[int]:
+        """See `Exchange.missing`."""
+        return _missing(self._memory, self._rank, *self._waiting_for)
+
+    def _wait(self, counter: int, value: int) -> Iterator[int]:
+        self._waiting_for = (counter, value)
+        while self.missing():
+            yield AGAIN
+
+    def _call(self, header: Array, array: Array, out: Array) -> Iterator[int]:
+        """Do one call, and yield AGAIN wherever it has to wait; `advance` in C, without resuming by hand."""
+        number = self.calls
+        self._memory.headers[self._rank, number & 1] = header
+        self.calls = number + 1
+        self._own[ARRIVED] = self.calls
+        yield from self._wait(ARRIVED, self.calls)
+        if (self._memory.headers[:, number & 1] != header).any():
+            yield MISMATCH
+        work = _Work(self._memory, self._rank, self._step, header, array, out, self._direct_bytes)
+        first = self._step + 1
+        for turn in range(work.steps + (TAKE_LAG if work.split else COMBINE_LAG)):
+            if turn < work.steps:
+                yield from self._wait(DONE, first + turn - BUFFERS)
+                work.put(turn)
+                self._own[PUT] = first + turn
+            combined, taken = turn - COMBINE_LAG, turn - TAKE_LAG
+            if 0 <= combined < work.steps:
+                yield from self._wait(PUT, first + combined)
+                work.combine(combined)
+                self._own[COMBINED if work.split else DONE] = first + combined
+            if work.split and taken >= 0:
+                yield from self._wait(COMBINED, first + taken)
+                work.take(taken)
+                self._own[DONE] = first + taken
+        self._step += work.steps
+        self._own[COMBINED] = self._step
+
+
+class _Work:
+    """The steps of one call: what is copied where."""
+
+    def __init__(
+        self, memory: Memory, rank: int, step: int, header: Array, array: Array, out: Array, direct_bytes: int
+    ) -> None:
+        word, n = int(header[0]), int(header[1])
+        self._kind, self._op, self._root = KINDS[word & 255], OPS[word >> 8 & 255], word >> 32
+        self._memory, self._rank, self._step = memory, rank, step
+        # A row for each rank where the array or the result has a part for each.
+        self._array = array.reshape(memory.size, n) if self._kind == "reduce_scatter" else array.reshape(1, n)
+        self._out = out.reshape(memory.size, n) if self._kind == "all_gather" else out.reshape(-1)
+        item, chunk = array.itemsize, memory.chunk_bytes
+        most = (chunk // memory.size // 64 * 64 if self._kind == "reduce_scatter" else chunk) // item
+        self.steps = 0 if self._kind == "barrier" else _ceil(n, most)
+        self._width = min(most, _ceil(_ceil(n, self.steps), 64) * 64) if self.steps else 0
+        self.split = self._kind == "all_reduce" and n * item > direct_bytes and memory.size > 1
+
+    def _at(self, turn: int) -> slice:
+        return slice(turn * self._width, min((turn + 1) * self._width, self._array.shape[1]))
+
+    def _slot(self, rank: int, turn: int) -> Array:
+        slots = self._memory.slots[rank, (self._step + turn) % BUFFERS]
+        view: Array = slots.view(self._array.dtype)
+        return view
+
+    def _part(self, turn: int, rank: int) -> slice:
+        """Elements of a step that a rank combines, in an all-reduce that is split."""
+        at = self._at(turn)
+        count = at.stop - at.start
+        each = _ceil(_ceil(count, self._memory.size), 64) * 64
+        return slice(min(each * rank, count), min(each * (rank + 1), count))
+
+    def put(self, turn: int) -> None:
+        data, slot = self._array[:, self._at(turn)], self._slot(self._rank, turn)
+        if self._kind == "reduce_scatter":
+            for rank, part in enumerate(data):
+                slot[rank * self._width :][: part.size] = part
+        elif self.split:
+            own = self._part(turn, self._rank)
+            slot[: own.start] = data[0, : own.start]
+            slot[own.stop : data.shape[1]] = data[0, own.stop :]
+        elif self._kind != "broadcast" or self._rank == self._root:
+            slot[: data.shape[1]] = data[0]
+
+    def combine(self, turn: int) -> None:
+        at = self._at(turn)
+        count, ranks = at.stop - at.start, range(self._memory.size)
+        slots = [self._slot(rank, turn) for rank in ranks]
+        if self._kind == "broadcast":
+            if self._rank != self._root:
+                self._array[0, at] = slots[self._root][:count]
+        elif self._kind == "all_gather":
+            self._out[:, at] = [slot[:count] for slot in slots]
+        elif self._kind == "reduce_scatter":
+            first = self._rank * self._width
+            self._out[at] = _combined(self._op, [slot[first : first + count] for slot in slots])
+        else:
+            part = self._part(turn, self._rank) if self.split else slice(0, count)
+            sources = [slot[part] for slot in slots]
+            sources[self._rank] = self._array[0, at][part]
+            total = _combined(self._op, sources)
+            self._out[at][part] = total
+            if self.split:
+                slots[self._rank][part] = total
+
+    def take(self, turn: int) -> None:
+        out = self._out[self._at(turn)]
+        for rank in range(self._memory.size):
+            if rank != self._rank:
+                part = self._part(turn, rank)
+                out[part] = self._slot(rank, turn)[part]
+
+
+_REDUCERS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "mean": np.add}
+
+
+def _combined(op: str, sources: list[Array]) -> Array:
+    """Combine in the order of the ranks; float16 in float32, rounded once."""
+    dtype = sources[0].dtype
+    wide = np.dtype(np.float32) if dtype == np.float16 else dtype
+    with np.errstate(all="ignore"):  # as in C
+        total: Array = functools.reduce(_REDUCERS[op], [source.astype(wide, copy=False) for source in sources])
+        if op == "mean" and dtype.kind == "f":
+            total = total / wide.type(len(sources))
+        elif op == "mean":
+            total = _toward_zero(total, len(sources))
+        return total.astype(dtype)
+
+
+def _toward_zero(total: Array, size: int) -> Array:
+    wide = total.astype(np.int64)
+    quotient: Array = wide // size
+    quotient += (wide < 0) & (quotient * size != wide)
+    return quotient

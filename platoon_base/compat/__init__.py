@@ -1,0 +1,9 @@
+"""What packages of 2015 to 2018 need on today's Python.
+
+The launcher and the adapters call `apply` before they import one; `import platoon_base` never does.
+docs/compat.md tells how each repair was found.
+"""
+
+from platoon_base.compat.shims import apply
+
+__all__ = ["apply"]

@@ -1,0 +1,59 @@
+"""Repairs of Theano 1.0.5: it starts fast and ends well, alone and as N processes, and pickles what is on devices.
+
+Applied by `platoon_base.compat.shims`, never by importing platoon_base. Each file states one fault, with the place in
+Theano's source, and its cure; what a compiled function computes is not touched.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+from typing import Callable
+
+from platoon_base.compat.theano import cache_files, cache_keys, compile_ahead, compile_lock, pickled_contexts
+from platoon_base.compat.theano.no_mpi import HideMpi
+from platoon_base.system.import_hook import AfterImport
+
+__all__ = ["VERIFIED", "install"]
+
+log = logging.getLogger(__name__)
+
+VERIFIED = "1.0.5"  # the last release of Theano, and the one whose source these repairs were checked against
+
+_FIXES: dict[str, Callable[[ModuleType], None]] = {
+    "theano.gof.compilelock": compile_lock.install,
+    "theano.gof.cmodule": cache_files.install,
+    "theano.gof.cc": cache_keys.install,
+    "theano.gof.vm": compile_ahead.install,
+    "theano.gpuarray.type": pickled_contexts.install,
+}
+
+
+def install() -> None:
+    """Arrange that each module of Theano is repaired as soon as it is imported; those that are already, now.
+
+    Nothing happens if Theano turns out not to be the release these repairs were verified on, or, for a single repair,
+    if that release lacks something the repair needs (a log line says so).
+    """
+    if any(isinstance(finder, HideMpi) for finder in sys.meta_path):
+        return
+    fixes = {name: _guarded(name, fix) for name, fix in _FIXES.items()}
+    late = [name for name in fixes if name in sys.modules]
+    sys.meta_path[:0] = [AfterImport({name: fix for name, fix in fixes.items() if name not in late}), HideMpi()]
+    for name in late:
+        fixes[name](sys.modules[name])
+
+
+def _guarded(name: str, fix: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    def apply(module: ModuleType) -> None:
+        version = getattr(sys.modules.get("theano"), "__version__", "unknown")
+        if version.split("+")[0] != VERIFIED:
+            log.info("Theano is %s, not %s: %s is left as it is", version, VERIFIED, name)
+            return
+        try:
+            fix(module)
+        except AttributeError as exc:
+            log.warning("%s is left as it is; see docs/compat.md for what that costs: %s", name, exc)
+
+    return apply

@@ -1,0 +1,39 @@
+"""Theano imports mpi4py if it is there (`theano/tensor/io.py`, line 99), which starts MPI in this process.
+
+Cure: for that one import mpi4py seems to be missing, unless the script has imported it itself. MPI once started does
+not survive a fork: workers forked from a process that has imported Theano would hang for ever at their end.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Sequence
+
+from platoon_base.system.import_hook import Body, spec_around
+
+__all__ = ["HideMpi"]
+
+_ASKS_FOR_MPI = "theano.tensor.io"
+
+
+class HideMpi(importlib.abc.MetaPathFinder):
+    """A finder for ``sys.meta_path`` that hides mpi4py from Theano, and from nothing else."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Answer for the module that asks for mpi4py, as the finders after this one would."""
+        if fullname != _ASKS_FOR_MPI or "mpi4py" in sys.modules:
+            return None
+        return spec_around(self, fullname, path, target, _run_without_mpi)
+
+
+def _run_without_mpi(module: types.ModuleType, body: Body) -> None:
+    sys.modules["mpi4py"] = None  # type: ignore[assignment]
+    try:
+        body(module)
+    finally:
+        del sys.modules["mpi4py"]

@@ -1,0 +1,41 @@
+"""What a worker process runs: it prepares the process, then runs the user's script.
+
+Started as ``python -m platoon_base.controller.child script.py args``; ``-m package.module args`` takes the place
+of a script as it does for Python.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+
+from platoon_base import compat
+from platoon_base.controller.program import Program
+from platoon_base.devices import checks, isolation
+from platoon_base.system.environment import DEVICE, RANK
+
+__all__ = ["main", "set_up_logging"]
+
+
+def main() -> None:
+    """Run what the command line names as ``python`` would, with the shims it may need."""
+    program, args = Program.of(sys.argv[1:])
+    set_up_logging()
+    compat.apply()
+    device = os.environ.get(DEVICE, "cpu")
+    checks.watch_theano(device)
+    isolation.keep_to(device)
+    program.run(args)
+
+
+def set_up_logging() -> None:
+    """Log to standard error, each line with this worker's rank."""
+    rank = os.environ.get(RANK, "-")
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s", force=True
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,378 @@
+"""The loop that feeds the coordinator: messages, ended processes, timers, signals. It sleeps until one comes."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from platoon_base.channels.base import ServerChannel
+from platoon_base.channels.server import Dispatcher, UserHandler
+from platoon_base.checkpoints.files import About
+from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, Checkpointer, Tally
+from platoon_base.controller.processes import GRACE_S, Children, Exit
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.controller.watch import pid_namespace
+from platoon_base.coordination.coordinator import Coordinator, Member, Phase, Shared
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.shm.job_state import ControlWords, Progress
+
+__all__ = ["Controller", "Result", "Snapshot"]
+
+log = logging.getLogger(__name__)
+
+UNSAVED = 2  # the status of a job whose workers have ended well, and whose end is in no checkpoint
+_LONGEST_SLEEP_S = 1.0
+_SLEEP_WHILE_STOPPING_S = 0.05
+_RESTART_GRACE_S = 0.8  # nothing that a worker saves then is of use: all go on from the checkpoint
+
+
+class Snapshot(NamedTuple):
+    """The state of a job at one moment, for whoever displays it."""
+
+    members: list[Member]
+    progress: dict[int, Progress]
+    reported: Mapping[str, float | str]
+    stop_reason: str | None
+    seconds: float
+    missed_checkpoints: int = 0
+
+
+class Result(NamedTuple):
+    """How a job ended.
+
+    Attributes
+    ----------
+    status : int
+        The worst exit status of all workers; 128 + n if signal n ended the job.
+    seconds : float
+        From the start of the controller to the end of the last worker.
+    stopped_by : str
+        The reason of the common stop, the signal, or "end of script".
+    reported : mapping
+        The last value of everything that workers reported.
+    exits : list of Exit
+        In the order in which the processes ended, without those that were started again.
+    interrupted : bool
+        Whether a signal to the controller ended the job.
+    restarts : int
+        How often a worker was started again.
+    again : bool
+        Whether all workers are to be started again, since one that was lost cannot come again alone.
+    shared_nothing : tuple of int
+        Of several workers those that ended well, and have neither exchanged parameters with the center nor combined
+        anything with others.
+    checkpoints : Tally or None
+        What became of the checkpoints, if there were to be any. A job whose end is not saved is no success.
+    """
+
+    status: int
+    seconds: float
+    stopped_by: str
+    reported: Mapping[str, float | str]
+    exits: list[Exit]
+    interrupted: bool = False
+    restarts: int = 0
+    again: bool = False
+    shared_nothing: tuple[int, ...] = ()
+    checkpoints: Tally | None = None
+
+    def with_failures_allowed(self) -> Result:
+        """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
+        ended_well = any(ended.status == 0 for ended in self.exits)
+        unsaved = self.checkpoints is not None and self.checkpoints.unsaved
+        return self._replace(status=UNSAVED if unsaved else 0) if ended_well and not self.interrupted else self
+
+
+class Controller:
+    """Serves one job until all of its workers have ended.
+
+    Parameters
+    ----------
+    server : ServerChannel
+    words : ControlWords
+    coordinator : Coordinator
+    children : Children
+        The workers that were started; late joiners are added here.
+    holds_lock : callable
+        ``holds_lock(rank)`` tells whether that worker holds its lock in the control words.
+    handler : callable, optional
+        ``handler(req, rank, info)`` answers what workers send with `Worker.send_req`.
+    observer : callable, optional
+        Called with a `Snapshot` about every ``observe_every_s`` seconds.
+    observe_every_s : float
+    max_restarts : int
+        How often, in all, workers that fail are started again.
+    checkpointer : Checkpointer, optional
+    seconds_before : float
+        For how long the job has run before it was resumed.
+    grace_s : float
+        How long workers that were told to end by a signal have before they are made to.
+    """
+
+    def __init__(
+        self,
+        server: ServerChannel,
+        words: ControlWords,
+        coordinator: Coordinator,
+        children: Children,
+        holds_lock: Callable[[int], bool],
+        *,
+        handler: UserHandler | None = None,
+        observer: Callable[[Snapshot], None] | None = None,
+        observe_every_s: float = 0.5,
+        max_restarts: int = 0,
+        checkpointer: Checkpointer | None = None,
+        seconds_before: float = 0.0,
+        grace_s: float = GRACE_S,
+    ) -> None:
+        self._server = server
+        self._words = words
+        self._coordinator = coordinator
+        self._children = children
+        self._holds_lock = holds_lock
+        self._pid_namespace = pid_namespace()
+        self._grace_s = grace_s
+        self._observer = observer
+        self._observe_every_s = observe_every_s
+        self._dispatcher = Dispatcher(coordinator, words, server.reply, handler, self._save_last)
+        self._began = time.monotonic()
+        self._next_look = self._began
+        self._exits: list[Exit] = []
+        self._adopted: set[int] = set()
+        self._max_restarts = max_restarts
+        self._restarts = 0
+        self._all_again: bool | None = None  # None: not needed; False: only if all fail
+        self._checkpointer = checkpointer
+        self._seconds_before = seconds_before
+        self._signal: signal.Signals | None = None
+        self._signals_taken = 0
+
+    def serve(self, signals: StopSignals | None = None) -> Result:
+        """Serve until every worker has ended; SIGINT, SIGTERM and SIGHUP end them all, the second one at once.
+
+        Parameters
+        ----------
+        signals : StopSignals, optional
+            That is open already.
+
+        Raises
+        ------
+        ConfigurationError
+            If the first checkpoint cannot be written.
+        """
+        with contextlib.nullcontext(signals) if signals is not None else StopSignals() as signals:
+            while self._children.running:
+                requests, ready = self._server.wait(self._sleep_s(), [signals.fd, *self._children.fds])
+                now = time.monotonic()
+                for received in requests:
+                    self._dispatcher.receive(received, now)
+                if signals.fd in ready:
+                    self._take_signals(signals.take())
+                self._adopt_late_joiners()
+                self._children.escalate()
+                if ready - {signals.fd} or self._children.stopping or self._children.some_without_fd:
+                    for ended in self._children.reap():
+                        self._worker_ended(ended)
+                self._dispatcher.carry_out(self._coordinator.tick(now))
+                self._save_if_due(now)
+                self._observe(now)
+            self._save_the_end(signals)
+        self._next_look = 0.0
+        self._observe(time.monotonic())
+        return self._result()
+
+    def _sleep_s(self) -> float:
+        if self._children.stopping:
+            return _SLEEP_WHILE_STOPPING_S
+        now = time.monotonic()
+        wake = now + _LONGEST_SLEEP_S
+        if self._observer is not None:
+            wake = min(wake, self._next_look)
+        if self._coordinator.next_deadline is not None:
+            wake = min(wake, self._coordinator.next_deadline)
+        if self._checkpointer is not None:
+            wake = min(wake, self._checkpointer.next_look(now))
+        return max(0.0, wake - now)
+
+    def _take_signals(self, signals: list[signal.Signals]) -> None:
+        for number in signals:
+            self._signals_taken += 1
+            if self._signal is not None:
+                self._children.kill()  # asked twice: no more patience
+            self._signal = self._signal or number
+            self._words.stop(self._signal.name)
+            self._children.stop(self._grace_s)
+
+    def _adopt_late_joiners(self) -> None:
+        for member in list(self._coordinator.members.values()):
+            joined_late = not member.launched and member.phase in (Phase.JOINED, Phase.TRAINING)
+            if not joined_late or member.rank in self._children.running:
+                continue
+            self._adopted.add(member.rank)
+            self._children.adopt(
+                member.rank,
+                member.pid if member.pid_namespace == self._pid_namespace != 0 else None,
+                functools.partial(self._holds_lock, member.rank),
+                lambda member=member: member.phase.gone,  # type: ignore[misc]
+            )
+
+    def _worker_ended(self, ended: Exit) -> None:
+        member = self._coordinator.members[ended.rank]
+        if self._words.progress(ended.rank).syncs:
+            self._coordinator.cooperated.add(ended.rank)
+        if ended.rank in self._adopted and member.phase in (Phase.JOINED, Phase.TRAINING):
+            ended = ended._replace(status=1)  # only its parent knows the status, but it never said goodbye
+        device = f"{member.device}, " if member.device else ""
+        log_file = f", see {ended.log_file.absolute()}" if ended.log_file is not None else ""
+        self._words.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
+        lost = ended.status != 0 or member.phase in (Phase.JOINED, Phase.TRAINING)
+        level = logging.WARNING if lost and not self._children.stopping else logging.INFO
+        how = " without leaving the job" if member.phase in (Phase.JOINED, Phase.TRAINING) else ""
+        log.log(level, "rank %d ended%s: %s", ended.rank, how, ended)
+        self._dispatcher.carry_out(self._coordinator.worker_ended(ended.rank, lost))
+        if not self._start_again(ended):
+            self._exits.append(ended)
+
+    def _start_again(self, ended: Exit) -> bool:
+        """Start a worker that failed again, if there is any use in it; tells whether it did."""
+        stopping = self._children.stopping or self._words.stopping
+        if ended.status == 0 or ended.rank in self._adopted or stopping or self._restarts >= self._max_restarts:
+            return False
+        if self._coordinator.bound:
+            self._start_all_again(ended.rank)
+            return False
+        if self._coordinator.centers_dropped:
+            log.warning("rank %d is not started again: the others have released the parameters", ended.rank)
+            return False
+        self._restarts += 1
+        log.warning("rank %d is started again, restart %d of %d", ended.rank, self._restarts, self._max_restarts)
+        self._coordinator.expect_again(ended.rank, self._words.position(ended.rank))
+        try:
+            self._children.start_again(ended.rank)
+        except (OSError, PlatoonError) as exc:
+            log.error("rank %d cannot be started again: %s", ended.rank, exc)
+            return False
+        return True
+
+    def _start_all_again(self, rank: int) -> None:
+        """Have all workers started again: now, where they can go on from a checkpoint; else if all of them fail."""
+        if self._checkpointer is None:
+            self._all_again = False
+            log.warning(
+                "rank %d cannot come again alone, since the workers need each other: all are started again if all "
+                "fail; with --checkpoint-every they would at once, and go on from there",
+                rank,
+            )
+        else:
+            self._all_again = True
+            log.warning("rank %d cannot come again alone: all workers are started again, from the checkpoint", rank)
+            self._children.stop(_RESTART_GRACE_S)
+
+    def _save_if_due(self, now: float) -> None:
+        if self._checkpointer is None:
+            return
+        problem = self._checkpointer.take_problem()
+        if problem:
+            raise ConfigurationError(problem)
+        shared = self._coordinator.shared
+        if self._checkpointer.due(now, None if shared is None else shared.layout):
+            self._save()
+
+    def _save_the_end(self, signals: StopSignals) -> None:
+        """Write the last checkpoint; a signal meanwhile is not forgotten, and a second one ends the wait."""
+        if self._checkpointer is not None:
+            self._await_checkpoint(signals)
+            if self._signals_taken < 2 and not self._checkpointer.writing:
+                self._save()
+                self._await_checkpoint(signals)
+            self._checkpointer.give_up(
+                f"it was not written to {self._checkpointer.folder}, which got no further for {LONGEST_STANDSTILL_S:g} "
+                "s or until a second signal came: does the disk still answer? The one before it is still there"
+            )
+        self._take_signals(signals.take())
+
+    def _await_checkpoint(self, signals: StopSignals) -> None:
+        while self._checkpointer is not None and self._checkpointer.writing and self._signals_taken < 2:
+            self._take_signals(signals.take(_SLEEP_WHILE_STOPPING_S))
+            if self._checkpointer.stands_still(time.monotonic()):
+                return
+
+    def _save(self) -> None:
+        """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
+        if self._checkpointer is not None:
+            shared = self._coordinator.shared
+            self._checkpointer.begin(self._about(shared), None if shared is None else shared.layout)
+
+    def _save_last(self, shared: Shared) -> None:
+        """Save a center that the workers are letting go of."""
+        if self._checkpointer is not None:
+            self._checkpointer.end(self._about(shared), shared.layout)
+
+    def _about(self, shared: Shared | None) -> About:
+        coordinator = self._coordinator
+        return About(
+            seed=coordinator.seed,
+            size=coordinator.size,
+            seconds=self._seconds_before + time.monotonic() - self._began,
+            rule=shared.rule if shared is not None else "",
+            settings=shared.settings if shared is not None else "",
+            positions={rank: self._words.position(rank) for rank in coordinator.members},
+            bound=coordinator.bound,
+            kept={rank: member.kept for rank, member in coordinator.members.items() if member.kept},
+            reported=dict(coordinator.reported),
+        )
+
+    def _observe(self, now: float) -> None:
+        if self._observer is None or now < self._next_look:
+            return
+        self._next_look = now + self._observe_every_s
+        members = list(self._coordinator.members.values())
+        progress = {member.rank: self._words.progress(member.rank) for member in members}
+        coordinator, tally = self._coordinator, self._tally or Tally()
+        self._observer(
+            Snapshot(members, progress, coordinator.reported, coordinator.stop_reason, now - self._began, tally.missed)
+        )
+
+    @property
+    def _tally(self) -> Tally | None:
+        return None if self._checkpointer is None else self._checkpointer.tally
+
+    def _result(self) -> Result:
+        status = max((ended.status for ended in self._exits), default=0)
+        if self._signal is not None:
+            status = 128 + self._signal
+        stopped_by = self._words.stop_reason or "end of script"
+        seconds = time.monotonic() - self._began
+        reported = dict(self._coordinator.reported)
+        interrupted = self._signal is not None
+        none_ended_well = all(ended.status for ended in self._exits)
+        again = not interrupted and (self._all_again or (self._all_again is False and none_ended_well))
+        tally = self._tally
+        if tally is not None and tally.unsaved:
+            status = status or UNSAVED
+        if self._checkpointer is not None and self._checkpointer.writing:
+            again = False  # another run would write to the same file
+        return Result(
+            status,
+            seconds,
+            stopped_by,
+            reported,
+            self._exits,
+            interrupted,
+            self._restarts,
+            bool(again),
+            self._shared_nothing(),
+            tally,
+        )
+
+    def _shared_nothing(self) -> tuple[int, ...]:
+        """Name the launched workers that did their work, and did it alone."""
+        if self._coordinator.size < 2 or self._signal is not None:
+            return ()
+        ended_well = {ended.rank for ended in self._exits if ended.status == 0} - self._adopted
+        return tuple(sorted(ended_well - self._coordinator.cooperated))

@@ -1,0 +1,203 @@
+"""The nursery seen from the launcher: a process that imports a script's modules once, and forks the workers."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from platoon_base.controller.program import Program
+
+__all__ = ["PR_SET_PDEATHSIG", "Nursery", "Start", "prctl", "python_main"]
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
+
+TIMEOUT_S = 120.0  # by then it would long have forked, even if it had to compile what Theano needs for its import
+DONE = b"done\n"
+
+
+class Start(NamedTuple):
+    """What it takes to start one worker.
+
+    Attributes
+    ----------
+    rank : int
+    command : sequence of str
+        Starts the worker by itself.
+    environment : mapping
+        All of it.
+    log_file : Path or None
+        Where its output goes; None for this process's own.
+    """
+
+    rank: int
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log_file: Path | None
+
+
+def python_main(module: str) -> list[str]:
+    """Return the command that runs ``main()`` of a module without the working directory on the module search path.
+
+    ``python -m`` would put it there, and a user's ``queue.py`` before the standard library's; ``-P`` came with
+    Python 3.11 only.
+    """
+    code = f"import sys; sys.path[:1] == [''] and sys.path.pop(0); from {module} import main; main()"
+    return [sys.executable, "-c", code]
+
+
+def prctl(option: int, value: int) -> None:
+    """Call ``prctl(2)``; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+def _is_subreaper() -> bool:
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0)
+    return bool(value.value)
+
+
+class Nursery:
+    """A running nursery.
+
+    While it lives this process is a "child subreaper": the workers that the nursery leaves behind become children of
+    this process, which then learns how they end.
+
+    Parameters
+    ----------
+    program : Program
+    args : sequence of str
+    preload : sequence of str
+        The modules to import before the fork.
+    starts : sequence of Start
+        The workers. Their environments may differ only in names that begin with ``PLATOON_``.
+
+    Raises
+    ------
+    OSError
+        If the system does not let it start.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        args: Sequence[str],
+        preload: Sequence[str],
+        starts: Sequence[Start],
+    ) -> None:
+        common = set.intersection(*(set(start.environment.items()) for start in starts))
+        spec = {
+            "parent": os.getpid(),
+            "timeout_s": TIMEOUT_S,
+            "program": [*program.words, *args],
+            "preload": list(preload),
+            "workers": [_worker(start, common) for start in starts],
+        }
+        self._was_subreaper = _is_subreaper()
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self._fd, report = os.pipe()
+        os.set_blocking(self._fd, False)
+        self._report = b""
+        self._told_all = False
+        try:
+            with contextlib.ExitStack() as stack:
+                stdin = stack.enter_context(tempfile.TemporaryFile("w+"))
+                json.dump({**spec, "report": report}, stdin)
+                stdin.seek(0)
+                log = starts[0].log_file
+                output = stack.enter_context(open(log, "ab", buffering=0)) if log is not None else None
+                self._process = subprocess.Popen(
+                    python_main("platoon_base.controller.forkserver_main"),
+                    env=dict(common),
+                    stdin=stdin,
+                    stdout=output,
+                    stderr=subprocess.STDOUT if output is not None else None,
+                    start_new_session=True,
+                    pass_fds=[report],
+                )
+        except BaseException:
+            os.close(self._fd)
+            self._let_go()
+            raise
+        finally:
+            os.close(report)
+
+    @property
+    def fd(self) -> int:
+        """A file descriptor that can be read as soon as the nursery has something to tell."""
+        return self._fd
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has told all; then `finish` will not wait."""
+        with contextlib.suppress(BlockingIOError):
+            while not self._told_all:
+                data = os.read(self._fd, 1 << 16)
+                self._report += data
+                self._told_all = not data  # all workers have set up their sessions, or the nursery is dead
+        return self._told_all
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal the nursery and the compilers it runs."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
+
+    def finish(self) -> tuple[int, list[int]]:
+        """Collect the nursery, which has told all.
+
+        Returns
+        -------
+        returncode : int
+            As `subprocess` tells it; 0 if the workers run.
+        pids : list of int
+            The workers, now children of this process, each at the head of a session of its own. If the nursery failed
+            there are none: those that it had forked were never told to run the script.
+        """
+        os.close(self._fd)
+        code = self._process.wait()
+        self.signal(signal.SIGKILL)  # what it left running
+        self._let_go()
+        pids = self._forked()
+        if self._report.endswith(DONE):
+            return 0, pids
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, ChildProcessError):
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        return code or 1, []
+
+    def give_up(self) -> None:
+        """Do without a nursery that was killed and does not tell the end; the workers that it has forked are killed."""
+        os.close(self._fd)
+        for pid in self._forked():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.poll()
+        self._let_go()
+
+    def _forked(self) -> list[int]:
+        lines = self._report.splitlines(keepends=True)
+        return [int(line) for line in lines if line.endswith(b"\n") and line != DONE]
+
+    def _let_go(self) -> None:
+        if not self._was_subreaper:
+            prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+
+def _worker(start: Start, common: set[tuple[str, str]]) -> dict[str, object]:
+    own = {name: value for name, value in start.environment.items() if (name, value) not in common}
+    if any(not name.startswith("PLATOON_") for name in own):
+        raise ValueError(f"got workers with different {', '.join(sorted(own))}: start them one by one")
+    log = None if start.log_file is None else str(start.log_file)
+    return {"environment": own, "log": log}

@@ -1,0 +1,147 @@
+"""The process that imports a script's modules once and forks the workers.
+
+Started as ``python -m platoon_base.controller.forkserver_main``, it reads what to do as JSON from its standard
+input. To the file descriptor ``report`` it writes the process id of each worker, one on a line, and when all are there
+``done``; then it ends. Workers begin only after that, so that a fork server that fails leaves nothing half done. Each
+worker then is what ``python script.py`` would be, but for the modules that are there already.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import inspect
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+import warnings
+from typing import Any
+
+from platoon_base import compat
+from platoon_base.controller import child
+from platoon_base.controller.descriptors import readable
+from platoon_base.controller.forkserver import DONE, PR_SET_PDEATHSIG, prctl
+from platoon_base.controller.program import Program
+
+log = logging.getLogger(__name__)
+
+
+def main() -> None:
+    """Fork the workers; returns only in a worker, at the end of its script."""
+    gc.disable()  # until the fork: imports leave little garbage and many objects to look through
+    spec = json.load(sys.stdin)
+    os.set_inheritable(spec["report"], False)
+    _end_with(spec["parent"])
+    handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
+    blocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+    # By default this signal ends the process, whatever it is busy with; forked processes do not inherit the timer.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.setitimer(signal.ITIMER_REAL, spec["timeout_s"])
+    child.set_up_logging()
+    compat.apply()
+    program, args = Program.of(spec["program"])
+    sys.argv = spec["program"]
+    program.put_first_on_path()
+    for name in spec["preload"]:
+        importlib.import_module(name)
+    _warm_up()
+    _require_forkable()
+    worker = _fork(spec["workers"], spec["report"])
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+    _become_worker(worker, handlers)
+    program.run(args)
+
+
+def _end_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies; a forked process does not inherit that."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # too late: it is dead
+        os._exit(1)
+
+
+def _warm_up() -> None:
+    """Do what every worker would do first, and alike."""
+    inspect.getframeinfo(sys._getframe())  # Theano asks for one at each variable; the first looks through all modules
+    theano = sys.modules.get("theano")
+    if theano is None:
+        return
+    from theano.gof import cc, cmodule
+
+    if theano.config.cxx:
+        cmodule.GCC_compiler.compile_args()  # runs g++ three times to learn about the processor
+        cmodule.std_lib_dirs_and_libs()
+    cc.get_module_cache()  # reads all the keys on disk
+
+
+def _require_forkable() -> None:
+    """Raise RuntimeError if there is something that forked processes may not share."""
+    if threading.active_count() > 1:
+        raise RuntimeError(f"cannot fork beside threads: {', '.join(t.name for t in threading.enumerate())}")
+    theano = sys.modules.get("theano")
+    if theano is None:
+        return
+    from theano.gof import compilelock
+
+    if getattr(compilelock.get_lock, "n_lock", 0):
+        raise RuntimeError("cannot fork while Theano's compile lock is held")
+    config = theano.config
+    if config.device != "cpu" or config.init_gpu_device or config.contexts:
+        raise RuntimeError("cannot fork with a GPU in use; for workers on GPUs name them with -D")
+
+
+def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
+    """Fork; the parent reports and ends, and each child returns what it is to be, once all the others are there."""
+    gc.freeze()  # the workers' garbage collections neither look through nor copy what is there now
+    waiting, go = os.pipe()
+    me = os.pidfd_open(os.getpid())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    for worker in workers:
+        with warnings.catch_warnings():
+            # Python 3.12 warns of threads; only those of the BLAS are left, and OpenBLAS and MKL prepare for a fork.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.close(report)
+            os.close(go)
+            if not os.read(waiting, 1):
+                os._exit(1)  # the nursery died on the way
+            readable(me, None)  # from its end on the launcher is the parent, also to the script's eyes
+            os.close(waiting)
+            os.close(me)
+            return worker
+        os.write(report, b"%d\n" % pid)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    os.write(report, DONE)
+    os.write(go, b"." * len(workers))
+    os._exit(0)
+
+
+def _become_worker(worker: dict[str, Any], handlers: dict[signal.Signals, Any]) -> None:
+    """Make up for what differs from a process that was started by itself."""
+    gc.enable()
+    if worker["log"] is not None:
+        _redirect(worker["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 1, 2)
+    _redirect(os.devnull, os.O_RDONLY, 0)
+    os.environ.update(worker["environment"])
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()  # the module `random` does so by itself
+    child.set_up_logging()
+
+
+def _redirect(path: str, flags: int, *descriptors: int) -> None:
+    opened = os.open(path, flags, 0o666)
+    for descriptor in descriptors:
+        os.dup2(opened, descriptor)
+    os.close(opened)
+
+
+if __name__ == "__main__":
+    main()

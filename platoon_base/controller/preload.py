@@ -1,0 +1,145 @@
+"""Which modules a script imports that may be imported once, before the workers are forked.
+
+Read from the script's source; nothing is run. A script that prepares how modules are imported (sets environment
+variables, changes ``sys.path``) would find them imported too early, so for it the answer is: none.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from platoon_base.controller.program import Program
+
+__all__ = ["PRELOADABLE", "modules_to_preload"]
+
+# Each was tried: it starts no thread, opens nothing that forked processes may not share, and needs the same environment
+# in every worker. To add one, see that the same holds for all it imports: Keras, for instance, imports a back end.
+# (Fuel imports numexpr and blosc2, which have threads below Python, and start new ones in a forked process.)
+PRELOADABLE = (
+    "numpy",
+    "scipy",
+    "theano",
+    "lasagne",
+    "fuel",
+    "blocks",
+    "platoon_base",
+    "platoon_plugins.lasagne",
+    "platoon_plugins.blocks",
+)
+# Those that take long enough to make up for the nursery.
+_WORTH_IT = ("theano", "lasagne", "platoon_plugins.lasagne", "blocks")
+
+# What a script touches to prepare its imports.
+_PREPARATIONS = {
+    "os": frozenset({"environ", "putenv", "unsetenv"}),
+    "sys": frozenset({"path", "path_hooks", "meta_path", "modules"}),
+}
+_READERS = frozenset({"get", "items", "keys", "values", "copy"})
+
+
+def modules_to_preload(program: Program) -> list[str]:
+    """Name the modules to import before the fork, in the order in which the script does.
+
+    Modules beside the script that it imports are read like the script itself, as are the packages around a module.
+
+    Returns
+    -------
+    list of str
+        Empty if it is not worth it, or not safe.
+    """
+    scan = _Scan(Path(program.folder))
+    try:
+        for path in program.files():
+            scan.read(path)
+    except (OSError, SyntaxError, ValueError):
+        return []  # Python will say what is wrong
+    worth_it = any(_is_under(name, _WORTH_IT) for name in scan.found)
+    return list(scan.found) if worth_it and not scan.prepares_imports else []
+
+
+class _Scan:
+    """Reads a script and the modules beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._seen: set[Path] = set()
+        self.found: dict[str, None] = {}  # used as an ordered set
+        self.prepares_imports = False
+
+    def read(self, path: Path) -> None:
+        """Take in one source file."""
+        if path in self._seen:
+            return
+        self._seen.add(path)
+        tree = ast.parse(path.read_bytes(), str(path))
+        self.prepares_imports |= _prepares_imports(tree)
+        for statement in _executed(tree.body):
+            if isinstance(statement, ast.Import):
+                for alias in statement.names:
+                    self._follow(self._folder, alias.name)
+            elif isinstance(statement, ast.ImportFrom):
+                folder = path.parents[statement.level - 1] if statement.level else self._folder
+                self._follow(folder, statement.module or "", [alias.name for alias in statement.names])
+
+    def _follow(self, folder: Path, name: str, children: Sequence[str] = ()) -> None:
+        """Read what the import of a module runs if it is beside the script, and note it down otherwise."""
+        files = _source_files(folder, name)
+        if not files and _is_under(name, PRELOADABLE):
+            self.found[name] = None
+            return
+        for child in children:  # `from package import module`
+            files += _source_files(folder, f"{name}.{child}".strip("."))
+        for file in files:
+            self.read(file)
+
+
+def _source_files(folder: Path, name: str) -> list[Path]:
+    """Return the files under ``folder`` that the import of ``name`` runs."""
+    parts = name.split(".") if name else []
+    bases = [folder.joinpath(*parts[: i + 1]) for i in range(len(parts))]
+    candidates = [file for base in bases for file in (base / "__init__.py", base.with_suffix(".py"))]
+    return [file for file in candidates if file.is_file()]
+
+
+def _is_under(name: str, roots: Sequence[str]) -> bool:
+    return any(name == root or name.startswith(root + ".") for root in roots)
+
+
+def _executed(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield the statements that the import of a module runs, those in functions and classes left out."""
+    for statement in body:
+        yield statement
+        if isinstance(statement, (ast.If, ast.Try, ast.With)):
+            for part in ("body", "orelse", "finalbody"):
+                yield from _executed(getattr(statement, part, []))
+
+
+def _prepares_imports(tree: ast.AST) -> bool:
+    """Whether anything in a module may change what an import does."""
+    pairs = ((node, parent) for parent in ast.walk(tree) for node in ast.iter_child_nodes(parent))
+    return any(_touches(node, parent) for node, parent in pairs)
+
+
+def _touches(node: ast.AST, parent: ast.AST) -> bool:
+    if isinstance(node, ast.Import):
+        return any(alias.name in _PREPARATIONS and alias.asname for alias in node.names)
+    if isinstance(node, ast.ImportFrom):
+        return any(alias.name in {"*", *_PREPARATIONS.get(node.module or "", ())} for alias in node.names) and (
+            node.module in _PREPARATIONS
+        )
+    if not isinstance(node, ast.Attribute) or not isinstance(node.value, ast.Name):
+        return False
+    if node.attr not in _PREPARATIONS.get(node.value.id, ()):
+        return False
+    return node.attr != "environ" or not _only_reads(parent)
+
+
+def _only_reads(parent: ast.AST) -> bool:
+    """Whether the expression around ``os.environ`` leaves it as it is."""
+    if isinstance(parent, ast.Attribute):
+        return parent.attr in _READERS
+    if isinstance(parent, ast.Subscript):
+        return isinstance(parent.ctx, ast.Load)
+    return isinstance(parent, (ast.Compare, ast.Dict))

@@ -1,0 +1,265 @@
+"""Start, watch and stop the worker processes. Every exit or signal becomes a result."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from platoon_base.controller.forkserver import Nursery, Start
+from platoon_base.controller.program import Program
+from platoon_base.controller.watch import Child, Ended, Holder, Neighbour, Watched, exit_status
+from platoon_base.errors import PlatoonError
+
+__all__ = ["GRACE_S", "Children", "Exit"]
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 10.0  # enough to save a model of some GB
+_TERM_TO_KILL_S = 0.5
+_KILL_TO_LET_GO_S = 5.0  # what does not even end by SIGKILL hangs in a device or on a file server
+_LOOK_S = 0.02
+_LEFT_RUNNING = "left running: the launcher cannot end it"
+
+
+class Exit(NamedTuple):
+    """How a worker process ended.
+
+    Attributes
+    ----------
+    rank : int
+    status : int
+        Exit status as a shell shows it: 128 + n for a process that died of signal n. 0 for an adopted process,
+        whose status only its own parent learns.
+    log_file : Path or None
+        Where its output went, if it was started here.
+    why : str
+        Why the status is not the process's own; empty if it is.
+    """
+
+    rank: int
+    status: int
+    log_file: Path | None = None
+    why: str = ""
+
+    def __str__(self) -> str:
+        if self.why:
+            return self.why
+        if self.status > 128:
+            with contextlib.suppress(ValueError):
+                return f"killed by {signal.Signals(self.status - 128).name}"
+        return f"exit status {self.status}"
+
+
+class Children:
+    """The worker processes of one job, by rank.
+
+    Each is the leader of a process group of its own, so that what it started ends with it.
+    """
+
+    def __init__(self) -> None:
+        self._children: dict[int, Watched] = {}
+        self._starts: dict[int, Start] = {}
+        self._nursery: Nursery | None = None
+        self._unborn: list[Start] = []  # what the nursery is to fork
+        self._stages: list[tuple[float, signal.Signals | None]] = []  # of stopping, that are still to come
+        self._stopping = False
+        self._collected: list[Exit] = []  # ended, and not told of yet
+
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
+        """Start one worker; its output goes to ``log_file``, or to this process's own.
+
+        Raises
+        ------
+        OSError, PlatoonError
+            If it cannot be started, or not be watched.
+        """
+        self._starts[rank] = Start(rank, command, environment, log_file)
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context(open(log_file, "ab", buffering=0)) if log_file is not None else None
+            process = subprocess.Popen(
+                command,
+                env=dict(environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT if output is not None else None,
+                start_new_session=True,
+            )
+        self._children[rank] = Child(process.pid, process)
+
+    def start_forked(
+        self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
+    ) -> None:
+        """Start workers from one process that has imported the modules in ``preload``; if that fails, each by itself.
+
+        They are among `running` from now on; `reap` takes delivery of them.
+        """
+        self._unborn = list(starts)
+        self._starts.update({start.rank: start for start in starts})
+        try:
+            self._nursery = Nursery(program, args, preload, starts)
+        except (OSError, ValueError) as exc:
+            self._start_one_by_one(f"cannot prepare workers in common ({exc})")
+
+    def _start_one_by_one(self, why: str) -> None:
+        log.warning("%s: they start one by one", why)
+        starts, self._unborn = self._unborn, []
+        for start in starts:
+            self.start(*start)
+
+    def _take_delivery(self) -> None:
+        """Add the workers that the nursery has forked, or do without it if it failed."""
+        if self._nursery is None:
+            return
+        code, pids = self._nursery.finish()
+        self._nursery = None
+        if code == 0:
+            starts, self._unborn = self._unborn, []
+            for start, pid in zip(starts, pids):
+                self._take_over(start, pid)
+        elif self.stopping:
+            starts, self._unborn = self._unborn, []
+            self._collected += [Exit(start.rank, exit_status(code)) for start in starts]
+        else:
+            ended = Exit(-1, exit_status(code))
+            log_file = self._unborn[0].log_file
+            self._start_one_by_one(f"preparing workers in common ended with {ended}, see {log_file}")
+
+    def _take_over(self, start: Start, pid: int) -> None:
+        try:
+            self._children[start.rank] = child = Child(pid)
+        except PlatoonError as exc:
+            self._collected.append(Exit(start.rank, exit_status(-signal.SIGKILL), start.log_file, str(exc)))
+            return
+        if self.stopping:
+            child.signal(signal.SIGKILL)  # it has missed the earlier signals
+
+    def start_again(self, rank: int) -> None:
+        """Start a worker that has ended by the same command once more, with its output after the first one's."""
+        self.start(*self._starts[rank])
+
+    def adopt(self, rank: int, pid: int | None, holds_lock: Callable[[], bool], has_left: Callable[[], bool]) -> None:
+        """Watch a worker that somebody else started.
+
+        Parameters
+        ----------
+        rank : int
+        pid : int or None
+            None if its process id means nothing here; then it is watched by its lock, and never signalled.
+        holds_lock, has_left : callable
+            Tell whether the worker holds its lock, and whether it has said goodbye.
+        """
+        if pid == os.getpid():  # nobody is to wait for the end of this process, nor to end it
+            self._collected.append(Exit(rank, 0))
+            return
+        try:
+            self._children[rank] = Holder(holds_lock, has_left) if pid is None else Neighbour(pid)
+        except ProcessLookupError:
+            self._collected.append(Exit(rank, 0))
+        except (OSError, OverflowError, ValueError):  # no file descriptor left, for instance
+            self._children[rank] = Holder(holds_lock, has_left)
+
+    @property
+    def fds(self) -> list[int]:
+        """File descriptors that can be read as soon as there is something to `reap`."""
+        nursery = [] if self._nursery is None else [self._nursery.fd]
+        return nursery + [child.fd for child in self._children.values() if child.fd is not None]
+
+    @property
+    def some_without_fd(self) -> bool:
+        """Whether a process may have ended though none of `fds` can be read."""
+        return bool(self._collected) or any(child.fd is None for child in self._children.values())
+
+    @property
+    def running(self) -> set[int]:
+        """Ranks whose process has not been seen to end."""
+        return {*self._children, *(start.rank for start in self._unborn), *(ended.rank for ended in self._collected)}
+
+    def reap(self) -> list[Exit]:
+        """Collect the processes that ended since the last call, and end what they left running."""
+        if self._nursery is not None and self._nursery.ready:
+            self._take_delivery()
+        for rank, child in list(self._children.items()):
+            ended = child.poll()
+            if ended is not None:
+                self._let_go(rank, ended)
+        exits, self._collected = self._collected, []
+        return exits
+
+    def _let_go(self, rank: int, ended: Ended) -> None:
+        self._children.pop(rank).close()
+        log_file = self._starts[rank].log_file if rank in self._starts else None
+        self._collected.append(Exit(rank, ended.status, log_file, ended.why))
+
+    def stop(self, grace_s: float = GRACE_S) -> None:
+        """Begin to end all processes; call `escalate` again and again until none is running.
+
+        They get SIGINT at once, SIGTERM after ``grace_s`` seconds, SIGKILL half a second later, and what then still
+        does not end is let go of after some seconds more.
+        """
+        if not self._stopping:
+            self._stopping = True
+            killed = time.monotonic() + grace_s + _TERM_TO_KILL_S
+            self._stages = [
+                (0.0, signal.SIGINT),
+                (killed - _TERM_TO_KILL_S, signal.SIGTERM),
+                (killed, signal.SIGKILL),
+                (killed + _KILL_TO_LET_GO_S, None),
+            ]
+        self.escalate()
+
+    def escalate(self) -> None:
+        """After `stop`: send the signal whose time has come."""
+        while self._stages and time.monotonic() >= self._stages[0][0]:
+            _, number = self._stages.pop(0)
+            if number is None:
+                self._let_go_of_all()
+            else:
+                self._signal(number)
+
+    def _signal(self, number: signal.Signals) -> None:
+        if self._nursery is not None:
+            self._nursery.signal(number)
+        for child in self._children.values():
+            child.signal(number)
+        if number == signal.SIGKILL:
+            self._let_go_of([rank for rank, child in self._children.items() if isinstance(child, Holder)])
+
+    def _let_go_of(self, ranks: Sequence[int]) -> None:
+        """Wait no longer for processes that nothing here can end."""
+        for rank in ranks:
+            log.warning("rank %d is %s", rank, _LEFT_RUNNING)
+            self._let_go(rank, Ended(1, _LEFT_RUNNING))
+
+    def _let_go_of_all(self) -> None:
+        """Wait no longer for anything."""
+        self._let_go_of(list(self._children))
+        if self._nursery is not None:
+            log.warning("the process that prepares the workers is %s", _LEFT_RUNNING)
+            self._nursery.give_up()
+            self._nursery = None
+            starts, self._unborn = self._unborn, []
+            self._collected += [Exit(start.rank, 1, start.log_file, _LEFT_RUNNING) for start in starts]
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping
+
+    def kill(self) -> None:
+        """End all processes at once and collect them; the next `reap` tells how they ended."""
+        self._stopping, self._stages = True, []
+        self._signal(signal.SIGKILL)
+        deadline = time.monotonic() + _KILL_TO_LET_GO_S
+        while self._children or self._nursery is not None:
+            self._collected = self.reap()
+            if time.monotonic() >= deadline:
+                self._let_go_of_all()
+            elif self._children or self._nursery is not None:
+                time.sleep(_LOOK_S)

@@ -1,0 +1,191 @@
+"""How one worker is watched: as a child of this process, as another process of this host, or by the lock it holds.
+
+A process counts as ended as soon as it is a zombie: whether its parent ever collects it is the parent's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Union
+
+from platoon_base.controller.descriptors import readable
+from platoon_base.errors import PlatoonError
+
+__all__ = ["Child", "Ended", "Holder", "Neighbour", "Watched", "default_sigchld", "exit_status", "pid_namespace"]
+
+log = logging.getLogger(__name__)
+
+_JOIN_S = 10.0  # from the welcome to the lock it takes milliseconds
+
+
+def exit_status(returncode: int) -> int:
+    """Turn `subprocess`'s return code into what a shell shows."""
+    return returncode if returncode >= 0 else 128 - returncode
+
+
+def pid_namespace() -> int:
+    """Return the number of this process's PID namespace, within which process ids mean something; 0 if unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+@contextlib.contextmanager
+def default_sigchld() -> Iterator[None]:
+    """See to it that children leave their exit status to this process, which may have inherited that they do not.
+
+    A handler that somebody has set stays. Only the main thread can do this; elsewhere nothing is changed.
+    """
+    try:
+        before = signal.getsignal(signal.SIGCHLD)
+        changed = before is signal.SIG_IGN
+        if changed:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    except ValueError:  # not the main thread
+        changed = False
+    try:
+        yield
+    finally:
+        if changed:
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+
+
+class Ended(NamedTuple):
+    """The exit status of a process as a shell shows it; ``why`` tells why it is not the process's own."""
+
+    status: int
+    why: str = ""
+
+
+class Child:
+    """A child of this process, at the head of its own process group; it is ended together with that.
+
+    Parameters
+    ----------
+    pid : int
+    popen : subprocess.Popen, optional
+        That has started it; it is told of the end.
+
+    Raises
+    ------
+    PlatoonError
+        If it cannot be watched; then it has been ended.
+    """
+
+    def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
+        self._pid = pid
+        self._popen = popen
+        try:
+            self.fd: int | None = os.pidfd_open(pid)
+        except OSError as exc:
+            self.fd = None
+            self.signal(signal.SIGKILL)
+            self._collect(0)
+            raise PlatoonError(
+                f"process {pid} was started, but cannot be watched, and so was ended (pidfd_open: {exc.strerror}): "
+                "that takes Linux 5.3, a container that allows the call, and a free file descriptor (ulimit -n)"
+            ) from exc
+
+    def poll(self) -> Ended | None:
+        """Return how it ended, once it has; what it left running in its group is killed."""
+        if self.fd is None or not readable(self.fd):
+            return None
+        self.signal(signal.SIGKILL)  # before the process id is free for others
+        return self._collect(os.WNOHANG)
+
+    def _collect(self, options: int) -> Ended | None:
+        try:
+            pid, status = os.waitpid(self._pid, options)
+        except ChildProcessError:
+            ended = Ended(1, "exit status unknown: something else in the launcher's process has collected it")
+        else:
+            if pid == 0:
+                return None  # a debugger has it
+            ended = Ended(exit_status(os.waitstatus_to_exitcode(status)))
+        if self._popen is not None:
+            self._popen.returncode = ended.status  # or it would warn that the process still runs
+        return ended
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it together with all its descendants, except those in sessions of their own."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, number)
+
+    def close(self) -> None:
+        """Watch it no more."""
+        _close(self.fd)
+
+
+class Neighbour:
+    """A process of this host that somebody else has started. Its status is its parent's: here it is always 0.
+
+    Raises
+    ------
+    OSError
+        If it cannot be watched, `ProcessLookupError` if there is no such process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.fd: int | None = os.pidfd_open(pid)
+
+    def poll(self) -> Ended | None:
+        """Return that it ended, once it has."""
+        return Ended(0) if self.fd is None or readable(self.fd) else None
+
+    def signal(self, number: signal.Signals) -> None:
+        """Signal it alone."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self.fd is not None:
+                signal.pidfd_send_signal(self.fd, number)
+
+    def close(self) -> None:
+        """Watch it no more."""
+        _close(self.fd)
+
+
+class Holder:
+    """A worker of whose process only the lock that it holds is known. It is never signalled.
+
+    Parameters
+    ----------
+    holds_lock : callable
+        Tells whether the worker holds its lock, which it takes soon after it has joined.
+    has_left : callable
+        Tells whether it has said goodbye.
+    """
+
+    fd: int | None = None
+
+    def __init__(self, holds_lock: Callable[[], bool], has_left: Callable[[], bool]) -> None:
+        self._holds_lock = holds_lock
+        self._has_left = has_left
+        self._deadline: float | None = time.monotonic() + _JOIN_S
+
+    def poll(self) -> Ended | None:
+        """Return that it ended, once it has let go of its lock, or has not taken it in time."""
+        if self._holds_lock():
+            self._deadline = None
+            return None
+        is_coming = self._deadline is not None and time.monotonic() < self._deadline and not self._has_left()
+        return None if is_coming else Ended(0)
+
+    def signal(self, number: signal.Signals) -> None:
+        """Do nothing: nobody knows its process here."""
+
+    def close(self) -> None:
+        """Watch it no more."""
+
+
+Watched = Union[Child, Neighbour, Holder]
+
+
+def _close(fd: int | None) -> None:
+    if fd is not None:
+        os.close(fd)

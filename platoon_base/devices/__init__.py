@@ -1,0 +1,4 @@
+"""Finding the devices of a host, giving each worker its own, and checking that it computes there.
+
+The launcher asks `discovery`, the started process applies `isolation` and `checks`.
+"""

@@ -1,0 +1,108 @@
+"""Say it loudly when a worker that was given a GPU computes on the CPU, or with float64.
+
+No framework is imported here: what an object is, is found by what it can do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from platoon_base.system.import_hook import AfterImport
+from platoon_base.system.warn import warn_once
+
+__all__ = ["warn_if_not_on_device", "watch_theano"]
+
+
+def watch_theano(device: str) -> None:
+    """Look, right after Theano's first import, whether it computes on the device that this worker was given.
+
+    Call it before the script begins and after `compat.apply`.
+    """
+    if device == "cpu":
+        return
+    if "theano" in sys.modules:
+        _check_theano(sys.modules["theano"], device)
+    else:
+        sys.meta_path.insert(0, AfterImport({"theano": lambda theano: _check_theano(theano, device)}))
+
+
+def _check_theano(theano: ModuleType, device: str) -> None:
+    config, gpuarray = theano.config, sys.modules.get("theano.gpuarray")
+    if config.device != device:
+        warn_once(
+            f"this worker was given {device}, but Theano computes on {config.device}: do not set device in "
+            "THEANO_FLAGS or theano.config; name devices with platoon launch -D"
+        )
+    elif not getattr(gpuarray, "pygpu_activated", False):
+        warn_once(
+            f"Theano could not use {device} and REALLY COMPUTES ON THE CPU, many times slower: its error is above in "
+            "this worker's log; `platoon doctor` tells what is missing"
+        )
+    if config.floatX == "float64":
+        _warn_of_float64(device, "theano.config.floatX is")
+
+
+def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
+    """Warn, by `PlatoonWarning` and in the log, if parameters are not on the GPU that the worker was given.
+
+    Parameters
+    ----------
+    device : str
+        The worker's; nothing is said for ``"cpu"``.
+    params : iterable of Theano shared variable, ndarray, or others
+        Of others nothing is known, and nothing said. Float64 parameters on a GPU are reported too.
+    """
+    if device == "cpu":
+        return
+    params = list(params)
+    values = [_internal(param) for param in params]
+    on_host = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if isinstance(value, np.ndarray)]
+    if on_host and len(on_host) == len(params):
+        warn_once(
+            f"this worker was given {device}, but all its parameters are in the memory of the host: it REALLY COMPUTES "
+            "ON THE CPU, many times slower. If Theano reports an error above, `platoon doctor` tells what is missing; "
+            "if the script is meant for the CPU, start it with platoon launch -D cpu"
+        )
+    elif on_host:
+        warn_once(
+            f"this worker was given {device}, but these parameters are in the memory of the host, and are copied at "
+            f"every step: {_some(on_host)}. Make them with theano.shared(value), without target='cpu'"
+        )
+    wide = [_name(param, i) for i, (param, value) in enumerate(zip(params, values)) if _is_float64(value)]
+    if wide and len(on_host) < len(params):
+        _warn_of_float64(device, f"{_some(wide)}:")
+
+
+def _internal(param: Any) -> Any:
+    """Return what holds the values: an ndarray is on the host, a GpuArray is not; None if it cannot be told."""
+    if isinstance(param, np.ndarray):
+        return param
+    try:
+        return param.get_value(borrow=True, return_internal_type=True)
+    except (AttributeError, TypeError):
+        return None
+
+
+def _is_float64(value: Any) -> bool:
+    return value is not None and str(value.dtype).endswith("float64")  # torch's dtypes are not NumPy's
+
+
+def _name(param: Any, index: int) -> str:
+    return getattr(param, "name", None) or f"parameter {index}"
+
+
+def _some(names: list[str], at_most: int = 5) -> str:
+    rest = f" and {len(names) - at_most} more" if len(names) > at_most else ""
+    return ", ".join(names[:at_most]) + rest
+
+
+def _warn_of_float64(device: str, what: str) -> None:
+    warn_once(
+        f"{what} float64 on {device}: that is half the speed of float32 at best, a thirtieth on most GPUs, and twice "
+        "the bytes to synchronize. Set floatX=float32 in THEANO_FLAGS, and cast the data to theano.config.floatX"
+    )

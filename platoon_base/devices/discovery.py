@@ -1,0 +1,285 @@
+"""Which devices there are to compute on, asked in a process of its own: after a GPU library no process may fork."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.system.environment import MAX_WORKERS
+
+__all__ = [
+    "CPU_DEFAULT",
+    "Choice",
+    "CudaDevices",
+    "can_share_center",
+    "choose_devices",
+    "cuda_devices",
+    "is_device_name",
+    "list_devices",
+    "require_devices",
+]
+
+CPU_DEFAULT = 4  # each worker has a copy of the model and, often, of the data: no more than this unless asked for
+
+_ALL = ("auto", "cuda")
+_NAME = re.compile(r"cpu|cuda(\d+)|opencl\d+:\d+")
+_QUERY_TIMEOUT_S = 60
+_PYGPU_QUERY = """
+import pygpu.gpuarray as g
+def count(kind, platform):
+    try:
+        return g.count_devices(kind, platform)
+    except Exception:
+        return 0
+def platforms(kind):
+    try:
+        return g.count_platforms(kind)
+    except Exception:
+        return 0
+print(*(f"cuda{i}" for p in range(platforms("cuda")) for i in range(count("cuda", p))))
+print(*(f"opencl{p}:{i}" for p in range(platforms("opencl")) for i in range(count("opencl", p))))
+"""
+# The driver itself honours CUDA_VISIBLE_DEVICES, so its numbers are those of pygpu and of every other library.
+_DRIVER_QUERY = """
+import ctypes, json
+count, problem, reach = ctypes.c_int(), "", []
+def check(error):
+    if error:
+        name = ctypes.c_char_p()
+        cuda.cuGetErrorName(error, ctypes.byref(name))
+        raise OSError((name.value or b"CUDA error %d" % error).decode())
+try:
+    cuda = ctypes.CDLL("libcuda.so.1")
+    check(cuda.cuInit(0))
+    check(cuda.cuDeviceGetCount(ctypes.byref(count)))
+    devices = [ctypes.c_int() for _ in range(count.value)]
+    for i, device in enumerate(devices):
+        check(cuda.cuDeviceGet(ctypes.byref(device), i))
+    for one in devices:
+        can = ctypes.c_int()
+        reach.append([])
+        for other in devices:
+            if one is not other:
+                check(cuda.cuDeviceCanAccessPeer(ctypes.byref(can), one, other))
+            reach[-1].append(one is other or bool(can.value))
+except (OSError, AttributeError) as exc:
+    problem = str(exc)
+print(json.dumps([count.value, problem, reach]))
+"""
+_NO_DEVICE = "CUDA_ERROR_NO_DEVICE"
+_NO_DRIVER = "libcuda.so.1"
+
+
+class CudaDevices(NamedTuple):
+    """What the CUDA driver tells.
+
+    Attributes
+    ----------
+    number : int
+        Number of visible devices.
+    problem : str
+        Why there are none, or why not all could be asked; empty if all is well.
+    reach : list of list of bool
+        ``reach[i][j]``: device i can access the memory of device j.
+    """
+
+    number: int
+    problem: str
+    reach: list[list[bool]]
+
+    @property
+    def names(self) -> list[str]:
+        """Such as ``["cuda0", "cuda1"]``."""
+        return [f"cuda{i}" for i in range(self.number)]
+
+    @property
+    def broken(self) -> bool:
+        """Whether there is a driver that does not work, unlike a machine without a driver or without a device."""
+        return bool(self.problem) and _NO_DRIVER not in self.problem and self.problem != _NO_DEVICE
+
+    def why_none(self) -> str:
+        """Return the reason why there is no device, for a message."""
+        if self.broken:
+            return f"CUDA does not work here: {self.problem}"
+        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+        if hidden is not None and _NO_DRIVER not in self.problem:
+            return f"there is no CUDA device here, with CUDA_VISIBLE_DEVICES={hidden!r}"
+        return "there is no CUDA device here" + (", nor a driver" if _NO_DRIVER in self.problem else "")
+
+
+def is_device_name(text: str) -> bool:
+    """Tell whether a word is what ``-D`` takes: ``cpu``, ``cuda0``, ``opencl0:0``, ``cuda``, ``auto``."""
+    return text in _ALL or bool(_NAME.fullmatch(text))
+
+
+def cuda_devices() -> CudaDevices:
+    """Ask the CUDA driver which devices are visible, and which reach which; once, while the environment is the same."""
+    return _ask_driver(frozenset(os.environ.items()))
+
+
+@functools.lru_cache(maxsize=1)
+def _ask_driver(environment: frozenset[tuple[str, str]]) -> CudaDevices:
+    # -S: without site-packages the answer is there in 20 ms.
+    command = [sys.executable, "-I", "-S", "-c", _DRIVER_QUERY]
+    try:
+        done = subprocess.run(
+            command, env=dict(environment), capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return CudaDevices(0, f"the driver did not answer within {_QUERY_TIMEOUT_S} s", [])
+    if done.returncode:
+        return CudaDevices(0, f"asking the driver failed with exit status {done.returncode}", [])
+    return CudaDevices(*json.loads(done.stdout.splitlines()[-1]))
+
+
+class Choice(NamedTuple):
+    """Where the workers are to compute.
+
+    Attributes
+    ----------
+    devices : list of str
+        One for each worker.
+    reason : str
+        Why just these, for the person who did not name them; empty if they were named.
+    """
+
+    devices: list[str]
+    reason: str = ""
+
+
+def choose_devices(workers: int | None, words: Sequence[str]) -> Choice:
+    """Choose the workers' devices from what ``-n`` and ``-D`` say.
+
+    Parameters
+    ----------
+    workers : int or None
+    words : sequence of str
+        Names of devices, one for each worker; or one of ``"auto"``, ``"cuda"``, ``"cpu"``; or nothing, which is
+        ``"auto"``: CUDA devices if there are any, the CPU if not.
+
+    Raises
+    ------
+    ConfigurationError
+        If that cannot be had. Asked for more workers than there are CUDA devices, it neither shares one nor takes
+        the CPU without being told to.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigurationError(f"got -n {workers}: a job has at least 1 worker")
+    if max(workers or 1, len(words)) > MAX_WORKERS:
+        raise ConfigurationError(f"got {max(workers or 1, len(words))} workers: a job has 1 to {MAX_WORKERS}")
+    if list(words) == ["cpu"]:
+        return Choice(["cpu"] * (workers or 1))
+    if not words or (len(words) == 1 and words[0] in _ALL):
+        return _choose_cuda(workers, required=list(words) == ["cuda"])
+    for word in words:
+        if word in _ALL:
+            raise ConfigurationError(f"got -D {' '.join(words)}: {word!r} means all there are, and stands alone")
+    if workers not in (None, len(words)):
+        raise ConfigurationError(
+            f"got both -n {workers} and -D with {len(words)} devices: each device gets one worker; leave -n out"
+        )
+    return Choice(list(words))
+
+
+def _choose_cuda(workers: int | None, required: bool) -> Choice:
+    cuda = cuda_devices()
+    if cuda.number == 0:
+        if required:
+            raise ConfigurationError(f"got -D cuda, but {cuda.why_none()}; say -D cpu for the CPU")
+        cores = len(os.sched_getaffinity(0))
+        number = min(cores, CPU_DEFAULT) if workers is None else workers
+        rule = f"; one worker a core, at most {CPU_DEFAULT}, unless -n says how many" if workers is None else ""
+        return Choice(["cpu"] * number, f"{cuda.why_none()}{rule}")
+    if workers is None:
+        return Choice(cuda.names, "all there are")
+    if workers > cuda.number:
+        raise ConfigurationError(
+            f"got -n {workers}, but there are {cuda.number} CUDA devices: say -n {cuda.number}; or -D cpu -n {workers} "
+            f"for the CPU; or name the devices to share one, as in -D {' '.join([*cuda.names, cuda.names[0]])}"
+        )
+    return Choice(cuda.names[:workers], f"the first {workers} of {cuda.number}; -D cpu for the CPU")
+
+
+def list_devices() -> list[str]:
+    """Name the devices that Theano can compute on here, ``"cpu"`` first.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If pygpu, which Theano computes with on devices, is not installed or does not answer.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PYGPU_QUERY], capture_output=True, text=True, timeout=_QUERY_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise BackendUnavailableError(f"pygpu did not answer within {_QUERY_TIMEOUT_S} s: is a GPU stuck?") from exc
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1:] or [f"exit status {done.returncode}"]
+        raise BackendUnavailableError(
+            f"pygpu does not work ({reason[0]}), and Theano computes on devices with it only: "
+            "on Debian 12 run `apt-get install python3-pygpu`, then `make setup`"
+        )
+    return ["cpu", *done.stdout.split()]
+
+
+def require_devices(names: Sequence[str]) -> None:
+    """Raise unless each of these devices exists.
+
+    Raises
+    ------
+    ConfigurationError
+        If a name is no device's, or one here.
+    BackendUnavailableError
+        If that cannot be found out.
+    """
+    for name in names:
+        if not _NAME.fullmatch(name):
+            raise ConfigurationError(f"got device {name!r}: devices are cpu, cuda0, cuda1 ..., opencl0:0 ...")
+    present, reason = ["cpu"], ""
+    if any(name.startswith("cuda") for name in names):
+        # Not pygpu: Keras on another back end does without it.
+        cuda = cuda_devices()
+        present += cuda.names
+        reason = "" if cuda.number else f" ({cuda.why_none()})"
+    if any(name.startswith("opencl") for name in names):
+        present = [*present, *(name for name in list_devices() if name.startswith("opencl"))]
+    for name in names:
+        if name not in present:
+            raise ConfigurationError(f"device {name} does not exist here: there are {', '.join(present)}{reason}")
+
+
+def can_share_center(devices: Sequence[str]) -> str:
+    """Tell whether workers on these devices can keep their center in the memory of one of them.
+
+    Returns
+    -------
+    str
+        Empty if they can: all are different CUDA devices of this host, and each reaches the memory of each. Otherwise
+        the reason why not, such as ``"cuda0 and cuda2 cannot access each other's memory"``.
+    """
+    if not devices:
+        return "there is no CUDA device"
+    for device, times in Counter(devices).items():
+        if not device.startswith("cuda"):
+            return f"{device} is not a CUDA device"
+        if times > 1:
+            return f"{times} workers share {device}"
+    cuda = cuda_devices()
+    for device in devices:
+        if device not in cuda.names:
+            return f"device {device} does not exist: {cuda.why_none()}" if not cuda.number else f"there is no {device}"
+    numbers = [int(device[len("cuda") :]) for device in devices]
+    for i, one in enumerate(numbers):
+        for other in numbers[i + 1 :]:
+            if not (cuda.reach[one][other] and cuda.reach[other][one]):
+                return f"cuda{one} and cuda{other} cannot access each other's memory"
+    return ""

@@ -1,0 +1,284 @@
+"""Where the jobs of this user live on this host: their folders, the names of their shared memory, their leftovers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import stat
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+import msgspec
+
+from platoon_base.channels.keys import Keys
+from platoon_base.controller.limits import require_room
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned, in_use
+from platoon_base.system.environment import NAMESPACE
+from platoon_base.system.folder_lock import FolderLock, is_locked
+from platoon_base.system.own_files import open_own
+
+__all__ = ["JobFiles", "Leftover", "leftovers", "remove", "running", "segment_prefix"]
+
+# Jobs of another namespace are neither seen nor tidied up: for test runs beside jobs that matter.
+
+log = logging.getLogger(__name__)
+
+_DESCRIPTION = "job.json"
+_LONGEST_DESCRIPTION = 1 << 16
+_JOB = re.compile(r"[0-9a-f]{12}")
+_LONGEST_ADDRESS = len("ipc://") + 107  # sun_path of a Unix socket holds 108 bytes with its final zero
+_YOUNG_S = 5.0  # a job that is just starting has no lock on its first file yet
+
+
+class JobFiles(msgspec.Struct, frozen=True):
+    """What a process must know to join a job; kept as JSON in the job's folder, which only its user can enter.
+
+    Attributes
+    ----------
+    job : str
+        12 hexadecimal digits.
+    folder : str
+        The one that the description was read from, whatever path it had for the process that wrote it.
+    size : int
+        Number of workers that the launcher starts.
+    place : str
+        Where the center is to live, ``"host"`` or ``"device"``.
+    checkpoint : str
+        The file that the job is resumed from; empty for a new one.
+    endpoint : str
+        Where the controller listens, if not at the socket in the folder.
+    keys : Keys or None
+        What proves to a controller that listens elsewhere that a process belongs to the job.
+    """
+
+    job: str
+    folder: str
+    size: int
+    place: str = "host"
+    checkpoint: str = ""
+    endpoint: str = ""
+    keys: Optional[Keys] = None
+
+    @property
+    def address(self) -> str:
+        """Where the controller listens."""
+        return self.endpoint or f"ipc://{self.folder}/control"
+
+    @property
+    def words(self) -> str:
+        """Name of the segment with the control words."""
+        return f"{segment_prefix()}{self.job}-words"
+
+    @property
+    def center(self) -> str:
+        """Name of the segment with the center."""
+        return f"{segment_prefix()}{self.job}-center"
+
+    @property
+    def collective(self) -> str:
+        """Name of the segment through which ndarrays are all-reduced."""
+        return f"{segment_prefix()}{self.job}-collective"
+
+    @classmethod
+    def create(cls, size: int, place: str = "host", checkpoint: str = "") -> JobFiles:
+        """Make the folder of a new job."""
+        job = secrets.token_hex(6)
+        folder = _jobs_folder() / job
+        require_room(folder.parent, "a job's description and its socket")
+        folder.mkdir(mode=0o700)
+        files = cls(job, str(folder), size, place, checkpoint)
+        if len(os.fsencode(files.address)) > _LONGEST_ADDRESS:
+            folder.rmdir()
+            raise ConfigurationError(
+                f"{folder} is too long a path for a Unix socket: set TMPDIR to a folder with a shorter one"
+            )
+        files.write()
+        return files
+
+    def write(self) -> None:
+        """Write the description into the folder, for this user's eyes alone."""
+        path = Path(self.folder, _DESCRIPTION)
+        unfinished = path.with_suffix(".tmp")
+        with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(json.dumps(msgspec.to_builtins(self)).encode())  # unlike msgspec it takes paths of any bytes
+        os.replace(unfinished, path)
+
+    def lock(self) -> FolderLock:
+        """Hold the folder for as long as the job lives: neither `platoon clean` nor systemd-tmpfiles removes it."""
+        return FolderLock(Path(self.folder), wait=True)
+
+    @classmethod
+    def read(cls, folder: str) -> JobFiles:
+        """Read the description in a job's folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no job of this user in that folder.
+        """
+        try:
+            with open(open_own(Path(folder, _DESCRIPTION), stat.S_IFREG), "rb") as file:
+                found = msgspec.convert(json.loads(file.read(_LONGEST_DESCRIPTION)), cls)
+            if not _JOB.fullmatch(found.job):
+                raise msgspec.ValidationError(f"got job {found.job[:100]!r}, not 12 hexadecimal digits")
+        except (OSError, ValueError, RecursionError, msgspec.MsgspecError) as exc:
+            raise ConfigurationError(
+                f"PLATOON_JOB={folder!r} is not the folder of a running job ({exc}): unset it to run alone, or start "
+                "the script with `platoon launch`"
+            ) from exc
+        return msgspec.structs.replace(found, folder=os.path.abspath(folder))  # this process may go to other folders
+
+    @classmethod
+    def find(cls, job: str) -> JobFiles:
+        """Find a running job by its name or its folder.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none.
+        """
+        for files in running():
+            if job in (files.job, files.folder):
+                return files
+        raise ConfigurationError(f"there is no running job {job!r}: `platoon jobs` lists them")
+
+    def remove(self) -> None:
+        """Remove everything of this job that has a name."""
+        for name in (self.center, self.collective, self.words):
+            Segment.unlink(name)
+        _remove_folder(Path(self.folder))
+
+
+class Leftover(NamedTuple):
+    """Something that a dead job left behind."""
+
+    path: Path
+    size_bytes: int
+
+
+def running() -> list[JobFiles]:
+    """Describe this user's jobs that are still alive."""
+    found = []
+    for folder in _own_job_folders():
+        if _alive(folder.name):
+            with contextlib.suppress(ConfigurationError):  # it is just ending, or damaged: the others still count
+                found.append(JobFiles.read(str(folder)))
+    return found
+
+
+def leftovers() -> list[Leftover]:
+    """Find the folders and the shared memory of this user's dead jobs; what anybody else has put there is passed over.
+
+    A job lives as long as its controller holds the lock of its folder, or any process has its shared memory open. Both
+    are asked of the kernel, and so hold across process and network namespaces; the first also holds where the shared
+    memory cannot be seen from here.
+    """
+    names = sorted(path for path in SHM_FOLDER.iterdir() if path.name.startswith(segment_prefix().lstrip("/")))
+    segments = [path for path in names if abandoned(path.name) and _old(path) and not _alive(_job_of(path))]
+    found = [Leftover(path, _size_bytes(path)) for path in segments]
+    for folder in _own_job_folders():
+        if _old(folder) and not _alive(folder.name):
+            found.append(Leftover(folder, sum(_size_bytes(path) for path in folder.glob("*"))))
+    return found
+
+
+def _own_job_folders() -> list[Path]:
+    try:
+        jobs = _jobs_folder(create=False)
+        entries = sorted(jobs.iterdir())
+    except FileNotFoundError:
+        return []
+    except _ForeignFolderError as exc:
+        log.warning("%s", exc)
+        return []
+    return [entry for entry in entries if _JOB.fullmatch(entry.name) and _is_own_folder(entry)]
+
+
+def _is_own_folder(path: Path) -> bool:
+    try:
+        status = path.lstat()
+    except OSError:  # it went away meanwhile
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _alive(job: str) -> bool:
+    """Tell whether a job lives: its folder is locked, or its control words are in use."""
+    folder = Path(tempfile.gettempdir(), _mine(), job)
+    return is_locked(folder) or in_use(f"{segment_prefix()}{job}-words")
+
+
+def _job_of(segment: Path) -> str:
+    return segment.name.removeprefix(segment_prefix().lstrip("/")).partition("-")[0]
+
+
+def remove(leftover: Leftover) -> bool:
+    """Remove one leftover, unless its job lives; tells whether it is gone."""
+    path = leftover.path
+    if path.parent == SHM_FOLDER:
+        if abandoned(path.name) and not _alive(_job_of(path)):
+            Segment.unlink(f"/{path.name}")
+    elif not _alive(path.name):
+        _remove_folder(path)
+    return not os.path.lexists(path)
+
+
+def _remove_folder(path: Path) -> None:
+    if _is_own_folder(path):  # rmtree itself follows no links
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _size_bytes(path: Path) -> int:
+    try:
+        return path.lstat().st_size
+    except OSError:  # it went away meanwhile
+        return 0
+
+
+def _old(path: Path) -> bool:
+    try:
+        return time.time() - path.lstat().st_mtime > _YOUNG_S
+    except OSError:
+        return False
+
+
+def segment_prefix() -> str:
+    """Return what the names of the shared memory of this user's jobs begin with, those of this namespace."""
+    return f"/{_mine()}-"
+
+
+def _mine() -> str:
+    namespace = os.environ.get(NAMESPACE, "")
+    if not re.fullmatch(r"[0-9A-Za-z]{0,16}", namespace):
+        raise ConfigurationError(
+            f"got {NAMESPACE}={namespace!r}: it becomes a part of file names; take up to 16 letters and digits"
+        )
+    return f"platoon-{os.getuid()}{'.' if namespace else ''}{namespace}"
+
+
+class _ForeignFolderError(PlatoonError):
+    """Where the folder of the jobs should be there is something of somebody else."""
+
+
+def _jobs_folder(create: bool = True) -> Path:
+    """Return the folder, entered by this user alone, that holds the jobs' folders."""
+    folder = Path(tempfile.gettempdir()) / _mine()
+    if create:
+        with contextlib.suppress(FileExistsError):  # what is there is looked at next
+            folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    foreign = not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid()
+    if foreign or status.st_mode & 0o077:
+        raise (_ForeignFolderError if foreign else PlatoonError)(
+            f"{folder} must be a folder that only you can enter, because it holds the control sockets; "
+            "remove it, or set TMPDIR to a folder of yours"
+        )
+    return folder

@@ -1,0 +1,200 @@
+"""Synchronization rules: how a worker's parameters and the shared center change each other.
+
+A rule is element-wise and pure: arrays in, arrays changed, no lock, socket or framework inside. It may therefore
+run block by block and stripe by stripe, and an update torn by a crash is still a valid one, element by element.
+
+A rule's ``sync`` is its plain NumPy form and the oracle of all others. A rule that names a ``kernel`` has a fused
+one-pass form too (see `platoon_base.centers.host_kernels`), which gives the same bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["ASGD", "EASGD", "Adopt", "Rule", "settings_of"]
+
+Array = np.ndarray[Any, Any]
+State = tuple[Array, ...]
+_LONGEST_SETTINGS = 500
+
+
+class Rule(Protocol):
+    """What a synchronization rule offers.
+
+    Attributes
+    ----------
+    kernel : str or None
+        Name of the fused form in `platoon_base.centers.host_kernels`, or None if there is only the NumPy form.
+    local_state : tuple of str
+        Names of the extra buffers that each worker keeps for the rule, each shaped like the parameters and
+        started with the center's values.
+    center_state : tuple of str
+        Names of the extra buffers that lie beside the center, started with zeros.
+    """
+
+    kernel: ClassVar[str | None]
+    local_state: ClassVar[tuple[str, ...]]
+    center_state: ClassVar[tuple[str, ...]]
+
+    def resolved(self, size: int) -> Rule:
+        """Return the rule with its defaults filled in for a job of ``size`` workers."""
+        ...
+
+    def kernel_args(self) -> tuple[float, ...]:
+        """Return the scalar arguments of the fused form."""
+        ...
+
+    def sync(self, local: Array, center: Array, local_state: State, center_state: State) -> None:
+        """Apply the rule once, in place.
+
+        Parameters
+        ----------
+        local, center : ndarray, shape (n,), same float dtype
+        local_state, center_state : tuple of ndarray, each of shape (n,)
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class EASGD:
+    """Elastic averaging: a spring pulls worker and center towards each other.
+
+    ::
+
+        d := alpha (x - c)
+        x := x - d
+        c := c + d
+
+    Both sides use the values before the synchronization, so ``x + c`` stays what it was.
+
+    Parameters
+    ----------
+    alpha : float in (0, 1], optional
+        Strength of the spring. The default is ``0.9 / N`` for a job of N workers: the paper's beta = N alpha = 0.9.
+
+    Raises
+    ------
+    ConfigurationError
+        If alpha is outside (0, 1].
+
+    References
+    ----------
+    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, equations 5 and 6.
+    """
+
+    alpha: float | None = None
+
+    kernel: ClassVar[str | None] = "easgd"
+    local_state: ClassVar[tuple[str, ...]] = ()
+    center_state: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        if self.alpha is not None and not (isinstance(self.alpha, (int, float, np.number)) and 0 < self.alpha <= 1):
+            raise ConfigurationError(
+                f"got alpha={self.alpha!r}: outside (0, 1] the worker and the center drive each other apart; "
+                "leave it out for 0.9 / N, or try 0.5"
+            )
+
+    def resolved(self, size: int) -> EASGD:
+        """Fill in ``alpha = 0.9 / size`` if no alpha was given."""
+        return self if self.alpha is not None else replace(self, alpha=0.9 / size)
+
+    def kernel_args(self) -> tuple[float, ...]:
+        """Return ``(alpha,)``."""
+        if self.alpha is None:
+            raise ConfigurationError(
+                "alpha is not known yet: it is 0.9 / N by default; call resolved(N) first, or give alpha"
+            )
+        return (float(self.alpha),)
+
+    def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
+        """Apply the equations above in place."""
+        (alpha,) = self.kernel_args()
+        d = local.dtype.type(alpha) * (local - center)
+        local -= d
+        center += d
+
+
+@dataclass(frozen=True)
+class ASGD:
+    """Asynchronous SGD, as in Downpour: the worker adds its progress to the center and takes the center over.
+
+    ::
+
+        c := c + (x - x_old)
+        x := c
+        x_old := c
+
+    ``x_old`` is the center as this worker saw it last. With one worker nothing changes but rounding.
+
+    References
+    ----------
+    Dean et al.: Large scale distributed deep networks, NIPS 2012, section 4.1 (here: whole updates, not gradients).
+    """
+
+    kernel: ClassVar[str | None] = "asgd"
+    local_state: ClassVar[tuple[str, ...]] = ("x_old",)
+    center_state: ClassVar[tuple[str, ...]] = ()
+
+    def resolved(self, size: int) -> ASGD:
+        """Return the rule itself: it has no parameter."""
+        return self
+
+    def kernel_args(self) -> tuple[float, ...]:
+        """Return ``()``."""
+        return ()
+
+    def sync(self, local: Array, center: Array, local_state: State, center_state: State = ()) -> None:
+        """Apply the equations above in place; ``local_state = (x_old,)``."""
+        (x_old,) = local_state
+        center += local - x_old
+        local[...] = center
+        x_old[...] = center
+
+
+class Adopt:
+    """Takes the place of a rule while a job has one worker, so that this trains as the plain script does.
+
+    ::
+
+        c := x
+        x_old := x                (if the rule keeps one)
+
+    The center is for checkpoints and for workers that join late. When one has joined, the rule takes over.
+
+    Parameters
+    ----------
+    rule : Rule
+        Whose place it takes. What this rule remembers is kept up to date for it.
+    """
+
+    kernel: str
+    local_state: tuple[str, ...]
+    center_state: tuple[str, ...]
+
+    def __init__(self, rule: Rule) -> None:
+        self.local_state, self.center_state = rule.local_state, rule.center_state
+        self.kernel = "adopt_remembering" if rule.local_state else "adopt"
+
+    def resolved(self, size: int) -> Adopt:
+        """Return the rule itself: it has no parameter."""
+        return self
+
+    def kernel_args(self) -> tuple[float, ...]:
+        """Return ``()``."""
+        return ()
+
+    def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
+        """Apply the equations above in place."""
+        for array in (center, *local_state):
+            array[...] = local
+
+
+def settings_of(rule: Rule) -> str:
+    """Return a rule with its arguments as text, such as ``EASGD(alpha=0.45)``; empty if the rule does not tell them."""
+    return repr(rule)[:_LONGEST_SETTINGS] if is_dataclass(rule) else ""

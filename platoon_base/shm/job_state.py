@@ -1,0 +1,219 @@
+"""The few words of shared memory through which a running job is steered and watched.
+
+A worker reads the stop flag and writes its progress here at the cost of a memory access; nobody sends a message.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.errors import ProtocolError
+from platoon_base.sharding import START, Position
+from platoon_base.system.text import to_bytes
+from platoon_base.views import array_on
+
+__all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "ControlWords", "Progress"]
+
+MAGIC = b"PLATOON\0"
+VERSION = 4
+
+# Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
+CONTROLLER_LOCK = 0  # held while the controller lives
+USER_LOCK = 1  # Worker.lock() and unlock()
+WORKER_LOCKS = 1024  # + rank: held while that worker takes part
+
+_HEADER = np.dtype(
+    [("magic", "S8"), ("version", "u4"), ("rows", "u4"), ("stop", "u4"), ("several", "u4"), ("reason", "S256")],
+    align=True,
+)
+_ROW = np.dtype(
+    [
+        ("epoch", "i8"),
+        ("steps", "i8"),
+        ("syncs", "i8"),
+        ("loss", "f8"),
+        ("sync_seconds", "f8"),
+        ("started", "f8"),
+        ("updated", "f8"),
+        ("collectives", "i8"),
+        ("waits", "i8"),
+        ("left", "i8"),
+        ("steps_before_epoch", "i8"),
+        ("steps_before_start", "i8"),
+        (
+            "synced",
+            "i8",
+            (2, 3),
+        ),  # positions: the latest and the one before, so that there is a whole one at any moment
+        ("synced_slot", "i8"),
+        ("waiting_in", "S128"),
+        ("ending", "S512"),
+    ],
+    align=True,
+)
+_BALLOT_BYTES = 8
+
+
+def _put(row: Any, position: Sequence[int]) -> None:
+    """Write a position beside the latest one, and then make it the latest."""
+    slot = 1 - row["synced_slot"]
+    row["synced"][slot] = position
+    row["synced_slot"] = slot
+
+
+class Progress(NamedTuple):
+    """What one worker has written of itself.
+
+    Attributes
+    ----------
+    epoch, steps : int
+    syncs : int
+        How often values went to or came from the center, after the first ones.
+    loss : float
+        NaN until the worker has told one.
+    sync_seconds : float
+        Time spent in synchronization since ``started``.
+    started, updated : float
+        Seconds of the machine's monotonic clock: first and latest step.
+    steps_before_start : int
+        How many of the steps an earlier process of this rank has made.
+    """
+
+    epoch: int
+    steps: int
+    syncs: int
+    loss: float
+    sync_seconds: float
+    started: float
+    updated: float
+    steps_before_start: int = 0
+
+
+class ControlWords:
+    """The control words on any buffer: shared memory in a job of many, plain memory in a job of one.
+
+    Attributes
+    ----------
+    ballots : ndarray, shape (rows,), int64
+        The number of the ballot in which each rank has cast its latest vote; see `platoon_base.shm.stop_votes`.
+    """
+
+    def __init__(self, buffer: Any, rows: int, create: bool) -> None:
+        self._header: Any = array_on(buffer, (), _HEADER)
+        if create:
+            self._header["magic"], self._header["version"], self._header["rows"] = MAGIC, VERSION, rows
+        # NumPy strips trailing zeros of byte strings.
+        elif (self._header["magic"].item(), self._header["version"].item()) != (MAGIC.rstrip(b"\0"), VERSION):
+            raise ProtocolError(
+                "the job's control words are of another version of this package; install one version everywhere"
+            )
+        self._lie_on(buffer)
+        if create:
+            self._rows["loss"] = np.nan
+
+    def _lie_on(self, buffer: Any) -> None:
+        self._header = array_on(buffer, (), _HEADER)
+        self._rows: Any = array_on(buffer, (int(self._header["rows"]),), _ROW, self._first_row())
+        # Not in the rows: one after the other, they are compared in a few cache lines, however many workers there are.
+        self.ballots: Any = array_on(buffer, self._rows.shape, "i8", self._first_row() + self._rows.nbytes)
+        self._stop = self._header["stop"][...]
+
+    def let_go(self) -> None:
+        """Lie on a last copy from now on, so that the memory can be unmapped: it is read as before, by any thread."""
+        copy = bytearray(self.size_bytes(len(self._rows)))
+        last = ControlWords(copy, len(self._rows), create=True)
+        last._header[...], last._rows[...], last.ballots[...] = self._header, self._rows, self.ballots
+        self._lie_on(copy)
+
+    @staticmethod
+    def _first_row() -> int:
+        return -(-_HEADER.itemsize // 64) * 64
+
+    @classmethod
+    def size_bytes(cls, rows: int) -> int:
+        """Bytes that control words for so many workers take."""
+        return cls._first_row() + rows * (_ROW.itemsize + _BALLOT_BYTES)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the job is to stop."""
+        return bool(self._stop)
+
+    @property
+    def stop_reason(self) -> str:
+        """Why the job stops; empty while it does not."""
+        return bytes(self._header["reason"].item()).decode(errors="replace")
+
+    def stop(self, reason: str) -> None:
+        """Raise the stop flag. The first reason stays."""
+        if not self.stopping:
+            self._header["reason"] = to_bytes(reason, self._header.dtype["reason"].itemsize)
+            self._header["stop"] = 1
+
+    @property
+    def shared_by_several(self) -> bool:
+        """Whether any worker but the only one of a job of one has ever shared parameters."""
+        return bool(self._header["several"])
+
+    def note_several(self) -> None:
+        """Take note that several workers share parameters, from now on."""
+        self._header["several"] = 1
+
+    def row(self, rank: int) -> Any:
+        """Return the row of a rank, to write to by field name."""
+        return self._rows[rank]
+
+    def start_row(self, rank: int, position: Position = START) -> None:
+        """Reset the row of a worker that joins, to go on at a position; `position` gives it from the start."""
+        row = self._rows[rank]
+        _put(row, position)
+        new = np.zeros((), dtype=_ROW)
+        new["loss"] = np.nan
+        new["epoch"], new["steps"], new["steps_before_start"] = position.epoch, position.steps, position.steps
+        new["steps_before_epoch"] = position.steps - position.epoch_steps
+        for name in _ROW.names or ():
+            if name not in ("synced", "synced_slot"):
+                row[name] = new[name]
+        self.ballots[rank] = 0
+
+    @staticmethod
+    def mark_synced(row: Any) -> None:
+        """Take note that the center has what the worker of a row has learnt up to now."""
+        _put(row, (row["epoch"], row["steps"] - row["steps_before_epoch"], row["steps"]))
+
+    def mark_all_synced(self, row: Any) -> None:
+        """Take note that the center is what the worker of a row has learnt up to now: all others go on from there."""
+        self.mark_synced(row)
+        position = row["synced"][row["synced_slot"]].tolist()
+        for other in self._rows:
+            _put(other, position)
+
+    def position(self, rank: int) -> Position:
+        """Return how far a worker was at its latest synchronization."""
+        row = self._rows[rank]
+        while True:
+            slot = int(row["synced_slot"])
+            position = Position(*row["synced"][slot].tolist())
+            if slot == row["synced_slot"]:
+                return position
+
+    def collectives(self, rank: int) -> Any:
+        """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""
+        return self._rows["collectives"][rank : rank + 1]
+
+    def write_text(self, rank: int, field: str, text: str) -> None:
+        """Write a text field of a row, cut to its length."""
+        row = self._rows[rank]
+        row[field] = to_bytes(text, row.dtype[field].itemsize)
+
+    def read_text(self, rank: int, field: str) -> str:
+        """Read a text field of a row."""
+        return bytes(self._rows[rank][field].item()).decode(errors="replace")
+
+    def progress(self, rank: int) -> Progress:
+        """Read the row of a rank."""
+        row = self._rows[rank]
+        return Progress(*(row[name].item() for name in Progress._fields))

@@ -1,0 +1,227 @@
+"""Named posix shared memory: mapped, locked by byte, and found again after a crash.
+
+Locks are the kernel's open-file-description locks on bytes of the segment. The kernel frees them when their holder
+dies, however it dies, so no lock can outlive its process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import io
+import mmap
+import os
+import stat
+import struct
+from pathlib import Path
+from typing import Any
+
+import posix_ipc
+
+from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.system.own_files import open_own
+
+__all__ = ["SHM_FOLDER", "Segment", "abandoned", "in_use"]
+
+SHM_FOLDER = Path("/dev/shm")
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _flock(kind: int, byte: int, count: int = 1) -> bytes:
+    """Build the ``struct flock`` of 64-bit Linux for ``count`` bytes; 0 stands for all from ``byte`` on."""
+    return struct.pack("hhqqi4x", kind, os.SEEK_SET, byte, count, 0)
+
+
+class Segment:
+    """One shared-memory segment of mode 0600, mapped into this process.
+
+    Use `create` or `attach`. Every open segment also carries a shared ``flock``, by which `abandoned` tells
+    segments in use from leftovers.
+
+    Attributes
+    ----------
+    name : str
+        The posix name, with its leading slash.
+    buffer : mmap
+        The memory; lay arrays on it with `platoon_base.views.array_on`, which keeps it mapped under them.
+    """
+
+    def __init__(self, name: str, fd: int, size_bytes: int, populate: bool = True) -> None:
+        self.name = name
+        # An object, not a number: that may be another file's by the time it is used, if a thread closes this meanwhile.
+        self._file = io.FileIO(fd, closefd=False)
+        self._pid = os.getpid()
+        self._buffer: mmap.mmap | None = mmap.mmap(
+            fd, size_bytes, flags=mmap.MAP_SHARED | (_POPULATE if populate else 0)
+        )
+
+    @classmethod
+    def create(cls, name: str, size_bytes: int) -> Segment:
+        """Make a new segment of zeros, replacing a leftover of that name.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If there is not enough shared memory: the pages are reserved here, so that no later access can fail.
+        """
+        with contextlib.suppress(posix_ipc.ExistentialError):
+            posix_ipc.unlink_shared_memory(name)
+        fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=0).fd
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH)  # first of all, or it looks abandoned
+            os.posix_fallocate(fd, 0, size_bytes)
+            return cls(name, fd, size_bytes)
+        except OSError as exc:
+            os.close(fd)
+            posix_ipc.unlink_shared_memory(name)
+            if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            room = os.statvfs(SHM_FOLDER)
+            raise BackendUnavailableError(
+                f"needs {size_bytes / 1e6:.0f} MB of shared memory, {SHM_FOLDER} has "
+                f"{room.f_bavail * room.f_frsize / 1e6:.0f} MB free: enlarge it (mount -o remount,size=...; "
+                "docker run --shm-size=...), or remove leftovers with `platoon clean`"
+            ) from exc
+
+    @classmethod
+    def attach(cls, name: str, populate: bool = True) -> Segment:
+        """Map a segment that another process of this user made.
+
+        Parameters
+        ----------
+        name : str
+        populate : bool
+            Whether to enter all its pages at once, so that no later access is slow.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no such segment, or it belongs to another user.
+        """
+        try:
+            fd = posix_ipc.SharedMemory(name).fd
+        except (posix_ipc.ExistentialError, posix_ipc.PermissionsError) as exc:
+            raise ConfigurationError(_not_found(name, exc)) from exc
+        status = os.fstat(fd)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
+            os.close(fd)
+            raise ConfigurationError(f"shared memory {name} is not this user's alone; refused")
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        return cls(name, fd, status.st_size, populate)
+
+    @property
+    def buffer(self) -> mmap.mmap:
+        """See above.
+
+        Raises
+        ------
+        ConfigurationError
+            After `close`.
+        """
+        if self._buffer is None:
+            raise self._closed_error()
+        return self._buffer
+
+    def try_lock(self, byte: int) -> bool:
+        """Take the lock of one byte, without waiting; False if another handle holds it.
+
+        Raises
+        ------
+        ConfigurationError
+            After `close`, which another thread or a signal handler may have called.
+        """
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
+        except BlockingIOError:
+            return False
+        except ValueError:  # I/O operation on closed file
+            raise self._closed_error() from None
+        return True
+
+    def unlock(self, byte: int, count: int = 1) -> None:
+        """Free the locks of one byte, or of ``count``; those that this handle does not hold stay as they are."""
+        try:
+            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))
+        except ValueError:
+            pass  # close() has freed them all
+
+    def locked(self, byte: int) -> bool:
+        """Tell whether another handle holds the lock of this byte; False after `close`, when nobody can know."""
+        try:
+            answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+        except ValueError:
+            return False
+        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+
+    def _closed_error(self) -> ConfigurationError:
+        return ConfigurationError(f"shared memory {self.name} is closed: nothing can be done after close()")
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return self._file.closed
+
+    def close(self) -> None:
+        """Free the locks of this handle and unmap the memory, as soon as no array lies on it any more."""
+        if self.closed:
+            return
+        fd = self._file.fileno()
+        self._file.close()
+        if os.getpid() != self._pid:
+            return  # a forked child shares the locks with its parent, who still needs them
+        buffer, self._buffer = self.buffer, None
+        with contextlib.suppress(BufferError):  # arrays still lie on it: it is unmapped together with the last
+            buffer.close()
+        # The mapping keeps a duplicate of fd and with it the locks, so those are freed by hand.
+        fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
+        fcntl.flock(fd, fcntl.LOCK_UN)
+        os.close(fd)
+
+    @staticmethod
+    def unlink(name: str) -> None:
+        """Remove the name, if it is there; the memory goes when the last process has closed it."""
+        with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):  # gone, or another user's
+            posix_ipc.unlink_shared_memory(name)
+
+    def __enter__(self) -> Segment:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+
+def _not_found(name: str, why: Exception) -> str:
+    return (
+        f"shared memory {name} cannot be opened ({why}). Either its job has ended; or something has removed its names "
+        f"from {SHM_FOLDER}, such as systemd-logind when you logged out (set RemoveIPC=no in /etc/systemd/logind.conf, "
+        "or run `loginctl enable-linger`) or a cleanup; or the job is in a container with another /dev/shm (share it, "
+        "as with docker run --ipc). Workers that run go on and are saved, but none can join the job or be started again"
+    )
+
+
+def abandoned(name: str) -> bool:
+    """Tell whether there is a segment of this user that no process has open."""
+    return _has_users(name) is False
+
+
+def in_use(name: str) -> bool:
+    """Tell whether there is a segment of this user that a process has open."""
+    return _has_users(name) is True
+
+
+def _has_users(name: str) -> bool | None:
+    """Tell whether a process has a segment open; None if this user has none of that name, whatever else has it."""
+    try:
+        fd = open_own(SHM_FOLDER / name.lstrip("/"), stat.S_IFREG)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,1 @@
+"""What all rooms ask of the operating system and the interpreter: files, locks, environment, text, import hooks."""

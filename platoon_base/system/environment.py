@@ -1,0 +1,15 @@
+"""The environment variables by which a launcher tells a process its job, and those that users may set."""
+
+from __future__ import annotations
+
+__all__ = ["DEVICE", "JOB", "MAX_WORKERS", "NAMESPACE", "NO_KERNELS", "NO_PREFORK", "RANK", "TIMEOUT_S"]
+
+# Set by the launcher.
+JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
+
+# Set by users.
+TIMEOUT_S = "PLATOON_TIMEOUT_S"
+NAMESPACE = "PLATOON_NAMESPACE"
+NO_KERNELS, NO_PREFORK = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
+
+MAX_WORKERS = 256  # of one job; the memory of a job has a row for each

@@ -1,0 +1,121 @@
+"""A lock on a folder, by which other processes see that it is in use. The kernel frees it however its holder ends."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import stat
+from pathlib import Path
+
+from platoon_base.system.own_files import SAFE_FLAGS, open_own
+
+__all__ = ["LOCK_FILE", "FolderLock", "is_locked", "locks_stay_on_this_host"]
+
+log = logging.getLogger(__name__)
+
+LOCK_FILE = ".lock"
+_NO_LOCKS = (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK)  # such as Lustre without flock, or NFS without its daemon
+_UNLOCKED = (
+    "%s is on a file system without locks (%s): nobody would notice if another job used it at the same time; "
+    "give each job a folder of its own"
+)
+
+
+class FolderLock:
+    """The exclusive lock on a folder.
+
+    It is two locks: one on the folder itself, which systemd-tmpfiles minds, and one on a file in it, which NFS passes
+    on to its server, so that other hosts see it too. Where the file system has no locks, a warning says so.
+
+    Parameters
+    ----------
+    folder : Path
+    wait : bool
+        Whether to wait for another holder to let go.
+
+    Raises
+    ------
+    BlockingIOError
+        If another process holds the lock, and ``wait`` is false.
+    OSError
+        If the folder cannot be locked.
+    """
+
+    def __init__(self, folder: Path, wait: bool = False) -> None:
+        how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
+        self.fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._file = -1
+        try:
+            fcntl.flock(self.fd, how)
+            # NFS gives an exclusive lock to writers only, and none of its own on folders.
+            self._file = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | SAFE_FLAGS, 0o600, dir_fd=self.fd)
+            fcntl.flock(self._file, how)
+        except BaseException as exc:
+            if isinstance(exc, OSError) and exc.errno in _NO_LOCKS:
+                log.warning(_UNLOCKED, folder, exc.strerror)
+                return
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go; a second call does nothing."""
+        for fd in (self._file, self.fd):
+            if fd >= 0:
+                os.close(fd)
+        self._file = self.fd = -1
+
+
+def is_locked(folder: Path) -> bool:
+    """Tell whether a process holds the lock of a folder of this user; False for what is no such folder."""
+    for path, kind in ((folder, stat.S_IFDIR), (folder / LOCK_FILE, stat.S_IFREG)):
+        try:
+            fd = open_own(path, kind)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others may ask at the same time
+        except BlockingIOError:
+            return True
+        except OSError:  # nothing can be locked there
+            return False
+        finally:
+            os.close(fd)
+    return False
+
+
+def locks_stay_on_this_host(path: Path, mounts: str | None = None) -> str:
+    """Tell why another host does not see locks in a folder; empty if it does, or no other host has the file system.
+
+    Parameters
+    ----------
+    path : Path
+    mounts : str, optional
+        What ``/proc/self/mountinfo`` says.
+    """
+    status = path.stat()
+    device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+    try:
+        lines = (mounts or Path("/proc/self/mountinfo").read_text(errors="replace")).splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):  # the latest mount hides the others
+        left, _, right = line.partition(" - ")
+        if left.split()[2:3] == [device] and len(right.split()) >= 3:
+            kind, _, options = right.split()[:3]
+            return _kept_from_others(kind, options.split(","))
+    return ""
+
+
+def _kept_from_others(kind: str, options: list[str]) -> str:
+    """Tell why a file system of other hosts too, mounted with these options, does not pass locks on."""
+    if kind in ("nfs", "nfs4"):
+        local = [word for word in options if word in ("nolock", "local_lock=all", "local_lock=flock")]
+        return f"{kind} with {local[-1]}" if local else ""
+    if kind == "lustre":
+        return "lustre with localflock" if "localflock" in options else ""
+    if kind in ("cifs", "smb3"):
+        return f"{kind} with nobrl" if "nobrl" in options else ""
+    # What these do depends on a server that says nothing of it.
+    return kind if kind in ("9p", "virtiofs", "afs", "beegfs") or kind.startswith("fuse.") else ""

@@ -1,0 +1,25 @@
+"""Warnings that a user must see: in the worker's log, where the launcher finds them, and as a Python warning."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+
+from platoon_base.errors import PlatoonWarning
+
+__all__ = ["LOG_MARK", "warn_once"]
+
+log = logging.getLogger(__name__)
+
+LOG_MARK = f"WARNING {__name__}: "  # by which the launcher finds these lines in a worker's log
+
+_said: set[str] = set()
+
+
+def warn_once(text: str) -> None:
+    """Warn once of each thing, so that the launcher tells it too."""
+    if text in _said:
+        return
+    _said.add(text)
+    log.warning("%s", text)
+    warnings.warn(text, PlatoonWarning, stacklevel=3)

@@ -1,0 +1,65 @@
+"""Lists of arrays in one collective call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.collectives.flat import FlatBuffers
+from platoon_base.errors import ConfigurationError
+from platoon_base.worker.handle import DEFAULT_TIMEOUT_S, Worker
+
+__all__ = ["FlatAllReduce"]
+
+
+class FlatAllReduce:
+    """Combines lists of arrays with those of the other workers, in place, in one collective call for each dtype.
+
+    Arrays travel in a flat buffer that is kept from call to call; use one object for each place in a program. On the
+    host, arrays that are large enough for that travel alone, without the copy.
+
+    Parameters
+    ----------
+    worker : Worker
+    timeout_s : float
+        Bound on each wait for the other workers.
+
+    Examples
+    --------
+    >>> reduce = FlatAllReduce(worker)                                              # doctest: +SKIP
+    >>> average_sgd(gradients, reduce)                                              # doctest: +SKIP
+    """
+
+    def __init__(self, worker: Worker, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        self._worker = worker
+        self._timeout_s = timeout_s
+        self._buffers = FlatBuffers()
+
+    def __call__(self, arrays: Sequence[Any], op: str = "sum") -> None:
+        """Combine the arrays.
+
+        Parameters
+        ----------
+        arrays : sequence of ndarray or GpuArray
+            C-contiguous; the same number, shapes and dtypes on every worker.
+        op : {"sum", "prod", "max", "min", "mean"}
+
+        Raises
+        ------
+        ConfigurationError
+            If one is no array, or not C-contiguous.
+        WorkerLostError, CollectiveTimeoutError
+            If another worker does not make the call.
+        """
+        for i, array in enumerate(arrays):
+            if not hasattr(array, "flags") or not array.flags.c_contiguous or np.isscalar(array):
+                raise ConfigurationError(
+                    f"got {type(array).__name__} number {i}, which is no C-contiguous array: the result is written "
+                    "into it; pass numpy.ascontiguousarray(...) and keep that"
+                )
+        self._buffers.combine(self._call, op, arrays, arrays)
+
+    def _call(self, array: Any, op: str, dest: Any) -> None:
+        self._worker.all_reduce(array, op, dest=dest, timeout_s=self._timeout_s)

@@ -1,0 +1,276 @@
+"""A worker's parameters and their center: synchronize, copy, swap, and keep out what is not finite."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.base import Center, CenterFactory, Refused
+from platoon_base.channels.client import GRACE_S, Session
+from platoon_base.channels.turns import Turns
+from platoon_base.checkpoints.files import Checkpoint, require_alike
+from platoon_base.coordination import messages as msg
+from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
+from platoon_base.layout import Layout
+from platoon_base.parameters import Parameters, assign, is_device_array
+from platoon_base.rules.center import Adopt, Rule, settings_of
+from platoon_base.shm.job_state import ControlWords
+from platoon_base.worker.standstill import Standstill
+
+__all__ = ["ON_NONFINITE", "ReadCheckpoint", "SharedParameters", "require_finite"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+ReadCheckpoint = Callable[[], Checkpoint]
+
+ON_NONFINITE = ("raise", "skip", "restore")
+
+
+class SharedParameters:
+    """Parameters, the rule that they follow, and the center; in a job of one there is no center, and nothing to do.
+
+    Parameters
+    ----------
+    parameters : Parameters
+    rule : Rule
+        With its defaults filled in.
+    center : Center or None
+    on_nonfinite : {"raise", "skip", "restore"}
+        See `Worker.init_shared_params`.
+    rank : int
+        For messages.
+    row : structured scalar
+        This worker's row of the control words, in which synchronizations are counted and timed.
+    alone : callable
+        Whether no other worker has shared these parameters so far. Then the center follows, and no rule acts.
+    """
+
+    def __init__(
+        self,
+        parameters: Parameters,
+        rule: Rule,
+        center: Center | None,
+        on_nonfinite: str,
+        rank: int,
+        row: Any,
+        alone: Callable[[], bool] = lambda: False,
+    ) -> None:
+        if on_nonfinite not in ON_NONFINITE:
+            raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
+        self.parameters = parameters
+        self.center = center
+        self._rule = rule
+        self._on_nonfinite = on_nonfinite
+        self._rank = rank
+        self._row = row
+        self._turns = Turns()
+        self._alone = alone
+        self._standstill = Standstill([spec.name for spec in parameters.layout.specs], rank)
+        self._unlink: Callable[[], None] | None = None
+
+    def open_center(
+        self, session: Session, centers: CenterFactory, timeout_s: float, checkpoint: ReadCheckpoint | None
+    ) -> None:
+        """Create the center, from the checkpoint maybe, or attach to it, as the controller says; share the values."""
+        layout, rule = self.parameters.layout, self._rule
+        specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
+        request = msg.InitCenter(specs=specs, rule=type(rule).__name__, settings=settings_of(rule), place=centers.place)
+        role = session.ask(request, msg.CenterRole, timeout_s)
+        create = role.create
+        try:
+            states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
+            self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
+            self.start(create, timeout_s)
+            for state, saved in zip(self.center.states, states):
+                for array, values in zip(state, saved):
+                    array[...] = values
+            if create:
+                session.ask(msg.CenterReady(), msg.Done, timeout_s)
+                self._unlink = centers.unlink
+        except BaseException as exc:
+            self.close()
+            if create:
+                session.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
+            raise
+
+    def _resume(self, checkpoint: Checkpoint) -> list[list[Array]]:
+        """Give the parameters the checkpoint's values; returns those of the rule's states beside the center."""
+        require_alike(checkpoint.about, self.parameters.layout, self._rule)
+        arrays = self.parameters.borrow()
+        for array, values in zip(arrays, checkpoint.center):
+            array[...] = values
+        self.parameters.give_back(arrays)
+        return checkpoint.states
+
+    def start(self, create: bool, timeout_s: float) -> None:
+        """Put the parameters into a center just created, or take those of an existing one over."""
+        if self.center is None:
+            return
+        with self._turns.take("copy_to_global" if create else "copy_to_local", timeout_s) as left_s:
+            arrays = self._borrow()
+            self._require_layout(arrays)
+            if create:
+                self.center.write(arrays, True, left_s)
+            else:
+                self.center.read(arrays, True, left_s)
+                self._give_back(arrays)
+            self.center.start_from(arrays)
+
+    def sync(self, synchronous: bool, timeout_s: float) -> None:
+        """Apply the rule to the parameters; see `Worker.sync_params`."""
+        if self.center is None:
+            return
+        with self._turns.take("sync_params", timeout_s) as left_s:
+            arrays = self._borrow()
+            self._standstill.before_sync(arrays)
+            try:
+                self._sync(self.center, arrays, synchronous, left_s)
+            finally:
+                self._give_back(arrays)
+            self._standstill.after_sync(arrays)
+
+    def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, timeout_s: float) -> None:
+        """Apply the rule to ``arrays``; see `Worker.sync_arrays`."""
+        if self.center is None:
+            return
+        with self._turns.take("sync_arrays", timeout_s) as left_s:
+            self._sync(self.center, arrays, synchronous, left_s)
+
+    def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, timeout_s: float) -> None:
+        self._require_layout(arrays)
+        began = time.perf_counter()
+        taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
+        alone = self._alone()
+        rule: Any = Adopt(self._rule) if alone else self._rule
+        refused = center.sync(rule, taken, synchronous or alone, timeout_s)
+        self._row["syncs"] += 1
+        if center.whole:
+            ControlWords.mark_synced(self._row)
+        self._row["sync_seconds"] += time.perf_counter() - began
+        try:
+            if refused is not None:
+                self._handle_nonfinite(refused, taken, timeout_s)
+        finally:
+            for array, values in zip(arrays, taken):
+                if array is not values:
+                    assign(array, values)
+
+    def copy_to_local(self, timeout_s: float) -> None:
+        """Parameters := center; alone, the other way round."""
+        if self._alone():
+            self.sync(True, timeout_s)
+        elif self.center is not None:
+            self.start(create=False, timeout_s=timeout_s)
+            self._row["syncs"] += 1
+
+    def copy_to_global(self, timeout_s: float) -> None:
+        """Center := parameters."""
+        if self.center is not None:
+            require_finite(self.parameters.layout, self.parameters.borrow())
+            self.start(create=True, timeout_s=timeout_s)
+            self._row["syncs"] += 1
+
+    @contextlib.contextmanager
+    def center_values(self, timeout_s: float) -> Iterator[None]:
+        """Within the ``with`` block the parameters have the center's values; afterwards their own again."""
+        if self.center is None or self._alone():
+            yield
+            return
+        with self._turns.take("center_params", timeout_s):
+            own = [array.copy() for array in self._borrow()]
+        try:
+            with self._turns.take("center_params", timeout_s) as left_s:
+                arrays = self._borrow()
+                self.center.read(arrays, True, left_s)
+                self._give_back(arrays)
+            self._row["syncs"] += 1
+            yield
+        finally:
+            with self._turns.take("center_params", timeout_s):
+                arrays = self._borrow()
+                for array, value in zip(arrays, own):
+                    assign(array, value)
+                self._give_back(arrays)
+
+    def finish(self) -> None:
+        """Wait until the center has what this worker gave it."""
+        if self.center is not None:
+            self.center.finish()
+
+    def settle(self) -> None:
+        """Let the controller read the center for the last time; all workers have finished."""
+        if self.center is not None:
+            self.center.settle()
+
+    def withdraw(self) -> None:
+        """Let go of a center that nobody is going to open any more; who created it removes its name."""
+        self.close()
+        if self._unlink is not None:
+            self._unlink()
+
+    def close(self) -> None:
+        """Let go of the center and of the row; a second call does nothing."""
+        self._row = self._row.copy()
+        if self.center is not None:
+            self.center.close()
+
+    def _borrow(self) -> list[Any]:
+        """Return the values as the center takes them."""
+        if self.center is None or not self.center.on_device:
+            return list(self.parameters.borrow())
+        arrays = self.parameters.borrow_on_device()
+        if not all(is_device_array(array) and array.flags.c_contiguous for array in arrays):
+            raise ConfigurationError(
+                "a parameter lies no longer on the device, or not C-contiguous: set values with set_value(), which "
+                "keeps them there, or launch with --center host"
+            )
+        return arrays
+
+    def _give_back(self, arrays: Sequence[Any]) -> None:
+        if self.center is None or not self.center.on_device:
+            self.parameters.give_back(arrays)
+
+    def _require_layout(self, arrays: Sequence[Any]) -> None:
+        """Raise if a parameter no longer has the shape and dtype that it was shared with."""
+        specs = self.parameters.layout.specs
+        if len(arrays) != len(specs):
+            raise LayoutMismatchError(f"got {len(arrays)} arrays for {len(specs)} shared parameters: give one for each")
+        on_device = self.center is not None and self.center.on_device
+        for spec, array in zip(specs, arrays):
+            if on_device and not is_device_array(array):
+                raise LayoutMismatchError(f"{spec.name} was shared on the device: pass a GpuArray, not {type(array)}")
+            if on_device and not array.flags.c_contiguous:
+                raise LayoutMismatchError(f"{spec.name} is not C-contiguous: pass array.copy('C')")
+            if array.shape != spec.shape or array.dtype != spec.dtype:
+                raise LayoutMismatchError(
+                    f"{spec.name} is now {array.dtype}{list(array.shape)}, it was shared as {spec.dtype}"
+                    f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
+                )
+
+    def _handle_nonfinite(self, refused: Refused, arrays: Sequence[Any], timeout_s: float) -> None:
+        name = self.parameters.layout.specs[refused.parameter].name
+        text = (
+            f"rank {self._rank}, step {self._row['steps']}: element {refused.element} of {name} is not finite or would "
+            "make the center so; it was kept out of the center"
+        )
+        if self._on_nonfinite == "raise":
+            raise NonFiniteError(f"{text}. Lower the learning rate, clip gradients, or pass on_nonfinite='restore'")
+        log.warning(text)
+        if self._on_nonfinite == "restore" and self.center is not None:
+            self.center.read(arrays, True, timeout_s)
+            self.center.start_from(arrays)
+
+
+def require_finite(layout: Layout, arrays: Sequence[Array]) -> None:
+    """Raise `NonFiniteError`, naming the parameter, unless all values are finite."""
+    for spec, array in zip(layout.specs, arrays):
+        if not np.isfinite(array).all():
+            raise NonFiniteError(
+                f"{spec.name} holds a NaN or an infinity: it must not enter the center; initialise the model anew"
+            )
