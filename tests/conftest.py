@@ -38,7 +38,8 @@ os.environ[NAMESPACE] = f"t{os.getpid()}"
 JOBS_FOLDER = Path(tempfile.gettempdir(), segment_prefix().strip("/-"))
 
 # The scripts of workers may import what the tests share, such as `watching`.
-os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(Path(__file__).parent)]))
+HELPERS = Path(__file__).with_name("helpers")
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(HELPERS)]))
 
 
 def _put_blocks_on_the_path(checkout):
@@ -139,7 +140,7 @@ def run_job(tmp_path):
 
 def _runner(preamble):
     """Make a fixture that runs a script behind a preamble; the first argument of both is the folder of tmp_path."""
-    text_before = Path(__file__).with_name(preamble).read_text()
+    text_before = (HELPERS / preamble).read_text()
 
     @pytest.fixture
     def run_after(run_job):

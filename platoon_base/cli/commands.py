@@ -342,7 +342,7 @@ def clean_command(dry_run: bool) -> None:
     sys.exit(int(stays))
 
 
-def _spread_devices(argv: list[str]) -> list[str]:
+def spread_devices(argv: list[str]) -> list[str]:
     """Turn ``-D cuda0 cuda1 script.py`` into ``-D cuda0 -D cuda1 script.py``, which is what click reads."""
     spread, following = [], False
     for i, word in enumerate(argv):
@@ -364,7 +364,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path that is not UTF-8 ends no job
     try:
         with default_sigchld():
-            commands(_spread_devices(argv), standalone_mode=True)
+            commands(spread_devices(argv), standalone_mode=True)
     except PlatoonError as exc:
         click.echo(f"platoon: {exc}", err=True)
         sys.exit(2)

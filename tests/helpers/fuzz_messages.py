@@ -1,4 +1,4 @@
-"""What arrives at a controller, made from any bytes: the target of the fuzzing, by tests/test_fuzz.py and by atheris.
+"""What arrives at a controller, made from any bytes: what tests/faults/test_fuzz.py and atheris fuzz.
 
 An input is a sequence of steps: requests of several peers, some not framed, repeated, as large as a message may be or
 larger, or sent by a crowd; workers that end and come again; time that passes. `one_input` lets a dispatcher with a
@@ -9,18 +9,18 @@ To look for more by hand, with Python 3.12 (there is no atheris for some others)
     python3.12 -m venv /tmp/fuzzenv
     /tmp/fuzzenv/bin/pip install atheris msgspec numpy pyzmq posix_ipc psutil
     mkdir /tmp/found
-    PYTHONPATH=. nice /tmp/fuzzenv/bin/python tests/fuzz_messages.py /tmp/found tests/corpus/messages \
+    PYTHONPATH=. nice /tmp/fuzzenv/bin/python tests/helpers/fuzz_messages.py /tmp/found tests/corpus/messages \
         -max_total_time=720 -max_len=4096 -timeout=10 -rss_limit_mb=2048 -artifact_prefix=/tmp/
 
 Whatever it finds is written to /tmp/crash-*, /tmp/timeout-* or /tmp/oom-*; the same command with such a file instead of
 the folders repeats it. Once the fault is repaired the file belongs into tests/corpus/messages. To add what reached new
 code::
 
-    PYTHONPATH=. /tmp/fuzzenv/bin/python tests/fuzz_messages.py -merge=1 -use_counters=0 \
+    PYTHONPATH=. /tmp/fuzzenv/bin/python tests/helpers/fuzz_messages.py -merge=1 -use_counters=0 \
         tests/corpus/messages /tmp/found
 
-and ``tests/fuzz_messages.py --seeds FOLDER`` (with any Python) writes the seeds: each request there is, and short
-conversations. The Python of platoon_base is watched for coverage; MessagePack is decoded in C (msgspec), which is not:
+and ``tests/helpers/fuzz_messages.py --seeds FOLDER`` (with any Python) writes the seeds: each request there is, and
+short conversations. The Python of platoon_base is watched for coverage; MessagePack is decoded in C (msgspec), which is not:
 what happens there shows in the messages that come out, and mutations of decoded messages get past it.
 """
 
@@ -57,7 +57,7 @@ with watched_imports:
     from platoon_base.shm.job_state import ControlWords
     from platoon_base.system.environment import MAX_WORKERS
 
-CORPUS = Path(__file__).with_name("corpus") / "messages"
+CORPUS = Path(__file__).parents[1] / "corpus" / "messages"
 REQUESTS = msg.Request.__args__
 REPLIES = msg.Reply.__args__
 SIZE = 2  # workers that the job was launched with

@@ -71,7 +71,7 @@ def test_a_death_ends_averaged_gradients_with_an_error_that_names_it(run_blocks)
 @pytest.mark.parametrize("way", ["sync", "async"])
 @pytest.mark.slow
 def test_ctrl_c_ends_all_main_loops_with_what_was_trained(write_script, tmp_path, way):
-    preamble = Path(__file__).with_name("blocks_preamble.py").read_text()
+    preamble = (Path(__file__).parents[1] / "helpers" / "blocks_preamble.py").read_text()
     script = write_script(
         preamble
         + textwrap.dedent(

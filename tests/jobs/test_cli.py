@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from platoon_base.cli import _spread_devices
+from platoon_base.cli.commands import spread_devices
 from platoon_base.cli.log_folder import new_log_folder, tail
 from platoon_base.controller.forkserver import python_main
 from platoon_base.devices.discovery import choose_devices
@@ -546,4 +546,4 @@ def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
     ],
 )
 def test_devices_are_listed_after_one_flag(typed, read):
-    assert _spread_devices(typed.split()) == read.split()
+    assert spread_devices(typed.split()) == read.split()

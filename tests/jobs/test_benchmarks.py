@@ -27,7 +27,7 @@ needs_torch = pytest.mark.skipif(
     os.environ.get("KERAS_BACKEND") != "torch", reason="needs Keras on torch: `make test` runs this in .venv-keras3"
 )
 
-BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ import pytest
 
 from platoon_base import compat
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CI = ROOT / ".ci"
 REMEDY = "BLOCKS=/path/to/a/checkout make test runs its tests"
 
@@ -72,7 +72,7 @@ def collect(checkout):
     """Let pytest alone, without make test, collect tests that need Blocks."""
     if importlib.util.find_spec("theano") is None:
         pytest.skip("needs Theano: `make setup` installs it on Python 3.11")
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/test_blocks_checkpoints.py"]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "tests/adapters/test_blocks_checkpoints.py"]
     environment = {**os.environ, "BLOCKS": str(checkout), "PYTHONPATH": ""}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=200)
 

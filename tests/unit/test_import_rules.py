@@ -313,7 +313,7 @@ def test_the_search_for_private_names_of_a_worker_finds_them():
 
 @pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples", "platoon_plugins"])
 def test_who_has_a_worker_uses_its_public_names_alone(folder):
-    """What a test sees beyond them is in tests/watching.py."""
+    """What a test sees beyond them is in tests/helpers/watching.py."""
     files = sources(BASE.parent / folder)
     assert len(files) > 4
     this = Path(__file__)
@@ -322,8 +322,8 @@ def test_who_has_a_worker_uses_its_public_names_alone(folder):
 
 
 def test_what_the_tests_share_has_names_of_its_own():
-    """The tests' folder is on the path of workers, where a name found elsewhere as well would hide one of the two."""
-    here = Path(__file__).parent
+    """Their folder is on the path of workers, where a name found elsewhere as well would hide one of the two."""
+    here = Path(__file__).parents[1] / "helpers"
     elsewhere = [entry for entry in sys.path if Path(entry).resolve() != here]
     names = [path.stem for path in here.glob("*.py")]
     assert "watching" in names

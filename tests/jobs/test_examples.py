@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 README = EXAMPLES.parent / "README.md"
 BLOCKS_TIMEOUT_S = 280  # with an empty compile directory the LSTM takes two minutes on two busy cores
 # Makes Keras 2.3.1 importable on Python 3.11, which a script without this package has to see to by itself.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SOAK = Path(__file__).parent.parent / "benchmarks" / "soak.py"
+SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(200)]
 

@@ -380,7 +380,7 @@ def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
 
 
 def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, write_script, tmp_path):
-    preamble = Path(__file__).with_name("keras_preamble.py").read_text()
+    preamble = (Path(__file__).parents[1] / "helpers" / "keras_preamble.py").read_text()
     script = write_script(
         preamble
         + """
