@@ -20,8 +20,8 @@ code::
         tests/corpus/messages /tmp/found
 
 and ``tests/helpers/fuzz_messages.py --seeds FOLDER`` (with any Python) writes the seeds: each request there is, and
-short conversations. The Python of platoon_base is watched for coverage; MessagePack is decoded in C (msgspec), which is not:
-what happens there shows in the messages that come out, and mutations of decoded messages get past it.
+short conversations. The Python of platoon_base is watched for coverage. MessagePack is decoded in C (msgspec), which is
+not: what happens there shows in the messages that come out, and mutations of decoded messages get past it.
 """
 
 from __future__ import annotations
