@@ -234,6 +234,7 @@ def test_one_worker_without_patience_ends_the_training_of_all(run_job):
         found = [stop(value if worker.global_rank else -value) for value in (1.0, 2.0, 3.0)]
         assert found == [False, False, True] and stop.reason, found
         assert not worker.should_stop
+        worker.barrier("looked")
         stop = StopOnPatience(2)
         if worker.global_rank:
             worker.request_stop("enough")

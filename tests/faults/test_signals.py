@@ -139,7 +139,7 @@ def test_a_signal_to_the_launcher_ends_workers_in_the_middle_of(launch, output_o
         errors = [line for line in log.splitlines() if "Error" in line and not line.startswith(" ")]
         # A worker learns of the end by Ctrl-C, or by another that has gone already.
         assert all("WorkerLostError" in line for line in errors), log
-        assert "KeyboardInterrupt" in log or errors, log
+        assert "KeyboardInterrupt" in log or errors, f"rank {rank}: {log}\n{output_of()}"
 
 
 def test_a_hangup_that_is_ignored_is_no_reason_to_end(launch, output_of, tmp_path):
