@@ -135,7 +135,7 @@ REFUSED = {
     ),
     "other validation data": (
         "[ParameterSync(EASGD()), DistributedMonitoring([cost], stream(24, seed=rank))]", "Scale(0.1)",
-        "data set 1 of IndexableDataset with features, targets, given to monitoring DistributedMonitoring differs: rank",
+        "IndexableDataset with features, targets, given to monitoring DistributedMonitoring differs: rank",
     ),
     "other training data": (
         "[ParameterSync(EASGD())]", "Scale(0.1)", "the streams of main loop 1 differ: worker 0 a part of",
