@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import numbers
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["STOP_POLICIES", "EveryN", "EverySeconds", "Limits", "Patience", "votes_suffice"]
+__all__ = ["STOP_POLICIES", "EveryN", "EverySeconds", "Limits", "Patience", "require_policy", "votes_suffice"]
 
 STOP_POLICIES = ("any", "all", "leader")
 
@@ -138,21 +140,30 @@ class Limits:
         return None
 
 
-def votes_suffice(policy: str, voters: set[int], members: set[int]) -> bool:
-    """Tell whether the votes to stop decide for the whole job.
+def require_policy(policy: Any) -> None:
+    """Raise `ConfigurationError` unless ``policy`` is one of `STOP_POLICIES`."""
+    if policy not in STOP_POLICIES:
+        raise ConfigurationError(f"got policy={policy!r}: it must be one of {', '.join(STOP_POLICIES)}")
+
+
+def votes_suffice(policy: str, voters: Collection[int], participants: Collection[int]) -> bool:
+    """Tell whether the votes to stop decide for all participants.
+
+    Votes are counted here alone, however they came: as messages, in the shared memory of the job, or in a collective
+    call. Adapters pass the ranks that they learnt of in their own ways.
 
     Parameters
     ----------
     policy : {"any", "all", "leader"}
-        One vote is enough; every member must vote; the vote of the lowest rank present decides.
-    voters, members : set of int
-        Ranks that voted to stop, and ranks that take part.
+        One vote is enough; every participant must vote; the vote of the lowest rank present decides.
+    voters, participants : collection of int
+        Ranks that voted to stop, and ranks that take part. The votes of others do not count.
     """
-    present = voters & members
+    require_policy(policy)
+    present = set(participants)
+    votes = present.intersection(voters)
     if policy == "any":
-        return bool(present)
+        return bool(votes)
     if policy == "all":
-        return bool(members) and present == members
-    if policy == "leader":
-        return bool(members) and min(members) in voters
-    raise ConfigurationError(f"got stop policy {policy!r}: it must be one of {', '.join(STOP_POLICIES)}")
+        return bool(present) and votes == present
+    return bool(present) and min(present) in votes

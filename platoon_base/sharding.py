@@ -10,7 +10,9 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["START", "UNEVEN", "Position", "epoch_indices", "shard", "shard_bounds", "shard_seed", "take"]
+__all__ = [
+    "START", "UNEVEN", "Position", "epoch_indices", "require_uneven", "shard", "shard_bounds", "shard_seed", "take",
+]  # fmt: skip
 
 UNEVEN = ("keep", "drop", "wrap")
 
@@ -43,6 +45,12 @@ START = Position()
 def _check(rank: int, size: int) -> None:
     if size < 1 or not 0 <= rank < size:
         raise ConfigurationError(f"got rank {rank} of {size} workers: rank must be in 0 .. size - 1")
+
+
+def require_uneven(uneven: Any) -> None:
+    """Raise `ConfigurationError` unless ``uneven`` is one of `UNEVEN`; see `epoch_indices`."""
+    if uneven not in UNEVEN:
+        raise ConfigurationError(f"got uneven={uneven!r}: it must be one of {', '.join(UNEVEN)}")
 
 
 def shard_bounds(n: int, rank: int, size: int) -> tuple[int, int]:
@@ -92,8 +100,7 @@ def epoch_indices(
         raise ConfigurationError(f"got seed={seed}, epoch={epoch}: neither can be negative")
     if n < 0:
         raise ConfigurationError(f"got n={n}: a number of rows cannot be negative")
-    if uneven not in UNEVEN:
-        raise ConfigurationError(f"got uneven={uneven!r}: it must be one of {', '.join(UNEVEN)}")
+    require_uneven(uneven)
     order = np.arange(n, dtype=np.int64)
     if shuffle:
         np.random.default_rng([seed, epoch]).shuffle(order)

@@ -2,3 +2,7 @@
 
 The launcher asks `discovery`, the started process applies `isolation` and `checks`.
 """
+
+from platoon_base.devices.checks import warn_if_not_on_device
+
+__all__ = ["warn_if_not_on_device"]

@@ -4,6 +4,6 @@ Equations alone: arrays in, arrays changed in place, no lock, message or framewo
 `center`; `synchronous` are functions over an all-reduce.
 """
 
-from platoon_base.rules.center import ASGD, EASGD, Adopt, Rule, settings_of
+from platoon_base.rules.center import ASGD, EASGD, Adopt, Rule, default_rule, require_rule, settings_of
 
-__all__ = ["ASGD", "EASGD", "Adopt", "Rule", "settings_of"]
+__all__ = ["ASGD", "EASGD", "Adopt", "Rule", "default_rule", "require_rule", "settings_of"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["ASGD", "EASGD", "Adopt", "Rule", "settings_of"]
+__all__ = ["ASGD", "EASGD", "Adopt", "Rule", "default_rule", "require_rule", "settings_of"]
 
 Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
@@ -193,6 +193,25 @@ class Adopt:
         """Apply the equations above in place."""
         for array in (center, *local_state):
             array[...] = local
+
+
+def default_rule() -> Rule:
+    """Return the rule of whoever names none: ``EASGD()``."""
+    return EASGD()
+
+
+def require_rule(rule: Any, argument: str = "rule") -> None:
+    """Raise `ConfigurationError` unless ``rule`` is a rule.
+
+    Parameters
+    ----------
+    rule : Rule
+        What the user has passed; None is no rule.
+    argument : str
+        Name of the argument, for the error.
+    """
+    if isinstance(rule, type) or not callable(getattr(rule, "resolved", None)):
+        raise ConfigurationError(f"got {argument}={rule!r}: pass a rule, such as EASGD() or ASGD()")
 
 
 def settings_of(rule: Rule) -> str:

@@ -81,7 +81,7 @@ class Ballot:
         policy : {"any", "all", "leader"}
         members : collection of int
         """
-        return votes_suffice(policy, self.voters(), set(members))
+        return votes_suffice(policy, self.voters(), members)
 
     def close(self) -> None:
         """Leave the memory: the votes keep their last values."""

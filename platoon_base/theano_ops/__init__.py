@@ -1,10 +1,13 @@
 """Theano Ops by which workers meet inside the compiled function, and the graph optimizations that go with them."""
 
 import sys
+from typing import TYPE_CHECKING
 
 import platoon_base.theano_ops.inplace
 import platoon_base.theano_ops.order
+from platoon_base.system.lazy import lazy_names
 from platoon_base.theano_ops.reductions import (
+    AllReduce,
     AllReduceMax,
     AllReduceMean,
     AllReduceMin,
@@ -14,11 +17,16 @@ from platoon_base.theano_ops.reductions import (
 )
 from platoon_base.theano_ops.sync import Sync, Synchronizer
 
+if TYPE_CHECKING:
+    from platoon_base.theano_ops.compressed import all_reduce_float16
+    from platoon_base.theano_ops.noise import vary_noise
+
 # Theano loads its GPU back end if it was told of a device; without one there is nothing to move there.
 if getattr(sys.modules.get("theano.gpuarray"), "pygpu_activated", False):
     import platoon_base.theano_ops.gpu  # noqa: F401
 
 __all__ = [
+    "AllReduce",
     "AllReduceMax",
     "AllReduceMean",
     "AllReduceMin",
@@ -27,4 +35,11 @@ __all__ = [
     "Sync",
     "Synchronizer",
     "all_reduce",
+    "all_reduce_float16",
+    "vary_noise",
 ]
+
+__getattr__ = lazy_names(
+    __name__,
+    {"all_reduce_float16": "platoon_base.theano_ops.compressed", "vary_noise": "platoon_base.theano_ops.noise"},
+)

@@ -1,5 +1,43 @@
 """The handle of one worker, and what it does with its parameters, data and metrics. Adapters and scripts call it."""
 
-from platoon_base.worker.handle import DEFAULT_TIMEOUT_S, Lock, Place, Worker
+from typing import TYPE_CHECKING
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Lock", "Place", "Worker"]
+from platoon_base.collectives.base import DTYPES
+from platoon_base.system.lazy import lazy_names
+from platoon_base.worker.handle import DEFAULT_TIMEOUT_S, Lock, Place, Worker
+from platoon_base.worker.same_data import SAME_DATA_REMEDY, kind_of
+from platoon_base.worker.shared_parameters import ON_NONFINITE, require_on_nonfinite
+
+if TYPE_CHECKING:
+    from platoon_base.collectives.flat import FlatBuffers
+    from platoon_base.worker.divergence import require_same_values
+    from platoon_base.worker.flat_all_reduce import FlatAllReduce
+    from platoon_base.worker.initial_values import require_same_layout, start_together
+
+__all__ = [
+    "DEFAULT_TIMEOUT_S",
+    "DTYPES",
+    "ON_NONFINITE",
+    "SAME_DATA_REMEDY",
+    "FlatAllReduce",
+    "FlatBuffers",
+    "Lock",
+    "Place",
+    "Worker",
+    "kind_of",
+    "require_on_nonfinite",
+    "require_same_layout",
+    "require_same_values",
+    "start_together",
+]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "FlatAllReduce": "platoon_base.worker.flat_all_reduce",
+        "FlatBuffers": "platoon_base.collectives.flat",
+        "require_same_layout": "platoon_base.worker.initial_values",
+        "require_same_values": "platoon_base.worker.divergence",
+        "start_together": "platoon_base.worker.initial_values",
+    },
+)

@@ -28,14 +28,14 @@ from platoon_base.errors import (
 )
 from platoon_base.metrics import means
 from platoon_base.parameters import Parameters
-from platoon_base.rules.center import Rule
-from platoon_base.schedule import STOP_POLICIES
+from platoon_base.rules.center import Rule, default_rule, require_rule
+from platoon_base.schedule import require_policy
 from platoon_base.sharding import START, Position, shard, shard_seed
 from platoon_base.shm.job_state import ControlWords
 from platoon_base.shm.stop_votes import Ballot
 from platoon_base.system.environment import TIMEOUT_S
 from platoon_base.system.text import legible
-from platoon_base.worker.same_data import REMEDY, DataSeen, kind_of
+from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
 from platoon_base.worker.shared_parameters import ReadCheckpoint, SharedParameters, require_finite
 
 __all__ = ["DEFAULT_TIMEOUT_S", "Lock", "Place", "Worker"]
@@ -167,7 +167,7 @@ class Worker:
     def init_shared_params(
         self,
         params: Iterable[Any],
-        rule: Rule,
+        rule: Rule | None = None,
         *,
         on_nonfinite: str = "raise",
         timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -184,8 +184,8 @@ class Worker:
         ----------
         params : list of Theano shared variable, GpuArray or ndarray
             Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
-        rule : Rule
-            Such as ``EASGD(alpha=0.5)``.
+        rule : Rule, optional
+            Such as ``EASGD(alpha=0.5)``. The default is `platoon_base.rules.default_rule`.
         on_nonfinite : {"raise", "skip", "restore"}
             When a NaN or an infinity of this worker was kept out of the center: raise `NonFiniteError`, warn, or
             warn and take the center over.
@@ -207,8 +207,8 @@ class Worker:
                 "parameters are shared already: call init_shared_params once, or release_shared_params on every worker "
                 "before it is called again"
             )
-        if isinstance(rule, type) or not callable(getattr(rule, "resolved", None)):
-            raise ConfigurationError(f"got {rule!r} as the rule: pass a rule, such as EASGD() or ASGD()")
+        rule = default_rule() if rule is None else rule
+        require_rule(rule)
         params = list(params) if isinstance(params, Iterator) else params
         # Alone no rule is at work: it is when a second worker has come.
         parameters, resolved = Parameters(params), rule.resolved(max(2, self.global_size))
@@ -365,7 +365,7 @@ class Worker:
             return
         told = self._data_seen.tell(data, kind_of(*data) if kind is None else kind)
         if told is not None:
-            self.require_same(*told, REMEDY, timeout_s=timeout_s)
+            self.require_same(*told, SAME_DATA_REMEDY, timeout_s=timeout_s)
 
     # Collective calls: every worker makes them, in the same order.
 
@@ -635,8 +635,7 @@ class Worker:
         policy : {"any", "all", "leader"}
             Whose votes are needed: one, all, or that of the lowest rank present.
         """
-        if policy not in STOP_POLICIES:
-            raise ConfigurationError(f"got policy={policy!r}: it must be one of {', '.join(STOP_POLICIES)}")
+        require_policy(policy)
         self._session.ask(msg.Vote(reason=reason, policy=policy), msg.Done, timeout_s)
 
     # The user's own requests.

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 from platoon_base.fingerprint import fingerprint
 from platoon_base.sharding import START, Position
 
-__all__ = ["REMEDY", "DataSeen", "Told", "kind_of"]
+__all__ = ["SAME_DATA_REMEDY", "DataSeen", "Told", "kind_of"]
 
-REMEDY = (
+SAME_DATA_REMEDY = (
     "What is divided has to be the same rows in the same order on all workers: otherwise rows that one trains on are "
     "among those that another validates on, and some are left out. Give random splits, shuffles and noise before it a "
     "seed, such as train_test_split(x, y, random_state=0) or numpy.random.RandomState(0); put noise that shall differ "

@@ -22,7 +22,7 @@ from platoon_base.rules.center import Adopt, Rule, settings_of
 from platoon_base.shm.job_state import ControlWords
 from platoon_base.worker.standstill import Standstill
 
-__all__ = ["ON_NONFINITE", "ReadCheckpoint", "SharedParameters", "require_finite"]
+__all__ = ["ON_NONFINITE", "ReadCheckpoint", "SharedParameters", "require_finite", "require_on_nonfinite"]
 
 log = logging.getLogger(__name__)
 
@@ -61,8 +61,7 @@ class SharedParameters:
         row: Any,
         alone: Callable[[], bool] = lambda: False,
     ) -> None:
-        if on_nonfinite not in ON_NONFINITE:
-            raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
+        require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
         self.center = center
         self._rule = rule
@@ -265,6 +264,12 @@ class SharedParameters:
         if self._on_nonfinite == "restore" and self.center is not None:
             self.center.read(arrays, True, timeout_s)
             self.center.start_from(arrays)
+
+
+def require_on_nonfinite(choice: Any) -> None:
+    """Raise `ConfigurationError` unless ``choice`` is one of `ON_NONFINITE`; see `Worker.init_shared_params`."""
+    if choice not in ON_NONFINITE:
+        raise ConfigurationError(f"got on_nonfinite={choice!r}: it must be one of {', '.join(ON_NONFINITE)}")
 
 
 def require_finite(layout: Layout, arrays: Sequence[Array]) -> None:

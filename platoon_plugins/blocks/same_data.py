@@ -11,7 +11,7 @@ from fuel.schemes import BatchScheme, IndexScheme
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
-from platoon_base.worker.same_data import REMEDY
+from platoon_base.worker import SAME_DATA_REMEDY
 from platoon_plugins.blocks.chains import chain_of
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
 
@@ -70,7 +70,7 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
     parts = {other: what for other, what in read.items() if what.startswith(_PART)}
     if len(set(parts.values())) > 1:
         of_each = ", ".join(f"worker {other} {what}" for other, what in sorted(parts.items()))
-        raise ConfigurationError(f"the streams of {name} differ: {of_each}. {REMEDY}")
+        raise ConfigurationError(f"the streams of {name} differ: {of_each}. {SAME_DATA_REMEDY}")
     if mine.startswith(_WHOLE) and len(ranks) > 1 and set(read.values()) == {mine} and rank == ranks[0]:
         log.warning(
             "the %d workers train on the same data: each of them goes through all of it in every epoch; divide it "

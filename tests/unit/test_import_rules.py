@@ -37,6 +37,40 @@ VOCABULARY = {"fingerprint", "layout", "metrics", "parameters", "schedule", "sha
 # The face of the package, and ``python -m platoon_base``, which stand above all rooms.
 ABOVE_ALL = {"__init__", "__main__"}
 
+# Adapters may import these and nothing deeper: the package, its vocabulary, and the faces of rooms.
+PUBLIC_FACE = {"platoon_base"} | {
+    f"platoon_base.{name}"
+    for name in (
+        "errors", "fingerprint", "layout", "metrics", "parameters", "schedule", "sharding",
+        "compat", "devices", "job", "rules", "theano_ops", "worker",
+    )
+}  # fmt: skip
+# What adapters still import from deeper modules. It only gets shorter.
+STILL_DEEPER = {
+    "blocks": {
+        "platoon_base.theano_ops.noise",
+        "platoon_base.theano_ops.reductions",
+        "platoon_base.worker.divergence",
+        "platoon_base.worker.initial_values",
+        "platoon_base.worker.shared_parameters",
+    },
+    "keras": {
+        "platoon_base.collectives.base",
+        "platoon_base.collectives.flat",
+        "platoon_base.devices.checks",
+        "platoon_base.theano_ops.noise",
+        "platoon_base.worker.initial_values",
+        "platoon_base.worker.same_data",
+        "platoon_base.worker.shared_parameters",
+    },
+    "lasagne": {
+        "platoon_base.theano_ops.compressed",
+        "platoon_base.theano_ops.noise",
+        "platoon_base.worker.divergence",
+        "platoon_base.worker.initial_values",
+    },
+}
+
 # What decides, against what does: sockets, shared memory, processes, frameworks.
 PURE = [
     "rules.center",
@@ -256,6 +290,34 @@ def test_plugins_do_not_know_each_other(path):
     own = ".".join(module_name(path).split(".")[:2])
     ours = within(imports(path), {"platoon_plugins"})
     assert ours == within(ours, {own})
+
+
+def deeper(found):
+    """List the imported modules of the base that are no part of its public face."""
+    return {name for name in within(found, {"platoon_base"}) if known(name)} - PUBLIC_FACE
+
+
+def test_imports_from_below_the_face_are_seen():
+    found = {"platoon_base.worker", "platoon_base.worker.Worker", "platoon_base.errors", "numpy"}
+    assert deeper(found) == set()
+    assert deeper(found | {"platoon_base.worker.handle", "platoon_base.worker.handle.Worker"}) == {
+        "platoon_base.worker.handle"
+    }
+    assert deeper({"platoon_base", "platoon_base.views"}) == {"platoon_base.views"}
+
+
+@pytest.mark.parametrize("adapter", sorted(path.name for path in PLUGINS.iterdir() if (path / "__init__.py").exists()))
+def test_adapters_import_the_public_face_alone(adapter):
+    found = set().union(*(imports(path) for path in sources(PLUGINS / adapter)))
+    assert deeper(found) == STILL_DEEPER.get(adapter, set())
+
+
+@pytest.mark.parametrize("face", sorted(PUBLIC_FACE - {"platoon_base.theano_ops"}))
+def test_the_public_face_has_all_that_it_offers(face):
+    """Some names are imported only when they are asked for, so a wrong one would show late."""
+    code = f"import {face} as face\nprint(*(name for name in face.__all__ if not hasattr(face, name)))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert run.stdout.split() == []
 
 
 @pytest.mark.parametrize("path", sources(PLUGINS), ids=module_name)

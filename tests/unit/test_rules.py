@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from platoon_base.centers.host_kernels import BLOCK, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import ASGD, EASGD
+from platoon_base.rules import ASGD, EASGD, Rule, default_rule, require_rule
 
 pytestmark = pytest.mark.base
 
@@ -188,6 +189,16 @@ def test_equal_rules_read_the_same():
     assert repr(EASGD().resolved(4)) == repr(EASGD(0.9 / 4))
     assert repr(EASGD(0.5)) != repr(EASGD(0.25))
     assert repr(EASGD(0.5)) != repr(ASGD())
+
+
+def test_the_default_rule_is_elastic_averaging():
+    assert default_rule() == EASGD()
+
+
+@pytest.mark.parametrize("rule", [None, "auto", 0.5, EASGD, Rule], ids=str)
+def test_what_is_no_rule_is_refused(rule):
+    with pytest.raises(ConfigurationError, match=rf"got sync={re.escape(repr(rule))}: pass a rule, such as EASGD\(\)"):
+        require_rule(rule, "sync")
 
 
 @dataclasses.dataclass(frozen=True)

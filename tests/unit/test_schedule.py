@@ -5,7 +5,7 @@ import math
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.schedule import STOP_POLICIES, EveryN, EverySeconds, Limits, Patience, votes_suffice
+from platoon_base.schedule import STOP_POLICIES, EveryN, EverySeconds, Limits, Patience, require_policy, votes_suffice
 
 pytestmark = pytest.mark.base
 
@@ -144,5 +144,11 @@ def test_nobody_stops_a_job_without_members(policy):
 
 
 def test_an_unknown_policy_is_refused():
-    with pytest.raises(ConfigurationError, match="any, all, leader"):
-        votes_suffice("most", {0}, {0})
+    for call in (require_policy, lambda policy: votes_suffice(policy, {0}, {0})):
+        with pytest.raises(ConfigurationError, match="got policy='most': it must be one of any, all, leader"):
+            call("most")
+
+
+@pytest.mark.parametrize("policy", STOP_POLICIES)
+def test_a_known_policy_is_taken(policy):
+    require_policy(policy)

@@ -6,7 +6,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.sharding import UNEVEN, epoch_indices, shard_bounds, shard_seed, take
+from platoon_base.sharding import UNEVEN, epoch_indices, require_uneven, shard_bounds, shard_seed, take
 
 pytestmark = pytest.mark.base
 
@@ -116,8 +116,9 @@ def test_a_rank_outside_the_job_is_refused(rank, size):
 def test_what_cannot_be_sharded_is_refused():
     with pytest.raises(ConfigurationError, match="n=-1"):
         epoch_indices(-1, 0, 1)
-    with pytest.raises(ConfigurationError, match="keep, drop, wrap"):
-        epoch_indices(10, 0, 1, uneven="pad")
+    for call in (require_uneven, lambda uneven: epoch_indices(10, 0, 1, uneven=uneven)):
+        with pytest.raises(ConfigurationError, match="got uneven='pad': it must be one of keep, drop, wrap"):
+            call("pad")
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2**32, 2**63])

@@ -16,6 +16,7 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 
 import theano.tensor as T
 
+import platoon_base.theano_ops
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import solo
 from platoon_base.rules import EASGD
@@ -43,6 +44,11 @@ def worker():
     """A worker of a job of one, whose collective calls return what they are given."""
     with solo() as worker:
         yield worker
+
+
+def test_the_face_has_all_that_it_offers():
+    """Some names are imported only when they are asked for, so a wrong one would show late."""
+    assert [name for name in platoon_base.theano_ops.__all__ if not hasattr(platoon_base.theano_ops, name)] == []
 
 
 def nodes(function):

@@ -11,6 +11,8 @@ import pytest
 from platoon_base import ASGD, EASGD
 from platoon_base.errors import ConfigurationError, NonFiniteError
 from platoon_base.job import connect
+from platoon_base.rules import default_rule
+from platoon_base.worker import ON_NONFINITE, require_on_nonfinite
 
 pytestmark = pytest.mark.base
 
@@ -174,14 +176,28 @@ def test_after_close_is_refused(solo_worker, call):
         (np.zeros(3), EASGD(), {}, "pass a list"),
         ([3.0], EASGD(), {}, "shared variables or NumPy arrays"),
         ([np.zeros(3, int)], EASGD(), {}, "int64"),
-        ([np.zeros(3)], 0.5, {}, "as the rule"),
-        ([np.zeros(3)], EASGD, {}, "as the rule"),
+        ([np.zeros(3)], 0.5, {}, "got rule=0.5: pass a rule"),
+        ([np.zeros(3)], EASGD, {}, "got rule=<class.*: pass a rule"),
         ([np.zeros(3)], ASGD(), {"on_nonfinite": "ignore"}, "on_nonfinite='ignore'"),
     ],
 )
 def test_what_cannot_be_shared_is_refused(solo_worker, params, rule, options, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         solo_worker.init_shared_params(params, rule, **options)
+
+
+def test_a_rule_is_optional(job_of_one):
+    x = np.zeros(3)
+    job_of_one.init_shared_params([x])
+    x += 1
+    job_of_one.sync_params()
+    alpha = default_rule().resolved(2).alpha
+    np.testing.assert_allclose(x, 1 - alpha)
+
+
+@pytest.mark.parametrize("choice", ON_NONFINITE)
+def test_a_known_choice_for_what_is_not_finite_is_taken(choice):
+    require_on_nonfinite(choice)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
