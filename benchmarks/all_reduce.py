@@ -29,7 +29,7 @@ TIMEOUT_S = 60
 
 
 class Patient:
-    """Peers that all come: mpirun ends the others if one dies."""
+    """The other ranks all come: mpirun ends the others if one dies."""
 
     def why_absent(self, ranks) -> str:
         return ""

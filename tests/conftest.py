@@ -26,7 +26,7 @@ from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.messages import PROTOCOL, Hello, encode
 from platoon_base.job import host_job, solo
 from platoon_base.job.files import segment_prefix
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 from platoon_base.system.environment import NAMESPACE
 from platoon_base.worker import Lock, Place, Worker
@@ -75,9 +75,9 @@ def _shared_memory():
 
 
 def _job_folders():
-    """Name the folders of jobs without control words."""
+    """Name the folders of jobs without shared memory."""
     jobs = JOBS_FOLDER.iterdir() if JOBS_FOLDER.is_dir() else ()
-    return {f"folder {job}" for job in jobs if not Path(f"/dev/shm{segment_prefix()}{job.name}-words").exists()}
+    return {f"folder {job}" for job in jobs if not Path(f"/dev/shm{segment_prefix()}{job.name}-state").exists()}
 
 
 def _traces():
@@ -165,21 +165,21 @@ def solo_worker():
 
 
 @pytest.fixture
-def words_of_one():
-    """Make the control words of `job_of_one`."""
-    return ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)
+def job_state_of_one():
+    """Make the state of `job_of_one`."""
+    return JobState(bytearray(JobState.size_bytes(1)), rows=1, create=True)
 
 
 @pytest.fixture
-def job_of_one(words_of_one):
+def job_of_one(job_state_of_one):
     """Make the only worker left of a job inside this process, with a real center in shared memory."""
-    words = words_of_one
-    channel = InprocHub(Coordinator(1), words).connect()
+    job_state = job_state_of_one
+    channel = InprocHub(Coordinator(1), job_state).connect()
     centers = HostCenters(f"{segment_prefix()}test{os.getpid()}-center")
     channel.request(encode(Hello(protocol=PROTOCOL, pid=os.getpid(), host="", device="cpu", rank=0)), 10)
     place = Place(rank=0, size=1, local_rank=0, local_size=1, seed=0, device="cpu")
-    words.note_several()  # so the rule is at work
-    with Worker(place, channel, words, lambda *_: centers, Lock(lambda: True, lambda: None)) as worker:
+    job_state.note_several()  # so the rule is at work
+    with Worker(place, channel, job_state, lambda *_: centers, Lock(lambda: True, lambda: None)) as worker:
         yield worker
     Segment.unlink(centers.name)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from platoon_base import ASGD, connect
 from platoon_base.job.files import JobFiles
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 
@@ -67,9 +67,9 @@ def main():
         present = left
     worker.copy_to_local()
     center = np.concatenate([param.ravel() for param in params])
-    with Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).words) as segment:
-        words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
-        finished = sum(words.progress(other).steps for other in range(size))
+    with Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).job_state) as segment:
+        job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
+        finished = sum(job_state.progress(other).steps for other in range(size))
     result = {
         "kills": len(killed),
         "finished_steps": finished,

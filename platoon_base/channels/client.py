@@ -31,7 +31,7 @@ class Session:
     rank : int
         For log lines.
     row : structured scalar, optional
-        This worker's row of the control words, in which others see where it waits.
+        This worker's row of the job's state, in which others see where it waits.
     """
 
     def __init__(self, channel: ClientChannel, rank: int, row: Any = None) -> None:

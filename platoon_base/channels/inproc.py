@@ -13,7 +13,7 @@ from platoon_base.channels.server import Dispatcher, UserHandler
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 
 __all__ = ["InprocClient", "InprocHub"]
 
@@ -24,7 +24,7 @@ _NEED_NO_ANSWER = (msg.Vote, msg.Report, msg.Keep, msg.Withdraw, msg.Leave)
 class InprocHub:
     """A controller's decisions inside this process: each request is treated in the thread that makes it."""
 
-    def __init__(self, coordinator: Coordinator, words: ControlWords, handler: UserHandler | None = None) -> None:
+    def __init__(self, coordinator: Coordinator, job_state: JobState, handler: UserHandler | None = None) -> None:
         self.closed = False
         self._coordinator = coordinator
         self._todo: collections.deque[Received | None] = collections.deque()
@@ -32,7 +32,7 @@ class InprocHub:
         self._treating = False  # a request, in the thread that has the lock
         self._peers = itertools.count()
         self._answers: dict[bytes, queue.SimpleQueue[tuple[bytes, bytes]]] = {}
-        self._dispatcher = Dispatcher(coordinator, words, self._deliver, handler)
+        self._dispatcher = Dispatcher(coordinator, job_state, self._deliver, handler)
 
     def connect(self) -> InprocClient:
         """Open the channel of one more worker."""

@@ -23,7 +23,7 @@ from platoon_base.coordination.coordinator import (
     StopJob,
 )
 from platoon_base.errors import PlatoonError, ProtocolError
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 
 __all__ = ["Dispatcher", "UserHandler"]
 
@@ -38,7 +38,7 @@ class Dispatcher:
     Parameters
     ----------
     coordinator : Coordinator
-    words : ControlWords
+    job_state : JobState
     send : callable
         ``send(peer, request_id, data)`` delivers an answer.
     handler : callable, optional
@@ -50,13 +50,13 @@ class Dispatcher:
     def __init__(
         self,
         coordinator: Coordinator,
-        words: ControlWords,
+        job_state: JobState,
         send: Callable[[bytes, bytes, bytes], None],
         handler: UserHandler | None = None,
         on_drop: Callable[[Shared], None] = lambda shared: None,
     ) -> None:
         self.coordinator = coordinator
-        self._words = words
+        self._job_state = job_state
         self._send = send
         self._handler = handler
         self._on_drop = on_drop
@@ -80,7 +80,7 @@ class Dispatcher:
                 self._reply(action)
             elif isinstance(action, StopJob):
                 log.info("the job stops: %s", action.reason)
-                self._words.stop(action.reason)
+                self._job_state.stop(action.reason)
             elif isinstance(action, CenterDropped):
                 self._on_drop(action.shared)
             else:

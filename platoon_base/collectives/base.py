@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import numbers
 import operator
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +12,7 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 
 __all__ = [
-    "DTYPES", "OPS", "Collective", "Peers", "canonical_op", "canonical_root", "require_dtype", "require_fit",
+    "DTYPES", "OPS", "Collective", "canonical_op", "canonical_root", "require_dtype", "require_fit",
     "require_out", "require_timeout", "require_writable",
 ]  # fmt: skip
 
@@ -26,14 +25,6 @@ _OTHER_NAMES = {
     "average": "mean", "avg": "mean",
 }  # fmt: skip
 _KNOWN_DTYPES = frozenset(np.dtype(name) for name in DTYPES)
-
-
-class Peers(Protocol):
-    """Looks after the other ranks of a group, so that nobody waits for one that will not come."""
-
-    def why_absent(self, ranks: Sequence[int]) -> str:
-        """Tell why one of these ranks of the job will never make the call that this one waits in; empty if all may."""
-        ...
 
 
 class Collective(Protocol):

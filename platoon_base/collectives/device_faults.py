@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import Call
+from platoon_base.shm.liveness import Liveness
 
-__all__ = ["Fault", "Watched", "find_fault"]
+__all__ = ["Fault", "find_fault"]
 
 SETTLED_S = 10.0  # after so long a call that all ranks have begun counts as completed
 
@@ -27,23 +28,7 @@ class Fault(NamedTuple):
     interrupt: bool
 
 
-class Watched(Protocol):
-    """What is asked about the other workers of the job; `platoon_base.shm.liveness.JobPeers` answers."""
-
-    def why_absent(self, ranks: Sequence[int]) -> str:
-        """See `platoon_base.collectives.base.Peers`."""
-        ...
-
-    def died(self, rank: int) -> bool:
-        """Tell whether a worker is gone without having said so."""
-        ...
-
-    def latest_call(self, rank: int) -> Call:
-        """Return the latest collective call on devices that a worker has begun."""
-        ...
-
-
-def find_fault(mine: Call, others: Sequence[int], peers: Watched, now: float) -> Fault | None:
+def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float) -> Fault | None:
     """Tell what keeps a rank's latest call from completing, if anything does.
 
     Parameters
@@ -51,13 +36,13 @@ def find_fault(mine: Call, others: Sequence[int], peers: Watched, now: float) ->
     mine : Call
     others : sequence of int
         The other ranks of the group.
-    peers : Watched
+    liveness : Liveness
     now : float
         Seconds of the monotonic clock.
     """
     if not mine.number:
         return None
-    calls = {rank: peers.latest_call(rank) for rank in others}
+    calls = {rank: liveness.latest_call(rank) for rank in others}
     strangers = [r for r, call in calls.items() if call.number == mine.number and call.signature != mine.signature]
     if strangers:
         text = (
@@ -66,8 +51,8 @@ def find_fault(mine: Call, others: Sequence[int], peers: Watched, now: float) ->
         )
         return Fault(ConfigurationError(text), interrupt=True)
     behind = [rank for rank, call in calls.items() if call.number < mine.number]
-    dead = [rank for rank in others if peers.died(rank)]
-    why = peers.why_absent(behind or dead) if behind or dead else ""
+    dead = [rank for rank in others if liveness.died(rank)]
+    why = liveness.why_absent(behind or dead) if behind or dead else ""
     if why:
         text = f"collective number {mine.number} on this device cannot complete: {why}"
         # A rank that died after it had begun the call may have completed it: only a recent one may be waited for.

@@ -10,9 +10,10 @@ import numpy as np
 
 from platoon_base.channels.client import Session
 from platoon_base.channels.turns import Turns
-from platoon_base.collectives.base import Collective, Peers
+from platoon_base.collectives.base import Collective
 from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.parameters import is_device_array
+from platoon_base.shm.liveness import Liveness
 from platoon_base.system.text import to_bytes
 
 __all__ = ["CollectiveFactory", "Collectives", "Membership"]
@@ -103,14 +104,14 @@ class Membership:
         Of this worker.
     size : int
         Number of workers launched.
-    peers : Peers
+    liveness : Liveness
     """
 
-    def __init__(self, session: Session, rank: int, size: int, peers: Peers) -> None:
+    def __init__(self, session: Session, rank: int, size: int, liveness: Liveness) -> None:
         self._session = session
         self.rank = rank
         self._size = size
-        self.peers = peers
+        self.liveness = liveness
 
     def meet(self, name: str, note: bytes, timeout_s: float) -> dict[int, bytes]:
         """Meet all, and return the notes of the ranks, in order.
@@ -123,7 +124,7 @@ class Membership:
         reply = self._session.gather(name, note, timeout_s)
         missing = sorted(set(range(self._size)) - set(reply.ranks))
         if missing:
-            why = self.peers.why_absent(missing) or f"ranks {missing} are gone"
+            why = self.liveness.why_absent(missing) or f"ranks {missing} are gone"
             raise WorkerLostError(f"a group of all {self._size} workers cannot be formed: {why}")
         return {rank: reply.notes.get(rank, b"") for rank in reply.ranks}
 

@@ -13,7 +13,6 @@ from typing import Any, NoReturn
 import numpy as np
 
 from platoon_base.collectives.base import (
-    Peers,
     canonical_op,
     canonical_root,
     require_dtype,
@@ -44,6 +43,7 @@ from platoon_base.errors import (
     PlatoonError,
     WorkerLostError,
 )
+from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.segments import Segment
 from platoon_base.system.text import to_bytes
 from platoon_base.views import array_on
@@ -88,14 +88,14 @@ class HostCollective:
     """
 
     def __init__(
-        self, segment: Segment, ranks: tuple[int, ...], index: int, peers: Peers, owner: bool, fused: bool | None
+        self, segment: Segment, ranks: tuple[int, ...], index: int, liveness: Liveness, owner: bool, fused: bool | None
     ) -> None:
         header: Any = array_on(segment.buffer, (), _HEADER)
         self.rank, self.size = index, len(ranks)
         self.name = segment.name
         self._segment = segment
         self._ranks = ranks
-        self._peers = peers
+        self._liveness = liveness
         self._owner = owner
         self._busy = threading.RLock()  # so that a signal handler may close what its own thread is busy with
         self._inside = False  # a call, in the thread that has the lock
@@ -112,7 +112,7 @@ class HostCollective:
         name: str,
         ranks: Iterable[int],
         index: int,
-        peers: Peers,
+        liveness: Liveness,
         *,
         chunk_bytes: int = CHUNK_BYTES,
         fused: bool | None = None,
@@ -127,7 +127,7 @@ class HostCollective:
             The job's ranks in the group, ascending: the same on all of them.
         index : int
             This worker's place among them.
-        peers : Peers
+        liveness : Liveness
             Asked, with ranks of the job, when a wait takes long.
         chunk_bytes : int
             Of a slot, a multiple of 4096; each rank has `BUFFERS` of them.
@@ -150,11 +150,11 @@ class HostCollective:
         header["direct_bytes"] = DIRECT_BYTES if len(ranks) > 2 else 2**62
         header["ranks"] = _fingerprint(ranks)
         header["magic"] = MAGIC
-        return cls._opened(segment, ranks, index, peers, True, fused)
+        return cls._opened(segment, ranks, index, liveness, True, fused)
 
     @classmethod
     def attach(
-        cls, name: str, ranks: Iterable[int], index: int, peers: Peers, *, fused: bool | None = None
+        cls, name: str, ranks: Iterable[int], index: int, liveness: Liveness, *, fused: bool | None = None
     ) -> HostCollective:
         """Open the segment that another rank has made; parameters as those of `create`.
 
@@ -170,7 +170,7 @@ class HostCollective:
             found = tuple(header[field].item() for field in ("magic", "version", "size", "ranks", "buffers"))
             known = found == (MAGIC, VERSION, len(ranks), _fingerprint(ranks), BUFFERS)
             if known and len(segment.buffer) == Memory.size_bytes(len(ranks), header["chunk_bytes"].item()):
-                return cls._opened(segment, ranks, index, peers, False, fused)
+                return cls._opened(segment, ranks, index, liveness, False, fused)
             del header
         segment.close()
         raise ConfigurationError(
@@ -180,10 +180,10 @@ class HostCollective:
 
     @classmethod
     def _opened(
-        cls, segment: Segment, ranks: tuple[int, ...], index: int, peers: Peers, owner: bool, fused: bool | None
+        cls, segment: Segment, ranks: tuple[int, ...], index: int, liveness: Liveness, owner: bool, fused: bool | None
     ) -> HostCollective:
         try:
-            return cls(segment, ranks, index, peers, owner, fused)
+            return cls(segment, ranks, index, liveness, owner, fused)
         except BaseException:
             segment.close()
             if owner:
@@ -375,7 +375,7 @@ class HostCollective:
         if not missing:
             return
         ranks = [self._ranks[q] for q in missing]
-        why = self._peers.why_absent(ranks)
+        why = self._liveness.why_absent(ranks)
         if not why and set(left) & set(missing):
             who = _listed(self._ranks[q] for q in left if q in missing)
             why = f"{who} closed the collective and will not come"

@@ -23,7 +23,7 @@ from pygpu.elemwise import GpuElemwise, arg
 from pygpu.gpuarray import dtype_to_typecode
 
 from platoon_base.collectives.base import DTYPES, canonical_op, require_dtype, require_fit
-from platoon_base.collectives.device_faults import Fault, Watched, find_fault
+from platoon_base.collectives.device_faults import Fault, find_fault
 from platoon_base.errors import (
     BackendUnavailableError,
     ConfigurationError,
@@ -31,6 +31,7 @@ from platoon_base.errors import (
 )
 from platoon_base.parameters import assign, is_device_array
 from platoon_base.shm.calls import Call, sign
+from platoon_base.shm.liveness import Liveness
 
 __all__ = ["NcclCollective", "new_clique_id"]
 
@@ -83,20 +84,20 @@ class NcclCollective:
         Of the job, in order.
     index : int
         This worker's place among them.
-    peers : Watched
-    words : ndarray, shape (1,) int64
+    liveness : Liveness
+    call_word : ndarray, shape (1,) int64
         The control word in which the others see this worker's latest call.
     """
 
     def __init__(
-        self, context: Any, clique_id: bytes, ranks: tuple[int, ...], index: int, peers: Watched, words: Any
+        self, context: Any, clique_id: bytes, ranks: tuple[int, ...], index: int, liveness: Liveness, call_word: Any
     ) -> None:
         self.rank, self.size = index, len(ranks)
         self._context = context
         self._others = tuple(rank for rank in ranks if rank != ranks[index])
-        self._peers = peers
-        self._words = words
-        self._call = Call.of(int(words[0]))
+        self._liveness = liveness
+        self._call_word = call_word
+        self._call = Call.of(int(call_word[0]))
         self._caller = threading.get_ident()
         self._broken: PlatoonError | None = None
         self._done = threading.Event()
@@ -219,7 +220,7 @@ class NcclCollective:
         begun, self._caller = time.monotonic(), threading.get_ident()
         self._call = Call(self._call.number + 1, signature, begun, begun + timeout_s)
         self._last = result
-        self._words[0] = self._call.word
+        self._call_word[0] = self._call.word
 
     def _reduce_wide(self, call: Any, array: Any, step: _Step, out: Any, timeout_s: float) -> Any:
         assign(out, call(_widened(array), step.op, timeout_s=timeout_s))
@@ -234,7 +235,7 @@ class NcclCollective:
 
     def _watch(self) -> None:
         while not self._done.wait(_LOOK_S):
-            fault = find_fault(self._call, self._others, self._peers, time.monotonic())
+            fault = find_fault(self._call, self._others, self._liveness, time.monotonic())
             if fault is not None:
                 self._abort(fault)
                 return

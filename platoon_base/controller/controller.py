@@ -19,7 +19,7 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.controller.watch import pid_namespace
 from platoon_base.coordination.coordinator import Coordinator, Member, Phase, Shared
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.shm.job_state import ControlWords, Progress
+from platoon_base.shm.job_state import JobState, Progress
 
 __all__ = ["Controller", "Result", "Snapshot"]
 
@@ -94,12 +94,12 @@ class Controller:
     Parameters
     ----------
     server : ServerChannel
-    words : ControlWords
+    job_state : JobState
     coordinator : Coordinator
     children : Children
         The workers that were started; late joiners are added here.
     holds_lock : callable
-        ``holds_lock(rank)`` tells whether that worker holds its lock in the control words.
+        ``holds_lock(rank)`` tells whether that worker holds its lock in the memory of the job's state.
     handler : callable, optional
         ``handler(req, rank, info)`` answers what workers send with `Worker.send_req`.
     observer : callable, optional
@@ -117,7 +117,7 @@ class Controller:
     def __init__(
         self,
         server: ServerChannel,
-        words: ControlWords,
+        job_state: JobState,
         coordinator: Coordinator,
         children: Children,
         holds_lock: Callable[[int], bool],
@@ -131,7 +131,7 @@ class Controller:
         grace_s: float = GRACE_S,
     ) -> None:
         self._server = server
-        self._words = words
+        self._job_state = job_state
         self._coordinator = coordinator
         self._children = children
         self._holds_lock = holds_lock
@@ -139,7 +139,7 @@ class Controller:
         self._grace_s = grace_s
         self._observer = observer
         self._observe_every_s = observe_every_s
-        self._dispatcher = Dispatcher(coordinator, words, server.reply, handler, self._save_last)
+        self._dispatcher = Dispatcher(coordinator, job_state, server.reply, handler, self._save_last)
         self._began = time.monotonic()
         self._next_look = self._began
         self._exits: list[Exit] = []
@@ -205,7 +205,7 @@ class Controller:
             if self._signal is not None:
                 self._children.kill()  # asked twice: no more patience
             self._signal = self._signal or number
-            self._words.stop(self._signal.name)
+            self._job_state.stop(self._signal.name)
             self._children.stop(self._grace_s)
 
     def _adopt_late_joiners(self) -> None:
@@ -223,13 +223,13 @@ class Controller:
 
     def _worker_ended(self, ended: Exit) -> None:
         member = self._coordinator.members[ended.rank]
-        if self._words.progress(ended.rank).syncs:
+        if self._job_state.progress(ended.rank).syncs:
             self._coordinator.cooperated.add(ended.rank)
         if ended.rank in self._adopted and member.phase in (Phase.JOINED, Phase.TRAINING):
             ended = ended._replace(status=1)  # only its parent knows the status, but it never said goodbye
         device = f"{member.device}, " if member.device else ""
         log_file = f", see {ended.log_file.absolute()}" if ended.log_file is not None else ""
-        self._words.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
+        self._job_state.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
         lost = ended.status != 0 or member.phase in (Phase.JOINED, Phase.TRAINING)
         level = logging.WARNING if lost and not self._children.stopping else logging.INFO
         how = " without leaving the job" if member.phase in (Phase.JOINED, Phase.TRAINING) else ""
@@ -240,7 +240,7 @@ class Controller:
 
     def _start_again(self, ended: Exit) -> bool:
         """Start a worker that failed again, if there is any use in it; tells whether it did."""
-        stopping = self._children.stopping or self._words.stopping
+        stopping = self._children.stopping or self._job_state.stopping
         if ended.status == 0 or ended.rank in self._adopted or stopping or self._restarts >= self._max_restarts:
             return False
         if self._coordinator.bound:
@@ -251,7 +251,7 @@ class Controller:
             return False
         self._restarts += 1
         log.warning("rank %d is started again, restart %d of %d", ended.rank, self._restarts, self._max_restarts)
-        self._coordinator.expect_again(ended.rank, self._words.position(ended.rank))
+        self._coordinator.expect_again(ended.rank, self._job_state.position(ended.rank))
         try:
             self._children.start_again(ended.rank)
         except (OSError, PlatoonError) as exc:
@@ -321,7 +321,7 @@ class Controller:
             seconds=self._seconds_before + time.monotonic() - self._began,
             rule=shared.rule if shared is not None else "",
             settings=shared.settings if shared is not None else "",
-            positions={rank: self._words.position(rank) for rank in coordinator.members},
+            positions={rank: self._job_state.position(rank) for rank in coordinator.members},
             bound=coordinator.bound,
             kept={rank: member.kept for rank, member in coordinator.members.items() if member.kept},
             reported=dict(coordinator.reported),
@@ -332,7 +332,7 @@ class Controller:
             return
         self._next_look = now + self._observe_every_s
         members = list(self._coordinator.members.values())
-        progress = {member.rank: self._words.progress(member.rank) for member in members}
+        progress = {member.rank: self._job_state.progress(member.rank) for member in members}
         coordinator, tally = self._coordinator, self._tally or Tally()
         self._observer(
             Snapshot(members, progress, coordinator.reported, coordinator.stop_reason, now - self._began, tally.missed)
@@ -346,7 +346,7 @@ class Controller:
         status = max((ended.status for ended in self._exits), default=0)
         if self._signal is not None:
             status = 128 + self._signal
-        stopped_by = self._words.stop_reason or "end of script"
+        stopped_by = self._job_state.stop_reason or "end of script"
         seconds = time.monotonic() - self._began
         reported = dict(self._coordinator.reported)
         interrupted = self._signal is not None

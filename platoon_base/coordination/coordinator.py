@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Phase(enum.IntEnum):
-    """Where a worker stands in its life; the control words hold the same numbers."""
+    """Where a worker stands in its life; the job's state in shared memory holds the same numbers."""
 
     EXPECTED = 0
     JOINED = 1

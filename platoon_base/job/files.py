@@ -73,9 +73,9 @@ class JobFiles(msgspec.Struct, frozen=True):
         return self.endpoint or f"ipc://{self.folder}/control"
 
     @property
-    def words(self) -> str:
-        """Name of the segment with the control words."""
-        return f"{segment_prefix()}{self.job}-words"
+    def job_state(self) -> str:
+        """Name of the segment with the job's state."""
+        return f"{segment_prefix()}{self.job}-state"
 
     @property
     def center(self) -> str:
@@ -152,7 +152,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     def remove(self) -> None:
         """Remove everything of this job that has a name."""
-        for name in (self.center, self.collective, self.words):
+        for name in (self.center, self.collective, self.job_state):
             Segment.unlink(name)
         _remove_folder(Path(self.folder))
 
@@ -211,9 +211,9 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _alive(job: str) -> bool:
-    """Tell whether a job lives: its folder is locked, or its control words are in use."""
+    """Tell whether a job lives: its folder is locked, or the memory of its state is in use."""
     folder = Path(tempfile.gettempdir(), _mine(), job)
-    return is_locked(folder) or in_use(f"{segment_prefix()}{job}-words")
+    return is_locked(folder) or in_use(f"{segment_prefix()}{job}-state")
 
 
 def _job_of(segment: Path) -> str:

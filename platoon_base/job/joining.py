@@ -47,8 +47,8 @@ from platoon_base.job.files import JobFiles
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters
 from platoon_base.rules.center import Rule
-from platoon_base.shm.job_state import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS, ControlWords
-from platoon_base.shm.liveness import JobPeers
+from platoon_base.shm.job_state import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS, JobState
+from platoon_base.shm.liveness import JobLiveness, Liveness
 from platoon_base.shm.segments import Segment, abandoned
 from platoon_base.system.environment import DEVICE, JOB, MAX_WORKERS, RANK
 from platoon_base.worker.handle import Lock, Place, Worker
@@ -104,10 +104,10 @@ def connected() -> Worker | None:
 
 def solo(seed: int = 0, device: str = "cpu") -> Worker:
     """Make the worker of a job of one."""
-    words = ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)
-    channel = InprocHub(Coordinator(1, seed), words).connect()
+    job_state = JobState(bytearray(JobState.size_bytes(1)), rows=1, create=True)
+    channel = InprocHub(Coordinator(1, seed), job_state).connect()
     place = _say_hello(channel, 0, device)
-    return Worker(place, channel, words, None, Lock(lambda: True, lambda: None))  # nobody to keep out
+    return Worker(place, channel, job_state, None, Lock(lambda: True, lambda: None))  # nobody to keep out
 
 
 def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
@@ -124,53 +124,53 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
     files = JobFiles.read(folder)
     require_descriptors(_DESCRIPTORS)
     with contextlib.ExitStack() as undo:
-        segment = Segment.attach(files.words)
+        segment = Segment.attach(files.job_state)
         undo.callback(_let_go, files, segment)
         channel = ZmqClient(files.address, lambda: segment.locked(CONTROLLER_LOCK), files.keys)
         undo.callback(channel.close)
-        words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=False)
-        undo.callback(words.let_go)
-        worker = _enter(files, segment, words, channel, rank, device)
+        job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
+        undo.callback(job_state.let_go)
+        worker = _enter(files, segment, job_state, channel, rank, device)
         undo.pop_all()
     return worker
 
 
 def _let_go(files: JobFiles, segment: Segment) -> None:
-    """Let go of a job's control words; without a controller the last one out tidies up."""
+    """Let go of a job's state; without a controller the last one out tidies up."""
     orphaned = not segment.locked(CONTROLLER_LOCK)
     segment.close()
-    if orphaned and abandoned(files.words):
+    if orphaned and abandoned(files.job_state):
         files.remove()
 
 
 def _enter(
-    files: JobFiles, segment: Segment, words: ControlWords, channel: ZmqClient, rank: int | None, device: str
+    files: JobFiles, segment: Segment, job_state: JobState, channel: ZmqClient, rank: int | None, device: str
 ) -> Worker:
     """Say hello on a channel that is open, and take the place given."""
     place = _say_hello(channel, rank, device)
-    words.start_row(place.rank, place.resume_at)
+    job_state.start_row(place.rank, place.resume_at)
     segment.try_lock(WORKER_LOCKS + place.rank)
-    peers = JobPeers(words, lambda other: segment.locked(WORKER_LOCKS + other))
+    liveness = JobLiveness(job_state, lambda other: segment.locked(WORKER_LOCKS + other))
     if place.local_size < len(os.sched_getaffinity(0)):
         channel.spin_s = _SPIN_S
 
     def on_close() -> None:
-        words.let_go()
+        job_state.let_go()
         _let_go(files, segment)
 
     return Worker(
         place,
         channel,
-        words,
-        lambda parameters, rule: _choose_center(files, place.size, peers, parameters, rule),
+        job_state,
+        lambda parameters, rule: _choose_center(files, place.size, liveness, parameters, rule),
         Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
         on_close=on_close,
         collectives=lambda session: _Groups(
-            Membership(session, place.rank, files.size, peers),
+            Membership(session, place.rank, files.size, liveness),
             files.collective,
-            peers,
-            lambda: words.collectives(place.rank),
+            liveness,
+            lambda: job_state.collectives(place.rank),
         ),
         checkpoint=lambda: read_checkpoint(files.checkpoint),
     )
@@ -187,13 +187,15 @@ def _watch_center(files: JobFiles, layout: Layout) -> Readable:
     return HostCenters(files.center).watch(layout)
 
 
-def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: Parameters, rule: Rule) -> CenterFactory:
+def _choose_center(
+    files: JobFiles, workers: int, liveness: Liveness, parameters: Parameters, rule: Rule
+) -> CenterFactory:
     """Put the center on the devices if the launcher found that they reach each other and the parameters are there."""
     context = parameters.context if files.place == "device" else None
     if context is not None and context.kind == b"cuda":
         device = importlib.import_module("platoon_base.centers.device")
         if device.DeviceCenters.takes(parameters.layout, rule):
-            found: CenterFactory = device.DeviceCenters(files.center, workers, context, peers.gone)
+            found: CenterFactory = device.DeviceCenters(files.center, workers, context, liveness.gone)
             return found
     return HostCenters(files.center, workers)
 
@@ -201,20 +203,20 @@ def _choose_center(files: JobFiles, workers: int, peers: JobPeers, parameters: P
 class _Groups(CollectiveFactory):
     """Forms the groups of one job on this host."""
 
-    def __init__(self, membership: Membership, name: str, peers: JobPeers, counter: Callable[[], Any]) -> None:
+    def __init__(self, membership: Membership, name: str, liveness: Liveness, counter: Callable[[], Any]) -> None:
         self._membership = membership
         self._name = name
-        self._peers = peers
+        self._liveness = liveness
         self._counter = counter
 
     def host(self, timeout_s: float) -> Collective:
         """See `CollectiveFactory.host`."""
 
         def create(ranks: tuple[int, ...], index: int) -> Collective:
-            return HostCollective.create(self._name, ranks, index, self._peers)
+            return HostCollective.create(self._name, ranks, index, self._liveness)
 
         def attach(ranks: tuple[int, ...], index: int) -> Collective:
-            return HostCollective.attach(self._name, ranks, index, self._peers)
+            return HostCollective.attach(self._name, ranks, index, self._liveness)
 
         return self._membership.form("host collective", create, attach, timeout_s)
 
@@ -239,7 +241,9 @@ class _Groups(CollectiveFactory):
             return StagedCollective(host())
         ranks = tuple(told)
         index = ranks.index(self._membership.rank)
-        group: Collective = nccl.NcclCollective(context, told[ranks[0]][1], ranks, index, self._peers, self._counter())
+        group: Collective = nccl.NcclCollective(
+            context, told[ranks[0]][1], ranks, index, self._liveness, self._counter()
+        )
         return group
 
 
@@ -300,13 +304,13 @@ def host_job(
         files = JobFiles.create(size, center, str(file))
         stack.callback(files.lock().close)
         stack.callback(files.remove)
-        segment = stack.enter_context(Segment.create(files.words, ControlWords.size_bytes(MAX_WORKERS)))
+        segment = stack.enter_context(Segment.create(files.job_state, JobState.size_bytes(MAX_WORKERS)))
         segment.try_lock(CONTROLLER_LOCK)
-        words = ControlWords(segment.buffer, rows=MAX_WORKERS, create=True)
-        stack.callback(words.let_go)
+        job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=True)
+        stack.callback(job_state.let_go)
         coordinator = Coordinator(size, seed) if about is None else _resumed(about, size)
         for rank, member in coordinator.members.items():
-            words.start_row(rank, member.resume_at)
+            job_state.start_row(rank, member.resume_at)
         server_keys, keys = new_keys() if listen else (None, None)
         server = ZmqServer(listen or files.address, server_keys)
         stack.callback(server.close)
@@ -323,7 +327,7 @@ def host_job(
         stack.callback(children.kill)
         controller = Controller(
             server,
-            words,
+            job_state,
             coordinator,
             children,
             lambda rank: segment.locked(WORKER_LOCKS + rank),

@@ -1,6 +1,6 @@
-"""The few words of shared memory through which a running job is steered and watched.
+"""The state of a running job in shared memory: the stop flag, votes to stop, and each worker's progress.
 
-A worker reads the stop flag and writes its progress here at the cost of a memory access; nobody sends a message.
+A worker reads the stop flag and writes its progress at the cost of a memory access; nobody sends a message.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from platoon_base.sharding import START, Position
 from platoon_base.system.text import to_bytes
 from platoon_base.views import array_on
 
-__all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "ControlWords", "Progress"]
+__all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
 VERSION = 4
@@ -54,7 +54,7 @@ _ROW = np.dtype(
     ],
     align=True,
 )
-_BALLOT_BYTES = 8
+_VOTE_BYTES = 8
 
 
 def _put(row: Any, position: Sequence[int]) -> None:
@@ -92,13 +92,13 @@ class Progress(NamedTuple):
     steps_before_start: int = 0
 
 
-class ControlWords:
-    """The control words on any buffer: shared memory in a job of many, plain memory in a job of one.
+class JobState:
+    """The state of a job on any buffer: shared memory in a job of many, plain memory in a job of one.
 
     Attributes
     ----------
-    ballots : ndarray, shape (rows,), int64
-        The number of the ballot in which each rank has cast its latest vote; see `platoon_base.shm.stop_votes`.
+    stop_votes : ndarray, shape (rows,), int64
+        The number of the round in which each rank has cast its latest vote; see `platoon_base.shm.stop_votes`.
     """
 
     def __init__(self, buffer: Any, rows: int, create: bool) -> None:
@@ -107,9 +107,7 @@ class ControlWords:
             self._header["magic"], self._header["version"], self._header["rows"] = MAGIC, VERSION, rows
         # NumPy strips trailing zeros of byte strings.
         elif (self._header["magic"].item(), self._header["version"].item()) != (MAGIC.rstrip(b"\0"), VERSION):
-            raise ProtocolError(
-                "the job's control words are of another version of this package; install one version everywhere"
-            )
+            raise ProtocolError("the job's state is of another version of this package; install one version everywhere")
         self._lie_on(buffer)
         if create:
             self._rows["loss"] = np.nan
@@ -118,14 +116,14 @@ class ControlWords:
         self._header = array_on(buffer, (), _HEADER)
         self._rows: Any = array_on(buffer, (int(self._header["rows"]),), _ROW, self._first_row())
         # Not in the rows: one after the other, they are compared in a few cache lines, however many workers there are.
-        self.ballots: Any = array_on(buffer, self._rows.shape, "i8", self._first_row() + self._rows.nbytes)
+        self.stop_votes: Any = array_on(buffer, self._rows.shape, "i8", self._first_row() + self._rows.nbytes)
         self._stop = self._header["stop"][...]
 
     def let_go(self) -> None:
         """Lie on a last copy from now on, so that the memory can be unmapped: it is read as before, by any thread."""
         copy = bytearray(self.size_bytes(len(self._rows)))
-        last = ControlWords(copy, len(self._rows), create=True)
-        last._header[...], last._rows[...], last.ballots[...] = self._header, self._rows, self.ballots
+        last = JobState(copy, len(self._rows), create=True)
+        last._header[...], last._rows[...], last.stop_votes[...] = self._header, self._rows, self.stop_votes
         self._lie_on(copy)
 
     @staticmethod
@@ -134,8 +132,8 @@ class ControlWords:
 
     @classmethod
     def size_bytes(cls, rows: int) -> int:
-        """Bytes that control words for so many workers take."""
-        return cls._first_row() + rows * (_ROW.itemsize + _BALLOT_BYTES)
+        """Bytes that the state of so many workers takes."""
+        return cls._first_row() + rows * (_ROW.itemsize + _VOTE_BYTES)
 
     @property
     def stopping(self) -> bool:
@@ -177,7 +175,7 @@ class ControlWords:
         for name in _ROW.names or ():
             if name not in ("synced", "synced_slot"):
                 row[name] = new[name]
-        self.ballots[rank] = 0
+        self.stop_votes[rank] = 0
 
     @staticmethod
     def mark_synced(row: Any) -> None:

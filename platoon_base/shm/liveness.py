@@ -1,62 +1,83 @@
-"""What a worker can tell of the others without asking anybody: who is there, who is gone, and who waits elsewhere."""
+"""Which other workers of a job live, left, died or wait elsewhere; read from shared memory, without a message."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from platoon_base.shm.calls import Call
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 
-__all__ = ["JobPeers"]
+__all__ = ["JobLiveness", "Liveness"]
 
 _CAUSE_S = 1.5  # the controller learns how a process ended when it has, which is after it said goodbye
 _STUCK_S = 1.0
 
 
-class JobPeers:
-    """The other workers of a job, as the kernel's locks and the control words show them.
+class Liveness(Protocol):
+    """Tells about the other workers of a job, so that nobody waits for a worker that will not come."""
+
+    def why_absent(self, ranks: Sequence[int]) -> str:
+        """Tell why one of these ranks will never make the call that this worker waits in; empty if all may."""
+        ...
+
+    def gone(self, rank: int) -> bool:
+        """Tell whether this worker takes part no more; a worker that has yet to join is not gone."""
+        ...
+
+    def died(self, rank: int) -> bool:
+        """Tell whether this worker is gone without having said so."""
+        ...
+
+    def latest_call(self, rank: int) -> Call:
+        """Return the latest collective call on devices that this worker has begun."""
+        ...
+
+
+class JobLiveness:
+    """`Liveness` as the job's state and the kernel's locks show it.
 
     Parameters
     ----------
-    words : ControlWords
+    job_state : JobState
     alive : callable
         ``alive(rank)`` tells whether that worker still holds its lock.
     """
 
-    def __init__(self, words: ControlWords, alive: Callable[[int], bool]) -> None:
-        self._words = words
+    def __init__(self, job_state: JobState, alive: Callable[[int], bool]) -> None:
+        self._job_state = job_state
         self._alive = alive
         self._waiting: dict[int, tuple[int, float]] = {}
 
     def why_absent(self, ranks: Sequence[int]) -> str:
-        """See `platoon_base.collectives.base.Peers`."""
+        """See `Liveness.why_absent`."""
         for rank in ranks:
-            if self._words.row(rank)["left"] or not self._alive(rank):  # it says goodbye before it lets go
+            if self._job_state.row(rank)["left"] or not self._alive(rank):  # it says goodbye before it lets go
                 return self._how_it_went(rank)
             if self._is_stuck(rank):
                 return (
-                    f"rank {rank} waits in {self._words.read_text(rank, 'waiting_in')!r} instead, for this rank too: "
-                    "all ranks must make the same calls in the same order"
+                    f"rank {rank} waits in {self._job_state.read_text(rank, 'waiting_in')!r} instead, for this rank "
+                    "too: all ranks must make the same calls in the same order"
                 )
         return ""
 
     def gone(self, rank: int) -> bool:
-        """Tell whether this worker takes part no more; one that has yet to join is not gone."""
-        ended = self._words.row(rank)["left"] or self._words.row(rank)["ending"]
+        """See `Liveness.gone`."""
+        ended = self._job_state.row(rank)["left"] or self._job_state.row(rank)["ending"]
         return bool(ended) and not self._alive(rank)
 
     def died(self, rank: int) -> bool:
-        """Tell whether this worker is gone without having said so."""
-        return not self._alive(rank) and not self._words.row(rank)["left"]
+        """See `Liveness.died`."""
+        return not self._alive(rank) and not self._job_state.row(rank)["left"]
 
     def latest_call(self, rank: int) -> Call:
-        """Return the latest collective call on devices that this worker has begun."""
-        return Call.of(int(self._words.collectives(rank)[0]))
+        """See `Liveness.latest_call`."""
+        return Call.of(int(self._job_state.collectives(rank)[0]))
 
     def _is_stuck(self, rank: int) -> bool:
-        """Tell whether a worker has been in one and the same wait of the control plane for long; it is odd inside."""
-        count = int(self._words.row(rank)["waits"])
+        """Tell whether a worker has been in the same wait of the control plane for long; its count is odd inside."""
+        count = int(self._job_state.row(rank)["waits"])
         before = self._waiting.get(rank)
         if count % 2 == 0:
             self._waiting.pop(rank, None)
@@ -68,7 +89,7 @@ class JobPeers:
 
     def _how_it_went(self, rank: int) -> str:
         deadline = time.monotonic() + _CAUSE_S
-        while not (cause := self._words.read_text(rank, "ending")) and time.monotonic() < deadline:
+        while not (cause := self._job_state.read_text(rank, "ending")) and time.monotonic() < deadline:
             time.sleep(0.01)
-        verb = "has left the job" if self._words.row(rank)["left"] else "is lost"
+        verb = "has left the job" if self._job_state.row(rank)["left"] else "is lost"
         return f"rank {rank} {verb}{f' ({cause})' if cause else ''}"

@@ -1,4 +1,4 @@
-"""Votes to stop that hold for a part of the job, such as one training of several; seen without asking anybody."""
+"""Votes to stop a part of a job, such as one training of several. Workers read them from shared memory."""
 
 from __future__ import annotations
 
@@ -8,47 +8,47 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import votes_suffice
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 
-__all__ = ["Ballot"]
+__all__ = ["StopVotes"]
 
 
-class Ballot:
-    """The ballots of a job, which lie in its control words, as one worker sees them.
+class StopVotes:
+    """The votes of all workers of a job, as one worker sees them.
 
-    Ballots have numbers, which all workers count alike: the first training may be ballot 1, the next one ballot 2.
-    A vote says in which ballot it was cast, so nobody has to clear it away, and workers may be in different ballots.
+    Workers vote in rounds. All workers number the rounds alike: the first training may be round 1, the next one round
+    2. A vote is the number of its round, so nobody has to clear votes away, and workers may be in different rounds.
 
     Parameters
     ----------
-    words : ControlWords
+    job_state : JobState
     rank : int
         Of this worker.
 
     Attributes
     ----------
     number : int
-        Of the open ballot; 0 before the first.
+        Of the open round; 0 before the first.
     """
 
-    def __init__(self, words: ControlWords, rank: int) -> None:
+    def __init__(self, job_state: JobState, rank: int) -> None:
         self.number = 0
-        self._votes = words.ballots
+        self._votes = job_state.stop_votes
         self._closed = False
         self._rank = rank
         self._seen = b""  # the votes at the last look, and who had cast them
         self._voters: frozenset[int] = frozenset()
 
     def open(self, number: int) -> None:
-        """Enter ballot ``number``, in which this worker has not voted yet.
+        """Enter round ``number``, in which this worker has not voted yet.
 
         Parameters
         ----------
         number : int
-            At least 1, and another one each time: those still in an earlier ballot go on seeing this worker's vote.
+            At least 1, and another one each time: workers in an earlier round still see this worker's earlier vote.
         """
         if not isinstance(number, (int, np.integer)) or isinstance(number, bool) or number < 1:
-            raise ConfigurationError(f"got ballot number {number!r}: ballots are counted from 1 on")
+            raise ConfigurationError(f"got round {number!r}: rounds of votes are counted from 1 on")
         self._require_part()
         if self._votes[self._rank] == number:
             self._votes[self._rank] = 0
@@ -56,13 +56,13 @@ class Ballot:
         self._seen = b""
 
     def cast(self) -> None:
-        """Vote to stop in the open ballot; a second time changes nothing."""
+        """Vote to stop in the open round; a second vote changes nothing."""
         self._require_open()
         self._require_part()
         self._votes[self._rank] = self.number
 
     def voters(self) -> set[int]:
-        """Return the ranks that have voted in the open ballot, those of workers that are gone since included.
+        """Return the ranks that have voted in the open round, with those of workers that have left since.
 
         It costs less than a microsecond unless votes were cast since the last look.
         """
@@ -73,18 +73,18 @@ class Ballot:
             self._seen, self._voters = votes, frozenset(np.flatnonzero(cast).tolist())
         return set(self._voters)
 
-    def passed(self, policy: str, members: Collection[int]) -> bool:
-        """Tell whether the votes of ``members``, the ranks that take part, suffice; see `votes_suffice`.
+    def passed(self, policy: str, participants: Collection[int]) -> bool:
+        """Tell whether the votes of ``participants``, the ranks that take part, suffice; see `votes_suffice`.
 
         Parameters
         ----------
         policy : {"any", "all", "leader"}
-        members : collection of int
+        participants : collection of int
         """
-        return votes_suffice(policy, self.voters(), members)
+        return votes_suffice(policy, self.voters(), participants)
 
     def close(self) -> None:
-        """Leave the memory: the votes keep their last values."""
+        """Leave the shared memory; the votes keep their last values."""
         self._closed = True
         self._votes = self._votes.copy()
 
@@ -94,4 +94,4 @@ class Ballot:
 
     def _require_open(self) -> None:
         if not self.number:
-            raise ConfigurationError("no ballot is open: call open(number) first")
+            raise ConfigurationError("no round of votes is open: call open(number) first")

@@ -31,8 +31,8 @@ from platoon_base.parameters import Parameters
 from platoon_base.rules.center import Rule, default_rule, require_rule
 from platoon_base.schedule import require_policy
 from platoon_base.sharding import START, Position, shard, shard_seed
-from platoon_base.shm.job_state import ControlWords
-from platoon_base.shm.stop_votes import Ballot
+from platoon_base.shm.job_state import JobState
+from platoon_base.shm.stop_votes import StopVotes
 from platoon_base.system.environment import TIMEOUT_S
 from platoon_base.system.text import legible
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
@@ -92,7 +92,7 @@ class Worker:
     place : Place
     channel : ClientChannel
         To the controller.
-    words : ControlWords
+    job_state : JobState
     centers : callable or None
         Chooses what opens the center for parameters and a rule. None in a job of one: parameters are shared with
         nobody, and synchronizing does nothing.
@@ -122,7 +122,7 @@ class Worker:
         (`platoon launch --max-restarts`, ``--resume``); all zeros in a new job.
     stop_reason : str
         Why the job stops; empty while it does not.
-    ballot : Ballot
+    stop_votes : StopVotes
         Votes to stop a part of the job, such as one training of several, seen at the price of a memory access.
     """
 
@@ -130,7 +130,7 @@ class Worker:
         self,
         place: Place,
         channel: ClientChannel,
-        words: ControlWords,
+        job_state: JobState,
         centers: Callable[[Parameters, Rule], CenterFactory] | None,
         lock: Lock,
         controller_alive: Callable[[], bool] = lambda: True,
@@ -144,9 +144,9 @@ class Worker:
         self.late = place.late
         self.resume_at = place.resume_at
         self._kept = dict(place.kept)
-        self.ballot = Ballot(words, place.rank)
-        self._words = words
-        self._row = words.row(place.rank)
+        self.stop_votes = StopVotes(job_state, place.rank)
+        self._job_state = job_state
+        self._row = job_state.row(place.rank)
         self._control = Session(channel, place.rank, self._row)
         self._arrays = Collectives(collectives(self._control) if collectives else LocalFactory(), place.late)
         self._centers = centers
@@ -220,7 +220,7 @@ class Worker:
         if self._centers is not None:
             shared.open_center(self._session, self._centers(parameters, resolved), timeout_s, self._checkpoint)
         if self.global_size > 1:  # and not refused
-            self._words.note_several()
+            self._job_state.note_several()
         self._shared = shared
         self._sharings += 1
 
@@ -304,7 +304,7 @@ class Worker:
         first worker calls it now and then, and a resumed job goes on from there on all workers.
         """
         self._require_shared().copy_to_global(timeout_s)
-        self._words.mark_all_synced(self._row)
+        self._job_state.mark_all_synced(self._row)
 
     @contextlib.contextmanager
     def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
@@ -607,7 +607,7 @@ class Worker:
         Each worker sees it at its own time: leave loops that make collective calls by `agree_to_stop`. After `close` it
         keeps its last value, so a thread that waits for it must look at `closed` too.
         """
-        if self._words.stopping:
+        if self._job_state.stopping:
             return True
         now = time.monotonic()
         if now < self._next_look:
@@ -616,13 +616,13 @@ class Worker:
         if self._controller_alive() or self._closed:  # in this order: it is closed before the memory is
             return False
         log.warning("rank %d: the controller of this job is gone; stopping", self.global_rank)
-        self._words.stop("the controller is gone")
+        self._job_state.stop("the controller is gone")
         return True
 
     @property
     def stop_reason(self) -> str:
         """Why the job stops; empty while it does not. After `close` it keeps its last value."""
-        return self._words.stop_reason
+        return self._job_state.stop_reason
 
     def request_stop(self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Vote for the end of the job; `should_stop` tells all workers when the votes suffice.
@@ -703,7 +703,7 @@ class Worker:
     def close(self) -> None:
         """Leave the job; the others go on. A second call does nothing.
 
-        `should_stop`, `stop_reason` and the votes of `ballot` keep their last values. All else that needs the job
+        `should_stop`, `stop_reason` and the `stop_votes` keep their last values. All else that needs the job
         raises `ConfigurationError`. A call that another thread is in ends with an error.
         """
         if self._closed:
@@ -718,7 +718,7 @@ class Worker:
         finally:
             if self._shared is not None:
                 self._shared.close()
-            self.ballot.close()
+            self.stop_votes.close()
             self._row = self._row.copy()  # nothing is to lie on the memory any more
             self._on_close()
 
@@ -741,7 +741,7 @@ class Worker:
         return self._arrays.of(array, timeout_s)
 
     def _shares_alone(self) -> bool:
-        return self.global_size == 1 and not self._words.shared_by_several
+        return self.global_size == 1 and not self._job_state.shared_by_several
 
     def _require_shared(self) -> SharedParameters:
         self._require_open()

@@ -19,7 +19,7 @@ from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFini
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules.center import Adopt, Rule, settings_of
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 from platoon_base.worker.standstill import Standstill
 
 __all__ = ["ON_NONFINITE", "ReadCheckpoint", "SharedParameters", "require_finite", "require_on_nonfinite"]
@@ -46,7 +46,7 @@ class SharedParameters:
     rank : int
         For messages.
     row : structured scalar
-        This worker's row of the control words, in which synchronizations are counted and timed.
+        This worker's row of the job's state, in which synchronizations are counted and timed.
     alone : callable
         Whether no other worker has shared these parameters so far. Then the center follows, and no rule acts.
     """
@@ -150,7 +150,7 @@ class SharedParameters:
         refused = center.sync(rule, taken, synchronous or alone, timeout_s)
         self._row["syncs"] += 1
         if center.whole:
-            ControlWords.mark_synced(self._row)
+            JobState.mark_synced(self._row)
         self._row["sync_seconds"] += time.perf_counter() - began
         try:
             if refused is not None:

@@ -90,10 +90,10 @@ class StopTogether(Member):
         """Decide by the votes there are, without waiting for anybody."""
         worker = training.worker
         if self._votes:
-            worker.ballot.cast()
+            worker.stop_votes.cast()
         if self._interrupted and not worker.should_stop:
             worker.request_stop(f"worker {worker.global_rank} was interrupted", timeout_s=training.timeout_s)
-        return self._interrupted or worker.should_stop or worker.ballot.passed(self.policy, training.members)
+        return self._interrupted or worker.should_stop or worker.stop_votes.passed(self.policy, training.members)
 
     def _answer(self, training: Training, stop: bool, *interrupts: str) -> None:
         """Let the main loop end, or make it go on."""

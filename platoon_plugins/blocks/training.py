@@ -175,7 +175,7 @@ class Training:
         self._require_same_model()
         # Nobody moves the center before all have taken its first values over.
         self.meet("the first batch")
-        worker.ballot.open(self._number)
+        worker.stop_votes.open(self._number)
         function = getattr(self._main_loop.algorithm, "_function", None)
         if function is not None:
             vary_noise(function.get_shared(), worker.global_rank)

@@ -50,7 +50,7 @@ class Asynchronous(Mode):
         self._model, self._members = model, members
         self._worker.init_shared_params(self._backend.weights(model), self._rule, on_nonfinite=self._on_nonfinite)
         self._worker.barrier("keras fit shares")  # nobody moves the center before all have taken it over
-        self._worker.ballot.open(self._worker.ballot.number + 1)
+        self._worker.stop_votes.open(self._worker.stop_votes.number + 1)
 
     def batches_done(self, count: int) -> None:
         """Synchronize, if it is time."""
@@ -61,12 +61,12 @@ class Asynchronous(Mode):
     @property
     def stops(self) -> bool:
         """Whether the votes cast so far suffice."""
-        ballot = self._worker.ballot
-        return bool(ballot.voters()) and ballot.passed(self._policy, self._members)
+        votes = self._worker.stop_votes
+        return bool(votes.voters()) and votes.passed(self._policy, self._members)
 
     def vote(self) -> None:
         """Vote for the end of the fit."""
-        self._worker.ballot.cast()
+        self._worker.stop_votes.cast()
 
     def epoch_ends(self) -> None:
         """Give the center what was learned since the last synchronization."""

@@ -53,7 +53,7 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
                 if (epoch, batch) == (1, 2) and not averaged:
                     worker.barrier("third batch")
                     deadline = time.monotonic() + 60
-                    while rank == 0 and not worker.ballot.voters():
+                    while rank == 0 and not worker.stop_votes.voters():
                         assert time.monotonic() < deadline
                 return rank == 1 and (epoch, batch) == (1, 2)
 

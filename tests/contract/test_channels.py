@@ -15,7 +15,7 @@ from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 
 pytestmark = pytest.mark.base
 
@@ -23,7 +23,7 @@ CHANNELS = "platoon_base/channels"
 
 
 def new_words():
-    return ControlWords(bytearray(ControlWords.size_bytes(8)), rows=8, create=True)
+    return JobState(bytearray(JobState.size_bytes(8)), rows=8, create=True)
 
 
 class Inproc:

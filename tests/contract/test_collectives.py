@@ -44,7 +44,7 @@ BACK_ENDS = [pytest.param((LocalCollective, 1), id="local-1")] + [
 
 
 class Willing:
-    """Peers that may all still come; counts how often it was asked."""
+    """The other ranks may all still come; counts how often it was asked."""
 
     def __init__(self):
         self.asked = threading.Semaphore(0)
@@ -62,16 +62,18 @@ class Gone:
 class Group:
     """The ranks of a group as threads of this process, each with its own handle."""
 
-    def __init__(self, size, forms, chunk_bytes=SMALL, peers=None, ranks=None):
+    def __init__(self, size, forms, chunk_bytes=SMALL, liveness=None, ranks=None):
         self.name = f"{segment_prefix()}test{os.getpid()}-group{next(numbers)}"
-        self.peers = peers or [Willing() for _ in range(size)]
+        self.liveness = liveness or [Willing() for _ in range(size)]
         ranks = ranks or range(size)
         self.members = []
         for i, fused in zip(range(size), forms):
             if i == 0:
-                made = HostCollective.create(self.name, ranks, 0, self.peers[0], chunk_bytes=chunk_bytes, fused=fused)
+                made = HostCollective.create(
+                    self.name, ranks, 0, self.liveness[0], chunk_bytes=chunk_bytes, fused=fused
+                )
             else:
-                made = HostCollective.attach(self.name, ranks, i, self.peers[i], fused=fused)
+                made = HostCollective.attach(self.name, ranks, i, self.liveness[i], fused=fused)
             self.members.append(made)
         self._threads = ThreadPoolExecutor(size)
 
@@ -318,7 +320,7 @@ def test_a_call_goes_on_after_every_wait_in_vain(make, size, monkeypatch):
 
     with make(size) as group:
         futures = group.start(call, group.members[0])
-        assert group.peers[0].asked.acquire(timeout=TIMEOUT_S)
+        assert group.liveness[0].asked.acquire(timeout=TIMEOUT_S)
         futures += group.start(call, *group.members[1:])
         sums, products = zip(*(future.result() for future in futures))
     require_equal(sums, oracle(arrays, "sum"))
@@ -330,7 +332,7 @@ def test_a_late_rank_is_waited_for(make):
         first, late = group.members
         (future,) = group.start(lambda c: c.all_reduce(np.ones(3), timeout_s=TIMEOUT_S), first)
         for _ in range(2):
-            assert group.peers[0].asked.acquire(timeout=TIMEOUT_S)
+            assert group.liveness[0].asked.acquire(timeout=TIMEOUT_S)
         late.all_reduce(np.ones(3), timeout_s=TIMEOUT_S)
         np.testing.assert_array_equal(future.result(), [2, 2, 2])
 
@@ -413,8 +415,8 @@ def test_a_deadline_names_who_is_missing(make):
 
 
 def test_a_peer_that_is_absent_ends_the_wait(make):
-    peers = [Willing(), Gone(), Willing()]
-    with make(3, peers=peers, ranks=(0, 4, 6)) as group:
+    liveness = [Willing(), Gone(), Willing()]
+    with make(3, liveness=liveness, ranks=(0, 4, 6)) as group:
         waiting = group.start(lambda c: c.all_reduce(F32, "max", timeout_s=TIMEOUT_S), *group.members[:2])
         for future in waiting:
             with pytest.raises(WorkerLostError, match="rank 6 was killed by signal 9") as caught:
@@ -441,7 +443,7 @@ def test_an_interrupt_breaks_the_group(make):
             signal.raise_signal(signal.SIGINT)
             return ""
 
-    with make(2, peers=[Interrupting(), Willing()]) as group:
+    with make(2, liveness=[Interrupting(), Willing()]) as group:
         with pytest.raises(KeyboardInterrupt):
             group.members[0].all_reduce(F32, timeout_s=TIMEOUT_S)
         with pytest.raises(WorkerLostError, match="of rank 0.* ended with KeyboardInterrupt"):
@@ -456,7 +458,7 @@ def test_a_close_from_within_a_call_ends_it(make):
                 group.members[0].barrier(timeout_s=TIMEOUT_S)
             return ""
 
-    with make(2, peers=[Closing(), Willing()]) as group:
+    with make(2, liveness=[Closing(), Willing()]) as group:
         with pytest.raises(WorkerLostError, match="closed this collective"):
             group.members[0].all_reduce(F32, timeout_s=TIMEOUT_S)
         assert group.members[0]._segment.closed
@@ -471,7 +473,7 @@ def test_a_second_thread_is_refused_and_a_close_ends_the_wait(make):
     with make(2) as group:
         first, second = group.members
         (future,) = group.start(lambda c: c.barrier(timeout_s=TIMEOUT_S), first)
-        assert group.peers[0].asked.acquire(timeout=TIMEOUT_S)
+        assert group.liveness[0].asked.acquire(timeout=TIMEOUT_S)
         with pytest.raises(ConfigurationError, match="another thread"):
             first.barrier(timeout_s=TIMEOUT_S)
         first.close()
@@ -541,7 +543,7 @@ def test_a_refusal_while_another_thread_is_in_a_call_breaks_the_next(make):
     with make(2) as group:
         first, second = group.members
         (future,) = group.start(lambda c: c.all_reduce(F32 + 1, timeout_s=TIMEOUT_S), first)
-        assert group.peers[0].asked.acquire(timeout=TIMEOUT_S)
+        assert group.liveness[0].asked.acquire(timeout=TIMEOUT_S)
         for call in (lambda: first.barrier(timeout_s=TIMEOUT_S), lambda: first.all_reduce(F32, "no", timeout_s=1)):
             with pytest.raises(ConfigurationError, match="got"):
                 call()
@@ -573,7 +575,7 @@ def test_an_endless_deadline_and_numbers_of_numpy_are_taken(group):
 
 
 def test_a_stopped_rank_that_holds_the_lock_keeps_nobody(make):
-    with make(2, peers=[Gone(), Willing()]) as group, Segment.attach(group.name) as stopped:
+    with make(2, liveness=[Gone(), Willing()]) as group, Segment.attach(group.name) as stopped:
         assert stopped.try_lock(host._LOCK_BYTE)
         with pytest.raises(WorkerLostError, match="was killed by signal 9"):
             group.members[0].barrier(timeout_s=TIMEOUT_S)

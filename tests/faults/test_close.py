@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from platoon_base.job.files import segment_prefix
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
 
@@ -42,8 +42,8 @@ def test_a_closed_handle_answers_from_its_last_copy_or_refuses(run_job, workers)
 with connect() as worker:
     worker.init_shared_params([np.zeros(1000)], ASGD())
     worker.all_reduce(np.ones(3))
-    worker.ballot.open(1)
-    worker.ballot.cast()
+    worker.stop_votes.open(1)
+    worker.stop_votes.cast()
     worker.progress(steps=3, epoch=1, loss=0.5)
     worker.barrier()
     voters = set(range(worker.global_size))
@@ -57,13 +57,13 @@ for _ in range(3):
     assert worker.closed
     assert worker.should_stop
     assert worker.stop_reason == "enough"
-    assert worker.ballot.voters() == voters
-    assert worker.ballot.passed("all", voters)
+    assert worker.stop_votes.voters() == voters
+    assert worker.stop_votes.passed("all", voters)
     assert worker.shares
     assert len(worker.shard(4)) == 4 // worker.global_size
     refused(lambda: worker.progress(steps=1))
-    refused(lambda: worker.ballot.cast())
-    refused(lambda: worker.ballot.open(2))
+    refused(lambda: worker.stop_votes.cast())
+    refused(lambda: worker.stop_votes.open(2))
     refused(lambda: worker.sync_params())
     refused(lambda: worker.center_params().__enter__())
     refused(lambda: worker.all_reduce(np.ones(3)))
@@ -97,7 +97,7 @@ def ask(number, question):
         asked[number] += 1
 
 def look():
-    return worker.should_stop, worker.stop_reason, worker.ballot.number, worker.closed
+    return worker.should_stop, worker.stop_reason, worker.stop_votes.number, worker.closed
 
 def tell():
     worker.progress(steps=1)
@@ -155,20 +155,20 @@ def test_memory_stays_under_an_array_and_goes_with_it():
     assert done.returncode == 0, done.stderr
 
 
-def test_control_words_are_read_and_written_on_a_last_copy():
-    name = f"{segment_prefix()}test{os.getpid()}-words"
-    with Segment.create(name, ControlWords.size_bytes(3)) as segment:
-        words = ControlWords(segment.buffer, rows=3, create=True)
-        words.stop("enough")
-        words.row(2)["steps"] = 7
-        words.ballots[1] = 5
-        words.let_go()
+def test_a_job_state_is_read_and_written_on_a_last_copy():
+    name = f"{segment_prefix()}test{os.getpid()}-state"
+    with Segment.create(name, JobState.size_bytes(3)) as segment:
+        job_state = JobState(segment.buffer, rows=3, create=True)
+        job_state.stop("enough")
+        job_state.row(2)["steps"] = 7
+        job_state.stop_votes[1] = 5
+        job_state.let_go()
         assert np.frombuffer(segment.buffer, np.uint8).any()
         array_on(segment.buffer, (len(segment.buffer),), np.uint8)[...] = 0
         Segment.unlink(name)
-    assert words.stopping
-    assert words.stop_reason == "enough"
-    assert words.progress(2).steps == 7
-    assert words.ballots.tolist() == [0, 5, 0]
-    words.row(2)["steps"] += 1
-    assert words.progress(2).steps == 8
+    assert job_state.stopping
+    assert job_state.stop_reason == "enough"
+    assert job_state.progress(2).steps == 7
+    assert job_state.stop_votes.tolist() == [0, 5, 0]
+    job_state.row(2)["steps"] += 1
+    assert job_state.progress(2).steps == 8

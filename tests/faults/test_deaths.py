@@ -1,6 +1,6 @@
 """A worker dies, in each way and at each point: asynchronous training goes on, synchronous training tells the cause.
 
-No process waits for a time: the moments are those at which the control words show what the others do.
+No process waits for a time: the moments are those at which the job's state shows what the others do.
 """
 
 import logging
@@ -110,7 +110,7 @@ def steps(number):
         worker.sync_params()
 
 def others_wait_for_the_center():
-    # They have asked for it: a request is no wait that the words would show.
+    # They have asked for it: a request is no wait that the job's state would show.
     until(lambda: len(list(FOLDER.glob("asks*"))) == 2)
 
 pids = exchange_pids(worker) if POINT == "while it waits in a barrier" else None

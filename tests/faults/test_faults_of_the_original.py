@@ -145,7 +145,7 @@ def test_another_user_cannot_reach_a_job(tmp_path):
     )
     with host_job(1) as job:
         files = job.files
-        command = [sys.executable, "-c", look, files.folder, f"/dev/shm{files.words}"]
+        command = [sys.executable, "-c", look, files.folder, f"/dev/shm{files.job_state}"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("refused"), done.stdout

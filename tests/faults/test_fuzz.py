@@ -17,7 +17,7 @@ from platoon_base.channels.base import Received
 from platoon_base.channels.server import Dispatcher
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.coordinator import Coordinator
-from platoon_base.shm.job_state import ControlWords
+from platoon_base.shm.job_state import JobState
 from platoon_base.system.environment import MAX_WORKERS
 
 pytestmark = pytest.mark.base
@@ -89,9 +89,9 @@ class Controller:
 
     def __init__(self):
         self.answers = []
-        words = ControlWords(bytearray(ControlWords.size_bytes(MAX_WORKERS)), MAX_WORKERS, create=True)
+        job_state = JobState(bytearray(JobState.size_bytes(MAX_WORKERS)), MAX_WORKERS, create=True)
         self.coordinator = Coordinator(2)
-        self.dispatcher = Dispatcher(self.coordinator, words, lambda peer, request_id, data: self.note(peer, data))
+        self.dispatcher = Dispatcher(self.coordinator, job_state, lambda peer, request_id, data: self.note(peer, data))
         for rank in (0, 1):
             assert isinstance(self.ask(rank, hello(rank)), msg.Welcome)
 
@@ -251,8 +251,8 @@ def test_what_could_make_code_is_seen(source):
 
 def test_what_is_not_framed_as_a_request_is_told_so():
     answers = []
-    words = ControlWords(bytearray(ControlWords.size_bytes(1)), rows=1, create=True)
-    dispatcher = Dispatcher(Coordinator(1), words, lambda peer, request_id, data: answers.append(data))
+    job_state = JobState(bytearray(JobState.size_bytes(1)), rows=1, create=True)
+    dispatcher = Dispatcher(Coordinator(1), job_state, lambda peer, request_id, data: answers.append(data))
     dispatcher.receive(Received(b"peer", b"", msg.encode(msg.Leave())), 0.0)
     (failure,) = map(msg.decode_reply, answers)
     assert failure.kind == "ProtocolError"

@@ -119,7 +119,7 @@ from platoon_base.job.files import JobFiles
 from platoon_base.shm.segments import Segment
 
 worker = connect()
-other = Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).words)
+other = Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).job_state)
 number, came = 1, True
 while came:
     came = at_instruction(number, worker.lock, lambda: (worker.lock(), worker.unlock()))
@@ -163,7 +163,7 @@ calls = {
     "progress": lambda: worker.progress(steps=1),
     "should_stop": lambda: worker.should_stop,
     "stop_reason": lambda: worker.stop_reason,
-    "voters": lambda: worker.ballot.voters(),
+    "voters": lambda: worker.stop_votes.voters(),
 }
 if int(sys.argv[2]) == 1:
     calls["barrier"] = lambda: worker.barrier()
@@ -173,7 +173,7 @@ for name, call in calls.items():
     while came:
         with connect() as worker:
             worker.init_shared_params([np.zeros(100)], ASGD())
-            worker.ballot.open(1)
+            worker.stop_votes.open(1)
             try:
                 came = at_instruction(number, call, worker.close)
                 assert worker.closed == came

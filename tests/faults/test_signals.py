@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 from platoon_base import ASGD, connect
 from platoon_base.errors import WorkerLostError
-from platoon_base.shm.liveness import JobPeers
+from platoon_base.shm.liveness import JobLiveness
 from watching import controller_lives, ending, exchange_pids, is_stopped, progress, takes_part, until, waits_in
 
 FOLDER = Path(sys.argv[1])
@@ -447,14 +447,14 @@ if rank == 0:
         wake = threading.Thread(target=lambda: (until(lambda: waits_in("barrier barrier", 0, 2)), go_on()))
         wake.start()
     else:
-        ask, asked = JobPeers.why_absent, []
-        def asking(peers, ranks):
-            why = ask(peers, ranks)
+        ask, asked = JobLiveness.why_absent, []
+        def asking(liveness, ranks):
+            why = ask(liveness, ranks)
             asked.append(why)
             if len(asked) == 5:
                 go_on()
             return why
-        JobPeers.why_absent = asking
+        JobLiveness.why_absent = asking
 if WAIT == "barrier":
     worker.barrier()
 else:
@@ -589,7 +589,7 @@ def test_workers_of_a_launcher_that_is_killed_end_by_themselves(launch, tmp_path
         for rank, pidfd in enumerate(pidfds):
             ended, _, _ = select.select([pidfd], [], [], PATIENCE_S)
             assert ended, f"rank {rank} goes on without its launcher"
-        named = [f"/dev/shm{name}" for name in (files.words, files.center, files.collective)]
+        named = [f"/dev/shm{name}" for name in (files.job_state, files.center, files.collective)]
         assert [path for path in (files.folder, *named) if os.path.exists(path)] == [], "left behind"
     finally:
         for pidfd in pidfds:

@@ -54,7 +54,7 @@ with watched_imports:
     from platoon_base.coordination.coordinator import Coordinator, Phase
     from platoon_base.errors import ConfigurationError, PlatoonError, ProtocolError
     from platoon_base.sharding import Position
-    from platoon_base.shm.job_state import ControlWords
+    from platoon_base.shm.job_state import JobState
     from platoon_base.system.environment import MAX_WORKERS
 
 CORPUS = Path(__file__).parents[1] / "corpus" / "messages"
@@ -136,11 +136,11 @@ class Job:
     """A dispatcher with a fresh coordinator, and the books of what was asked and answered."""
 
     def __init__(self) -> None:
-        self.buffer = bytearray(ControlWords.size_bytes(MAX_WORKERS))
-        self.words = ControlWords(self.buffer, MAX_WORKERS, create=True)
+        self.buffer = bytearray(JobState.size_bytes(MAX_WORKERS))
+        self.job_state = JobState(self.buffer, MAX_WORKERS, create=True)
         self.before = bytes(self.buffer)
         self.coordinator = Coordinator(SIZE)
-        self.dispatcher = Dispatcher(self.coordinator, self.words, self.answered, handler)
+        self.dispatcher = Dispatcher(self.coordinator, self.job_state, self.answered, handler)
         self.now = 0.0
         self.asked = 0
         self.padded = 0
@@ -228,8 +228,8 @@ class Job:
         assert all(rank == member.rank for rank, member in coordinator.members.items())
         peers = [member.peer for member in coordinator.members.values() if member.phase in IN_THE_JOB]
         assert len(set(peers)) == len(peers), "a connection that is two workers"
-        assert self.words.stopping == (coordinator.stop_reason is not None)
-        if self.words.stopping:
+        assert self.job_state.stopping == (coordinator.stop_reason is not None)
+        if self.job_state.stopping:
             assert any(reason.startswith(coordinator.stop_reason) for reason in self.reasons), "nobody voted for this"
         for name, table in vars(coordinator).items():
             if isinstance(table, (dict, set, list, tuple)):
@@ -254,10 +254,10 @@ class Job:
             self.happen(Step(Event.LOST, rank))
         assert not coordinator.participants
         self.check()
-        fresh = ControlWords(after := bytearray(self.before), MAX_WORKERS, create=False)
-        if self.words.stopping:
+        fresh = JobState(after := bytearray(self.before), MAX_WORKERS, create=False)
+        if self.job_state.stopping:
             fresh.stop(coordinator.stop_reason)
-        assert self.buffer == after, "control words that no request may change"
+        assert self.buffer == after, "parts of the job's state that no request may change"
 
 
 def handler(req: str, rank: int, info: Any) -> Any:

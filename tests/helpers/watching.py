@@ -1,4 +1,4 @@
-"""What a test sees of a running job from outside its workers' handles: the words and the center in its shared memory.
+"""What a test sees of a running job from outside its workers' handles: its state and its center in shared memory.
 
 The scripts of workers import it as well: the folder of the tests is on their path.
 """
@@ -17,7 +17,7 @@ from platoon_base.centers.host import HostCenters
 from platoon_base.job import JOB
 from platoon_base.job.files import JobFiles
 from platoon_base.parameters import Parameters
-from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, ControlWords
+from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 
@@ -60,13 +60,13 @@ def await_file(path, process=None):
 
 
 @contextlib.contextmanager
-def _control_words():
-    """Open the control words of the job that the environment names, with the locks on their bytes, for one look.
+def _job_state():
+    """Open the state of the job that the environment names, with the locks on its bytes, for one look.
 
     Whoever has them open counts as one of the job: the last one out tidies up. So nobody keeps them.
     """
-    with Segment.attach(_files().words) as segment:
-        yield ControlWords(segment.buffer, rows=MAX_WORKERS, create=False), segment
+    with Segment.attach(_files().job_state) as segment:
+        yield JobState(segment.buffer, rows=MAX_WORKERS, create=False), segment
 
 
 def _files():
@@ -75,36 +75,36 @@ def _files():
 
 def progress(rank):
     """Return what a worker has written of itself; see `platoon_base.shm.job_state.Progress`."""
-    with _control_words() as (words, _):
-        return words.progress(rank)
+    with _job_state() as (job_state, _):
+        return job_state.progress(rank)
 
 
 def waits_in(name, *ranks):
     """Tell whether all these workers are in the collective call of this name, such as ``"barrier all here"``."""
-    with _control_words() as (words, _):
-        return all(_waits_in(words, name, rank) for rank in ranks)
+    with _job_state() as (job_state, _):
+        return all(_waits_in(job_state, name, rank) for rank in ranks)
 
 
-def _waits_in(words, name, rank):
-    before = int(words.row(rank)["waits"])
-    seen = words.read_text(rank, "waiting_in")
-    return seen == name and before % 2 == 1 and before == int(words.row(rank)["waits"])  # odd inside, and still there
+def _waits_in(job_state, name, rank):
+    before = int(job_state.row(rank)["waits"])  # odd inside a wait
+    seen = job_state.read_text(rank, "waiting_in")
+    return seen == name and before % 2 == 1 and before == int(job_state.row(rank)["waits"])
 
 
 def ending(rank):
     """Return how a worker's process ended, as the controller has written it; empty before."""
-    with _control_words() as (words, _):
-        return words.read_text(rank, "ending")
+    with _job_state() as (job_state, _):
+        return job_state.read_text(rank, "ending")
 
 
 def takes_part(rank):
     """Tell whether a worker is there: its process lives, and it has not said goodbye."""
-    with _control_words() as (words, segment):
-        return segment.locked(WORKER_LOCKS + rank) and not words.row(rank)["left"]
+    with _job_state() as (job_state, segment):
+        return segment.locked(WORKER_LOCKS + rank) and not job_state.row(rank)["left"]
 
 
 def controller_lives():
-    with _control_words() as (_, segment):
+    with _job_state() as (_, segment):
         return segment.locked(CONTROLLER_LOCK)
 
 

@@ -450,8 +450,8 @@ def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, write_scri
         worker = connect()
         worker.init_shared_params([np.zeros(1000)], EASGD())
         files = JobFiles.read(os.environ["PLATOON_JOB"])
-        print(files.folder, files.words, files.center, flush=True)
-        for path in (files.folder, f"/dev/shm{files.words}", f"/dev/shm{files.center}"):
+        print(files.folder, files.job_state, files.center, flush=True)
+        for path in (files.folder, f"/dev/shm{files.job_state}", f"/dev/shm{files.center}"):
             os.utime(path, (0, 0))
         alive = subprocess.run([sys.executable, "-m", "platoon_base", "clean"], capture_output=True, text=True)
         assert files.job not in alive.stdout, alive.stdout
@@ -490,7 +490,7 @@ def run(command):
     return subprocess.run(words, capture_output=True, text=True, timeout=60)
 
 if sys.argv[1] == "removed":
-    for name in (files.words, files.center):
+    for name in (files.job_state, files.center):
         os.unlink(f"/dev/shm{name}")
 cleaned = run(f"{platoon} clean")
 assert files.job not in cleaned.stdout, cleaned.stdout

@@ -1046,7 +1046,7 @@ def test_a_release_in_vain_names_who_is_missing_and_leaves_the_parameters_shared
     ).require_success()
 
 
-# Ballots.
+# Votes to stop.
 
 
 def test_votes_of_one_training_are_seen_by_all_and_end_that_one_only(run_job):
@@ -1057,25 +1057,25 @@ def test_votes_of_one_training_are_seen_by_all_and_end_that_one_only(run_job):
 
         late = "PLATOON_RANK" not in os.environ
         with connect() as worker:
-            ballot, rank = worker.ballot, worker.global_rank
+            votes, rank = worker.stop_votes, worker.global_rank
             if late:
-                ballot.open(2)
-                ballot.cast()
+                votes.open(2)
+                votes.cast()
                 sys.exit()
             for number, voters in ((1, {0, 2}), (2, {1}), (3, set())):
-                ballot.open(number)
-                assert not ballot.passed("all", range(3))
+                votes.open(number)
+                assert not votes.passed("all", range(3))
                 worker.barrier("open")
                 if rank in voters:
-                    ballot.cast()
+                    votes.cast()
                 if number == 2 and rank == 0:
                     environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
                     subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
                 worker.barrier("cast")
-                assert ballot.voters() == voters | ({3} if number == 2 else set()), ballot.voters()
-                assert ballot.passed("any", range(3)) == bool(voters)
-                assert ballot.passed("leader", range(3)) == (0 in voters)
-                assert not ballot.passed("all", range(3))
+                assert votes.voters() == voters | ({3} if number == 2 else set()), votes.voters()
+                assert votes.passed("any", range(3)) == bool(voters)
+                assert votes.passed("leader", range(3)) == (0 in voters)
+                assert not votes.passed("all", range(3))
                 assert not worker.should_stop
                 worker.barrier("seen")
             worker.report({str(rank): "ok"})

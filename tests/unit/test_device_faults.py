@@ -13,7 +13,7 @@ MINE = Call(number=5, signature=SAME, begun=100.0, deadline=400.0)
 
 
 class Others:
-    """Two other ranks, as the control words and the kernel's locks would show them."""
+    """Two other ranks, as the job's state and the kernel's locks would show them."""
 
     def __init__(self, calls, dead=(), absent=""):
         self.calls, self.dead, self.absent = calls, dead, absent

@@ -24,7 +24,7 @@ from platoon_base.job.files import JobFiles
 from platoon_base.shm.segments import Segment
 
 files = JobFiles.create(2)
-segments = [Segment.create(files.words, 4096), Segment.create(files.center, 8192)]
+segments = [Segment.create(files.job_state, 4096), Segment.create(files.center, 8192)]
 print(files.folder, flush=True)
 input()
 """
@@ -55,7 +55,7 @@ def files():
 @pytest.fixture
 def live_job(files):
     """A job whose shared memory is open in this process."""
-    with Segment.create(files.words, 4096), Segment.create(files.center, 4096):
+    with Segment.create(files.job_state, 4096), Segment.create(files.center, 4096):
         yield files
 
 
@@ -80,7 +80,7 @@ def dead_job(tmpdir_of_jobs):
 
 def traces(files):
     """All that a job has on this host."""
-    return {Path(files.folder), *(SHM_FOLDER / name.lstrip("/") for name in (files.words, files.center))}
+    return {Path(files.folder), *(SHM_FOLDER / name.lstrip("/") for name in (files.job_state, files.center))}
 
 
 def make_old(*paths):
@@ -105,8 +105,8 @@ def test_a_new_job_has_a_folder_for_its_user_alone(files, jobs_folder):
 def test_names_belong_to_the_job(files):
     assert files.size == 3
     assert files.address == f"ipc://{files.folder}/control"
-    assert files.words != files.center
-    assert all(name.startswith(f"{job_files.segment_prefix()}{files.job}-") for name in (files.words, files.center))
+    assert files.job_state != files.center
+    assert all(name.startswith(f"{job_files.segment_prefix()}{files.job}-") for name in (files.job_state, files.center))
 
 
 def test_jobs_differ():
@@ -129,7 +129,7 @@ def test_a_folder_without_a_job_is_refused(tmp_path, content):
 
 
 def test_removing_leaves_nothing_and_may_be_repeated(files):
-    Segment.create(files.words, 4096).close()
+    Segment.create(files.job_state, 4096).close()
     Segment.create(files.center, 4096).close()
     assert all(path.exists() for path in traces(files))
     files.remove()
@@ -159,7 +159,7 @@ def test_a_dead_job_leaves_its_folder_and_its_shared_memory(dead_job):
     make_old(*traces(dead_job))
     assert found(dead_job) == traces(dead_job)
     sizes = {left.path: left.size_bytes for left in job_files.leftovers()}
-    assert sizes[SHM_FOLDER / dead_job.words.lstrip("/")] == 4096
+    assert sizes[SHM_FOLDER / dead_job.job_state.lstrip("/")] == 4096
     assert sizes[SHM_FOLDER / dead_job.center.lstrip("/")] == 8192
     assert sizes[Path(dead_job.folder)] == (Path(dead_job.folder) / "job.json").stat().st_size
 
@@ -190,8 +190,8 @@ def test_a_live_job_beside_a_dead_one_is_untouched(live_job, dead_job):
 
 
 def test_a_center_that_outlived_its_job_is_found(live_job, dead_job):
-    """The words are gone already: nothing but the center's name tells the job."""
-    Segment.unlink(dead_job.words)
+    """The job's state is gone already: nothing but the center's name tells the job."""
+    Segment.unlink(dead_job.job_state)
     center = SHM_FOLDER / dead_job.center.lstrip("/")
     make_old(center)
     assert found(dead_job) == {center}
@@ -247,10 +247,10 @@ def test_a_job_whose_description_is_gone_does_not_hide_the_others(live_job):
     folder = Path(live_job.folder).parent / broken.job
     folder.mkdir(mode=0o700)
     try:
-        with Segment.create(broken.words, 4096):
+        with Segment.create(broken.job_state, 4096):
             assert job_files.running() == [live_job]
     finally:
-        Segment.unlink(broken.words)
+        Segment.unlink(broken.job_state)
 
 
 def test_jobs_of_another_namespace_are_neither_seen_nor_tidied_up(dead_job, live_job, monkeypatch):
@@ -310,7 +310,7 @@ cli.main(sys.argv[1:])
 @pytest.fixture
 def place():
     """A path under which the shared memory of this user's jobs may be."""
-    path = SHM_FOLDER / f"{job_files.segment_prefix()}{secrets.token_hex(6)}-words".lstrip("/")
+    path = SHM_FOLDER / f"{job_files.segment_prefix()}{secrets.token_hex(6)}-state".lstrip("/")
     yield path
     if path.is_dir() and not path.is_symlink():
         path.rmdir()
@@ -338,8 +338,8 @@ def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
     tmp_path.chmod(0o777)
     for parent in list(tmp_path.parents)[:2]:  # a slice of parents came with Python 3.10
         parent.chmod(0o755)
-    strange = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-words"
-    own = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-words"
+    strange = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-state"
+    own = SHM_FOLDER / f"platoon-65534-{secrets.token_hex(6)}-state"
     own.write_bytes(bytes(100))
     os.chown(own, 65534, 65534)
     try:

@@ -129,11 +129,11 @@ def test_what_has_no_sum_in_float64_is_refused(solo_worker, arrays, complaint):
 
 
 def test_alone_the_own_vote_decides(solo_worker):
-    solo_worker.ballot.open(1)
-    assert not solo_worker.ballot.passed("all", [solo_worker.global_rank])
-    solo_worker.ballot.cast()
-    assert solo_worker.ballot.voters() == {0}
-    assert solo_worker.ballot.passed("all", [solo_worker.global_rank])
+    solo_worker.stop_votes.open(1)
+    assert not solo_worker.stop_votes.passed("all", [solo_worker.global_rank])
+    solo_worker.stop_votes.cast()
+    assert solo_worker.stop_votes.voters() == {0}
+    assert solo_worker.stop_votes.passed("all", [solo_worker.global_rank])
     assert not solo_worker.should_stop
 
 
@@ -211,10 +211,10 @@ def test_an_unknown_stop_policy_is_refused(solo_worker):
         solo_worker.request_stop("x", policy="most")
 
 
-def test_progress_is_counted(job_of_one, words_of_one):
+def test_progress_is_counted(job_of_one, job_state_of_one):
     job_of_one.progress(steps=3, epoch=1, loss=0.5)
     job_of_one.progress(steps=2)
-    seen = words_of_one.progress(0)
+    seen = job_state_of_one.progress(0)
     assert (seen.steps, seen.epoch, seen.loss) == (5, 1, 0.5)
     assert seen.updated >= seen.started > 0
 
