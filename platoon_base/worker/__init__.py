@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
     from platoon_base.worker.divergence import require_same_values
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
-    from platoon_base.worker.initial_values import require_same_layout, start_together
+    from platoon_base.worker.initial_values import copy_first_values, copy_values, require_same_layout, start_together
+    from platoon_base.worker.training_start import start_training
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
@@ -24,11 +25,14 @@ __all__ = [
     "Lock",
     "Place",
     "Worker",
+    "copy_first_values",
+    "copy_values",
     "kind_of",
     "require_on_nonfinite",
     "require_same_layout",
     "require_same_values",
     "start_together",
+    "start_training",
 ]
 
 __getattr__ = lazy_names(
@@ -36,8 +40,11 @@ __getattr__ = lazy_names(
     {
         "FlatAllReduce": "platoon_base.worker.flat_all_reduce",
         "FlatBuffers": "platoon_base.collectives.flat",
+        "copy_first_values": "platoon_base.worker.initial_values",
+        "copy_values": "platoon_base.worker.initial_values",
         "require_same_layout": "platoon_base.worker.initial_values",
         "require_same_values": "platoon_base.worker.divergence",
         "start_together": "platoon_base.worker.initial_values",
+        "start_training": "platoon_base.worker.training_start",
     },
 )

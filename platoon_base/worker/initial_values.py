@@ -1,21 +1,111 @@
-"""What synchronous training needs before its first step: the same model, with the same values, on every worker."""
+"""The same model with the same values on every worker, as training needs it before its first step."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.errors import LayoutMismatchError
+from platoon_base.collectives.base import DTYPES
+from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.parameters import Parameters
 from platoon_base.system.text import to_bytes
-from platoon_base.worker.handle import Worker
+from platoon_base.worker.handle import DEFAULT_TIMEOUT_S, Worker
 
-__all__ = ["require_same_layout", "start_together"]
+__all__ = ["Variable", "copy_first_values", "copy_values", "require_same_layout", "start_together"]
+
+
+class Variable(Protocol):
+    """What `copy_values` needs of a variable: Theano's shared variables have it, and others imitate them."""
+
+    @property
+    def name(self) -> str | None:
+        """What errors call it."""
+        ...
+
+    def get_value(self, borrow: bool = False) -> Any:
+        """Return the value; if ``borrow``, the memory itself where that can be had."""
+        ...
+
+    def set_value(self, value: Any) -> None:
+        """Change the value."""
+        ...
+
+
+def copy_first_values(
+    variables: Sequence[Variable],
+    worker: Worker,
+    purpose: str = "",
+    participants: Sequence[int] | None = None,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Give the values of the first participant to all others, bit by bit; all participants call it.
+
+    Parameters
+    ----------
+    variables : sequence of Variable
+        Counters too; the same number, order, names, shapes and dtypes on every worker.
+    worker : Worker
+    purpose : str
+        What else must be the same on all workers.
+    participants : sequence of int, optional
+        Ranks that take part: those that are left of the workers launched. The default is all of them.
+    timeout_s : float
+        Bound on each wait for the others.
+
+    Raises
+    ------
+    ConfigurationError
+        If values have a dtype that workers do not exchange.
+    LayoutMismatchError
+        On every worker, before anything is changed, if the variables of one are others, or its purpose is.
+    WorkerLostError, CollectiveTimeoutError
+        If a participant does not come.
+    """
+    values = [variable.get_value(borrow=True) for variable in variables]
+    layout = Layout.of(values, [variable.name or "" for variable in variables])
+    if participants is None or len(participants) == worker.global_size:
+        require_same_layout(layout, worker, purpose, timeout_s=timeout_s)
+        copy_values(variables, worker, timeout_s=timeout_s)
+        return
+    # Broadcasts need all workers that were launched. Those that are left take a sum, to which the first adds values
+    # and the others zeros.
+    mine = worker.global_rank == participants[0]
+    name = f"first values {hashlib.sha256(layout.fingerprint + to_bytes(purpose)).hexdigest()[:16]}"
+    terms = [value if mine else np.zeros_like(value) for value in values]
+    for variable, value, total in zip(variables, values, worker.sum_arrays(name, terms, timeout_s=timeout_s).arrays):
+        variable.set_value(total.astype(value.dtype))
+
+
+def copy_values(
+    variables: Sequence[Variable], worker: Worker, root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> None:
+    """Give the values of one worker to all others, bit by bit; all workers that were launched call it.
+
+    Parameters
+    ----------
+    variables : sequence of Variable
+        Of the same number, order, shapes and dtypes on every worker: this is not compared.
+    worker : Worker
+    root : int
+        Rank of the worker whose values all take over.
+    timeout_s : float
+        Bound on each wait for the others.
+    """
+    for variable in variables:
+        array = np.array(variable.get_value(borrow=True), order="C")
+        if array.dtype.name not in DTYPES:
+            raise ConfigurationError(
+                f"got {variable.name} of dtype {array.dtype}, which cannot be copied to other workers: they exchange "
+                f"{', '.join(DTYPES)}"
+            )
+        worker.broadcast([array], root, timeout_s=timeout_s)
+        variable.set_value(array)
 
 
 def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> Layout:
@@ -54,13 +144,15 @@ def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> 
     return parameters.layout
 
 
-def require_same_layout(layout: Layout, worker: Worker, purpose: str = "") -> None:
+def require_same_layout(
+    layout: Layout, worker: Worker, purpose: str = "", *, timeout_s: float = DEFAULT_TIMEOUT_S
+) -> None:
     """Raise `LayoutMismatchError` on every worker unless all have the same layout and purpose; all workers call it.
 
     As long as they agree, it costs one collective call on 32 bytes.
     """
     fingerprint = hashlib.sha256(layout.fingerprint + to_bytes(purpose)).digest()
-    prints = worker.all_gather(np.frombuffer(fingerprint, np.uint8))
+    prints = worker.all_gather(np.frombuffer(fingerprint, np.uint8), timeout_s=timeout_s)
     if (prints == prints[0]).all():
         return
     for place, (other, wanted) in enumerate(_exchange(layout, purpose, worker)):
