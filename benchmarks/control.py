@@ -22,7 +22,7 @@ import zmq
 from rich.console import Console
 
 from platoon_base.cli.display import Display
-from platoon_base.job import host_job
+from platoon_base.job import JobOptions, host_job
 
 CLIENT = """
 import json, sys, time
@@ -61,7 +61,7 @@ with connect() as worker:
 
 def run_job(code: str, workers: int, *args: object, observer=None) -> float:
     """Run code on so many workers; returns the CPU seconds that the controller took."""
-    with host_job(workers, handler=lambda req, rank, info: info, observer=observer) as job:
+    with host_job(workers, JobOptions(handler=lambda req, rank, info: info, observer=observer)) as job:
         for rank in range(workers):
             job.start(rank, [sys.executable, "-c", code, *map(str, args)], dict(os.environ), None)
         before = time.process_time()

@@ -22,7 +22,7 @@ from pathlib import Path
 import report
 
 from platoon_base.cli.launcher import worker_environment
-from platoon_base.job import host_job
+from platoon_base.job import JobOptions, host_job
 from platoon_base.shm.segments import Segment
 
 WORKER = Path(__file__).with_name("device_worker.py")
@@ -135,7 +135,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=report.FOLDER, help="where the results go")
     options = parser.parse_args()
     size = len(options.devices)
-    with tempfile.TemporaryDirectory() as name, host_job(size, center="device") as job:
+    with tempfile.TemporaryDirectory() as name, host_job(size, JobOptions(center="device")) as job:
         folder = Path(name)
         for rank, device in enumerate(options.devices):
             environment = worker_environment(device, size, os.environ)

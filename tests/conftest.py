@@ -24,7 +24,7 @@ from platoon_base.controller.controller import Result
 from platoon_base.controller.forkserver import python_main
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.messages import PROTOCOL, Hello, encode
-from platoon_base.job import host_job, solo
+from platoon_base.job import JobOptions, host_job, solo
 from platoon_base.job.files import segment_prefix
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
@@ -120,12 +120,10 @@ class Outcome(NamedTuple):
 def run_job(tmp_path):
     """Run a script, given as text, on N real worker processes, and return the outcome."""
 
-    def run(
-        text, workers=2, *, args=(), environment=None, handler=None, seed=0, devices=None, center="host", **options
-    ):
+    def run(text, workers=2, *, args=(), environment=None, devices=None, **options):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(text))
-        with host_job(workers, seed=seed, center=center, handler=handler, **options) as job:
+        with host_job(workers, JobOptions(**options)) as job:
             for rank in range(workers):
                 device = devices[rank] if devices else "cpu"
                 base = worker_environment(device, workers, {**os.environ, **(environment or {})})

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import io
-import logging
 import math
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.console import Console
-from rich.table import Table
 
 from platoon_base import __version__
-from platoon_base.checkpoints.files import About
-from platoon_base.cli.display import Display, cut, summary, write_summary
+from platoon_base.checkpoints.writer import Saving
+from platoon_base.cli import report
+from platoon_base.cli.display import Display, summary, write_summary
 from platoon_base.cli.doctor import checks
 from platoon_base.cli.launcher import (
     CENTERS,
@@ -28,7 +26,7 @@ from platoon_base.cli.launcher import (
     require_runnable,
     worker_environment,
 )
-from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder, tail
+from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder
 from platoon_base.cli.log_lines import MarkedLines
 from platoon_base.controller import child
 from platoon_base.controller.controller import Result, Snapshot
@@ -39,6 +37,7 @@ from platoon_base.controller.watch import default_sigchld
 from platoon_base.devices.discovery import choose_devices, is_device_name
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import JobFiles, leftovers, remove, running
+from platoon_base.job.hosting import JobOptions
 from platoon_base.system.environment import JOB, RANK
 from platoon_base.system.warn import LOG_MARK
 
@@ -57,8 +56,6 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
         raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
     return seconds
 
-
-_VALUE_CHARACTERS = 500
 
 _SCRIPT = {"allow_interspersed_args": False}  # what follows the script is the script's
 
@@ -160,134 +157,64 @@ def launch_command(
     The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
     again is its last. Ctrl-C ends all workers: at once those that do not handle it, others after --grace seconds.
     """
-    console = _console()
-    _log_to(console)
+    console = report.open_console()
+    report.log_to(console)
     program = Program(script, module)
     program.require()
-    places, why = choose_devices(workers, devices)
-    require_runnable(program, places)
-    center = choose_center(center, places)
+    chosen = choose_devices(workers, devices)
+    require_runnable(program, chosen.devices)
+    center = choose_center(center, chosen.devices)
     if summary_file is not None and not summary_file.resolve().parent.is_dir():
         raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
     folder = log_dir or new_log_folder(program.title)
+    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=grace)
+    lines = [report.opening(chosen, center, folder)]
     with contextlib.ExitStack() as stack:
-        saving, checkpoint = None, None
-        lines = [_opening(places, why, center, folder)]
         if checkpoint_every is not None or resume is not None:
             kept = resume or folder / "checkpoints"
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
-            lines.insert(0, _where_from(kept, checkpoint, len(places)))
-        is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
-        stack.enter_context(LogFolder(folder, lock=not is_locked))  # last, for it moves what is there
+            options = options._replace(saving=saving, resume=checkpoint)
+            lines.insert(0, report.resumed_from(kept, checkpoint, len(chosen.devices)))
+        stack.enter_context(_open_logs(folder, options.saving))  # last, for it moves what is there
         for line in lines:
-            _print(console, line)
+            report.print_line(console, line)
         signals = stack.enter_context(StopSignals())
-        warned = MarkedLines([log_file(folder, rank) for rank in range(len(places))], LOG_MARK)
-        with Display(console) as display:
-
-            def observe(snapshot: Snapshot) -> None:
-                display.show(snapshot)
-                _tell_warnings(console, warned)
-
-            result = launch(
-                program,
-                args,
-                places,
-                folder,
-                seed=seed or 0,
-                center=center,
-                observer=observe,
-                max_restarts=max_restarts,
-                saving=saving,
-                resume=checkpoint,
-                grace_s=grace,
-                signals=signals,
-            )
+        result = _launch_and_show(console, program, args, chosen.devices, folder, options, signals)
         if allow_failures:
             result = result.with_failures_allowed()
-        _tell_warnings(console, warned)
-        _tell_result(console, result, len(places), folder)
+        report.print_result(console, result, len(chosen.devices), folder)
         if summary_file is not None:
-            write_summary(summary_file, summary(result, len(places)))
+            write_summary(summary_file, summary(result, len(chosen.devices)))
         signals.ignore_from_now_on()
     sys.exit(result.status)
 
 
-def _console(stderr: bool = False) -> Console:
-    """Return a console that prints texts as they are: brackets in one are no commands."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
+    """Return the folder of the logs, not opened yet; it is locked already if the checkpoints are in it too."""
+    is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
+    return LogFolder(folder, lock=not is_locked)
 
 
-def _print(console: Console, text: str, **options: Any) -> None:
-    """Print a line, however long."""
-    console.print(text, soft_wrap=True, **options)
+def _launch_and_show(
+    console: Console,
+    program: Program,
+    args: Sequence[str],
+    devices: Sequence[str],
+    folder: Path,
+    options: JobOptions,
+    signals: StopSignals,
+) -> Result:
+    """Run a job, and show meanwhile how it gets on and what its workers warn of."""
+    warned = MarkedLines([log_file(folder, rank) for rank in range(len(devices))], LOG_MARK)
+    with Display(console) as display:
 
+        def observe(snapshot: Snapshot) -> None:
+            display.show(snapshot)
+            report.print_warnings(console, warned)
 
-def _opening(places: list[str], why: str, center: str, folder: Path) -> str:
-    """Return the first line of output: how many workers, where, and why there."""
-    where = "the CPU" if set(places) == {"cpu"} else " ".join(places)
-    reason = f" ({why})" if why else ""
-    memory = ", center in GPU memory" if center == "device" else ""
-    return f"{len(places)} worker{'s' * (len(places) > 1)} on {where}{reason}{memory}, logs in {folder}"
-
-
-def _where_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> str:
-    """Return the line of output about checkpoints: what is resumed, or where they will be."""
-    if found is None:
-        return f"checkpoints in {kept}, none there yet: this job begins anew"
-    path, about = found
-    places = [about.position(rank, workers) for rank in range(workers)]
-    text = (
-        f"resumed from {path}: epoch {min(p.epoch for p in places)}, {sum(p.steps for p in places)} mini-batches done"
-    )
-    if workers != about.size:
-        text += f" by {about.size} workers; now {workers}, who begin that epoch anew"
-    return text
-
-
-def _tell_warnings(console: Console, warned: MarkedLines) -> None:
-    for rank, text in warned.new():
-        _print(console, f"WARNING, worker {rank}: {text}", style="bold red")
-
-
-def _tell_result(console: Console, result: Result, workers: int, folder: Path) -> None:
-    for ended in result.exits:
-        if ended.status and result.interrupted:
-            _print(console, f"worker {ended.rank}: {ended}")
-        elif ended.status:
-            path = log_file(folder, ended.rank)
-            _print(console, f"worker {ended.rank}: {ended}; the end of {path}:")
-            _print(console, tail(path))
-    table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in summary(result, workers).items():
-        if value != []:
-            table.add_row(name, f"{value:.6g}" if isinstance(value, float) else cut(str(value), _VALUE_CHARACTERS))
-    console.print(table)
-    if result.shared_nothing:
-        _print(_console(stderr=True), _separate(result.shared_nothing, workers), style="bold red")
-    if result.checkpoints is not None and result.checkpoints.unsaved:
-        text = f"WARNING: the end of this job is in no checkpoint: {result.checkpoints.unsaved}"
-        _print(console, text, style="bold red")
-
-
-def _separate(ranks: Sequence[int], workers: int) -> str:
-    """Say that workers trained models of their own."""
-    if len(ranks) == workers:
-        what = f"the {workers} workers shared and averaged nothing: these were {workers} separate runs of the script"
-    else:
-        named = ", ".join(map(str, ranks))
-        what = f"worker{'s' * (len(ranks) > 1)} {named} shared and averaged nothing with the others"
-    return (
-        f"WARNING: {what}, each with a model of its own. A plugin's sync (README), or connect() with "
-        "init_shared_params and sync_params, makes them train one model"
-    )
-
-
-def _log_to(console: Console) -> None:
-    from rich.logging import RichHandler
-
-    handler = RichHandler(console=console, show_path=False, markup=False)
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
+        result = launch(program, args, devices, folder, options._replace(observer=observe), signals)
+    report.print_warnings(console, warned)
+    return result
 
 
 @commands.command("join", context_settings=_SCRIPT, short_help="Add one more worker to a running job.")

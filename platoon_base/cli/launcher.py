@@ -6,24 +6,23 @@ import contextlib
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from platoon_base.checkpoints.files import About, CheckpointFolder
 from platoon_base.checkpoints.writer import Saving, Tally
 from platoon_base.cli.log_folder import log_file
 from platoon_base.compat.theano_flags import worker_flags
-from platoon_base.controller.controller import Result, Snapshot
+from platoon_base.controller.controller import Result
 from platoon_base.controller.forkserver import Start, python_main
-from platoon_base.controller.limits import require_room
 from platoon_base.controller.preload import modules_to_preload
-from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
-from platoon_base.job.joining import host_job
+from platoon_base.job.hosting import JobOptions, host_job
 from platoon_base.system.environment import DEVICE, NO_PREFORK
+from platoon_base.system.limits import require_room
 
 __all__ = [
     "CENTERS",
@@ -133,14 +132,7 @@ def launch(
     args: Sequence[str],
     devices: Sequence[str],
     log_folder: Path,
-    *,
-    seed: int = 0,
-    center: str = "auto",
-    observer: Callable[[Snapshot], None] | None = None,
-    max_restarts: int = 0,
-    saving: Saving | None = None,
-    resume: tuple[Path, About] | None = None,
-    grace_s: float = GRACE_S,
+    options: JobOptions,
     signals: StopSignals | None = None,
 ) -> Result:
     """Run ``program`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
@@ -153,46 +145,17 @@ def launch(
     devices : sequence of str
         Such as ``["cpu", "cpu"]``; as many as there are to be workers.
     log_folder : Path
-        Where ``rank0.log`` and so on go; there must be one.
-    seed : int
-        Common to all workers.
-    center : {"auto", "host", "device"}
-        See `choose_center`.
-    observer : callable, optional
-        Called with a `Snapshot` twice a second.
-    max_restarts : int
-        How often, in all, workers that fail are started again; all of them, if one cannot come again alone.
-    saving : Saving, optional
-        Where and how often checkpoints are written.
-    resume : (Path, About), optional
-        What to go on from; its seed is the job's.
-    grace_s : float
-        How long workers have to end after a signal to this process before they are made to.
+        Where ``rank0.log`` and so on go; it must exist.
+    options : JobOptions
+        ``max_restarts`` counts all workers, if one cannot come again alone. `choose_center` gives ``center``.
     signals : StopSignals, optional
         That is open already.
     """
-    command = [*python_main("platoon_base.controller.child"), *program.words, *args]
-    place = choose_center(center, devices)
-    environments = [worker_environment(device, len(devices), os.environ) for device in devices]
-    for rank, device in enumerate(devices):
-        if device.startswith("opencl"):  # pocl's cache is not safe to share: compiled kernels were seen to crash
-            environments[rank].setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / f"pocl{rank}"))
-    _make_kernel_caches(environments)
-    starts = [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
+    starts = _starts(program, args, devices, log_folder)
     preload = _preload(program, devices)
 
-    def run(restarts_left: int) -> Result:
-        hosted = host_job(
-            len(devices),
-            seed=seed,
-            center=place,
-            observer=observer,
-            max_restarts=restarts_left,
-            saving=saving,
-            resume=resume,
-            grace_s=grace_s,
-        )
-        with hosted as job:
+    def run(options: JobOptions) -> Result:
+        with host_job(len(devices), options) as job:
             if preload:
                 job.start_forked(program, args, preload, starts)
             else:
@@ -200,9 +163,10 @@ def launch(
                     job.start(*start)
             return job.serve(signals)
 
+    max_restarts = options.max_restarts
     restarts, seconds, tally = 0, 0.0, Tally()
     while True:
-        result = run(max_restarts - restarts)
+        result = run(options._replace(max_restarts=max_restarts - restarts))
         restarts += result.restarts + result.again
         seconds += result.seconds
         if result.checkpoints is not None:
@@ -211,7 +175,19 @@ def launch(
         if not result.again:
             return result._replace(restarts=restarts, seconds=seconds)
         log.warning("all workers are started again, restart %d of %d", restarts, max_restarts)
-        resume = saving.folder.newest() if saving is not None else None
+        newest = options.saving.folder.newest() if options.saving is not None else None
+        options = options._replace(resume=newest)
+
+
+def _starts(program: Program, args: Sequence[str], devices: Sequence[str], log_folder: Path) -> list[Start]:
+    """Say how each worker is started, and make the folders that it needs."""
+    command = [*python_main("platoon_base.controller.child"), *program.words, *args]
+    environments = [worker_environment(device, len(devices), os.environ) for device in devices]
+    for rank, device in enumerate(devices):
+        if device.startswith("opencl"):  # pocl's cache is not safe to share: compiled kernels were seen to crash
+            environments[rank].setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / f"pocl{rank}"))
+    _make_kernel_caches(environments)
+    return [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
 
 
 def _preload(program: Program, devices: Sequence[str]) -> list[str]:

@@ -8,9 +8,9 @@ import re
 from pathlib import Path
 from types import TracebackType
 
-from platoon_base.controller.limits import require_room
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.folder_lock import FolderLock
+from platoon_base.system.limits import require_room
 
 __all__ = ["LogFolder", "log_file", "new_log_folder", "tail"]
 

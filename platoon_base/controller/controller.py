@@ -16,10 +16,10 @@ from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, Checkpointer, Tally
 from platoon_base.controller.processes import GRACE_S, Children, Exit
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.controller.watch import pid_namespace
 from platoon_base.coordination.coordinator import Coordinator, Member, Phase, Shared
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
+from platoon_base.system.process import pid_namespace
 
 __all__ = ["Controller", "Result", "Snapshot"]
 

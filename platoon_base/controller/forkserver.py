@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
@@ -15,10 +14,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from platoon_base.controller.program import Program
+from platoon_base.system.process import PR_SET_CHILD_SUBREAPER, is_subreaper, prctl
 
-__all__ = ["PR_SET_PDEATHSIG", "Nursery", "Start", "prctl", "python_main"]
-
-PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
+__all__ = ["DONE", "Nursery", "Start", "python_main"]
 
 TIMEOUT_S = 120.0  # by then it would long have forked, even if it had to compile what Theano needs for its import
 DONE = b"done\n"
@@ -52,20 +50,6 @@ def python_main(module: str) -> list[str]:
     """
     code = f"import sys; sys.path[:1] == [''] and sys.path.pop(0); from {module} import main; main()"
     return [sys.executable, "-c", code]
-
-
-def prctl(option: int, value: int) -> None:
-    """Call ``prctl(2)``; raises OSError."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
-        error = ctypes.get_errno()
-        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
-
-
-def _is_subreaper() -> bool:
-    value = ctypes.c_int()
-    ctypes.CDLL(None).prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0)
-    return bool(value.value)
 
 
 class Nursery:
@@ -104,7 +88,7 @@ class Nursery:
             "preload": list(preload),
             "workers": [_worker(start, common) for start in starts],
         }
-        self._was_subreaper = _is_subreaper()
+        self._was_subreaper = is_subreaper()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._fd, report = os.pipe()
         os.set_blocking(self._fd, False)

@@ -23,8 +23,9 @@ from typing import Any
 from platoon_base import compat
 from platoon_base.controller import child
 from platoon_base.controller.descriptors import readable
-from platoon_base.controller.forkserver import DONE, PR_SET_PDEATHSIG, prctl
+from platoon_base.controller.forkserver import DONE
 from platoon_base.controller.program import Program
+from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from typing import NamedTuple, Union
 from platoon_base.controller.descriptors import readable
 from platoon_base.errors import PlatoonError
 
-__all__ = ["Child", "Ended", "Holder", "Neighbour", "Watched", "default_sigchld", "exit_status", "pid_namespace"]
+__all__ = ["Child", "Ended", "Holder", "Neighbour", "Watched", "default_sigchld", "exit_status"]
 
 log = logging.getLogger(__name__)
 
@@ -27,14 +27,6 @@ _JOIN_S = 10.0  # from the welcome to the lock it takes milliseconds
 def exit_status(returncode: int) -> int:
     """Turn `subprocess`'s return code into what a shell shows."""
     return returncode if returncode >= 0 else 128 - returncode
-
-
-def pid_namespace() -> int:
-    """Return the number of this process's PID namespace, within which process ids mean something; 0 if unknown."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
 
 
 @contextlib.contextmanager

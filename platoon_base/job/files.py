@@ -18,11 +18,11 @@ from typing import NamedTuple, Optional
 import msgspec
 
 from platoon_base.channels.keys import Keys
-from platoon_base.controller.limits import require_room
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned, in_use
 from platoon_base.system.environment import NAMESPACE
 from platoon_base.system.folder_lock import FolderLock, is_locked
+from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_own
 
 __all__ = ["JobFiles", "Leftover", "leftovers", "remove", "running", "segment_prefix"]

@@ -31,7 +31,7 @@ from platoon_base.errors import (
     ProtocolError,
     WorkerLostError,
 )
-from platoon_base.job import host_job
+from platoon_base.job import JobOptions, host_job
 
 pytestmark = pytest.mark.base
 
@@ -534,5 +534,5 @@ def test_a_whole_job_over_tcp_keeps_strangers_out(run_job):
 
 
 def test_a_job_does_not_listen_everywhere_without_keys():
-    with pytest.raises(ConfigurationError), host_job(1, listen="udp://127.0.0.1:1"):
+    with pytest.raises(ConfigurationError), host_job(1, JobOptions(listen="udp://127.0.0.1:1")):
         pass

@@ -224,6 +224,10 @@ def test_the_base_loads_no_framework(statement):
     assert within(loaded_by(statement), FRAMEWORKS) == set()
 
 
+def test_a_worker_loads_nothing_that_hosts_a_job():
+    assert within(loaded_by("import platoon_base"), {"platoon_base.controller", "platoon_base.job.hosting"}) == set()
+
+
 def test_the_command_line_loads_no_framework():
     loaded = loaded_by(
         "import platoon_base.cli.launcher, platoon_base.controller.forkserver_main, platoon_base.cli.doctor"
@@ -266,9 +270,9 @@ def test_frameworks_are_imported_only_where_they_are_the_matter(path):
 
 
 @pytest.mark.parametrize("path", sources(BASE), ids=module_name)
-def test_only_the_job_chooses_back_ends(path):
+def test_one_file_of_the_job_chooses_back_ends(path):
     found = within(imports(path), BACK_ENDS)
-    if path == BASE / "job" / "joining.py":
+    if path == BASE / "job" / "backends.py":
         assert found >= ALWAYS_CHOSEN
     else:
         assert found == set()
@@ -280,7 +284,8 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     found = imports(path)
     assert not within(found, {"zmq"}) or place in ("channels/zmq.py", "channels/keys.py")
     assert not within(found, {"posix_ipc"}) or place == "shm/segments.py"
-    allowed = {"job/joining.py", "job/files.py", "cli/doctor.py", "collectives/host.py"}
+    allowed = {f"job/{name}.py" for name in ("joining", "hosting", "backends", "files")}
+    allowed |= {"cli/doctor.py", "collectives/host.py"}
     allowed |= {"centers/host.py", "centers/device.py", "centers/device_directory.py"}
     assert not within(found, {"platoon_base.shm.segments"}) or place in allowed
 

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from platoon_base.controller.limits import require_room
 from platoon_base.errors import ConfigurationError
+from platoon_base.system.limits import require_room
 
 pytestmark = pytest.mark.base
 

@@ -1,0 +1,148 @@
+"""The back ends of a job: its channels, its center, the groups for its collectives.
+
+This file alone names concrete back ends. Those for devices are imported once there are devices.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from platoon_base.centers.base import CenterFactory
+from platoon_base.centers.host import HostCenters
+from platoon_base.channels.base import ClientChannel
+from platoon_base.channels.inproc import InprocHub
+from platoon_base.channels.keys import ServerKeys
+from platoon_base.channels.zmq import ZmqClient, ZmqServer
+from platoon_base.collectives.base import Collective
+from platoon_base.collectives.groups import CollectiveFactory, Membership
+from platoon_base.collectives.host import HostCollective
+from platoon_base.collectives.staged import StagedCollective
+from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.errors import BackendUnavailableError
+from platoon_base.job.files import JobFiles
+from platoon_base.layout import Layout
+from platoon_base.parameters import Parameters
+from platoon_base.rules.center import Rule
+from platoon_base.shm.job_state import JobState
+from platoon_base.shm.liveness import Liveness
+from platoon_base.shm.segments import Segment
+
+if TYPE_CHECKING:
+    from platoon_base.checkpoints.writer import Readable
+
+__all__ = ["JobCollectives", "center_for", "connect_here", "connect_to", "listen_at", "watch_center"]
+
+log = logging.getLogger(__name__)
+
+
+def connect_here(job_state: JobState, seed: int) -> ClientChannel:
+    """Make the channel of a job of one, to a coordinator in this process."""
+    return InprocHub(Coordinator(1, seed), job_state).connect()
+
+
+def connect_to(files: JobFiles, controller_alive: Callable[[], bool]) -> ZmqClient:
+    """Connect to the controller of a job."""
+    return ZmqClient(files.address, controller_alive, files.keys)
+
+
+def listen_at(address: str, keys: ServerKeys | None) -> ZmqServer:
+    """Open the controller's end of the channels."""
+    return ZmqServer(address, keys)
+
+
+def watch_center(files: JobFiles, layout: Layout) -> Readable:
+    """Open the center for the controller to read; a center on devices is read by its mirror."""
+    if files.place == "device":
+        from platoon_base.centers.device_directory import Directory
+        from platoon_base.centers.directory_mirror import WatchedDirectory
+
+        segment = Segment.attach(files.center, populate=False)
+        directory = Directory.of(segment, layout)
+        if directory is not None:
+            return WatchedDirectory(directory, layout)
+        segment.close()
+    return HostCenters(files.center).watch(layout)
+
+
+def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Parameters, rule: Rule) -> CenterFactory:
+    """Choose the center: on the devices if the launcher found that they reach each other and the parameters are there.
+
+    Parameters
+    ----------
+    files : JobFiles
+    workers : int
+        How many may open the center.
+    liveness : Liveness
+    parameters : Parameters
+        The parameters of this worker.
+    rule : Rule
+    """
+    context = parameters.context if files.place == "device" else None
+    if context is not None and context.kind == b"cuda":
+        device = importlib.import_module("platoon_base.centers.device")
+        if device.DeviceCenters.takes(parameters.layout, rule):
+            found: CenterFactory = device.DeviceCenters(files.center, workers, context, liveness.gone)
+            return found
+    return HostCenters(files.center, workers)
+
+
+class JobCollectives(CollectiveFactory):
+    """Forms the groups of one job on this host.
+
+    Parameters
+    ----------
+    membership : Membership
+    name : str
+        The segment through which ndarrays are combined.
+    liveness : Liveness
+    counter : callable
+        Returns the counter of this worker's collectives on devices, in the job's state.
+    """
+
+    def __init__(self, membership: Membership, name: str, liveness: Liveness, counter: Callable[[], Any]) -> None:
+        self._membership = membership
+        self._name = name
+        self._liveness = liveness
+        self._counter = counter
+
+    def host(self, timeout_s: float) -> Collective:
+        """See `CollectiveFactory.host`."""
+
+        def create(ranks: tuple[int, ...], index: int) -> Collective:
+            return HostCollective.create(self._name, ranks, index, self._liveness)
+
+        def attach(ranks: tuple[int, ...], index: int) -> Collective:
+            return HostCollective.attach(self._name, ranks, index, self._liveness)
+
+        return self._membership.form("host collective", create, attach, timeout_s)
+
+    def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
+        """See `CollectiveFactory.device`: NCCL if every rank has a CUDA device of its own, or else by the host."""
+        clique, why = b"", f"{context.kind.decode()} has no NCCL"
+        if context.kind == b"cuda":
+            nccl = importlib.import_module("platoon_base.collectives.nccl")
+            try:
+                clique, why = nccl.new_clique_id(context), ""
+            except BackendUnavailableError as exc:
+                why = str(exc)[:500]
+        identity = context.unique_id if context.kind == b"cuda" else ""
+        note = msgspec.msgpack.encode([identity, clique, why])
+        notes = self._membership.meet("form device collective", note, timeout_s)
+        told = {rank: msgspec.msgpack.decode(note, type=tuple[str, bytes, str]) for rank, note in notes.items()}
+        reasons = [f"rank {rank}: {reason}" for rank, (_, _, reason) in told.items() if reason]
+        if len({identity for identity, _, _ in told.values()}) < len(told):
+            reasons.append("some ranks share one device")
+        if reasons:
+            log.info("all-reduces of this job's devices pass through the host (%s)", "; ".join(reasons))
+            return StagedCollective(host())
+        ranks = tuple(told)
+        index = ranks.index(self._membership.rank)
+        group: Collective = nccl.NcclCollective(
+            context, told[ranks[0]][1], ranks, index, self._liveness, self._counter()
+        )
+        return group

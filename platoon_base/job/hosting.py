@@ -1,0 +1,193 @@
+"""How a process hosts a job: it makes the files and the shared memory, starts the workers, serves them, tidies up."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from platoon_base.channels.keys import new_keys
+from platoon_base.channels.server import UserHandler
+from platoon_base.checkpoints.files import About
+from platoon_base.checkpoints.writer import Checkpointer, Saving
+from platoon_base.controller.controller import Controller, Result, Snapshot
+from platoon_base.controller.forkserver import Start
+from platoon_base.controller.processes import GRACE_S, Children
+from platoon_base.controller.program import Program
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.controller.watch import default_sigchld
+from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import backends
+from platoon_base.job.files import JobFiles
+from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
+from platoon_base.shm.segments import Segment
+from platoon_base.system.environment import JOB, MAX_WORKERS, RANK
+from platoon_base.system.limits import require_descriptors
+
+__all__ = ["Job", "JobOptions", "host_job"]
+
+_DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4  # for ZeroMQ, shared memory and logs; per worker a connection and a process
+
+
+class JobOptions(NamedTuple):
+    """How a job is hosted.
+
+    Attributes
+    ----------
+    seed : int
+        Common to all workers; that of the checkpoint counts where a job is resumed.
+    center : {"host", "device"}
+        Where the center is to live; ``"device"`` if all workers compute on CUDA devices that reach each other.
+    handler : callable or None
+        ``handler(req, rank, info)`` answers the requests that workers send with `Worker.send_req`.
+    observer : callable or None
+        Called with a `Snapshot` about every ``observe_every_s`` seconds.
+    observe_every_s : float
+    max_restarts : int
+        How often, in all, workers that fail are started again.
+    saving : Saving or None
+        Where and how often checkpoints are written.
+    resume : (Path, About) or None
+        The checkpoint to go on from.
+    listen : str
+        Where the controller listens instead of at a Unix socket, such as ``"tcp://127.0.0.1:*"``. Then it talks only
+        to those who have the job's CURVE keys, which are in its folder.
+    grace_s : float
+        How long workers have to end after a signal to this process before they are made to.
+    """
+
+    seed: int = 0
+    center: str = "host"
+    handler: UserHandler | None = None
+    observer: Callable[[Snapshot], None] | None = None
+    observe_every_s: float = 0.5
+    max_restarts: int = 0
+    saving: Saving | None = None
+    resume: tuple[Path, About] | None = None
+    listen: str = ""
+    grace_s: float = GRACE_S
+
+
+_DEFAULT = JobOptions()
+
+
+@contextlib.contextmanager
+def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
+    """Open a new job on this host; within the ``with`` block start its workers and serve it.
+
+    After the block nothing of the job is left: no process, no shared memory, no folder.
+
+    Parameters
+    ----------
+    size : int
+        Number of workers.
+    options : JobOptions
+
+    Raises
+    ------
+    ConfigurationError
+        If there are too many workers, the seed is out of range, or the system does not let so many files be open.
+    """
+    if not 1 <= size <= MAX_WORKERS:
+        raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
+    if not 0 <= options.seed < 2**63:
+        raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
+    require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
+    file, about = options.resume if options.resume is not None else ("", None)
+    with contextlib.ExitStack() as stack:
+        files = JobFiles.create(size, options.center, str(file))
+        stack.callback(files.lock().close)
+        stack.callback(files.remove)
+        segment = stack.enter_context(Segment.create(files.job_state, JobState.size_bytes(MAX_WORKERS)))
+        segment.try_lock(CONTROLLER_LOCK)
+        job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=True)
+        stack.callback(job_state.let_go)
+        coordinator = Coordinator(size, options.seed) if about is None else _resumed(about, size)
+        for rank, member in coordinator.members.items():
+            job_state.start_row(rank, member.resume_at)
+        server_keys, keys = new_keys() if options.listen else (None, None)
+        server = backends.listen_at(options.listen or files.address, server_keys)
+        stack.callback(server.close)
+        if options.listen:
+            files = msgspec.structs.replace(files, endpoint=server.address, keys=keys)
+            files.write()
+        checkpointer = _checkpointer(files, options)
+        if checkpointer is not None:
+            stack.callback(checkpointer.close)
+        stack.enter_context(default_sigchld())
+        children = Children()
+        stack.callback(children.kill)
+        controller = Controller(
+            server,
+            job_state,
+            coordinator,
+            children,
+            lambda rank: segment.locked(WORKER_LOCKS + rank),
+            handler=options.handler,
+            observer=options.observer,
+            observe_every_s=options.observe_every_s,
+            max_restarts=options.max_restarts,
+            checkpointer=checkpointer,
+            seconds_before=0.0 if about is None else about.seconds,
+            grace_s=options.grace_s,
+        )
+        yield Job(files, children, controller)
+
+
+def _resumed(about: About, size: int) -> Coordinator:
+    """Make the coordinator of a job that goes on from a checkpoint."""
+    coordinator = Coordinator(size, about.seed)
+    coordinator.take_up(
+        positions={rank: about.position(rank, size) for rank in range(size)},
+        kept=about.kept,
+        reported={name: value for name, value in about.reported.items() if value is not None},
+        has_center=bool(about.parameters),
+    )
+    return coordinator
+
+
+def _checkpointer(files: JobFiles, options: JobOptions) -> Checkpointer | None:
+    if options.saving is None:
+        return None
+    resumed = options.resume is not None and bool(options.resume[1].parameters)
+    return Checkpointer(options.saving, lambda layout: backends.watch_center(files, layout), resumed)
+
+
+class Job:
+    """An open job.
+
+    Attributes
+    ----------
+    files : JobFiles
+        ``files.folder`` is what ``PLATOON_JOB`` must name for a process to join.
+    """
+
+    def __init__(self, files: JobFiles, children: Children, controller: Controller) -> None:
+        self.files = files
+        self._children = children
+        self._controller = controller
+
+    def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
+        """Start the worker of one rank; the variables by which it finds the job are added to its environment."""
+        self._children.start(*self._in_job(Start(rank, command, environment, log_file)))
+
+    def start_forked(
+        self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
+    ) -> None:
+        """Start all workers, forked from one process that has imported the modules in ``preload`` once for all.
+
+        If that fails, they start by their commands.
+        """
+        self._children.start_forked(program, args, preload, [self._in_job(start) for start in starts])
+
+    def _in_job(self, start: Start) -> Start:
+        variables = {JOB: self.files.folder, RANK: str(start.rank)}
+        return start._replace(environment={**start.environment, **variables})
+
+    def serve(self, signals: StopSignals | None = None) -> Result:
+        """Serve until all workers have ended; ``signals`` to use one that is open already."""
+        return self._controller.serve(signals)

@@ -1,0 +1,33 @@
+"""System calls about this process for which Python has no function."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+__all__ = ["PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "is_subreaper", "pid_namespace", "prctl"]
+
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
+
+
+def prctl(option: int, value: int) -> None:
+    """Call ``prctl(2)``; raises OSError."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0):
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}, {value}): {os.strerror(error)}")
+
+
+def is_subreaper() -> bool:
+    """Tell whether orphaned descendants of this process become its children."""
+    value = ctypes.c_int()
+    ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0)
+    return bool(value.value)
+
+
+def pid_namespace() -> int:
+    """Return the number of this process's PID namespace, within which process ids mean something; 0 if unknown."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
