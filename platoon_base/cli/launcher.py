@@ -21,7 +21,7 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions, host_job
-from platoon_base.system.environment import DEVICE, NO_PREFORK
+from platoon_base.system.environment import DEVICE, NO_FORK_SERVER
 from platoon_base.system.limits import require_room
 
 __all__ = [
@@ -192,6 +192,6 @@ def _starts(program: Program, args: Sequence[str], devices: Sequence[str], log_f
 
 def _preload(program: Program, devices: Sequence[str]) -> list[str]:
     """Name the modules to import once for all workers; empty if each is to start by itself."""
-    if set(devices) != {"cpu"} or os.environ.get(NO_PREFORK):  # a GPU may not be forked
+    if set(devices) != {"cpu"} or os.environ.get(NO_FORK_SERVER):  # a GPU may not be forked
         return []
     return modules_to_preload(program)

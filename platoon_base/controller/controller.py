@@ -14,7 +14,7 @@ from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import Dispatcher, UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, Checkpointer, Tally
-from platoon_base.controller.processes import GRACE_S, Children, Exit
+from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.coordinator import Coordinator, Member, Phase, Shared
 from platoon_base.errors import ConfigurationError, PlatoonError
@@ -96,7 +96,7 @@ class Controller:
     server : ServerChannel
     job_state : JobState
     coordinator : Coordinator
-    children : Children
+    children : WorkerProcesses
         The workers that were started; late joiners are added here.
     holds_lock : callable
         ``holds_lock(rank)`` tells whether that worker holds its lock in the memory of the job's state.
@@ -119,7 +119,7 @@ class Controller:
         server: ServerChannel,
         job_state: JobState,
         coordinator: Coordinator,
-        children: Children,
+        children: WorkerProcesses,
         holds_lock: Callable[[int], bool],
         *,
         handler: UserHandler | None = None,

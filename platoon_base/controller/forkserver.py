@@ -1,4 +1,4 @@
-"""The nursery seen from the launcher: a process that imports a script's modules once, and forks the workers."""
+"""The fork server seen from the launcher: a process that imports a script's modules once, and forks the workers."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from platoon_base.controller.program import Program
+from platoon_base.system.environment import PREFIX
 from platoon_base.system.process import PR_SET_CHILD_SUBREAPER, is_subreaper, prctl
 
-__all__ = ["DONE", "Nursery", "Start", "python_main"]
+__all__ = ["DONE", "ForkServer", "Start", "python_main"]
 
 TIMEOUT_S = 120.0  # by then it would long have forked, even if it had to compile what Theano needs for its import
 DONE = b"done\n"
@@ -52,18 +53,18 @@ def python_main(module: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
-class Nursery:
-    """A running nursery.
+class ForkServer:
+    """A running fork server.
 
-    While it lives this process is a "child subreaper": the workers that the nursery leaves behind become children of
-    this process, which then learns how they end.
+    While it lives this process is a "child subreaper": the workers that the fork server leaves behind become
+    children of this process, which then learns how they end.
 
     Parameters
     ----------
     program : Program
     args : sequence of str
     preload : sequence of str
-        The modules to import before the fork.
+        Modules to import before the fork.
     starts : sequence of Start
         The workers. Their environments may differ only in names that begin with ``PLATOON_``.
 
@@ -86,14 +87,14 @@ class Nursery:
             "timeout_s": TIMEOUT_S,
             "program": [*program.words, *args],
             "preload": list(preload),
-            "workers": [_worker(start, common) for start in starts],
+            "workers": [_spec_of(start, common) for start in starts],
         }
         self._was_subreaper = is_subreaper()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         self._fd, report = os.pipe()
         os.set_blocking(self._fd, False)
         self._report = b""
-        self._told_all = False
+        self._complete = False
         try:
             with contextlib.ExitStack() as stack:
                 stdin = stack.enter_context(tempfile.TemporaryFile("w+"))
@@ -112,46 +113,46 @@ class Nursery:
                 )
         except BaseException:
             os.close(self._fd)
-            self._let_go()
+            self._restore_subreaper()
             raise
         finally:
             os.close(report)
 
     @property
     def fd(self) -> int:
-        """A file descriptor that can be read as soon as the nursery has something to tell."""
+        """A file descriptor that can be read as soon as the fork server has something to report."""
         return self._fd
 
     @property
     def ready(self) -> bool:
-        """Whether it has told all; then `finish` will not wait."""
+        """Whether it has reported all; then `finish` does not wait."""
         with contextlib.suppress(BlockingIOError):
-            while not self._told_all:
+            while not self._complete:
                 data = os.read(self._fd, 1 << 16)
                 self._report += data
-                self._told_all = not data  # all workers have set up their sessions, or the nursery is dead
-        return self._told_all
+                self._complete = not data  # all workers have set up their sessions, or the fork server is dead
+        return self._complete
 
     def signal(self, number: signal.Signals) -> None:
-        """Signal the nursery and the compilers it runs."""
+        """Signal the fork server and the compilers it runs."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
 
     def finish(self) -> tuple[int, list[int]]:
-        """Collect the nursery, which has told all.
+        """Collect the fork server, which has reported all.
 
         Returns
         -------
         returncode : int
             As `subprocess` tells it; 0 if the workers run.
         pids : list of int
-            The workers, now children of this process, each at the head of a session of its own. If the nursery failed
-            there are none: those that it had forked were never told to run the script.
+            The workers, now children of this process, each the leader of a session of its own. If the fork server
+            failed there are none: those that it had forked were never told to run the script.
         """
         os.close(self._fd)
         code = self._process.wait()
         self.signal(signal.SIGKILL)  # what it left running
-        self._let_go()
+        self._restore_subreaper()
         pids = self._forked()
         if self._report.endswith(DONE):
             return 0, pids
@@ -162,26 +163,26 @@ class Nursery:
         return code or 1, []
 
     def give_up(self) -> None:
-        """Do without a nursery that was killed and does not tell the end; the workers that it has forked are killed."""
+        """Give up a fork server that was killed and whose end is not seen; the workers that it has forked are killed."""
         os.close(self._fd)
         for pid in self._forked():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self._process.poll()
-        self._let_go()
+        self._restore_subreaper()
 
     def _forked(self) -> list[int]:
         lines = self._report.splitlines(keepends=True)
         return [int(line) for line in lines if line.endswith(b"\n") and line != DONE]
 
-    def _let_go(self) -> None:
+    def _restore_subreaper(self) -> None:
         if not self._was_subreaper:
             prctl(PR_SET_CHILD_SUBREAPER, 0)
 
 
-def _worker(start: Start, common: set[tuple[str, str]]) -> dict[str, object]:
+def _spec_of(start: Start, common: set[tuple[str, str]]) -> dict[str, object]:
     own = {name: value for name, value in start.environment.items() if (name, value) not in common}
-    if any(not name.startswith("PLATOON_") for name in own):
+    if any(not name.startswith(PREFIX) for name in own):
         raise ValueError(f"got workers with different {', '.join(sorted(own))}: start them one by one")
     log = None if start.log_file is None else str(start.log_file)
     return {"environment": own, "log": log}

@@ -1,9 +1,9 @@
-"""The process that imports a script's modules once and forks the workers.
+"""The fork server: a process that imports a script's modules once and forks the workers.
 
-Started as ``python -m platoon_base.controller.forkserver_main``, it reads what to do as JSON from its standard
-input. To the file descriptor ``report`` it writes the process id of each worker, one on a line, and when all are there
-``done``; then it ends. Workers begin only after that, so that a fork server that fails leaves nothing half done. Each
-worker then is what ``python script.py`` would be, but for the modules that are there already.
+It is started as ``python -m platoon_base.controller.forkserver_main`` and reads its task as JSON from its standard
+input. It writes the process id of each worker to the file descriptor ``report``, one on a line, and ``done`` after the
+last one; then it ends. Workers run the script only after that: a fork server that fails leaves nothing half done. Each
+worker is then as ``python script.py`` would be, except that the modules are imported already.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
             os.close(report)
             os.close(go)
             if not os.read(waiting, 1):
-                os._exit(1)  # the nursery died on the way
+                os._exit(1)  # the fork server died on the way
             readable(me, None)  # from its end on the launcher is the parent, also to the script's eyes
             os.close(waiting)
             os.close(me)

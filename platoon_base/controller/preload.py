@@ -1,4 +1,4 @@
-"""Which modules a script imports that may be imported once, before the workers are forked.
+"""Find the modules of a script that may be imported once, before the workers are forked.
 
 Read from the script's source; nothing is run. A script that prepares how modules are imported (sets environment
 variables, changes ``sys.path``) would find them imported too early, so for it the answer is: none.
@@ -28,7 +28,7 @@ PRELOADABLE = (
     "platoon_plugins.lasagne",
     "platoon_plugins.blocks",
 )
-# Those that take long enough to make up for the nursery.
+# Those whose import takes long enough to make up for the fork server.
 _WORTH_IT = ("theano", "lasagne", "platoon_plugins.lasagne", "blocks")
 
 # What a script touches to prepare its imports.

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from platoon_base.controller.forkserver import Nursery, Start
+from platoon_base.controller.forkserver import ForkServer, Start
 from platoon_base.controller.program import Program
-from platoon_base.controller.watch import Child, Ended, Holder, Neighbour, Watched, exit_status
+from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
 from platoon_base.errors import PlatoonError
 
-__all__ = ["GRACE_S", "Children", "Exit"]
+__all__ = ["GRACE_S", "Exit", "WorkerProcesses"]
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Exit(NamedTuple):
         return f"exit status {self.status}"
 
 
-class Children:
+class WorkerProcesses:
     """The worker processes of one job, by rank.
 
     Each is the leader of a process group of its own, so that what it started ends with it.
@@ -66,8 +66,8 @@ class Children:
     def __init__(self) -> None:
         self._children: dict[int, Watched] = {}
         self._starts: dict[int, Start] = {}
-        self._nursery: Nursery | None = None
-        self._unborn: list[Start] = []  # what the nursery is to fork
+        self._fork_server: ForkServer | None = None
+        self._to_fork: list[Start] = []  # the workers that the fork server has not delivered yet
         self._stages: list[tuple[float, signal.Signals | None]] = []  # of stopping, that are still to come
         self._stopping = False
         self._collected: list[Exit] = []  # ended, and not told of yet
@@ -91,49 +91,49 @@ class Children:
                 stderr=subprocess.STDOUT if output is not None else None,
                 start_new_session=True,
             )
-        self._children[rank] = Child(process.pid, process)
+        self._children[rank] = ChildProcess(process.pid, process)
 
     def start_forked(
         self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
     ) -> None:
         """Start workers from one process that has imported the modules in ``preload``; if that fails, each by itself.
 
-        They are among `running` from now on; `reap` takes delivery of them.
+        They are among `running` from now on; `reap` watches them from when they are there.
         """
-        self._unborn = list(starts)
+        self._to_fork = list(starts)
         self._starts.update({start.rank: start for start in starts})
         try:
-            self._nursery = Nursery(program, args, preload, starts)
+            self._fork_server = ForkServer(program, args, preload, starts)
         except (OSError, ValueError) as exc:
             self._start_one_by_one(f"cannot prepare workers in common ({exc})")
 
     def _start_one_by_one(self, why: str) -> None:
         log.warning("%s: they start one by one", why)
-        starts, self._unborn = self._unborn, []
+        starts, self._to_fork = self._to_fork, []
         for start in starts:
             self.start(*start)
 
-    def _take_delivery(self) -> None:
-        """Add the workers that the nursery has forked, or do without it if it failed."""
-        if self._nursery is None:
+    def _take_forked(self) -> None:
+        """Add the workers that the fork server has forked; if it failed start them one by one."""
+        if self._fork_server is None:
             return
-        code, pids = self._nursery.finish()
-        self._nursery = None
+        code, pids = self._fork_server.finish()
+        self._fork_server = None
         if code == 0:
-            starts, self._unborn = self._unborn, []
+            starts, self._to_fork = self._to_fork, []
             for start, pid in zip(starts, pids):
-                self._take_over(start, pid)
+                self._watch(start, pid)
         elif self.stopping:
-            starts, self._unborn = self._unborn, []
+            starts, self._to_fork = self._to_fork, []
             self._collected += [Exit(start.rank, exit_status(code)) for start in starts]
         else:
             ended = Exit(-1, exit_status(code))
-            log_file = self._unborn[0].log_file
+            log_file = self._to_fork[0].log_file
             self._start_one_by_one(f"preparing workers in common ended with {ended}, see {log_file}")
 
-    def _take_over(self, start: Start, pid: int) -> None:
+    def _watch(self, start: Start, pid: int) -> None:
         try:
-            self._children[start.rank] = child = Child(pid)
+            self._children[start.rank] = child = ChildProcess(pid)
         except PlatoonError as exc:
             self._collected.append(Exit(start.rank, exit_status(-signal.SIGKILL), start.log_file, str(exc)))
             return
@@ -159,17 +159,17 @@ class Children:
             self._collected.append(Exit(rank, 0))
             return
         try:
-            self._children[rank] = Holder(holds_lock, has_left) if pid is None else Neighbour(pid)
+            self._children[rank] = LockHolder(holds_lock, has_left) if pid is None else ForeignProcess(pid)
         except ProcessLookupError:
             self._collected.append(Exit(rank, 0))
         except (OSError, OverflowError, ValueError):  # no file descriptor left, for instance
-            self._children[rank] = Holder(holds_lock, has_left)
+            self._children[rank] = LockHolder(holds_lock, has_left)
 
     @property
     def fds(self) -> list[int]:
         """File descriptors that can be read as soon as there is something to `reap`."""
-        nursery = [] if self._nursery is None else [self._nursery.fd]
-        return nursery + [child.fd for child in self._children.values() if child.fd is not None]
+        server = [] if self._fork_server is None else [self._fork_server.fd]
+        return server + [child.fd for child in self._children.values() if child.fd is not None]
 
     @property
     def some_without_fd(self) -> bool:
@@ -179,12 +179,12 @@ class Children:
     @property
     def running(self) -> set[int]:
         """Ranks whose process has not been seen to end."""
-        return {*self._children, *(start.rank for start in self._unborn), *(ended.rank for ended in self._collected)}
+        return {*self._children, *(start.rank for start in self._to_fork), *(ended.rank for ended in self._collected)}
 
     def reap(self) -> list[Exit]:
         """Collect the processes that ended since the last call, and end what they left running."""
-        if self._nursery is not None and self._nursery.ready:
-            self._take_delivery()
+        if self._fork_server is not None and self._fork_server.ready:
+            self._take_forked()
         for rank, child in list(self._children.items()):
             ended = child.poll()
             if ended is not None:
@@ -224,12 +224,12 @@ class Children:
                 self._signal(number)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._nursery is not None:
-            self._nursery.signal(number)
+        if self._fork_server is not None:
+            self._fork_server.signal(number)
         for child in self._children.values():
             child.signal(number)
         if number == signal.SIGKILL:
-            self._let_go_of([rank for rank, child in self._children.items() if isinstance(child, Holder)])
+            self._let_go_of([rank for rank, child in self._children.items() if isinstance(child, LockHolder)])
 
     def _let_go_of(self, ranks: Sequence[int]) -> None:
         """Wait no longer for processes that nothing here can end."""
@@ -240,11 +240,11 @@ class Children:
     def _let_go_of_all(self) -> None:
         """Wait no longer for anything."""
         self._let_go_of(list(self._children))
-        if self._nursery is not None:
+        if self._fork_server is not None:
             log.warning("the process that prepares the workers is %s", _LEFT_RUNNING)
-            self._nursery.give_up()
-            self._nursery = None
-            starts, self._unborn = self._unborn, []
+            self._fork_server.give_up()
+            self._fork_server = None
+            starts, self._to_fork = self._to_fork, []
             self._collected += [Exit(start.rank, 1, start.log_file, _LEFT_RUNNING) for start in starts]
 
     @property
@@ -257,9 +257,9 @@ class Children:
         self._stopping, self._stages = True, []
         self._signal(signal.SIGKILL)
         deadline = time.monotonic() + _KILL_TO_LET_GO_S
-        while self._children or self._nursery is not None:
+        while self._children or self._fork_server is not None:
             self._collected = self.reap()
             if time.monotonic() >= deadline:
                 self._let_go_of_all()
-            elif self._children or self._nursery is not None:
+            elif self._children or self._fork_server is not None:
                 time.sleep(_LOOK_S)

@@ -17,7 +17,7 @@ from typing import NamedTuple, Union
 from platoon_base.controller.descriptors import readable
 from platoon_base.errors import PlatoonError
 
-__all__ = ["Child", "Ended", "Holder", "Neighbour", "Watched", "default_sigchld", "exit_status"]
+__all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "default_sigchld", "exit_status"]
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class Ended(NamedTuple):
     why: str = ""
 
 
-class Child:
+class ChildProcess:
     """A child of this process, at the head of its own process group; it is ended together with that.
 
     Parameters
@@ -115,7 +115,7 @@ class Child:
         _close(self.fd)
 
 
-class Neighbour:
+class ForeignProcess:
     """A process of this host that somebody else has started. Its status is its parent's: here it is always 0.
 
     Raises
@@ -142,7 +142,7 @@ class Neighbour:
         _close(self.fd)
 
 
-class Holder:
+class LockHolder:
     """A worker of whose process only the lock that it holds is known. It is never signalled.
 
     Parameters
@@ -175,7 +175,7 @@ class Holder:
         """Watch it no more."""
 
 
-Watched = Union[Child, Neighbour, Holder]
+Watched = Union[ChildProcess, ForeignProcess, LockHolder]
 
 
 def _close(fd: int | None) -> None:

@@ -15,7 +15,7 @@ from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import Checkpointer, Saving
 from platoon_base.controller.controller import Controller, Result, Snapshot
 from platoon_base.controller.forkserver import Start
-from platoon_base.controller.processes import GRACE_S, Children
+from platoon_base.controller.processes import GRACE_S, WorkerProcesses
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.controller.watch import default_sigchld
@@ -119,7 +119,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         if checkpointer is not None:
             stack.callback(checkpointer.close)
         stack.enter_context(default_sigchld())
-        children = Children()
+        children = WorkerProcesses()
         stack.callback(children.kill)
         controller = Controller(
             server,
@@ -166,7 +166,7 @@ class Job:
         ``files.folder`` is what ``PLATOON_JOB`` must name for a process to join.
     """
 
-    def __init__(self, files: JobFiles, children: Children, controller: Controller) -> None:
+    def __init__(self, files: JobFiles, children: WorkerProcesses, controller: Controller) -> None:
         self.files = files
         self._children = children
         self._controller = controller

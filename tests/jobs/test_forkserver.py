@@ -38,7 +38,7 @@ class Forked:
 
 @pytest.fixture
 def run_forked(tmp_path):
-    """Run a script, given as text, on workers forked from one nursery."""
+    """Run a script, given as text, on workers forked by one fork server."""
 
     def run(text, workers=2, *, args=(), preload=("numpy",), script=None):
         if script is None:
@@ -142,7 +142,7 @@ def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_
     assert len({line[3].split()[0] for line in lines}) == len({line[3].split()[1] for line in lines}) == 4
 
 
-def test_nothing_that_made_the_nursery_end_early_is_left_in_a_worker(run_forked):
+def test_nothing_that_made_the_fork_server_end_early_is_left_in_a_worker(run_forked):
     outcome = run_forked(
         """
         import ctypes, os, signal
@@ -207,7 +207,7 @@ def test_what_a_worker_started_ends_with_it(run_forked):
     ],
     ids=["raises", "is killed", "hangs", "starts a thread"],
 )
-def test_without_the_nursery_workers_start_by_themselves(run_forked, tmp_path, monkeypatch, caplog, body, reason):
+def test_without_the_fork_server_workers_start_by_themselves(run_forked, tmp_path, monkeypatch, caplog, body, reason):
     (tmp_path / "preparation.py").write_text(body)
     if "pause" in body:
         monkeypatch.setattr(forkserver, "TIMEOUT_S", 1.0)
@@ -238,7 +238,7 @@ def test_workers_with_different_settings_are_not_forked(tmp_path, caplog):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
-def test_ending_the_launcher_ends_a_nursery_that_still_imports(tmp_path, number):
+def test_ending_the_launcher_ends_a_fork_server_that_still_imports(tmp_path, number):
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
     (tmp_path / "script.py").write_text("open('ran', 'w')")
@@ -258,11 +258,11 @@ def test_ending_the_launcher_ends_a_nursery_that_still_imports(tmp_path, number)
             sys.exit(job.serve().status)
         """
     with subprocess.Popen([sys.executable, "-c", textwrap.dedent(launcher)], cwd=tmp_path) as process:
-        nursery = os.pidfd_open(int(fifo.read_text()))
+        server = os.pidfd_open(int(fifo.read_text()))
         process.send_signal(number)
-        ended, _, _ = select.select([nursery], [], [], WAIT_S)
-        os.close(nursery)
-        assert ended, "the nursery is still there"
+        ended, _, _ = select.select([server], [], [], WAIT_S)
+        os.close(server)
+        assert ended, "the fork server is still there"
     assert exit_status(process.returncode) == 128 + number
     assert not (tmp_path / "ran").exists()
     if number == signal.SIGKILL:  # nobody was left to tidy up
@@ -271,7 +271,7 @@ def test_ending_the_launcher_ends_a_nursery_that_still_imports(tmp_path, number)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("imports_for_ever", [True, False])
-def test_a_nursery_that_does_not_tell_its_end_keeps_no_launcher(tmp_path, imports_for_ever):
+def test_a_fork_server_that_does_not_tell_its_end_keeps_no_launcher(tmp_path, imports_for_ever):
     """What it has started, in a session of its own, keeps the pipe open by which it tells."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
