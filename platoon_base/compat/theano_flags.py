@@ -1,9 +1,10 @@
-"""Theano's flags for one worker: what the user has chosen stays, what a device or a BLAS needs is added."""
+"""Theano's flags for one worker: the user's choices stay, and those that a device or a BLAS needs are added."""
 
 from __future__ import annotations
 
 import configparser
 import ctypes.util
+import functools
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,24 +28,31 @@ def worker_flags(device: str, environment: Mapping[str, str]) -> str:
     environment : mapping
         With the user's ``THEANO_FLAGS`` and ``THEANORC``, if any.
     """
-    flags = [environment.get("THEANO_FLAGS", "")]
-    if _last(flags[0], "device") != device:
+    return _with_device(_Options(environment), device)
+
+
+def _with_device(options: _Options, device: str) -> str:
+    flags = [options.flags]
+    if _last(options.flags, "device") != device:
         flags.append(f"device={device}")
     if device != "cpu":
-        if not is_chosen("enabled", environment, section="dnn"):
+        if not options.chosen("enabled", section="dnn"):
             flags.append("dnn.enabled=False")  # Theano 1.0.5 knows cuDNN 5 to 7 only
-        if not is_chosen("floatX", environment):
+        if not options.chosen("floatX"):
             flags.append("floatX=float32")  # Theano's own default is float64
     return ",".join(filter(None, flags))
 
 
 def flags_with_blas(environment: Mapping[str, str]) -> str:
     """Return ``THEANO_FLAGS`` with a BLAS: Theano asks ``numpy.distutils`` for it, which no longer knows."""
-    flags = environment.get("THEANO_FLAGS", "")
-    if is_chosen("ldflags", environment, section="blas"):
-        return flags
+    return _with_blas(_Options(environment))
+
+
+def _with_blas(options: _Options) -> str:
+    if options.chosen("ldflags", section="blas"):
+        return options.flags
     library = "-lopenblas" if ctypes.util.find_library("openblas") else ""
-    return ",".join(filter(None, [flags, f"blas.ldflags={library}"]))
+    return ",".join(filter(None, [options.flags, f"blas.ldflags={library}"]))
 
 
 def completed_flags(device: str | None, environment: Mapping[str, str], flags_before: str) -> str:
@@ -62,18 +70,18 @@ def completed_flags(device: str | None, environment: Mapping[str, str], flags_be
     flags_before : str
         ``THEANO_FLAGS`` before the script began.
     """
-    flags = environment.get("THEANO_FLAGS", "")
-    wanted = _last(flags, "device")
+    options = _Options(environment)
+    wanted = _last(options.flags, "device")
     if device is not None and wanted not in (None, device):
         warn_once(
             f"THEANO_FLAGS has device={wanted}, this worker was given {device}, which counts: name devices with "
             "platoon launch -D"
         )
-    where = {name: _last(flags_before, name) for name in _WHERE_COMPILED if _last(flags, name) is None}
+    where = {name: _last(flags_before, name) for name in _WHERE_COMPILED if _last(options.flags, name) is None}
     kept = [f"{name}={folder}" for name, folder in where.items() if folder is not None]
-    environment = {**environment, "THEANO_FLAGS": ",".join(filter(None, [flags, *kept]))}
-    environment["THEANO_FLAGS"] = flags_with_blas(environment)
-    return environment["THEANO_FLAGS"] if device is None else worker_flags(device, environment)
+    options.flags = ",".join(filter(None, [options.flags, *kept]))
+    options.flags = _with_blas(options)
+    return options.flags if device is None else _with_device(options, device)
 
 
 def _last(flags: str, option: str) -> str | None:
@@ -84,13 +92,35 @@ def _last(flags: str, option: str) -> str | None:
 
 def is_chosen(option: str, environment: Mapping[str, str], section: str = "global") -> bool:
     """Tell whether the user has set an option, in ``THEANO_FLAGS`` or in a configuration file."""
-    name = option if section == "global" else f"{section}.{option}"
-    if any(flag.split("=")[0].strip() == name for flag in environment.get("THEANO_FLAGS", "").split(",")):
-        return True
-    files = environment.get("THEANORC", "~/.theanorc").split(os.pathsep)
-    config = configparser.ConfigParser(strict=False, interpolation=None)
-    try:
-        config.read([Path(name).expanduser() for name in files])
-    except configparser.Error:
-        return False  # Theano itself will complain about the file, and better
-    return config.has_option(section, option)
+    return _Options(environment).chosen(option, section)
+
+
+class _Options:
+    """The options of Theano that the user has set.
+
+    Attributes
+    ----------
+    flags : str
+        The value of ``THEANO_FLAGS``.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.flags = environment.get("THEANO_FLAGS", "")
+        self._names = environment.get("THEANORC", "~/.theanorc").split(os.pathsep)
+
+    @functools.cached_property
+    def _configuration(self) -> configparser.ConfigParser:
+        """The configuration files, read once."""
+        config = configparser.ConfigParser(strict=False, interpolation=None)
+        try:
+            config.read([Path(name).expanduser() for name in self._names])
+        except configparser.Error:
+            config.clear()  # Theano itself will complain about the file, and better
+        return config
+
+    def chosen(self, option: str, section: str = "global") -> bool:
+        """Tell whether an option is set, in the flags or in a configuration file."""
+        name = option if section == "global" else f"{section}.{option}"
+        if any(flag.split("=")[0].strip() == name for flag in self.flags.split(",")):
+            return True
+        return self._configuration.has_option(section, option)

@@ -163,7 +163,7 @@ class ForkServer:
         return code or 1, []
 
     def give_up(self) -> None:
-        """Give up a fork server that was killed and whose end is not seen; the workers that it has forked are killed."""
+        """Give up a fork server that was killed and does not end; the workers that it has forked are killed."""
         os.close(self._fd)
         for pid in self._forked():
             with contextlib.suppress(ProcessLookupError):

@@ -57,7 +57,7 @@ def listen_at(address: str, keys: ServerKeys | None) -> ZmqServer:
 
 def watch_center(files: JobFiles, layout: Layout) -> Readable:
     """Open the center for the controller to read; a center on devices is read by its mirror."""
-    if files.place == "device":
+    if files.center_memory == "device":
         from platoon_base.centers.device_directory import Directory
         from platoon_base.centers.directory_mirror import WatchedDirectory
 
@@ -82,7 +82,7 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
         The parameters of this worker.
     rule : Rule
     """
-    context = parameters.context if files.place == "device" else None
+    context = parameters.context if files.center_memory == "device" else None
     if context is not None and context.kind == b"cuda":
         device = importlib.import_module("platoon_base.centers.device")
         if device.DeviceCenters.takes(parameters.layout, rule):

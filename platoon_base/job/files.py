@@ -49,8 +49,8 @@ class JobFiles(msgspec.Struct, frozen=True):
         The one that the description was read from, whatever path it had for the process that wrote it.
     size : int
         Number of workers that the launcher starts.
-    place : str
-        Where the center is to live, ``"host"`` or ``"device"``.
+    center_memory : {"host", "device"}
+        The memory in which the center is to live.
     checkpoint : str
         The file that the job is resumed from; empty for a new one.
     endpoint : str
@@ -62,7 +62,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     job: str
     folder: str
     size: int
-    place: str = "host"
+    center_memory: str = "host"
     checkpoint: str = ""
     endpoint: str = ""
     keys: Optional[Keys] = None
@@ -88,13 +88,13 @@ class JobFiles(msgspec.Struct, frozen=True):
         return f"{segment_prefix()}{self.job}-collective"
 
     @classmethod
-    def create(cls, size: int, place: str = "host", checkpoint: str = "") -> JobFiles:
+    def create(cls, size: int, center_memory: str = "host", checkpoint: str = "") -> JobFiles:
         """Make the folder of a new job."""
         job = secrets.token_hex(6)
         folder = _jobs_folder() / job
         require_room(folder.parent, "a job's description and its socket")
         folder.mkdir(mode=0o700)
-        files = cls(job, str(folder), size, place, checkpoint)
+        files = cls(job, str(folder), size, center_memory, checkpoint)
         if len(os.fsencode(files.address)) > _LONGEST_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(

@@ -51,9 +51,9 @@ def spec_around(
     run: Callable[[types.ModuleType, Body], None],
 ) -> importlib.machinery.ModuleSpec | None:
     """Find a module as the finders after this one would, and let ``run(module, body)`` execute its body."""
-    place = sys.meta_path.index(finder) + 1 if finder in sys.meta_path else len(sys.meta_path)
-    others = [other for other in sys.meta_path[place:] if hasattr(other, "find_spec")]
-    asked = (other.find_spec(fullname, path, target) for other in others)
+    behind = sys.meta_path.index(finder) + 1 if finder in sys.meta_path else len(sys.meta_path)
+    finders = [other for other in sys.meta_path[behind:] if hasattr(other, "find_spec")]
+    asked = (other.find_spec(fullname, path, target) for other in finders)
     spec = next((found for found in asked if found is not None), None)
     if spec is not None and spec.loader is not None:
         body = spec.loader.exec_module

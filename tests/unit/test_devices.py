@@ -206,10 +206,10 @@ SHOW = """
     from platoon_base import connect
     from platoon_base.job.files import JobFiles
 
-    place = JobFiles.read(os.environ["PLATOON_JOB"]).place
+    center = JobFiles.read(os.environ["PLATOON_JOB"]).center_memory
     flags, cache = os.environ.get("THEANO_FLAGS"), os.environ.get("GPUARRAY_CACHE_PATH")
     with connect() as worker:
-        print(f"{worker.device} THEANO_FLAGS:{flags} center:{place} GPUARRAY_CACHE_PATH:{cache}", flush=True)
+        print(f"{worker.device} THEANO_FLAGS:{flags} center:{center} GPUARRAY_CACHE_PATH:{cache}", flush=True)
 """
 
 
