@@ -57,8 +57,8 @@ with open(f"{sys.argv[1]}/{os.environ.get('PLATOON_RANK', 0)}.json", "w") as fil
 
 AS_IT_IS = """
 import runpy, sys
-from platoon_base.compat import theano as theano_fixes
-theano_fixes.install = lambda: None
+from platoon_base.compat import theano as theano_repairs
+theano_repairs.install = lambda: None
 del sys.argv[0]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

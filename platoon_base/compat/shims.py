@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from platoon_base.compat import fuel
-from platoon_base.compat import theano as theano_fixes
+from platoon_base.compat import theano as theano_repairs
 from platoon_base.compat.theano_flags import completed_flags, flags_with_blas
 from platoon_base.system.environment import DEVICE
 from platoon_base.system.import_hook import AfterImport
@@ -34,7 +34,7 @@ def apply() -> None:
     _restore_getargspec()
     _set_blas()
     _install_finder()
-    theano_fixes.install()
+    theano_repairs.install()
     fuel.install()
     _repair_keras_2()
 

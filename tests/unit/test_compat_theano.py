@@ -240,22 +240,22 @@ def test_importing_the_base_leaves_theano_alone(folder):
 
 def test_a_theano_without_what_a_repair_needs_is_left_whole(monkeypatch, caplog):
     from platoon_base import compat
-    from platoon_base.compat import theano as theano_fixes
+    from platoon_base.compat import theano as theano_repairs
 
     compat.apply()
     import theano
 
     with caplog.at_level(logging.INFO):
-        for name, fix in theano_fixes._FIXES.items():
+        for name, repair in theano_repairs.REPAIRS.items():
             module = types.ModuleType(name)
-            theano_fixes._guarded(name, fix)(module)
+            theano_repairs.guarded(name, repair)(module)
             assert not any(callable(value) for key, value in vars(module).items() if not key.startswith("__"))
-    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(theano_fixes._FIXES)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * len(theano_repairs.REPAIRS)
 
     caplog.clear()
     monkeypatch.setattr(theano, "__version__", "1.1.2")
     with caplog.at_level(logging.INFO):
-        theano_fixes._guarded("theano.gof.cc", lambda module: pytest.fail("applied"))(types.ModuleType("cc"))
+        theano_repairs.guarded("theano.gof.cc", lambda module: pytest.fail("applied"))(types.ModuleType("cc"))
     assert "1.1.2" in caplog.text
 
 

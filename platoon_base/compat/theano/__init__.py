@@ -15,13 +15,13 @@ from platoon_base.compat.theano import cache_files, cache_keys, compile_ahead, c
 from platoon_base.compat.theano.no_mpi import HideMpi
 from platoon_base.system.import_hook import AfterImport
 
-__all__ = ["VERIFIED", "install"]
+__all__ = ["REPAIRS", "VERIFIED", "guarded", "install"]
 
 log = logging.getLogger(__name__)
 
 VERIFIED = "1.0.5"  # the last release of Theano, and the one whose source these repairs were checked against
 
-_FIXES: dict[str, Callable[[ModuleType], None]] = {
+REPAIRS: dict[str, Callable[[ModuleType], None]] = {
     "theano.gof.compilelock": compile_lock.install,
     "theano.gof.cmodule": cache_files.install,
     "theano.gof.cc": cache_keys.install,
@@ -38,21 +38,23 @@ def install() -> None:
     """
     if any(isinstance(finder, HideMpi) for finder in sys.meta_path):
         return
-    fixes = {name: _guarded(name, fix) for name, fix in _FIXES.items()}
-    late = [name for name in fixes if name in sys.modules]
-    sys.meta_path[:0] = [AfterImport({name: fix for name, fix in fixes.items() if name not in late}), HideMpi()]
+    repairs = {name: guarded(name, repair) for name, repair in REPAIRS.items()}
+    late = [name for name in repairs if name in sys.modules]
+    sys.meta_path[:0] = [AfterImport({name: repair for name, repair in repairs.items() if name not in late}), HideMpi()]
     for name in late:
-        fixes[name](sys.modules[name])
+        repairs[name](sys.modules[name])
 
 
-def _guarded(name: str, fix: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+def guarded(name: str, repair: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
+    """Return the repair of a module for the verified release alone; what it misses there is logged."""
+
     def apply(module: ModuleType) -> None:
         version = getattr(sys.modules.get("theano"), "__version__", "unknown")
         if version.split("+")[0] != VERIFIED:
             log.info("Theano is %s, not %s: %s is left as it is", version, VERIFIED, name)
             return
         try:
-            fix(module)
+            repair(module)
         except AttributeError as exc:
             log.warning("%s is left as it is; see docs/compat.md for what that costs: %s", name, exc)
 
