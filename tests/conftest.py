@@ -29,7 +29,7 @@ from platoon_base.job.files import segment_prefix
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 from platoon_base.system.environment import NAMESPACE
-from platoon_base.worker import Lock, Place, Worker
+from platoon_base.worker import AdvisoryLock, Connection, Identity, Worker
 
 JOB_TIMEOUT_S = 200  # below the test's own limit, so that the logs are shown
 
@@ -175,9 +175,11 @@ def job_of_one(job_state_of_one):
     channel = InprocHub(Coordinator(1), job_state).connect()
     centers = HostCenters(f"{segment_prefix()}test{os.getpid()}-center")
     channel.request(encode(Hello(protocol=PROTOCOL, pid=os.getpid(), host="", device="cpu", rank=0)), 10)
-    place = Place(rank=0, size=1, local_rank=0, local_size=1, seed=0, device="cpu")
+    identity = Identity(rank=0, size=1, local_rank=0, local_size=1, seed=0, device="cpu")
     job_state.note_several()  # so the rule is at work
-    with Worker(place, channel, job_state, lambda *_: centers, Lock(lambda: True, lambda: None)) as worker:
+    nobody_to_keep_out = AdvisoryLock(lambda: True, lambda: None)
+    connection = Connection(identity, channel, job_state, nobody_to_keep_out, centers=lambda *_: centers)
+    with Worker(connection) as worker:
         yield worker
     Segment.unlink(centers.name)
 

@@ -223,7 +223,7 @@ class Controller:
 
     def _worker_ended(self, ended: Exit) -> None:
         member = self._coordinator.members[ended.rank]
-        if self._job_state.progress(ended.rank).syncs:
+        if self._job_state.progress(ended.rank).exchanges:
             self._coordinator.cooperated.add(ended.rank)
         if ended.rank in self._adopted and member.phase in (Phase.JOINED, Phase.TRAINING):
             ended = ended._replace(status=1)  # only its parent knows the status, but it never said goodbye

@@ -20,7 +20,9 @@ from platoon_base.shm.segments import Segment, abandoned
 from platoon_base.system.environment import DEVICE, JOB, MAX_WORKERS, RANK
 from platoon_base.system.limits import require_descriptors
 from platoon_base.system.process import pid_namespace
-from platoon_base.worker.handle import Lock, Place, Worker
+from platoon_base.worker.advisory_lock import AdvisoryLock
+from platoon_base.worker.connection import Connection, Identity
+from platoon_base.worker.handle import Worker
 
 __all__ = ["connect", "connected", "join", "solo"]
 
@@ -74,7 +76,8 @@ def solo(seed: int = 0, device: str = "cpu") -> Worker:
     job_state = JobState(bytearray(JobState.size_bytes(1)), rows=1, create=True)
     channel = backends.connect_here(job_state, seed)
     identity = _say_hello(channel, 0, device)
-    return Worker(identity, channel, job_state, None, Lock(lambda: True, lambda: None))  # nobody to keep out
+    nobody_to_keep_out = AdvisoryLock(lambda: True, lambda: None)
+    return Worker(Connection(identity, channel, job_state, nobody_to_keep_out))
 
 
 def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
@@ -102,7 +105,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         segment.try_lock(WORKER_LOCKS + identity.rank)
         if identity.local_size < len(os.sched_getaffinity(0)):
             channel.spin_s = _SPIN_S
-        worker = _worker(files, segment, job_state, channel, identity)
+        worker = Worker(_connection(files, segment, job_state, channel, identity))
         undo.pop_all()
     return worker
 
@@ -115,20 +118,22 @@ def _let_go(files: JobFiles, segment: Segment) -> None:
         files.remove()
 
 
-def _worker(files: JobFiles, segment: Segment, job_state: JobState, channel: ClientChannel, identity: Place) -> Worker:
-    """Make the handle of a worker that the controller has welcomed."""
+def _connection(
+    files: JobFiles, segment: Segment, job_state: JobState, channel: ClientChannel, identity: Identity
+) -> Connection:
+    """Make the connection of a worker that the controller has welcomed."""
     liveness = JobLiveness(job_state, lambda other: segment.locked(WORKER_LOCKS + other))
 
     def on_close() -> None:
         job_state.let_go()
         _let_go(files, segment)
 
-    return Worker(
+    return Connection(
         identity,
         channel,
         job_state,
-        lambda parameters, rule: backends.center_for(files, identity.size, liveness, parameters, rule),
-        Lock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
+        AdvisoryLock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
+        centers=lambda parameters, rule: backends.center_for(files, identity.size, liveness, parameters, rule),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
         on_close=on_close,
         collectives=lambda session: backends.JobCollectives(
@@ -141,7 +146,7 @@ def _worker(files: JobFiles, segment: Segment, job_state: JobState, channel: Cli
     )
 
 
-def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Place:
+def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Identity:
     """Introduce this process to the controller; return what it tells the worker about itself."""
     hello = msg.Hello(
         protocol=msg.PROTOCOL,
@@ -152,7 +157,7 @@ def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Place:
         rank=rank,
     )
     reply = Session(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, _HELLO_TIMEOUT_S)
-    return Place(
+    return Identity(
         reply.rank,
         reply.size,
         reply.local_rank,

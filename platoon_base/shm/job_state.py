@@ -18,7 +18,7 @@ from platoon_base.views import array_on
 __all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 4
+VERSION = 5
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
@@ -34,6 +34,7 @@ _ROW = np.dtype(
         ("epoch", "i8"),
         ("steps", "i8"),
         ("syncs", "i8"),
+        ("copies", "i8"),
         ("loss", "f8"),
         ("sync_seconds", "f8"),
         ("started", "f8"),
@@ -71,7 +72,7 @@ class Progress(NamedTuple):
     ----------
     epoch, steps : int
     syncs : int
-        How often values went to or came from the center, after the first ones.
+        Number of synchronizations with the center.
     loss : float
         NaN until the worker has told one.
     sync_seconds : float
@@ -80,6 +81,8 @@ class Progress(NamedTuple):
         Seconds of the machine's monotonic clock: first and latest step.
     steps_before_start : int
         How many of the steps an earlier process of this rank has made.
+    copies : int
+        Number of copies from and to the center, without the one by which the parameters were shared.
     """
 
     epoch: int
@@ -90,6 +93,12 @@ class Progress(NamedTuple):
     started: float
     updated: float
     steps_before_start: int = 0
+    copies: int = 0
+
+    @property
+    def exchanges(self) -> int:
+        """How often values went to or came from the center, by synchronizations and by copies."""
+        return self.syncs + self.copies
 
 
 class JobState:

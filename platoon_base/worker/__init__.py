@@ -4,9 +4,12 @@ from typing import TYPE_CHECKING
 
 from platoon_base.collectives.base import DTYPES
 from platoon_base.system.lazy import lazy_names
-from platoon_base.worker.handle import DEFAULT_TIMEOUT_S, Lock, Place, Worker
+from platoon_base.worker.advisory_lock import AdvisoryLock
+from platoon_base.worker.connection import Connection, Identity
+from platoon_base.worker.handle import Worker
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, kind_of
 from platoon_base.worker.shared_parameters import ON_NONFINITE, require_on_nonfinite
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
@@ -20,10 +23,11 @@ __all__ = [
     "DTYPES",
     "ON_NONFINITE",
     "SAME_DATA_REMEDY",
+    "AdvisoryLock",
+    "Connection",
     "FlatAllReduce",
     "FlatBuffers",
-    "Lock",
-    "Place",
+    "Identity",
     "Worker",
     "copy_first_values",
     "copy_values",

@@ -1,4 +1,4 @@
-"""Models that ought to be the same on all workers: a comparison that costs one small message as long as they are."""
+"""Comparing models that must be the same on all workers; it costs one small message as long as they are."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.worker.handle import DEFAULT_TIMEOUT_S, Worker
+from platoon_base.worker.handle import Worker
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["require_same_values"]
 

@@ -1,4 +1,4 @@
-"""Lists of arrays in one collective call."""
+"""Combining lists of arrays with those of the other workers, in one collective call for each dtype."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import numpy as np
 
 from platoon_base.collectives.flat import FlatBuffers
 from platoon_base.errors import ConfigurationError
-from platoon_base.worker.handle import DEFAULT_TIMEOUT_S, Worker
+from platoon_base.worker.handle import Worker
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["FlatAllReduce"]
 
@@ -17,8 +18,8 @@ __all__ = ["FlatAllReduce"]
 class FlatAllReduce:
     """Combines lists of arrays with those of the other workers, in place, in one collective call for each dtype.
 
-    Arrays travel in a flat buffer that is kept from call to call; use one object for each place in a program. On the
-    host, arrays that are large enough for that travel alone, without the copy.
+    Arrays travel in a flat buffer that is kept from call to call; use one object for each call in a program.
+    On the host, large arrays travel alone, without the copy.
 
     Parameters
     ----------

@@ -3,82 +3,24 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
-import numpy as np
-
-from platoon_base.centers.base import CenterFactory
 from platoon_base.channels.array_sums import Summed, sum_arrays
-from platoon_base.channels.base import ClientChannel
-from platoon_base.channels.client import Session
-from platoon_base.collectives.base import Collective
-from platoon_base.collectives.groups import CollectiveFactory, Collectives
-from platoon_base.collectives.local import LocalFactory
 from platoon_base.coordination import messages as msg
-from platoon_base.devices.checks import warn_if_not_on_device
-from platoon_base.errors import (
-    CollectiveTimeoutError,
-    ConfigurationError,
-    WorkerLostError,
-)
+from platoon_base.errors import ConfigurationError
 from platoon_base.metrics import means
-from platoon_base.parameters import Parameters
-from platoon_base.rules.center import Rule, default_rule, require_rule
+from platoon_base.rules.center import Rule, default_rule
 from platoon_base.schedule import require_policy
-from platoon_base.sharding import START, Position, shard, shard_seed
-from platoon_base.shm.job_state import JobState
+from platoon_base.sharding import shard, shard_seed
 from platoon_base.shm.stop_votes import StopVotes
-from platoon_base.system.environment import TIMEOUT_S
 from platoon_base.system.text import legible
+from platoon_base.worker.connection import Connection
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
-from platoon_base.worker.shared_parameters import ReadCheckpoint, SharedParameters, require_finite
+from platoon_base.worker.shared_parameters import SharedParameters, share
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
-__all__ = ["DEFAULT_TIMEOUT_S", "Lock", "Place", "Worker"]
-
-log = logging.getLogger(__name__)
-
-Array = np.ndarray[Any, Any]
-
-
-def _default_timeout_s() -> float:
-    text = os.environ.get(TIMEOUT_S, "300")  # as long as a cold compilation on a busy machine may take
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = float("nan")
-    if not 0 < seconds < float("inf"):
-        raise ConfigurationError(f"got PLATOON_TIMEOUT_S={text!r}: it must be a positive number of seconds")
-    return seconds
-
-
-DEFAULT_TIMEOUT_S = _default_timeout_s()
-_LOOK_S = 0.5
-
-
-class Place(NamedTuple):
-    """What this process is told about itself when it joins."""
-
-    rank: int
-    size: int
-    local_rank: int
-    local_size: int
-    seed: int
-    device: str
-    late: bool = False
-    resume_at: Position = START
-    kept: Mapping[str, bytes] = MappingProxyType({})
-
-
-class Lock(NamedTuple):
-    """How the advisory lock of the job is tried and freed."""
-
-    try_acquire: Callable[[], bool]
-    release: Callable[[], None]
+__all__ = ["Worker"]
 
 
 class Worker:
@@ -89,21 +31,7 @@ class Worker:
 
     Parameters
     ----------
-    place : Place
-    channel : ClientChannel
-        To the controller.
-    job_state : JobState
-    centers : callable or None
-        Chooses what opens the center for parameters and a rule. None in a job of one: parameters are shared with
-        nobody, and synchronizing does nothing.
-    lock : Lock
-    controller_alive : callable
-    on_close : callable
-        Called once, at the end of `close`.
-    collectives : callable, optional
-        Makes, from the session, what forms the groups for collectives on arrays; left out in a job of one.
-    checkpoint : callable, optional
-        Reads the checkpoint that the job was resumed from.
+    connection : Connection
 
     Attributes
     ----------
@@ -126,41 +54,19 @@ class Worker:
         Votes to stop a part of the job, such as one training of several, seen at the price of a memory access.
     """
 
-    def __init__(
-        self,
-        place: Place,
-        channel: ClientChannel,
-        job_state: JobState,
-        centers: Callable[[Parameters, Rule], CenterFactory] | None,
-        lock: Lock,
-        controller_alive: Callable[[], bool] = lambda: True,
-        on_close: Callable[[], None] = lambda: None,
-        collectives: Callable[[Session], CollectiveFactory] | None = None,
-        checkpoint: ReadCheckpoint | None = None,
-    ) -> None:
-        self.global_rank, self.global_size = place.rank, place.size
-        self.local_rank, self.local_size = place.local_rank, place.local_size
-        self.seed, self.device = place.seed, place.device
-        self.late = place.late
-        self.resume_at = place.resume_at
-        self._kept = dict(place.kept)
-        self.stop_votes = StopVotes(job_state, place.rank)
-        self._job_state = job_state
-        self._row = job_state.row(place.rank)
-        self._control = Session(channel, place.rank, self._row)
-        self._arrays = Collectives(collectives(self._control) if collectives else LocalFactory(), place.late)
-        self._centers = centers
-        self._checkpoint = checkpoint
-        self._lock = lock
-        self._times_locked = 0
-        self._controller_alive = controller_alive
-        self._on_close = on_close
-        self._next_look = 0.0
+    def __init__(self, connection: Connection) -> None:
+        identity = connection.identity
+        self.global_rank, self.global_size = identity.rank, identity.size
+        self.local_rank, self.local_size = identity.local_rank, identity.local_size
+        self.seed, self.device = identity.seed, identity.device
+        self.late = identity.late
+        self.resume_at = identity.resume_at
+        self.stop_votes = StopVotes(connection.job_state, identity.rank)
+        self._connection = connection
+        self._kept = dict(identity.kept)
         self._shared: SharedParameters | None = None
         self._sharings = 0
-        self._data_seen = DataSeen(place.resume_at)
-        self._pid = os.getpid()
-        self._closed = False
+        self._data_seen = DataSeen(identity.resume_at)
 
     # Parameters.
 
@@ -201,27 +107,15 @@ class Worker:
         NonFiniteError
             If a value is not finite to begin with.
         """
-        self._require_open()
+        self._connection.require_open()
         if self._shared is not None:
             raise ConfigurationError(
                 "parameters are shared already: call init_shared_params once, or release_shared_params on every worker "
                 "before it is called again"
             )
-        rule = default_rule() if rule is None else rule
-        require_rule(rule)
-        params = list(params) if isinstance(params, Iterator) else params
-        # Alone no rule is at work: it is when a second worker has come.
-        parameters, resolved = Parameters(params), rule.resolved(max(2, self.global_size))
-        warn_if_not_on_device(self.device, params)
-        shared = SharedParameters(
-            parameters, resolved, None, on_nonfinite, self.global_rank, self._row, self._shares_alone
+        self._shared = share(
+            self._connection, params, default_rule() if rule is None else rule, on_nonfinite, timeout_s
         )
-        require_finite(parameters.layout, parameters.borrow())
-        if self._centers is not None:
-            shared.open_center(self._session, self._centers(parameters, resolved), timeout_s, self._checkpoint)
-        if self.global_size > 1:  # and not refused
-            self._job_state.note_several()
-        self._shared = shared
         self._sharings += 1
 
     def release_shared_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -236,19 +130,19 @@ class Worker:
             If some workers did not call it within ``timeout_s``; the message names them.
         """
         shared = self._shared
-        # A late joiner without parameters may be at a place that the others passed long ago.
+        # A late joiner without parameters may come here long after the others.
         passes = shared is None
         if shared is not None:
             shared.finish()
-        self._session.reduce("release_shared_params", {}, timeout_s, late_pass=passes)
+        self._connection.session.reduce("release_shared_params", {}, timeout_s, late_pass=passes)
         if shared is not None:
             shared.settle()  # the controller reads the center once more before it is dropped
-        self._session.reduce("drop the center", {}, timeout_s, late_pass=passes, drops_center=not passes)
+        self._connection.session.reduce("drop the center", {}, timeout_s, late_pass=passes, drops_center=not passes)
         self._shared = None
         if shared is not None:
             shared.withdraw()
         # The name is free before anybody makes the next center under it.
-        self._session.reduce("released shared params", {}, timeout_s, late_pass=passes)
+        self._connection.session.reduce("released shared params", {}, timeout_s, late_pass=passes)
 
     @property
     def shares(self) -> bool:
@@ -276,7 +170,7 @@ class Worker:
             If the controller is gone.
         """
         shared = self._require_shared()
-        self._require_controller()
+        self._connection.require_controller()
         shared.sync(synchronous, timeout_s)
 
     def sync_arrays(
@@ -290,7 +184,7 @@ class Worker:
             C-contiguous, one for each shared parameter, with its shape and dtype; changed in place.
         """
         shared = self._require_shared()
-        self._require_controller()
+        self._connection.require_controller()
         shared.sync_arrays(arrays, synchronous, timeout_s)
 
     def copy_to_local(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
@@ -304,7 +198,7 @@ class Worker:
         first worker calls it now and then, and a resumed job goes on from there on all workers.
         """
         self._require_shared().copy_to_global(timeout_s)
-        self._job_state.mark_all_synced(self._row)
+        self._connection.progress.mark_all_synced()
 
     @contextlib.contextmanager
     def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
@@ -312,7 +206,7 @@ class Worker:
 
         Without shared parameters, or in a job of one, nothing changes.
         """
-        self._require_open()
+        self._connection.require_open()
         if self._shared is None:
             yield
         else:
@@ -339,14 +233,14 @@ class Worker:
         ConfigurationError
             If another worker has given another fingerprint under this name; only on the worker that came later.
         """
-        self._session.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
+        self._connection.session.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
 
     def require_same_data(self, *data: Any, kind: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Raise if another worker has passed other data, such as a random split of its own; waits for nobody.
 
         New data cost a message and a look at a sample of their rows; data that came before cost the look alone. Data
         sets of one kind are counted, so all workers must first pass them in the same order. Workers of a resumed job
-        that go on at different places are not compared, nor are data that draw random numbers whenever they are read.
+        that go on from different positions are not compared, nor are data that draw random numbers at each reading.
         A job of one compares nothing, and neither does a worker that joined late or has left.
 
         Parameters
@@ -361,7 +255,7 @@ class Worker:
         ConfigurationError
             If the data differ; only on the worker that came later.
         """
-        if self.global_size == 1 or self.late or self._closed or os.getpid() != self._pid:
+        if self.global_size == 1 or self.late or not self._connection.open_here:
             return
         told = self._data_seen.tell(data, kind_of(*data) if kind is None else kind)
         if told is not None:
@@ -377,7 +271,7 @@ class Worker:
         CollectiveTimeoutError
             If some did not within ``timeout_s``; the message names them.
         """
-        self._session.reduce(f"barrier {name}", {}, timeout_s, late_pass=True)
+        self._connection.session.reduce(f"barrier {name}", {}, timeout_s, late_pass=True)
 
     def meet(self, name: str, *, binds: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
         """Wait until every worker has come here, and return the ranks that have, the same list on all of them.
@@ -385,7 +279,7 @@ class Worker:
         Unlike at a `barrier`, a late joiner waits here for the others, who from then on wait for it too. With ``binds``
         these workers need each other from now on: the launcher does not start one of them again alone.
         """
-        return self._session.reduce(f"meet {name}", {}, timeout_s, binds=binds).ranks
+        return self._connection.session.reduce(f"meet {name}", {}, timeout_s, binds=binds).ranks
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Tell whether to stop, with the same answer on every worker: all of them call it, once a round.
@@ -393,7 +287,7 @@ class Worker:
         `should_stop` may turn true for one worker earlier than for another, so a loop that makes collective calls must
         not be left by it. Vote with `request_stop` before.
         """
-        return bool(self._session.reduce("agree_to_stop", {}, timeout_s).stop)
+        return bool(self._connection.session.reduce("agree_to_stop", {}, timeout_s).stop)
 
     def reduce_metrics(
         self, pairs: Mapping[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -422,7 +316,7 @@ class Worker:
         self, name: str, pairs: dict[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[dict[str, tuple[float, float]], list[int]]:
         """Add ``{name: (sum, weight)}`` over all workers; returns the sums, and the ranks that contributed to them."""
-        reply = self._session.reduce(name, pairs, timeout_s)
+        reply = self._connection.session.reduce(name, pairs, timeout_s)
         return reply.pairs, reply.ranks
 
     def sum_arrays(
@@ -465,7 +359,7 @@ class Worker:
         CollectiveTimeoutError
             If some workers did not call it in time; the message names them.
         """
-        return sum_arrays(self._session, name, arrays, pairs, timeout_s, late_pass=late_pass)
+        return sum_arrays(self._connection.session, name, arrays, pairs, timeout_s, late_pass=late_pass)
 
     # Collective calls on arrays.
 
@@ -493,7 +387,7 @@ class Worker:
         CollectiveTimeoutError
             If some worker did not make it in time.
         """
-        return self._group(array, timeout_s).all_reduce(array, op, dest, timeout_s=timeout_s)
+        return self._connection.group(array, timeout_s).all_reduce(array, op, dest, timeout_s=timeout_s)
 
     def broadcast(self, arrays: Sequence[Any], root: int = 0, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Copy the arrays of one worker into those of all others.
@@ -503,23 +397,23 @@ class Worker:
         arrays : sequence of ndarray or GpuArray
             Changed in place.
         root : int
-            The worker's place among those that take part, 0 for the lowest rank.
+            Index of the worker among those that take part, 0 for the lowest rank.
         """
-        self._require_open()
+        self._connection.require_open()
         if hasattr(arrays, "dtype"):
             raise ConfigurationError("got one array: pass a list, even of one")
         for array in arrays:
-            self._group(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
+            self._connection.group(array, timeout_s).broadcast(array, root, timeout_s=timeout_s)
 
     def all_gather(self, array: Any, dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:
         """Stack the arrays of all workers, in the order of their ranks: ``shape`` becomes ``(workers, *shape)``."""
-        return self._group(array, timeout_s).all_gather(array, dest, timeout_s=timeout_s)
+        return self._connection.group(array, timeout_s).all_gather(array, dest, timeout_s=timeout_s)
 
     def reduce_scatter(
         self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> Any:
         """Combine as `all_reduce` does, and keep this worker's part: ``(workers, *shape)`` becomes ``shape``."""
-        return self._group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
+        return self._connection.group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
 
     # Data.
 
@@ -564,21 +458,13 @@ class Worker:
             That these mini-batches belong to.
         loss : float, optional
         """
-        self._require_open()
-        now, row = time.monotonic(), self._row
-        if row["started"] == 0:
-            row["started"] = now
-        row["updated"] = now
-        if epoch is not None and epoch != row["epoch"]:
-            row["epoch"], row["steps_before_epoch"] = epoch, row["steps"]
-        row["steps"] += steps
-        if loss is not None:
-            row["loss"] = loss
+        self._connection.require_open()
+        self._connection.progress.add(steps, epoch, loss)
 
     def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Hand values to the controller, for its display and for the summary of the job; the last of a name stays."""
         plain = {name: value if isinstance(value, (str, int)) else float(value) for name, value in metrics.items()}
-        self._session.ask(msg.Report(metrics=plain), msg.Done, timeout_s)
+        self._connection.session.ask(msg.Report(metrics=plain), msg.Done, timeout_s)
 
     def keep(self, name: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Leave a value with the controller, for `take_kept` when this rank is started again, or the job resumed.
@@ -593,7 +479,7 @@ class Worker:
         value : plain data: None, bool, int, float, str, bytes, list, dict
             All values of one rank may take up 256 KiB.
         """
-        self._session.ask(msg.Keep(name=name, value=msg.encode_value(value)), msg.Done, timeout_s)
+        self._connection.session.ask(msg.Keep(name=name, value=msg.encode_value(value)), msg.Done, timeout_s)
 
     def take_kept(self, name: str, default: Any = None) -> Any:
         """Return what an earlier process of this rank has kept under a name, once; after that the default."""
@@ -607,22 +493,12 @@ class Worker:
         Each worker sees it at its own time: leave loops that make collective calls by `agree_to_stop`. After `close` it
         keeps its last value, so a thread that waits for it must look at `closed` too.
         """
-        if self._job_state.stopping:
-            return True
-        now = time.monotonic()
-        if now < self._next_look:
-            return False
-        self._next_look = now + _LOOK_S
-        if self._controller_alive() or self._closed:  # in this order: it is closed before the memory is
-            return False
-        log.warning("rank %d: the controller of this job is gone; stopping", self.global_rank)
-        self._job_state.stop("the controller is gone")
-        return True
+        return self._connection.stop_signal.is_set()
 
     @property
     def stop_reason(self) -> str:
         """Why the job stops; empty while it does not. After `close` it keeps its last value."""
-        return self._job_state.stop_reason
+        return self._connection.stop_signal.reason
 
     def request_stop(self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Vote for the end of the job; `should_stop` tells all workers when the votes suffice.
@@ -636,7 +512,7 @@ class Worker:
             Whose votes are needed: one, all, or that of the lowest rank present.
         """
         require_policy(policy)
-        self._session.ask(msg.Vote(reason=reason, policy=policy), msg.Done, timeout_s)
+        self._connection.session.ask(msg.Vote(reason=reason, policy=policy), msg.Done, timeout_s)
 
     # The user's own requests.
 
@@ -652,7 +528,7 @@ class Worker:
         -------
         plain data
         """
-        return self._session.ask(msg.UserRequest(req=req, info=info), msg.UserReply, timeout_s).answer
+        return self._connection.session.ask(msg.UserRequest(req=req, info=info), msg.UserReply, timeout_s).answer
 
     def lock(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take the job's advisory lock; it is freed when its holder dies.
@@ -665,40 +541,20 @@ class Worker:
         CollectiveTimeoutError
             If another worker held it for ``timeout_s``; 0 tries once.
         """
-        self._require_open()
-        self._times_locked += 1  # first: or a signal handler that takes it and frees it would free this call's too
-        try:
-            self._await_lock(timeout_s)
-        except BaseException:
-            self._unlock_once()
-            raise
-
-    def _await_lock(self, timeout_s: float) -> None:
-        pause, deadline = 50e-6, time.monotonic() + timeout_s
-        while not self._lock.try_acquire():
-            if time.monotonic() >= deadline:
-                raise CollectiveTimeoutError(
-                    f"another worker held the lock for {timeout_s:g} s; unlock() in a finally clause"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, 5e-3)
+        self._connection.require_open()
+        self._connection.lock.acquire(timeout_s)
 
     def unlock(self) -> None:
         """Free the job's advisory lock, or undo one of several calls of `lock`."""
-        self._require_open()
-        self._unlock_once()
-
-    def _unlock_once(self) -> None:
-        self._times_locked = max(self._times_locked - 1, 0)
-        if not self._times_locked:
-            self._lock.release()
+        self._connection.require_open()
+        self._connection.lock.release()
 
     # The end.
 
     @property
     def closed(self) -> bool:
         """Whether this worker has left the job."""
-        return self._closed
+        return self._connection.closed
 
     def close(self) -> None:
         """Leave the job; the others go on. A second call does nothing.
@@ -706,21 +562,12 @@ class Worker:
         `should_stop`, `stop_reason` and the `stop_votes` keep their last values. All else that needs the job
         raises `ConfigurationError`. A call that another thread is in ends with an error.
         """
-        if self._closed:
-            return
-        self._closed = True
-        if os.getpid() != self._pid:
-            return  # a forked child: the connection, the memory and the place in the job are its parent's
-        self._row["left"] = 1
-        try:
-            self._arrays.close()
-            self._control.close()
-        finally:
-            if self._shared is not None:
-                self._shared.close()
-            self.stop_votes.close()
-            self._row = self._row.copy()  # nothing is to lie on the memory any more
-            self._on_close()
+        self._connection.close(self._let_go)
+
+    def _let_go(self) -> None:
+        if self._shared is not None:
+            self._shared.close()
+        self.stop_votes.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -728,37 +575,8 @@ class Worker:
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
 
-    # What they share.
-
-    @property
-    def _session(self) -> Session:
-        self._require_open()
-        return self._control
-
-    def _group(self, array: Any, timeout_s: float) -> Collective:
-        self._require_open()
-        self._require_controller()
-        return self._arrays.of(array, timeout_s)
-
-    def _shares_alone(self) -> bool:
-        return self.global_size == 1 and not self._job_state.shared_by_several
-
     def _require_shared(self) -> SharedParameters:
-        self._require_open()
+        self._connection.require_open()
         if self._shared is None:
             raise ConfigurationError("no parameters are shared yet: call init_shared_params first")
         return self._shared
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise ConfigurationError("this worker has left the job: nothing can be done after close()")
-        if os.getpid() != self._pid:
-            raise ConfigurationError(
-                "this is a forked child of the worker's process: its place in the job is its parent's; let the process "
-                "that joined make the calls"
-            )
-
-    def _require_controller(self) -> None:
-        if self.should_stop and not self._controller_alive():
-            self._require_open()  # another thread may have closed it just now
-            raise WorkerLostError("the controller of this job is gone: stop, and start the job again")

@@ -14,7 +14,8 @@ from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.parameters import Parameters
 from platoon_base.system.text import to_bytes
-from platoon_base.worker.handle import DEFAULT_TIMEOUT_S, Worker
+from platoon_base.worker.handle import Worker
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["Variable", "copy_first_values", "copy_values", "require_same_layout", "start_together"]
 
@@ -155,17 +156,17 @@ def require_same_layout(
     prints = worker.all_gather(np.frombuffer(fingerprint, np.uint8), timeout_s=timeout_s)
     if (prints == prints[0]).all():
         return
-    for place, (other, wanted) in enumerate(_exchange(layout, purpose, worker)):
-        layout.require_same(other, whose=f"worker {place}'s")
+    for rank, (other, wanted) in enumerate(_exchange(layout, purpose, worker)):
+        layout.require_same(other, whose=f"worker {rank}'s")
         if purpose != wanted:
             raise LayoutMismatchError(
-                f"got {purpose}, worker {place} has {wanted}: what they compute would not go together; call "
+                f"got {purpose}, worker {rank} has {wanted}: what they compute would not go together; call "
                 "it with the same arguments on every worker"
             )
 
 
 def _exchange(layout: Layout, purpose: str, worker: Worker) -> Iterator[tuple[Layout, str]]:
-    """Tell one another what the fingerprints stand for, so that the error can name the difference."""
+    """Exchange the layouts and purposes behind the fingerprints, so that the error can name the difference."""
     text = np.frombuffer(json.dumps([purpose, layout.specs]).encode(), np.uint8)
     lengths = worker.all_gather(np.array([text.size]))[:, 0]
     padded = np.zeros(lengths.max(), np.uint8)

@@ -1,4 +1,4 @@
-"""What a worker tells the others of the data that it divides with them, so that they notice other data."""
+"""Names and fingerprints of the data that a worker divides with the others, so that they notice other data."""
 
 from __future__ import annotations
 
@@ -38,14 +38,15 @@ class DataSeen:
     Parameters
     ----------
     resumed_at : Position
-        Where this worker goes on. Those of a resumed job may be at different places, as in different epochs, and there
-        come to other data first: only workers at the same place tell by the same names.
+        Where this worker goes on. Workers of a resumed job may go on from different positions, such as different
+        epochs, and come to other data first. So the names tell the position, and only workers that went on from the
+        same one are compared.
     """
 
     def __init__(self, resumed_at: Position = START) -> None:
         self._seen: dict[str, set[str]] = {}
-        place = f" from epoch {resumed_at.epoch}, mini-batch {resumed_at.epoch_steps} on"
-        self._place = "" if resumed_at == START else place
+        position = f" from epoch {resumed_at.epoch}, mini-batch {resumed_at.epoch_steps} on"
+        self._position = "" if resumed_at == START else position
 
     def tell(self, data: tuple[Any, ...], kind: str) -> Told | None:
         """Return what to tell of data; None of such that came before, or that draw random numbers when they are read.
@@ -64,7 +65,7 @@ class DataSeen:
         if mark in seen or mark != fingerprint(*data):
             return None
         seen.add(mark)
-        return Told(f"data set {len(seen)} of {kind}{self._place}", mark)
+        return Told(f"data set {len(seen)} of {kind}{self._position}", mark)
 
 
 def kind_of(*data: Any) -> str:

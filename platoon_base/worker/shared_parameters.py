@@ -5,29 +5,29 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from platoon_base.centers.base import Center, CenterFactory, Refused
-from platoon_base.channels.client import GRACE_S, Session
+from platoon_base.channels.client import GRACE_S
 from platoon_base.channels.turns import Turns
 from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
+from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
-from platoon_base.rules.center import Adopt, Rule, settings_of
-from platoon_base.shm.job_state import JobState
+from platoon_base.rules.center import Adopt, Rule, require_rule, settings_of
+from platoon_base.worker.connection import Connection
 from platoon_base.worker.standstill import Standstill
 
-__all__ = ["ON_NONFINITE", "ReadCheckpoint", "SharedParameters", "require_finite", "require_on_nonfinite"]
+__all__ = ["ON_NONFINITE", "SharedParameters", "require_finite", "require_on_nonfinite", "share"]
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
-ReadCheckpoint = Callable[[], Checkpoint]
 
 ON_NONFINITE = ("raise", "skip", "restore")
 
@@ -37,47 +37,33 @@ class SharedParameters:
 
     Parameters
     ----------
+    connection : Connection
+        While `Connection.shares_alone`, the center follows the parameters, and no rule acts.
     parameters : Parameters
     rule : Rule
         With its defaults filled in.
-    center : Center or None
     on_nonfinite : {"raise", "skip", "restore"}
         See `Worker.init_shared_params`.
-    rank : int
-        For messages.
-    row : structured scalar
-        This worker's row of the job's state, in which synchronizations are counted and timed.
-    alone : callable
-        Whether no other worker has shared these parameters so far. Then the center follows, and no rule acts.
     """
 
-    def __init__(
-        self,
-        parameters: Parameters,
-        rule: Rule,
-        center: Center | None,
-        on_nonfinite: str,
-        rank: int,
-        row: Any,
-        alone: Callable[[], bool] = lambda: False,
-    ) -> None:
+    def __init__(self, connection: Connection, parameters: Parameters, rule: Rule, on_nonfinite: str) -> None:
         require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
-        self.center = center
+        self.center: Center | None = None
         self._rule = rule
         self._on_nonfinite = on_nonfinite
-        self._rank = rank
-        self._row = row
+        self._connection = connection
+        self._rank = connection.identity.rank
+        self._progress = connection.progress
+        self._alone = connection.shares_alone
         self._turns = Turns()
-        self._alone = alone
-        self._standstill = Standstill([spec.name for spec in parameters.layout.specs], rank)
+        self._standstill = Standstill([spec.name for spec in parameters.layout.specs], self._rank)
         self._unlink: Callable[[], None] | None = None
 
-    def open_center(
-        self, session: Session, centers: CenterFactory, timeout_s: float, checkpoint: ReadCheckpoint | None
-    ) -> None:
+    def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
         """Create the center, from the checkpoint maybe, or attach to it, as the controller says; share the values."""
         layout, rule = self.parameters.layout, self._rule
+        session, checkpoint = self._connection.session, self._connection.checkpoint
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         request = msg.InitCenter(specs=specs, rule=type(rule).__name__, settings=settings_of(rule), place=centers.place)
         role = session.ask(request, msg.CenterRole, timeout_s)
@@ -148,10 +134,7 @@ class SharedParameters:
         alone = self._alone()
         rule: Any = Adopt(self._rule) if alone else self._rule
         refused = center.sync(rule, taken, synchronous or alone, timeout_s)
-        self._row["syncs"] += 1
-        if center.whole:
-            JobState.mark_synced(self._row)
-        self._row["sync_seconds"] += time.perf_counter() - began
+        self._progress.count_sync(began, center.whole)
         try:
             if refused is not None:
                 self._handle_nonfinite(refused, taken, timeout_s)
@@ -166,14 +149,14 @@ class SharedParameters:
             self.sync(True, timeout_s)
         elif self.center is not None:
             self.start(create=False, timeout_s=timeout_s)
-            self._row["syncs"] += 1
+            self._progress.count_copy()
 
     def copy_to_global(self, timeout_s: float) -> None:
         """Center := parameters."""
         if self.center is not None:
             require_finite(self.parameters.layout, self.parameters.borrow())
             self.start(create=True, timeout_s=timeout_s)
-            self._row["syncs"] += 1
+            self._progress.count_copy()
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:
@@ -188,7 +171,7 @@ class SharedParameters:
                 arrays = self._borrow()
                 self.center.read(arrays, True, left_s)
                 self._give_back(arrays)
-            self._row["syncs"] += 1
+            self._progress.count_copy()
             yield
         finally:
             with self._turns.take("center_params", timeout_s):
@@ -214,8 +197,7 @@ class SharedParameters:
             self._unlink()
 
     def close(self) -> None:
-        """Let go of the center and of the row; a second call does nothing."""
-        self._row = self._row.copy()
+        """Let go of the center; a second call does nothing."""
         if self.center is not None:
             self.center.close()
 
@@ -255,8 +237,8 @@ class SharedParameters:
     def _handle_nonfinite(self, refused: Refused, arrays: Sequence[Any], timeout_s: float) -> None:
         name = self.parameters.layout.specs[refused.parameter].name
         text = (
-            f"rank {self._rank}, step {self._row['steps']}: element {refused.element} of {name} is not finite or would "
-            "make the center so; it was kept out of the center"
+            f"rank {self._rank}, step {self._progress.steps}: element {refused.element} of {name} is not finite or "
+            "would make the center so; it was kept out of the center"
         )
         if self._on_nonfinite == "raise":
             raise NonFiniteError(f"{text}. Lower the learning rate, clip gradients, or pass on_nonfinite='restore'")
@@ -264,6 +246,24 @@ class SharedParameters:
         if self._on_nonfinite == "restore" and self.center is not None:
             self.center.read(arrays, True, timeout_s)
             self.center.start_from(arrays)
+
+
+def share(
+    connection: Connection, params: Iterable[Any], rule: Rule, on_nonfinite: str, timeout_s: float
+) -> SharedParameters:
+    """Check the parameters and share them by a rule; see `Worker.init_shared_params`."""
+    require_rule(rule)
+    params = list(params) if isinstance(params, Iterator) else params
+    # Alone no rule is at work: it is when a second worker has come.
+    parameters, resolved = Parameters(params), rule.resolved(max(2, connection.identity.size))
+    warn_if_not_on_device(connection.identity.device, params)
+    shared = SharedParameters(connection, parameters, resolved, on_nonfinite)
+    require_finite(parameters.layout, parameters.borrow())
+    if connection.centers is not None:
+        shared.open_center(connection.centers(parameters, resolved), timeout_s)
+    if connection.identity.size > 1:  # and not refused
+        connection.job_state.note_several()
+    return shared
 
 
 def require_on_nonfinite(choice: Any) -> None:

@@ -1,4 +1,4 @@
-"""Notice parameters that never change between synchronizations: what is learnt does not reach them."""
+"""Noticing parameters that never change between synchronizations, because training changes other arrays."""
 
 from __future__ import annotations
 

@@ -563,7 +563,7 @@ def test_a_stopped_worker_that_holds_a_stripe_does_not_stop_the_others(run_job):
                     held = x == 0
                     assert 0 < held.sum() < x.size and (x[~held] >= 100).all(), (held.sum(), np.unique(x))
                 if worker.global_rank == 1:
-                    until(lambda: progress(2).syncs >= 100)
+                    until(lambda: progress(2).syncs == 100)
             finally:
                 if worker.global_rank == 1:
                     os.kill(pids[0], signal.SIGCONT)

@@ -219,6 +219,23 @@ def test_progress_is_counted(job_of_one, job_state_of_one):
     assert seen.updated >= seen.started > 0
 
 
+def test_synchronizations_and_copies_are_counted_apart(job_of_one, job_state_of_one):
+    job_of_one.init_shared_params([np.zeros(3)])
+
+    def counts():
+        seen = job_state_of_one.progress(0)
+        return seen.syncs, seen.exchanges
+
+    assert counts() == (0, 0)
+    job_of_one.copy_to_local()
+    job_of_one.copy_to_global()
+    with job_of_one.center_params():
+        assert counts() == (0, 3)
+    job_of_one.sync_params()
+    job_of_one.sync_arrays([np.zeros(3)])
+    assert counts() == (2, 5)
+
+
 def test_the_environment_sets_how_long_all_calls_wait():
     code = "from platoon_base.worker import DEFAULT_TIMEOUT_S, Worker\nprint(DEFAULT_TIMEOUT_S)"
 

@@ -1,0 +1,156 @@
+"""One worker's connection to its job: the identity that the job gave it, and everything it reaches the others by."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from platoon_base.centers.base import CenterFactory
+from platoon_base.channels.base import ClientChannel
+from platoon_base.channels.client import Session
+from platoon_base.checkpoints.files import Checkpoint
+from platoon_base.collectives.base import Collective
+from platoon_base.collectives.groups import CollectiveFactory, Collectives
+from platoon_base.collectives.local import LocalFactory
+from platoon_base.errors import ConfigurationError, WorkerLostError
+from platoon_base.parameters import Parameters
+from platoon_base.rules.center import Rule
+from platoon_base.sharding import START, Position
+from platoon_base.shm.job_state import JobState
+from platoon_base.worker.advisory_lock import AdvisoryLock
+from platoon_base.worker.progress_row import ProgressRow
+from platoon_base.worker.stop_signal import StopSignal
+
+__all__ = ["Connection", "Identity"]
+
+
+class Identity(NamedTuple):
+    """Which worker of the job this process is, as it is told when it joins; `Worker` documents the fields."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    seed: int
+    device: str
+    late: bool = False
+    resume_at: Position = START
+    kept: Mapping[str, bytes] = MappingProxyType({})
+
+
+class Connection:
+    """What one process of a job has in common with the others, until it is closed.
+
+    Parameters
+    ----------
+    identity : Identity
+    channel : ClientChannel
+        To the controller.
+    job_state : JobState
+    lock : AdvisoryLock
+    centers : callable, optional
+        Chooses what opens the center for parameters and a rule. Left out in a job of one: parameters are shared with
+        nobody, and synchronizing does nothing.
+    controller_alive : callable
+    on_close : callable
+        Called once, at the end of `close`.
+    collectives : callable, optional
+        Makes, from the session, what forms the groups for collectives on arrays; left out in a job of one.
+    checkpoint : callable, optional
+        Reads the checkpoint that the job was resumed from.
+
+    Attributes
+    ----------
+    progress : ProgressRow
+    stop_signal : StopSignal
+    closed : bool
+    """
+
+    def __init__(
+        self,
+        identity: Identity,
+        channel: ClientChannel,
+        job_state: JobState,
+        lock: AdvisoryLock,
+        *,
+        centers: Callable[[Parameters, Rule], CenterFactory] | None = None,
+        controller_alive: Callable[[], bool] = lambda: True,
+        on_close: Callable[[], None] = lambda: None,
+        collectives: Callable[[Session], CollectiveFactory] | None = None,
+        checkpoint: Callable[[], Checkpoint] | None = None,
+    ) -> None:
+        self.identity = identity
+        self.job_state = job_state
+        self.lock = lock
+        self.centers = centers
+        self.checkpoint = checkpoint
+        self.progress = ProgressRow(job_state, identity.rank)
+        self.stop_signal = StopSignal(job_state, identity.rank, controller_alive)
+        self.closed = False
+        self._session = Session(channel, identity.rank, self.progress.row)
+        self._arrays = Collectives(collectives(self._session) if collectives else LocalFactory(), identity.late)
+        self._controller_alive = controller_alive
+        self._on_close = on_close
+        self._pid = os.getpid()
+
+    @property
+    def session(self) -> Session:
+        """The requests to the controller, of an open connection."""
+        self.require_open()
+        return self._session
+
+    def group(self, array: Any, timeout_s: float) -> Collective:
+        """Return the group that makes collective calls on this kind of array."""
+        self.require_open()
+        self.require_controller()
+        return self._arrays.of(array, timeout_s)
+
+    def shares_alone(self) -> bool:
+        """Tell whether the job was launched with one worker and no other has shared parameters so far."""
+        return self.identity.size == 1 and not self.job_state.shared_by_several
+
+    @property
+    def open_here(self) -> bool:
+        """Whether it is open, and this process the one that joined."""
+        return not self.closed and os.getpid() == self._pid
+
+    def require_open(self) -> None:
+        """Raise `ConfigurationError` if it is closed, or this process a child of the one that joined."""
+        if self.closed:
+            raise ConfigurationError("this worker has left the job: nothing can be done after close()")
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                "this is a forked child of the worker's process: its place in the job is its parent's; let the process "
+                "that joined make the calls"
+            )
+
+    def require_controller(self) -> None:
+        """Raise `WorkerLostError` if the controller is gone."""
+        if self.stop_signal.is_set() and not self._controller_alive():
+            self.require_open()  # another thread may have closed it just now
+            raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
+
+    def close(self, let_go: Callable[[], None]) -> None:
+        """Leave the job; a second call does nothing.
+
+        Parameters
+        ----------
+        let_go : callable
+            Leaves the memory of the job; called when nobody is spoken to any more.
+        """
+        if self.closed:
+            return
+        self.closed = True
+        self.stop_signal.close()
+        if os.getpid() != self._pid:
+            return  # a forked child: the connection and the memory are its parent's
+        self.progress.mark_left()
+        try:
+            self._arrays.close()
+            self._session.close()
+        finally:
+            let_go()
+            self.progress.close()
+            self._on_close()

@@ -1,0 +1,58 @@
+"""The job's decision to stop, as one worker sees it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from platoon_base.shm.job_state import JobState
+
+__all__ = ["StopSignal"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.5
+
+
+class StopSignal:
+    """Tells whether the job is to stop: by its shared flag, or because its controller is gone.
+
+    Parameters
+    ----------
+    job_state : JobState
+    rank : int
+        For the message.
+    controller_alive : callable
+        It is asked every half second at most.
+    """
+
+    def __init__(self, job_state: JobState, rank: int, controller_alive: Callable[[], bool]) -> None:
+        self._job_state = job_state
+        self._rank = rank
+        self._controller_alive = controller_alive
+        self._next_look = 0.0
+        self._closed = False
+
+    def is_set(self) -> bool:
+        """Tell whether the job is to stop; see `Worker.should_stop`."""
+        if self._job_state.stopping:
+            return True
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + _LOOK_S
+        if self._controller_alive() or self._closed:  # in this order: it is closed before the memory is
+            return False
+        log.warning("rank %d: the controller of this job is gone; stopping", self._rank)
+        self._job_state.stop("the controller is gone")
+        return True
+
+    @property
+    def reason(self) -> str:
+        """Why the job stops; empty while it does not."""
+        return self._job_state.stop_reason
+
+    def close(self) -> None:
+        """Look after the controller no more; the last answer stays."""
+        self._closed = True

@@ -1,0 +1,24 @@
+"""How long calls wait for others by default."""
+
+from __future__ import annotations
+
+import os
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.environment import TIMEOUT_S
+
+__all__ = ["DEFAULT_TIMEOUT_S"]
+
+
+def _default_timeout_s() -> float:
+    text = os.environ.get(TIMEOUT_S, "300")  # as long as a cold compilation on a busy machine may take
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = float("nan")
+    if not 0 < seconds < float("inf"):
+        raise ConfigurationError(f"got PLATOON_TIMEOUT_S={text!r}: it must be a positive number of seconds")
+    return seconds
+
+
+DEFAULT_TIMEOUT_S = _default_timeout_s()
