@@ -21,7 +21,7 @@ from platoon_base.centers.host import HostCenters
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.cli.launcher import log_file, worker_environment
 from platoon_base.controller.controller import Result
-from platoon_base.controller.forkserver import python_main
+from platoon_base.controller.program import python_main
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.messages import PROTOCOL, Hello, encode
 from platoon_base.job import JobOptions, host_job, solo

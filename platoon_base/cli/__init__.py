@@ -1,4 +1,4 @@
-"""The command ``platoon``: its subcommands, what they print, and what they look up before they start a job."""
+"""The command ``platoon``: its subcommands, its output, and the checks before a job is started."""
 
 from platoon_base.cli.commands import main
 

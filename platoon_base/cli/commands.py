@@ -204,7 +204,7 @@ def _launch_and_show(
     options: JobOptions,
     signals: StopSignals,
 ) -> Result:
-    """Run a job, and show meanwhile how it gets on and what its workers warn of."""
+    """Run a job; show its progress and its workers' warnings meanwhile."""
     warned = MarkedLines([log_file(folder, rank) for rank in range(len(devices))], LOG_MARK)
     with Display(console) as display:
 

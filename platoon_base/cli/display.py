@@ -1,4 +1,4 @@
-"""What a person sees of a running job: live lines on a terminal, plain lines in a pipe, a summary at the end."""
+"""The display of a running job: live lines on a terminal, plain lines in a pipe, a summary at the end."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def _cells(member: Member, progress: Progress) -> list[str]:
 
 
 def _state_of(member: Member, progress: Progress) -> str:
-    """Name the phase; a model that is shared but has not been trained yet is still being compiled, most likely."""
+    """Name the phase; a model that is shared but not trained yet is most likely still being compiled."""
     if member.phase is Phase.TRAINING and progress.started == 0:
         return "starting"
     return member.phase.name.lower()
@@ -128,7 +128,7 @@ def _total_rate(snapshot: Snapshot) -> float:
 
 
 def cut(text: str, characters: int) -> str:
-    """Return a text, of one that is longer than so many characters the beginning."""
+    """Return a text, shortened to so many characters."""
     return text if len(text) <= characters else f"{text[:characters]}..."
 
 
@@ -150,7 +150,7 @@ def _plain(snapshot: Snapshot) -> str:
 
 
 def summary(result: Result, workers: int) -> dict[str, Any]:
-    """Return what is worth knowing of a job that ended: the reported values, and how it ended."""
+    """Return the summary of a job that ended: the reported values, and how it ended."""
     return {
         **result.reported,
         "workers": workers,

@@ -1,4 +1,4 @@
-"""What is installed here, which back ends work, and how to get the rest."""
+"""Checks of this machine: installed packages, back ends that work, and how to get the rest."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["Check", "checks"]
 
 
 def checks() -> Iterator[Check]:
-    """Look at one thing after the other; importing a framework takes seconds."""
+    """Make one check after the other; importing a framework takes seconds."""
     yield Check("Python", True, platform.python_version())
     for name in ("numpy", "pyzmq", "posix_ipc", "msgspec"):
         yield installed(name, "pip install platoon-plugins")

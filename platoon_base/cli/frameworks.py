@@ -1,4 +1,4 @@
-"""Which frameworks are installed here and really work, each tried in a process of its own as a worker would."""
+"""Checks of the frameworks: each is imported in a process of its own, prepared as a worker is."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ _PREPARE = "from platoon_base import compat; compat.apply(); "
 _COMPILE = "import theano; x = theano.tensor.vector(); assert theano.function([x], theano.tensor.exp(x))([0.0]) == 1"
 _LAST_PYTHON_OF_THEANO, _FIRST_NUMPY_WITHOUT_THEANO = (3, 11), (1, 24)
 _BACKENDS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "theano": "Theano"}
-# Several distributions bring the module.
+# Several distributions have the module.
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")}
 
 
 class Check(NamedTuple):
-    """One thing that was looked at.
+    """The result of one check.
 
     Attributes
     ----------
     name : str
     works : bool
     finding : str
-        A version, or what is wrong.
+        A version, or the fault.
     remedy : str
         How to get it; empty if it works.
     """
@@ -60,7 +60,7 @@ def framework_checks() -> Iterator[Check]:
 
 
 def installed(distribution: str, remedy: str) -> Check:
-    """Look for a distribution of this name, or of another one that brings the same module."""
+    """Look for a distribution of this name, or another one with the same module."""
     for name in _DISTRIBUTIONS.get(distribution, (distribution,)):
         try:
             return Check(distribution, True, metadata.version(name))
@@ -109,7 +109,7 @@ def _keras(works: set[str]) -> Check:
 
 
 def _blocks_remedy() -> str:
-    """No package index has it; this package's metadata tells from where pip can install it."""
+    """Name the command that installs Blocks: no package index has it, but this package's metadata names its origin."""
     try:
         requirements = metadata.requires("platoon-plugins") or []
     except metadata.PackageNotFoundError:  # it is run from its source folder
@@ -137,7 +137,7 @@ def _importable(name: str, module: str, remedy: str, code: str = "", fails: str 
 
 
 class _Ran(NamedTuple):
-    """What became of a process: its last line, and why it failed, if it did."""
+    """The result of a process: its last line, and why it failed, if it did."""
 
     last_line: str
     reason: str

@@ -14,9 +14,8 @@ from platoon_base.checkpoints.writer import Saving, Tally
 from platoon_base.cli.log_folder import log_file
 from platoon_base.compat.theano_flags import worker_flags
 from platoon_base.controller.controller import Result
-from platoon_base.controller.forkserver import Start, python_main
 from platoon_base.controller.preload import modules_to_preload
-from platoon_base.controller.program import Program
+from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
@@ -51,12 +50,12 @@ def require_runnable(program: Program, devices: Sequence[str]) -> None:
 def open_checkpoints(
     folder: Path, every_s: float | None, resume: bool, seed: int | None
 ) -> tuple[Saving, tuple[Path, About] | None]:
-    """Open a folder of checkpoints to write to; to ``resume``, also read the newest that is whole, if there is any.
+    """Open a folder of checkpoints to write to; with ``resume`` also read the newest whole one, if there is any.
 
     Raises
     ------
     ConfigurationError
-        If the folder cannot be used, has checkpoints that nobody wants to resume, or of another seed.
+        If the folder cannot be used, or has checkpoints that are not to be resumed or have another seed.
     """
     if every_s is not None and not 0 < every_s < math.inf:
         raise ConfigurationError(f"got --checkpoint-every {every_s:g}: it must be a positive number of seconds")
@@ -104,8 +103,8 @@ def choose_center(wanted: str, devices: Sequence[str]) -> str:
 def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of one worker.
 
-    What the user has set stays. Besides the device, it bounds the threads of each worker, so that all of them together
-    do not want more than the cores there are.
+    Variables that the user has set stay. Besides the device, it limits the threads of each worker, so that all workers
+    together use no more threads than there are cores.
     """
     environment = dict(base)
     environment[DEVICE] = device
@@ -120,7 +119,7 @@ def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> di
 
 
 def _make_kernel_caches(environments: Sequence[Mapping[str, str]]) -> None:
-    """Make the folders in which libgpuarray keeps compiled kernels: it writes to none that is missing."""
+    """Make the folders in which libgpuarray keeps compiled kernels: it does not make them itself."""
     caches = (_KERNEL_CACHE, "POCL_CACHE_DIR")
     for folder in {environment[name] for environment in environments for name in caches if environment.get(name)}:
         with contextlib.suppress(OSError):  # then kernels are compiled anew in each process
@@ -180,7 +179,7 @@ def launch(
 
 
 def _starts(program: Program, args: Sequence[str], devices: Sequence[str], log_folder: Path) -> list[Start]:
-    """Say how each worker is started, and make the folders that it needs."""
+    """Return how each worker is started; make the folders that it needs."""
     command = [*python_main("platoon_base.controller.child"), *program.words, *args]
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
     for rank, device in enumerate(devices):

@@ -1,4 +1,4 @@
-"""The folder with the logs of one run: this job's alone while it runs, without what an earlier run wrote."""
+"""The folder with the logs of one run: locked by the job while it runs, with earlier logs moved aside."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class LogFolder:
     ----------
     path : Path
     lock : bool
-        Whether to lock it: not if this process has done so already, because its checkpoints are there too.
+        Whether to lock it; False if this process has locked it already, because its checkpoints are there too.
     """
 
     def __init__(self, path: Path, lock: bool = True) -> None:
@@ -99,7 +99,7 @@ class LogFolder:
 
 
 def tail(path: Path) -> str:
-    """Return the last lines of a log; of lines without an end no more than a screen holds."""
+    """Return the last lines of a log, at most a screen of them."""
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)

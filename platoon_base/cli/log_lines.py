@@ -1,4 +1,4 @@
-"""New lines of growing log files that bear a mark."""
+"""New lines with a mark in growing log files."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class MarkedLines:
     Parameters
     ----------
     paths : sequence of Path
-        What is not there yet may come.
+        Files; one that does not exist yet may come.
     mark : str
     """
 
     def __init__(self, paths: Sequence[Path], mark: str) -> None:
         self._paths = list(paths)
         self._mark = mark.encode()
-        # What an earlier run wrote is not ours.
+        # Lines of an earlier run do not count.
         self._offsets = [path.stat().st_size if path.is_file() else 0 for path in self._paths]
         self._rests = [b""] * len(self._paths)
 

@@ -2,7 +2,7 @@
 
 `H5PYDataset` keeps its open files in the class, not in the stream, and nothing opens them in the process that unpickles
 a stream in the middle of an epoch (fuel/datasets/hdf5.py, ``_file_handle``): its next batch is an ``OSError: no open
-handle``. Applied by `platoon_base.compat.shims`.
+handle``. `platoon_base.compat.shims` applies it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What Theano-era packages need on today's Python: shims that stand in for what was removed since.
+"""Shims for Theano-era packages on today's Python: they stand in for names that were removed since.
 
-Applied by `platoon launch` before the script and by each package of platoon_plugins on import, never by importing
-platoon_base. Where nothing is missing it does nothing. See docs/compat.md for how each was found.
+`platoon launch` applies them before the script, each package of platoon_plugins when it is imported, and `import
+platoon_base` never. Where nothing is missing nothing is done. docs/compat.md tells how each was found.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _set_flags(flags: str) -> None:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Prepares the import of Theano, and of two of its modules: one must not be imported, and one is gone."""
+    """Completes the flags when Theano is imported; hides a module that does not compile, replaces one that is gone."""
 
     def __init__(self) -> None:
         self._flags_before = os.environ.get("THEANO_FLAGS", "")
@@ -102,7 +102,7 @@ def _install_finder() -> None:
 
 
 class _KerasFinder(AfterImport):
-    """Repairs what Keras 2 loads models with, as soon as it is imported: a process with Keras 3 stays as it is."""
+    """Repairs the loading of models right after Keras 2 is imported; a process with Keras 3 stays as it is."""
 
 
 def _repair_keras_2() -> None:

@@ -1,7 +1,6 @@
-"""What a worker process runs: it prepares the process, then runs the user's script.
+"""The main function of a worker process: it prepares the process, then runs the user's script.
 
-Started as ``python -m platoon_base.controller.child script.py args``; ``-m package.module args`` takes the place
-of a script as it does for Python.
+It is started as ``python -m platoon_base.controller.child script.py args``, or with ``-m package.module args``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["main", "set_up_logging"]
 
 
 def main() -> None:
-    """Run what the command line names as ``python`` would, with the shims it may need."""
+    """Run the program on the command line as ``python`` would, with the shims that it may need."""
     program, args = Program.of(sys.argv[1:])
     set_up_logging()
     compat.apply()

@@ -1,4 +1,4 @@
-"""Waiting for file descriptors, whatever their numbers: `select.select` refuses those above 1,023."""
+"""Waiting for file descriptors of any number: `select.select` refuses those above 1,023."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["readable"]
 
 
 def readable(fd: int, timeout_s: float | None = 0.0) -> bool:
-    """Tell whether a file descriptor can be read, at once or within a time; None waits without end.
+    """Tell whether a file descriptor can be read, within ``timeout_s``; None waits without end.
 
     A pidfd can be read from the moment the process is a zombie.
     """

@@ -7,50 +7,17 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Sequence
 
-from platoon_base.controller.program import Program
+from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.system.environment import PREFIX
 from platoon_base.system.process import PR_SET_CHILD_SUBREAPER, is_subreaper, prctl
 
-__all__ = ["DONE", "ForkServer", "Start", "python_main"]
+__all__ = ["DONE", "ForkServer"]
 
-TIMEOUT_S = 120.0  # by then it would long have forked, even if it had to compile what Theano needs for its import
+TIMEOUT_S = 120.0  # several times what the import of Theano takes when it has to compile
 DONE = b"done\n"
-
-
-class Start(NamedTuple):
-    """What it takes to start one worker.
-
-    Attributes
-    ----------
-    rank : int
-    command : sequence of str
-        Starts the worker by itself.
-    environment : mapping
-        All of it.
-    log_file : Path or None
-        Where its output goes; None for this process's own.
-    """
-
-    rank: int
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    log_file: Path | None
-
-
-def python_main(module: str) -> list[str]:
-    """Return the command that runs ``main()`` of a module without the working directory on the module search path.
-
-    ``python -m`` would put it there, and a user's ``queue.py`` before the standard library's; ``-P`` came with
-    Python 3.11 only.
-    """
-    code = f"import sys; sys.path[:1] == [''] and sys.path.pop(0); from {module} import main; main()"
-    return [sys.executable, "-c", code]
 
 
 class ForkServer:
@@ -68,10 +35,17 @@ class ForkServer:
     starts : sequence of Start
         The workers. Their environments may differ only in names that begin with ``PLATOON_``.
 
+    Attributes
+    ----------
+    starts : list of Start
+        The workers.
+
     Raises
     ------
     OSError
         If the system does not let it start.
+    ValueError
+        If the environments differ in other names.
     """
 
     def __init__(
@@ -81,6 +55,7 @@ class ForkServer:
         preload: Sequence[str],
         starts: Sequence[Start],
     ) -> None:
+        self.starts = list(starts)
         common = set.intersection(*(set(start.environment.items()) for start in starts))
         spec = {
             "parent": os.getpid(),
@@ -144,7 +119,7 @@ class ForkServer:
         Returns
         -------
         returncode : int
-            As `subprocess` tells it; 0 if the workers run.
+            As `subprocess` gives it; 0 if the workers run.
         pids : list of int
             The workers, now children of this process, each the leader of a session of its own. If the fork server
             failed there are none: those that it had forked were never told to run the script.

@@ -64,7 +64,7 @@ def _end_with(parent: int) -> None:
 
 
 def _warm_up() -> None:
-    """Do what every worker would do first, and alike."""
+    """Do once what every worker would do first."""
     inspect.getframeinfo(sys._getframe())  # Theano asks for one at each variable; the first looks through all modules
     theano = sys.modules.get("theano")
     if theano is None:
@@ -78,7 +78,7 @@ def _warm_up() -> None:
 
 
 def _require_forkable() -> None:
-    """Raise RuntimeError if there is something that forked processes may not share."""
+    """Raise RuntimeError if this process has something that forked processes may not share."""
     if threading.active_count() > 1:
         raise RuntimeError(f"cannot fork beside threads: {', '.join(t.name for t in threading.enumerate())}")
     theano = sys.modules.get("theano")
@@ -94,7 +94,7 @@ def _require_forkable() -> None:
 
 
 def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
-    """Fork; the parent reports and ends, and each child returns what it is to be, once all the others are there."""
+    """Fork the workers; the parent reports and ends, a child returns its entry of ``workers`` once all are there."""
     gc.freeze()  # the workers' garbage collections neither look through nor copy what is there now
     waiting, go = os.pipe()
     me = os.pidfd_open(os.getpid())
@@ -111,7 +111,7 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
             os.close(go)
             if not os.read(waiting, 1):
                 os._exit(1)  # the fork server died on the way
-            readable(me, None)  # from its end on the launcher is the parent, also to the script's eyes
+            readable(me, None)  # after its end the launcher is the parent, also for the script
             os.close(waiting)
             os.close(me)
             return worker
@@ -123,7 +123,7 @@ def _fork(workers: list[dict[str, Any]], report: int) -> dict[str, Any]:
 
 
 def _become_worker(worker: dict[str, Any], handlers: dict[signal.Signals, Any]) -> None:
-    """Make up for what differs from a process that was started by itself."""
+    """Make this forked process like one that was started by itself."""
     gc.enable()
     if worker["log"] is not None:
         _redirect(worker["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 1, 2)

@@ -1,7 +1,7 @@
 """Find the modules of a script that may be imported once, before the workers are forked.
 
-Read from the script's source; nothing is run. A script that prepares how modules are imported (sets environment
-variables, changes ``sys.path``) would find them imported too early, so for it the answer is: none.
+The source is read, nothing is run. A script that changes how modules are imported (by environment variables or
+``sys.path``) would find them imported too early: nothing is preloaded for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PRELOADABLE = (
 # Those whose import takes long enough to make up for the fork server.
 _WORTH_IT = ("theano", "lasagne", "platoon_plugins.lasagne", "blocks")
 
-# What a script touches to prepare its imports.
+# The names that a script uses to prepare its imports.
 _PREPARATIONS = {
     "os": frozenset({"environ", "putenv", "unsetenv"}),
     "sys": frozenset({"path", "path_hooks", "meta_path", "modules"}),
@@ -84,7 +84,7 @@ class _Scan:
                 self._follow(folder, statement.module or "", [alias.name for alias in statement.names])
 
     def _follow(self, folder: Path, name: str, children: Sequence[str] = ()) -> None:
-        """Read what the import of a module runs if it is beside the script, and note it down otherwise."""
+        """Read the sources of a module that is beside the script; note down any other that may be preloaded."""
         files = _source_files(folder, name)
         if not files and _is_under(name, PRELOADABLE):
             self.found[name] = None
@@ -108,7 +108,7 @@ def _is_under(name: str, roots: Sequence[str]) -> bool:
 
 
 def _executed(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements that the import of a module runs, those in functions and classes left out."""
+    """Yield the statements that run when a module is imported, without those in functions and classes."""
     for statement in body:
         yield statement
         if isinstance(statement, (ast.If, ast.Try, ast.With)):
@@ -117,7 +117,7 @@ def _executed(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _prepares_imports(tree: ast.AST) -> bool:
-    """Whether anything in a module may change what an import does."""
+    """Whether a module may change what an import does."""
     pairs = ((node, parent) for parent in ast.walk(tree) for node in ast.iter_child_nodes(parent))
     return any(_touches(node, parent) for node, parent in pairs)
 

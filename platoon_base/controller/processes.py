@@ -1,4 +1,4 @@
-"""Start, watch and stop the worker processes. Every exit or signal becomes a result."""
+"""Start, watch and stop the worker processes of a job; every end of one becomes an `Exit`."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from platoon_base.controller.forkserver import ForkServer, Start
-from platoon_base.controller.program import Program
+from platoon_base.controller.forkserver import ForkServer
+from platoon_base.controller.program import Program, Start
 from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
 from platoon_base.errors import PlatoonError
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 10.0  # enough to save a model of some GB
 _TERM_TO_KILL_S = 0.5
-_KILL_TO_LET_GO_S = 5.0  # what does not even end by SIGKILL hangs in a device or on a file server
+_KILL_TO_LET_GO_S = 5.0  # a process that SIGKILL does not end hangs in a device or on a file server
 _LOOK_S = 0.02
 _LEFT_RUNNING = "left running: the launcher cannot end it"
 
@@ -60,17 +60,16 @@ class Exit(NamedTuple):
 class WorkerProcesses:
     """The worker processes of one job, by rank.
 
-    Each is the leader of a process group of its own, so that what it started ends with it.
+    Each one started here leads a process group of its own, so that its descendants end with it.
     """
 
     def __init__(self) -> None:
         self._children: dict[int, Watched] = {}
         self._starts: dict[int, Start] = {}
         self._fork_server: ForkServer | None = None
-        self._to_fork: list[Start] = []  # the workers that the fork server has not delivered yet
-        self._stages: list[tuple[float, signal.Signals | None]] = []  # of stopping, that are still to come
+        self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
         self._stopping = False
-        self._collected: list[Exit] = []  # ended, and not told of yet
+        self._collected: list[Exit] = []  # ended, and not returned by `reap` yet
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
         """Start one worker; its output goes to ``log_file``, or to this process's own.
@@ -100,38 +99,32 @@ class WorkerProcesses:
 
         They are among `running` from now on; `reap` watches them from when they are there.
         """
-        self._to_fork = list(starts)
         self._starts.update({start.rank: start for start in starts})
         try:
             self._fork_server = ForkServer(program, args, preload, starts)
         except (OSError, ValueError) as exc:
-            self._start_one_by_one(f"cannot prepare workers in common ({exc})")
+            self._start_one_by_one(starts, f"cannot prepare workers in common ({exc})")
 
-    def _start_one_by_one(self, why: str) -> None:
+    def _start_one_by_one(self, starts: Sequence[Start], why: str) -> None:
         log.warning("%s: they start one by one", why)
-        starts, self._to_fork = self._to_fork, []
         for start in starts:
             self.start(*start)
 
-    def _take_forked(self) -> None:
-        """Add the workers that the fork server has forked; if it failed start them one by one."""
-        if self._fork_server is None:
-            return
-        code, pids = self._fork_server.finish()
+    def _take_forked(self, server: ForkServer) -> None:
+        """Watch the workers that the fork server has forked; if it failed start them one by one."""
+        code, pids = server.finish()
         self._fork_server = None
         if code == 0:
-            starts, self._to_fork = self._to_fork, []
-            for start, pid in zip(starts, pids):
+            for start, pid in zip(server.starts, pids):
                 self._watch(start, pid)
         elif self.stopping:
-            starts, self._to_fork = self._to_fork, []
-            self._collected += [Exit(start.rank, exit_status(code)) for start in starts]
+            self._collected += [Exit(start.rank, exit_status(code)) for start in server.starts]
         else:
-            ended = Exit(-1, exit_status(code))
-            log_file = self._to_fork[0].log_file
-            self._start_one_by_one(f"preparing workers in common ended with {ended}, see {log_file}")
+            ended = f"preparing workers in common ended with {Exit(-1, exit_status(code))}"
+            self._start_one_by_one(server.starts, f"{ended}, see {server.starts[0].log_file}")
 
     def _watch(self, start: Start, pid: int) -> None:
+        """Watch a worker that the fork server has left to this process."""
         try:
             self._children[start.rank] = child = ChildProcess(pid)
         except PlatoonError as exc:
@@ -151,7 +144,7 @@ class WorkerProcesses:
         ----------
         rank : int
         pid : int or None
-            None if its process id means nothing here; then it is watched by its lock, and never signalled.
+            None if its process id means nothing here. Then its lock is watched, and it is never signalled.
         holds_lock, has_left : callable
             Tell whether the worker holds its lock, and whether it has said goodbye.
         """
@@ -167,7 +160,7 @@ class WorkerProcesses:
 
     @property
     def fds(self) -> list[int]:
-        """File descriptors that can be read as soon as there is something to `reap`."""
+        """File descriptors that become readable when there is something to `reap`."""
         server = [] if self._fork_server is None else [self._fork_server.fd]
         return server + [child.fd for child in self._children.values() if child.fd is not None]
 
@@ -179,12 +172,13 @@ class WorkerProcesses:
     @property
     def running(self) -> set[int]:
         """Ranks whose process has not been seen to end."""
-        return {*self._children, *(start.rank for start in self._to_fork), *(ended.rank for ended in self._collected)}
+        to_fork = [] if self._fork_server is None else [start.rank for start in self._fork_server.starts]
+        return {*self._children, *to_fork, *(ended.rank for ended in self._collected)}
 
     def reap(self) -> list[Exit]:
-        """Collect the processes that ended since the last call, and end what they left running."""
+        """Collect the processes that ended since the last call, and kill what is left of their process groups."""
         if self._fork_server is not None and self._fork_server.ready:
-            self._take_forked()
+            self._take_forked(self._fork_server)
         for rank, child in list(self._children.items()):
             ended = child.poll()
             if ended is not None:
@@ -200,8 +194,8 @@ class WorkerProcesses:
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Begin to end all processes; call `escalate` again and again until none is running.
 
-        They get SIGINT at once, SIGTERM after ``grace_s`` seconds, SIGKILL half a second later, and what then still
-        does not end is let go of after some seconds more.
+        They get SIGINT at once, SIGTERM after ``grace_s`` seconds and SIGKILL half a second later. Five seconds after
+        that nobody waits any longer for those that still run.
         """
         if not self._stopping:
             self._stopping = True
@@ -215,7 +209,7 @@ class WorkerProcesses:
         self.escalate()
 
     def escalate(self) -> None:
-        """After `stop`: send the signal whose time has come."""
+        """After `stop`: send the signals that are due."""
         while self._stages and time.monotonic() >= self._stages[0][0]:
             _, number = self._stages.pop(0)
             if number is None:
@@ -232,19 +226,18 @@ class WorkerProcesses:
             self._let_go_of([rank for rank, child in self._children.items() if isinstance(child, LockHolder)])
 
     def _let_go_of(self, ranks: Sequence[int]) -> None:
-        """Wait no longer for processes that nothing here can end."""
+        """Stop waiting for processes that nothing here can end."""
         for rank in ranks:
             log.warning("rank %d is %s", rank, _LEFT_RUNNING)
             self._let_go(rank, Ended(1, _LEFT_RUNNING))
 
     def _let_go_of_all(self) -> None:
-        """Wait no longer for anything."""
+        """Stop waiting for all that still runs."""
         self._let_go_of(list(self._children))
         if self._fork_server is not None:
             log.warning("the process that prepares the workers is %s", _LEFT_RUNNING)
             self._fork_server.give_up()
-            self._fork_server = None
-            starts, self._to_fork = self._to_fork, []
+            starts, self._fork_server = self._fork_server.starts, None
             self._collected += [Exit(start.rank, 1, start.log_file, _LEFT_RUNNING) for start in starts]
 
     @property
@@ -253,7 +246,7 @@ class WorkerProcesses:
         return self._stopping
 
     def kill(self) -> None:
-        """End all processes at once and collect them; the next `reap` tells how they ended."""
+        """Kill all processes and collect them; the next `reap` returns how they ended."""
         self._stopping, self._stages = True, []
         self._signal(signal.SIGKILL)
         deadline = time.monotonic() + _KILL_TO_LET_GO_S

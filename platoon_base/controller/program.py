@@ -1,4 +1,4 @@
-"""What the workers run: a script, as ``python train.py`` does, or a module, as ``python -m package.train`` does."""
+"""The program that the workers run, a script or a module as for ``python``; and how one worker is started."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import builtins
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["Program"]
+__all__ = ["Program", "Start", "python_main"]
 
 
 class Program(NamedTuple):
@@ -32,14 +32,14 @@ class Program(NamedTuple):
 
     @classmethod
     def of(cls, words: Sequence[str]) -> tuple[Program, list[str]]:
-        """Take a program off the words that follow ``python``; returns it, and its arguments."""
+        """Divide the words that follow ``python`` into the program and its arguments."""
         if words[0] == "-m":
             return cls(words[1], is_module=True), list(words[2:])
         return cls(words[0]), list(words[1:])
 
     @property
     def words(self) -> list[str]:
-        """What would follow ``python`` on a command line."""
+        """The words that follow ``python`` on a command line."""
         return ["-m", self.name] if self.is_module else [self.name]
 
     @property
@@ -49,11 +49,11 @@ class Program(NamedTuple):
 
     @property
     def folder(self) -> str:
-        """What Python puts first on the module search path."""
+        """The folder that Python puts first on the module search path."""
         return os.getcwd() if self.is_module else str(Path(self.name).resolve().parent)
 
     def files(self) -> list[Path]:
-        """Return the source files that are run, that of the program last: those of a module's packages come before it.
+        """Return the source files that are run: those of a module's packages, then the program's.
 
         Nothing is imported for that. Empty if there is no such program.
         """
@@ -73,14 +73,15 @@ class Program(NamedTuple):
         raise ConfigurationError(f"there is no script {self.name!r}: give the path of the Python file to run")
 
     def put_first_on_path(self) -> None:
-        """Put first on the module search path what Python would put there."""
+        """Put `folder` first on the module search path."""
         if sys.path[:1] != [self.folder]:
             sys.path.insert(0, self.folder)
 
     def run(self, args: Sequence[str]) -> None:
-        """Do in this process what Python does with the program and its arguments; what it raises comes out.
+        """Run the program in this process as Python would; exceptions of the program come out.
 
-        Unlike `runpy` it leaves the program's module in place as ``__main__``, for what runs at the end of the process.
+        Unlike `runpy` it leaves the program's module in ``sys.modules["__main__"]``, because functions that run at the
+        end of the process may need it.
         """
         self.put_first_on_path()
         sys.argv = [*self.words[:1], *args]
@@ -108,6 +109,36 @@ class Program(NamedTuple):
             __file__=spec.origin, __loader__=spec.loader, __package__=spec.parent, __spec__=spec, __cached__=spec.cached
         )
         return module, spec.loader.get_code(spec.name)  # type: ignore[attr-defined]
+
+
+class Start(NamedTuple):
+    """How one worker is started.
+
+    Attributes
+    ----------
+    rank : int
+    command : sequence of str
+        Starts the worker by itself.
+    environment : mapping
+        The whole environment of the process.
+    log_file : Path or None
+        Where its output goes; None for this process's own.
+    """
+
+    rank: int
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log_file: Path | None
+
+
+def python_main(module: str) -> list[str]:
+    """Return the command that runs ``main()`` of a module without the working directory on the module search path.
+
+    ``python -m`` would put it there, and a user's ``queue.py`` before the standard library's; ``-P`` came with
+    Python 3.11 only.
+    """
+    code = f"import sys; sys.path[:1] == [''] and sys.path.pop(0); from {module} import main; main()"
+    return [sys.executable, "-c", code]
 
 
 def _files_of_module(name: str, folder: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""SIGINT, SIGTERM and SIGHUP as something to read, so that none is lost and none ends the launcher half-way."""
+"""SIGINT, SIGTERM and SIGHUP as a file descriptor to read: none is lost, and none interrupts the launcher."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class StopSignals:
-    """Within the ``with`` block these signals do nothing but become readable; only the main thread can do this.
+    """Within the ``with`` block these signals only make a file descriptor readable; for the main thread alone.
 
-    One that this process ignores stays ignored: nohup starts its command so, and means it. One that the parent has left
-    blocked is let through.
+    A signal that this process ignores stays ignored: nohup starts its command so. A signal that the parent process has
+    left blocked is unblocked.
     """
 
     def __init__(self) -> None:
@@ -45,12 +45,12 @@ class StopSignals:
         os.close(self._writable)
 
     def take(self, timeout_s: float = 0.0) -> list[signal.Signals]:
-        """Return the signals that have come since the last call; if there is none, wait for one for so long."""
+        """Return the signals that came since the last call; if there are none, wait for one up to ``timeout_s``."""
         if not readable(self.fd, timeout_s):
             return []
         return [signal.Signals(number) for number in os.read(self.fd, 64) if number in _NUMBERS]
 
     def ignore_from_now_on(self) -> None:
-        """Let nothing of them come between the last word and the exit status of this process."""
+        """Ignore these signals after the ``with`` block: the process ends with its own exit status."""
         for number in self._handlers:
             self._handlers[number] = signal.SIG_IGN

@@ -1,6 +1,6 @@
-"""How one worker is watched: as a child of this process, as another process of this host, or by the lock it holds.
+"""Watching one worker: as a child of this process, as another process of this host, or by the lock that it holds.
 
-A process counts as ended as soon as it is a zombie: whether its parent ever collects it is the parent's business.
+A process has ended as soon as it is a zombie, even if its parent never collects it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "
 
 log = logging.getLogger(__name__)
 
-_JOIN_S = 10.0  # from the welcome to the lock it takes milliseconds
+_JOIN_S = 10.0  # a worker takes its lock milliseconds after it was welcomed
 
 
 def exit_status(returncode: int) -> int:
@@ -31,9 +31,9 @@ def exit_status(returncode: int) -> int:
 
 @contextlib.contextmanager
 def default_sigchld() -> Iterator[None]:
-    """See to it that children leave their exit status to this process, which may have inherited that they do not.
+    """Let this process learn the exit status of its children, even if it has inherited that SIGCHLD is ignored.
 
-    A handler that somebody has set stays. Only the main thread can do this; elsewhere nothing is changed.
+    A handler that was set stays. In another thread than the main one nothing is changed.
     """
     try:
         before = signal.getsignal(signal.SIGCHLD)
@@ -50,25 +50,25 @@ def default_sigchld() -> Iterator[None]:
 
 
 class Ended(NamedTuple):
-    """The exit status of a process as a shell shows it; ``why`` tells why it is not the process's own."""
+    """The exit status of a process as a shell shows it; ``why`` is the reason if it is not the process's own."""
 
     status: int
     why: str = ""
 
 
 class ChildProcess:
-    """A child of this process, at the head of its own process group; it is ended together with that.
+    """A child of this process that leads a process group, which is ended together with it.
 
     Parameters
     ----------
     pid : int
     popen : subprocess.Popen, optional
-        That has started it; it is told of the end.
+        The object that has started it; it gets the exit status.
 
     Raises
     ------
     PlatoonError
-        If it cannot be watched; then it has been ended.
+        If it cannot be watched; then it has been killed.
     """
 
     def __init__(self, pid: int, popen: subprocess.Popen[bytes] | None = None) -> None:
@@ -86,7 +86,7 @@ class ChildProcess:
             ) from exc
 
     def poll(self) -> Ended | None:
-        """Return how it ended, once it has; what it left running in its group is killed."""
+        """Return how it ended, None while it runs; the rest of its process group is killed."""
         if self.fd is None or not readable(self.fd):
             return None
         self.signal(signal.SIGKILL)  # before the process id is free for others
@@ -111,12 +111,12 @@ class ChildProcess:
             os.killpg(self._pid, number)
 
     def close(self) -> None:
-        """Watch it no more."""
+        """Stop watching it."""
         _close(self.fd)
 
 
 class ForeignProcess:
-    """A process of this host that somebody else has started. Its status is its parent's: here it is always 0.
+    """A process of this host that another process has started. Only its parent learns its status; here it is 0.
 
     Raises
     ------
@@ -128,7 +128,7 @@ class ForeignProcess:
         self.fd: int | None = os.pidfd_open(pid)
 
     def poll(self) -> Ended | None:
-        """Return that it ended, once it has."""
+        """Return status 0 once it has ended, None while it runs."""
         return Ended(0) if self.fd is None or readable(self.fd) else None
 
     def signal(self, number: signal.Signals) -> None:
@@ -138,12 +138,12 @@ class ForeignProcess:
                 signal.pidfd_send_signal(self.fd, number)
 
     def close(self) -> None:
-        """Watch it no more."""
+        """Stop watching it."""
         _close(self.fd)
 
 
 class LockHolder:
-    """A worker of whose process only the lock that it holds is known. It is never signalled.
+    """A worker of which only its lock is known, not its process. It is never signalled.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class LockHolder:
         self._deadline: float | None = time.monotonic() + _JOIN_S
 
     def poll(self) -> Ended | None:
-        """Return that it ended, once it has let go of its lock, or has not taken it in time."""
+        """Return status 0 once it has freed its lock, or has not taken it in time; None before."""
         if self._holds_lock():
             self._deadline = None
             return None
@@ -169,10 +169,10 @@ class LockHolder:
         return None if is_coming else Ended(0)
 
     def signal(self, number: signal.Signals) -> None:
-        """Do nothing: nobody knows its process here."""
+        """Do nothing: its process is not known here."""
 
     def close(self) -> None:
-        """Watch it no more."""
+        """Stop watching it."""
 
 
 Watched = Union[ChildProcess, ForeignProcess, LockHolder]

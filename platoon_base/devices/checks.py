@@ -1,6 +1,6 @@
-"""Say it loudly when a worker that was given a GPU computes on the CPU, or with float64.
+"""Warnings when a worker that was given a GPU computes on the CPU, or with float64.
 
-No framework is imported here: what an object is, is found by what it can do.
+No framework is imported here: arrays are recognized by their attributes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["warn_if_not_on_device", "watch_theano"]
 
 
 def watch_theano(device: str) -> None:
-    """Look, right after Theano's first import, whether it computes on the device that this worker was given.
+    """Check right after Theano's first import that it computes on the device of this worker.
 
     Call it before the script begins and after `compat.apply`.
     """
@@ -55,7 +55,7 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
     device : str
         The worker's; nothing is said for ``"cpu"``.
     params : iterable of Theano shared variable, ndarray, or others
-        Of others nothing is known, and nothing said. Float64 parameters on a GPU are reported too.
+        Nothing is said of others. Float64 parameters on a GPU are reported too.
     """
     if device == "cpu":
         return
@@ -79,7 +79,7 @@ def warn_if_not_on_device(device: str, params: Iterable[Any]) -> None:
 
 
 def _internal(param: Any) -> Any:
-    """Return what holds the values: an ndarray is on the host, a GpuArray is not; None if it cannot be told."""
+    """Return the array with the values: an ndarray is on the host, a GpuArray is not; None if it is not known."""
     if isinstance(param, np.ndarray):
         return param
     try:

@@ -1,4 +1,4 @@
-"""Which devices there are to compute on, asked in a process of its own: after a GPU library no process may fork."""
+"""Find and choose devices. A process of its own asks for them: one that has loaded a GPU library may not fork."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _NO_DRIVER = "libcuda.so.1"
 
 
 class CudaDevices(NamedTuple):
-    """What the CUDA driver tells.
+    """The answer of the CUDA driver.
 
     Attributes
     ----------
@@ -97,12 +97,12 @@ class CudaDevices(NamedTuple):
 
     @property
     def names(self) -> list[str]:
-        """Such as ``["cuda0", "cuda1"]``."""
+        """The names of the devices, such as ``["cuda0", "cuda1"]``."""
         return [f"cuda{i}" for i in range(self.number)]
 
     @property
     def broken(self) -> bool:
-        """Whether there is a driver that does not work, unlike a machine without a driver or without a device."""
+        """Whether there is a driver that does not work; False without a driver or without a device."""
         return bool(self.problem) and _NO_DRIVER not in self.problem and self.problem != _NO_DEVICE
 
     def why_none(self) -> str:
@@ -121,7 +121,7 @@ def is_device_name(text: str) -> bool:
 
 
 def cuda_devices() -> CudaDevices:
-    """Ask the CUDA driver which devices are visible, and which reach which; once, while the environment is the same."""
+    """Ask the CUDA driver which devices are visible, and which reach which; again only if the environment changes."""
     return _ask_driver(frozenset(os.environ.items()))
 
 
@@ -141,14 +141,14 @@ def _ask_driver(environment: frozenset[tuple[str, str]]) -> CudaDevices:
 
 
 class Choice(NamedTuple):
-    """Where the workers are to compute.
+    """The devices of the workers.
 
     Attributes
     ----------
     devices : list of str
         One for each worker.
     reason : str
-        Why just these, for the person who did not name them; empty if they were named.
+        Why these, for a user who did not name them; empty if they were named.
     """
 
     devices: list[str]
@@ -168,8 +168,8 @@ def choose_devices(workers: int | None, words: Sequence[str]) -> Choice:
     Raises
     ------
     ConfigurationError
-        If that cannot be had. Asked for more workers than there are CUDA devices, it neither shares one nor takes
-        the CPU without being told to.
+        If there are not so many. With fewer CUDA devices than workers, none is shared and the CPU is not taken instead;
+        the user has to say so.
     """
     if workers is not None and workers < 1:
         raise ConfigurationError(f"got -n {workers}: a job has at least 1 worker")
@@ -232,21 +232,21 @@ def list_devices() -> list[str]:
 
 
 def require_devices(names: Sequence[str]) -> None:
-    """Raise unless each of these devices exists.
+    """Raise an error unless each of these devices exists.
 
     Raises
     ------
     ConfigurationError
-        If a name is no device's, or one here.
+        If a name is not a device's, or there is no such device here.
     BackendUnavailableError
-        If that cannot be found out.
+        If the devices cannot be listed.
     """
     for name in names:
         if not _NAME.fullmatch(name):
             raise ConfigurationError(f"got device {name!r}: devices are cpu, cuda0, cuda1 ..., opencl0:0 ...")
     present, reason = ["cpu"], ""
     if any(name.startswith("cuda") for name in names):
-        # Not pygpu: Keras on another back end does without it.
+        # Not asked by pygpu: Keras on another back end works without it.
         cuda = cuda_devices()
         present += cuda.names
         reason = "" if cuda.number else f" ({cuda.why_none()})"

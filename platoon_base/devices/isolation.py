@@ -1,6 +1,6 @@
-"""Keep torch, JAX and TensorFlow to the GPU of their worker; left alone, each would take the first one, or all.
+"""Keep torch, JAX and TensorFlow to the GPU of their worker; by default they take the first one, or all.
 
-Theano is told by its flags. No framework is imported here: what is done to one is done right after its import.
+Theano gets its device by its flags. No framework is imported here: each is set right after the script imports it.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["keep_to"]
 
 
 def keep_to(device: str) -> None:
-    """See to it that frameworks compute on this device; call it before the script begins.
+    """Make frameworks compute on this device; call it before the script begins.
 
     Parameters
     ----------
     device : str
-        What the launcher gave this worker; only CUDA devices, such as ``"cuda1"``, need it.
+        The device of this worker; nothing is done unless it is a CUDA device, such as ``"cuda1"``.
     """
     found = re.fullmatch(r"cuda(\d+)", device)
     if found is None:

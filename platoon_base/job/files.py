@@ -1,4 +1,4 @@
-"""Where the jobs of this user live on this host: their folders, the names of their shared memory, their leftovers."""
+"""The files of this user's jobs on this host: their folders, the names of their shared memory, their leftovers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from platoon_base.system.own_files import open_own
 
 __all__ = ["JobFiles", "Leftover", "leftovers", "remove", "running", "segment_prefix"]
 
-# Jobs of another namespace are neither seen nor tidied up: for test runs beside jobs that matter.
-
 log = logging.getLogger(__name__)
 
 _DESCRIPTION = "job.json"
@@ -39,14 +37,14 @@ _YOUNG_S = 5.0  # a job that is just starting has no lock on its first file yet
 
 
 class JobFiles(msgspec.Struct, frozen=True):
-    """What a process must know to join a job; kept as JSON in the job's folder, which only its user can enter.
+    """The description of a job by which a process joins it: JSON in the job's folder, which only its user can enter.
 
     Attributes
     ----------
     job : str
         12 hexadecimal digits.
     folder : str
-        The one that the description was read from, whatever path it had for the process that wrote it.
+        The folder that the description was read from; its writer may have another path for it.
     size : int
         Number of workers that the launcher starts.
     center_memory : {"host", "device"}
@@ -54,9 +52,9 @@ class JobFiles(msgspec.Struct, frozen=True):
     checkpoint : str
         The file that the job is resumed from; empty for a new one.
     endpoint : str
-        Where the controller listens, if not at the socket in the folder.
+        The address of the controller, if not that of the socket in the folder.
     keys : Keys or None
-        What proves to a controller that listens elsewhere that a process belongs to the job.
+        The keys by which a process proves to a controller at another address that it belongs to the job.
     """
 
     job: str
@@ -69,7 +67,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @property
     def address(self) -> str:
-        """Where the controller listens."""
+        """The address of the controller."""
         return self.endpoint or f"ipc://{self.folder}/control"
 
     @property
@@ -84,7 +82,7 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @property
     def collective(self) -> str:
-        """Name of the segment through which ndarrays are all-reduced."""
+        """Name of the segment of the collectives on the host."""
         return f"{segment_prefix()}{self.job}-collective"
 
     @classmethod
@@ -104,7 +102,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         return files
 
     def write(self) -> None:
-        """Write the description into the folder, for this user's eyes alone."""
+        """Write the description into the folder, readable by this user alone."""
         path = Path(self.folder, _DESCRIPTION)
         unfinished = path.with_suffix(".tmp")
         with open(unfinished, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
@@ -158,28 +156,28 @@ class JobFiles(msgspec.Struct, frozen=True):
 
 
 class Leftover(NamedTuple):
-    """Something that a dead job left behind."""
+    """A folder or a segment of a dead job."""
 
     path: Path
     size_bytes: int
 
 
 def running() -> list[JobFiles]:
-    """Describe this user's jobs that are still alive."""
+    """Return the descriptions of this user's living jobs."""
     found = []
     for folder in _own_job_folders():
         if _alive(folder.name):
-            with contextlib.suppress(ConfigurationError):  # it is just ending, or damaged: the others still count
+            with contextlib.suppress(ConfigurationError):  # it is just ending, or damaged
                 found.append(JobFiles.read(str(folder)))
     return found
 
 
 def leftovers() -> list[Leftover]:
-    """Find the folders and the shared memory of this user's dead jobs; what anybody else has put there is passed over.
+    """Find the folders and the shared memory of this user's dead jobs; files of others are passed over.
 
-    A job lives as long as its controller holds the lock of its folder, or any process has its shared memory open. Both
-    are asked of the kernel, and so hold across process and network namespaces; the first also holds where the shared
-    memory cannot be seen from here.
+    A job lives as long as its controller holds the lock of its folder, or any process has its shared memory open. The
+    kernel knows both across process and network namespaces, and the lock also where the shared memory cannot be seen
+    from here.
     """
     names = sorted(path for path in SHM_FOLDER.iterdir() if path.name.startswith(segment_prefix().lstrip("/")))
     segments = [path for path in names if abandoned(path.name) and _old(path) and not _alive(_job_of(path))]
@@ -251,7 +249,7 @@ def _old(path: Path) -> bool:
 
 
 def segment_prefix() -> str:
-    """Return what the names of the shared memory of this user's jobs begin with, those of this namespace."""
+    """Return the prefix of the names of shared memory of this user's jobs, in this namespace."""
     return f"/{_mine()}-"
 
 
@@ -265,14 +263,14 @@ def _mine() -> str:
 
 
 class _ForeignFolderError(PlatoonError):
-    """Where the folder of the jobs should be there is something of somebody else."""
+    """At the path of the folder of the jobs is a file or folder of another user."""
 
 
 def _jobs_folder(create: bool = True) -> Path:
     """Return the folder, entered by this user alone, that holds the jobs' folders."""
     folder = Path(tempfile.gettempdir()) / _mine()
     if create:
-        with contextlib.suppress(FileExistsError):  # what is there is looked at next
+        with contextlib.suppress(FileExistsError):  # it is checked next
             folder.mkdir(mode=0o700)
     status = folder.lstat()
     foreign = not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid()

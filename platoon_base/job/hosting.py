@@ -1,4 +1,4 @@
-"""How a process hosts a job: it makes the files and the shared memory, starts the workers, serves them, tidies up."""
+"""Hosting a job: make its files and shared memory, start its workers, serve them, remove everything."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import Checkpointer, Saving
 from platoon_base.controller.controller import Controller, Result, Snapshot
-from platoon_base.controller.forkserver import Start
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
-from platoon_base.controller.program import Program
+from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.controller.watch import default_sigchld
 from platoon_base.coordination.coordinator import Coordinator

@@ -1,4 +1,4 @@
-"""How a process becomes a worker: of the job that the environment names, or of a job of one."""
+"""Joining a job: the one that the environment names, or a job of one."""
 
 from __future__ import annotations
 

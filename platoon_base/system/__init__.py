@@ -1,1 +1,1 @@
-"""What all rooms ask of the operating system and the interpreter: files, locks, environment, text, import hooks."""
+"""The operating system and the interpreter, for all rooms: files, locks, limits, environment, text, import hooks."""

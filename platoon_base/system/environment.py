@@ -1,4 +1,4 @@
-"""The environment variables by which a launcher tells a process its job, and those that users may set."""
+"""The environment variables of this package: those by which a process finds its job, and those that users set."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
 
 # Set by users.
 TIMEOUT_S = "PLATOON_TIMEOUT_S"
-NAMESPACE = "PLATOON_NAMESPACE"
+NAMESPACE = "PLATOON_NAMESPACE"  # jobs of another one are neither seen nor removed: for tests beside real jobs
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_FORK_SERVER"
 
 MAX_WORKERS = 256  # of one job; the memory of a job has a row for each

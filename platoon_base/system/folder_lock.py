@@ -1,4 +1,4 @@
-"""A lock on a folder, by which other processes see that it is in use. The kernel frees it however its holder ends."""
+"""A lock on a folder: other processes see that it is in use. The kernel frees it when its holder ends in any way."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FolderLock:
     ----------
     folder : Path
     wait : bool
-        Whether to wait for another holder to let go.
+        Whether to wait while another process holds the lock.
 
     Raises
     ------
@@ -60,7 +60,7 @@ class FolderLock:
             raise
 
     def close(self) -> None:
-        """Let go; a second call does nothing."""
+        """Free the lock; a second call does nothing."""
         for fd in (self._file, self.fd):
             if fd >= 0:
                 os.close(fd)
@@ -68,7 +68,7 @@ class FolderLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Tell whether a process holds the lock of a folder of this user; False for what is no such folder."""
+    """Tell whether a process holds the lock of a folder; False if it is no folder of this user."""
     for path, kind in ((folder, stat.S_IFDIR), (folder / LOCK_FILE, stat.S_IFREG)):
         try:
             fd = open_own(path, kind)
@@ -92,7 +92,7 @@ def locks_stay_on_this_host(path: Path, mounts: str | None = None) -> str:
     ----------
     path : Path
     mounts : str, optional
-        What ``/proc/self/mountinfo`` says.
+        The text of ``/proc/self/mountinfo``.
     """
     status = path.stat()
     device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
@@ -109,7 +109,7 @@ def locks_stay_on_this_host(path: Path, mounts: str | None = None) -> str:
 
 
 def _kept_from_others(kind: str, options: list[str]) -> str:
-    """Tell why a file system of other hosts too, mounted with these options, does not pass locks on."""
+    """Tell why a file system that other hosts share, mounted with these options, does not pass locks on."""
     if kind in ("nfs", "nfs4"):
         local = [word for word in options if word in ("nolock", "local_lock=all", "local_lock=flock")]
         return f"{kind} with {local[-1]}" if local else ""
@@ -117,5 +117,5 @@ def _kept_from_others(kind: str, options: list[str]) -> str:
         return "lustre with localflock" if "localflock" in options else ""
     if kind in ("cifs", "smb3"):
         return f"{kind} with nobrl" if "nobrl" in options else ""
-    # What these do depends on a server that says nothing of it.
+    # Whether these pass locks on depends on the server, and cannot be asked.
     return kind if kind in ("9p", "virtiofs", "afs", "beegfs") or kind.startswith("fuse.") else ""

@@ -15,12 +15,12 @@ Body = Callable[[types.ModuleType], None]
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """A finder for ``sys.meta_path`` that changes nothing but what happens after a module's body has run.
+    """A finder for ``sys.meta_path`` that calls a function after a module's body has run, and changes nothing else.
 
     Parameters
     ----------
     actions : mapping of str to callable
-        For the full name of a module in a package the function to call once with the module.
+        The full name of a module, and the function to call once with that module.
     """
 
     def __init__(self, actions: Mapping[str, Callable[[types.ModuleType], None]]) -> None:
@@ -29,7 +29,7 @@ class AfterImport(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Answer for the modules that have an action, as the finders after this one would."""
+        """Find the modules that have an action, by the finders after this one."""
         if fullname not in self._actions:
             return None
 
@@ -50,7 +50,7 @@ def spec_around(
     target: types.ModuleType | None,
     run: Callable[[types.ModuleType, Body], None],
 ) -> importlib.machinery.ModuleSpec | None:
-    """Find a module as the finders after this one would, and let ``run(module, body)`` execute its body."""
+    """Find a module by the finders after this one, and let ``run(module, body)`` execute its body."""
     behind = sys.meta_path.index(finder) + 1 if finder in sys.meta_path else len(sys.meta_path)
     finders = [other for other in sys.meta_path[behind:] if hasattr(other, "find_spec")]
     asked = (other.find_spec(fullname, path, target) for other in finders)

@@ -1,4 +1,4 @@
-"""What the system must have left before a job begins: open files, and room on the disk."""
+"""Limits of the system that a job checks before it begins: open files, and room on the disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def require_room(folder: Path, what: str) -> None:
     Raises
     ------
     ConfigurationError
-        If the folder cannot be made, or nothing be written to it.
+        If the folder cannot be made, or not be written to.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

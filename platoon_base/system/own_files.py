@@ -1,4 +1,4 @@
-"""Opening what lies where others can put things too: nobody else's file, link, pipe or device is taken for ours."""
+"""Opening files of this user in folders that others can write to: no other user's file, no link, pipe or device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def open_own(path: str | os.PathLike[str], kind: int, flags: int = os.O_RDONLY) 
     ----------
     path : path
     kind : int
-        What it must be: `stat.S_IFREG` or `stat.S_IFDIR`.
+        Its kind: `stat.S_IFREG` or `stat.S_IFDIR`.
     flags : int
 
     Returns
@@ -28,7 +28,7 @@ def open_own(path: str | os.PathLike[str], kind: int, flags: int = os.O_RDONLY) 
     Raises
     ------
     OSError
-        If there is none, or it is another user's or of another kind: `PermissionError` then.
+        If there is none; `PermissionError` if it is another user's or of another kind.
     """
     _require_own(path, os.lstat(path), kind)  # opening a device may do something
     fd = os.open(path, flags | SAFE_FLAGS, 0o600)

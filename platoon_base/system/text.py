@@ -1,4 +1,4 @@
-"""Text as bytes, for shared memory and messages: whatever a path, a name or a message of an exception holds."""
+"""Any text as bytes, for shared memory and messages: paths, names and messages of exceptions may not be UTF-8."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["legible", "to_bytes"]
 def legible(text: str) -> str:
     """Return text that UTF-8 can hold, with escapes for what it cannot.
 
-    A path that is not UTF-8, such as one from an old file system, has such characters in Python (PEP 383).
+    Python's paths have such characters if their bytes are not UTF-8 (PEP 383).
     """
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 

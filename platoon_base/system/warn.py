@@ -1,4 +1,4 @@
-"""Warnings that a user must see: in the worker's log, where the launcher finds them, and as a Python warning."""
+"""Warnings that a user must see: a line in the worker's log, which the launcher prints too, and a Python warning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _said: set[str] = set()
 
 
 def warn_once(text: str) -> None:
-    """Warn once of each thing, so that the launcher tells it too."""
+    """Warn, once of each text, in this process and on the launcher's output."""
     if text in _said:
         return
     _said.add(text)

@@ -13,7 +13,7 @@ import pytest
 
 from platoon_base.cli.commands import spread_devices
 from platoon_base.cli.log_folder import new_log_folder, tail
-from platoon_base.controller.forkserver import python_main
+from platoon_base.controller.program import python_main
 from platoon_base.devices.discovery import choose_devices
 from platoon_base.errors import ConfigurationError
 

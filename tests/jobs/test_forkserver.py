@@ -15,9 +15,8 @@ import pytest
 
 from platoon_base.cli.launcher import log_file, worker_environment
 from platoon_base.controller import forkserver
-from platoon_base.controller.forkserver import Start, python_main
 from platoon_base.controller.preload import modules_to_preload
-from platoon_base.controller.program import Program
+from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.controller.watch import exit_status
 from platoon_base.job import host_job
 from platoon_base.job.files import JobFiles
@@ -249,7 +248,7 @@ def test_ending_the_launcher_ends_a_fork_server_that_still_imports(tmp_path, num
         import os, sys
         from pathlib import Path
         from platoon_base.job import host_job
-        from platoon_base.controller.forkserver import Start
+        from platoon_base.controller.program import Start
         from platoon_base.controller.program import Program
         start = Start(0, ["false"], dict(os.environ), Path("log"))
         with host_job(1) as job:

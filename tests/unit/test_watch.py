@@ -13,8 +13,7 @@ import pytest
 from watching import PATIENCE_S, await_file
 
 from platoon_base.cli.launcher import log_file, worker_environment
-from platoon_base.controller.forkserver import Start, python_main
-from platoon_base.controller.program import Program
+from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.errors import PlatoonError
 from platoon_base.job import host_job
 

@@ -1,7 +1,7 @@
-"""Repairs of Theano 1.0.5: it starts fast and ends well, alone and as N processes, and pickles what is on devices.
+"""Repairs of Theano 1.0.5: of its start and its end, alone and as N processes, and of pickles from devices.
 
-Applied by `platoon_base.compat.shims`, never by importing platoon_base. Each file states one fault, with the place in
-Theano's source, and its cure; what a compiled function computes is not touched.
+`platoon_base.compat.shims` applies them, `import platoon_base` never. Each file states one fault, with the place in
+Theano's source, and its cure. No repair changes the results of a compiled function.
 """
 
 from __future__ import annotations

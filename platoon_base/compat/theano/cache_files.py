@@ -1,12 +1,12 @@
-"""Two races in the files of Theano's module cache that N starting processes, or a killed one, do hit.
+"""Two races in the files of Theano's module cache, which N starting processes or a killed one lose.
 
-The faults. 1. ``gof/cmodule.py:540`` writes ``key.pkl`` in place. Who reads half a file (``gof/cmodule.py:827``), at
-the same moment or after the writer was killed, has the whole compiled module deleted. 2. ``ModuleCache.refresh``
-(``gof/cmodule.py:776-799``) lists directories without holding the lock; one that another process removes in between
-ends the program with FileNotFoundError.
+The faults. 1. ``gof/cmodule.py:540`` writes ``key.pkl`` in place. A process that reads half a file
+(``gof/cmodule.py:827``), at the same moment or after the writer was killed, deletes the whole compiled module.
+2. ``ModuleCache.refresh`` (``gof/cmodule.py:776-799``) lists directories without the lock. If another process removes
+one in between, FileNotFoundError ends the program.
 
-The cure. 1. The file is written beside its place and renamed. 2. The listing is repeated; what it has found already it
-skips by itself.
+The cure. 1. The file is written beside its place and renamed. 2. The listing is repeated; it skips the modules that it
+has found already.
 """
 
 from __future__ import annotations

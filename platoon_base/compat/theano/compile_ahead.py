@@ -1,11 +1,11 @@
-"""Compile the C modules that a function lacks side by side, one g++ for each core.
+"""Compile the missing C modules of a function side by side, one g++ for each core.
 
 The fault. ``VM_Linker.make_all`` (``gof/vm.py:1081-1091``) asks for the nodes' modules one after the other, and each
-request compiles and waits (``gof/cmodule.py:1189``): one core works, whatever the number of cores.
+request compiles and waits (``gof/cmodule.py:1189``): one core works, however many there are.
 
 The cure. Before that loop the missing modules of all nodes are compiled together, under one compile lock, and entered
-into the cache, where the loop finds them. Nodes for which Theano does more than generate C code are left to it, as is
-every module whose compilation fails: the loop then reports the error, with the node.
+into the cache, where the loop finds them. Theano itself compiles the modules of nodes for which it does more than
+generate C code, and those whose compilation failed here: it then reports the error, with the node.
 """
 
 from __future__ import annotations

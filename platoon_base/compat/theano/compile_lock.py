@@ -1,15 +1,15 @@
 """Theano's compile lock as a lock of the kernel.
 
-The faults. One process at a time may compile in a compile directory. ``gof/compilelock.py:216-273`` waits for that by
-looking every 5 to 10 s (``compile.wait``) whether a directory has vanished, so N starting processes mostly sleep.
-``lock_ctx`` (``gof/compilelock.py:38-43``) does not let go of the lock if what it guards raises. ``Unlocker.unlock``,
-which runs once more at the end of the process (``gof/compilelock.py:87``), removes the lock directory of whoever has
-just made it and not yet signed it.
+The faults. 1. One process at a time may compile in a compile directory. The others look every 5 to 10 s
+(``compile.wait``) whether the lock directory has vanished (``gof/compilelock.py:216-273``), so N starting processes
+mostly sleep. 2. ``lock_ctx`` (``gof/compilelock.py:38-43``) keeps the lock if its body raises. 3. ``Unlocker.unlock``
+runs once more at the end of the process (``gof/compilelock.py:87``), and removes the lock directory of a process that
+has just made it and not signed it yet.
 
-The cure. ``flock`` comes first: waiters go on within milliseconds, and the kernel drops the lock of a process that
-dies, whatever the signal. Theano's directory lock stays underneath, so that processes without this repair are kept out
-too; among repaired ones it is always free, or left by a dead process and then taken over at once. ``lock_ctx`` releases
-on every way out, and only a holder unlocks.
+The cure. ``flock`` comes first: waiters go on within milliseconds, and the kernel frees the lock of a process that
+dies by any signal. Theano's directory lock stays underneath and keeps out processes without this repair. Among
+repaired processes it is always free, or a dead process has left it; then it is taken over at once. ``lock_ctx`` frees
+the lock also after an exception, and only a holder unlocks.
 """
 
 from __future__ import annotations

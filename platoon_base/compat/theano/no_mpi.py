@@ -1,6 +1,6 @@
 """Theano imports mpi4py if it is there (`theano/tensor/io.py`, line 99), which starts MPI in this process.
 
-Cure: for that one import mpi4py seems to be missing, unless the script has imported it itself. MPI once started does
+The cure. For that one import mpi4py seems to be missing, unless the script has imported it itself. A started MPI does
 not survive a fork: workers forked from a process that has imported Theano would hang for ever at their end.
 """
 
@@ -25,7 +25,7 @@ class HideMpi(importlib.abc.MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Answer for the module that asks for mpi4py, as the finders after this one would."""
+        """Find the module that imports mpi4py, by the finders after this one."""
         if fullname != _ASKS_FOR_MPI or "mpi4py" in sys.modules:
             return None
         return spec_around(self, fullname, path, target, _run_without_mpi)

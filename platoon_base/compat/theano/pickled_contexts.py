@@ -1,7 +1,7 @@
-"""Compiled functions on devices that can be pickled, as those on the host can: Blocks' Checkpoint does it.
+"""Pickles of functions that are compiled for devices, which Blocks' Checkpoint makes.
 
 The fault. A function that was compiled for a device refers to the device's context: pygpu refuses to pickle it
-("Cannot pickle GpuContext object"), although ``gpuarray/type.py:911`` sees to GpuArrays.
+("Cannot pickle GpuContext object"), although ``gpuarray/type.py:911`` pickles GpuArrays.
 
 The cure. A context is pickled as the name by which Theano knows it, and loaded as the context of that name.
 """
@@ -16,7 +16,7 @@ __all__ = ["install"]
 
 
 def install(gpuarray_type: ModuleType) -> None:
-    """Repair what ``theano.gpuarray.type`` left out; without pygpu there is nothing to pickle."""
+    """Let contexts be pickled; without pygpu there are none."""
     pygpu = gpuarray_type.pygpu
     if pygpu is None:
         return
