@@ -95,7 +95,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
     require_descriptors(_DESCRIPTORS)
     with contextlib.ExitStack() as undo:
         segment = Segment.attach(files.job_state)
-        undo.callback(_let_go, files, segment)
+        undo.callback(_close_segment, files, segment)
         channel = backends.connect_to(files, lambda: segment.locked(CONTROLLER_LOCK))
         undo.callback(channel.close)
         job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
@@ -110,8 +110,8 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
     return worker
 
 
-def _let_go(files: JobFiles, segment: Segment) -> None:
-    """Close a job's state; without a controller the last process to do so removes the job's files."""
+def _close_segment(files: JobFiles, segment: Segment) -> None:
+    """Close the segment of a job's state; without a controller the last process to do so removes the job's files."""
     orphaned = not segment.locked(CONTROLLER_LOCK)
     segment.close()
     if orphaned and abandoned(files.job_state):
@@ -126,7 +126,7 @@ def _connection(
 
     def on_close() -> None:
         job_state.let_go()
-        _let_go(files, segment)
+        _close_segment(files, segment)
 
     return Connection(
         identity,
@@ -147,7 +147,7 @@ def _connection(
 
 
 def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Identity:
-    """Introduce this process to the controller; return what it tells the worker about itself."""
+    """Introduce this process to the controller, which answers with the worker's identity."""
     hello = msg.Hello(
         protocol=msg.PROTOCOL,
         pid=os.getpid(),
