@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.turns import Turns
 from platoon_base.coordination import messages as msg
-from platoon_base.errors import CollectiveTimeoutError, PlatoonError, ProtocolError, WorkerLostError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, ProtocolError, WorkerLostError
 from platoon_base.system.text import to_bytes
 
 __all__ = ["GRACE_S", "Session"]
@@ -73,9 +73,20 @@ class Session:
             self._known_lost.update(reply.lost)
         return reply
 
-    def gather(self, name: str, note: bytes, timeout_s: float) -> msg.Reduced:
+    def form_group(self, name: str, note: bytes, timeout_s: float) -> msg.Reduced:
         """Meet all workers launched together and exchange a few bytes; the reply has ranks, and notes if not empty."""
         return self.reduce(name, {}, timeout_s, note=note, launched_only=True)
+
+    def gather(self, name: str, value: Any, timeout_s: float) -> list[Any]:
+        """Return the values of all workers that still take part, by rank; see `Worker.gather`."""
+        encoded = msg.encode_value(value)
+        if len(encoded) > msg.MAX_NOTE_BYTES:
+            raise ConfigurationError(
+                f"got a value of {len(encoded)} bytes to gather, the limit is {msg.MAX_NOTE_BYTES}: gather takes "
+                "numbers, texts and short lists; exchange arrays by sum_arrays or all_gather"
+            )
+        reply = self.reduce(name, {}, timeout_s, note=encoded)
+        return [msg.decode_value(reply.notes[rank]) for rank in reply.ranks]
 
     @contextlib.contextmanager
     def _seen_waiting(self, name: str) -> Iterator[None]:

@@ -121,7 +121,7 @@ class Membership:
         WorkerLostError
             On every rank, if one is missing: what fewer combine is not what the script means.
         """
-        reply = self._session.gather(name, note, timeout_s)
+        reply = self._session.form_group(name, note, timeout_s)
         missing = sorted(set(range(self._size)) - set(reply.ranks))
         if missing:
             why = self.liveness.why_absent(missing) or f"ranks {missing} are gone"

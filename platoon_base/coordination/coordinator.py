@@ -305,7 +305,7 @@ class Coordinator:
             return [_refuse(asker, "ProtocolError", text)]
         if math.isnan(request.timeout_s):
             return [_refuse(asker, "ProtocolError", "got timeout_s=nan: a wait that would never end; give seconds")]
-        if request.pairs or request.vector or request.launched_only:  # else it is a mere meeting
+        if request.pairs or request.vector or request.note or request.launched_only:  # else it is a mere meeting
             self.cooperated.add(member.rank)
         if request.late_pass and not member.in_step:
             return [SendReply(asker, self._reduced({member.rank: request}))]

@@ -60,9 +60,10 @@ def require_same_values(
     arrays = [np.ascontiguousarray(value) for _, value in values]
     for array in arrays:
         checksum = zlib.crc32(array.data, checksum)
-    told, ranks = worker.sum_pairs(f"{name}, checksums", {f"{rank} {checksum}": (0.0, 1.0)}, timeout_s=timeout_s)
-    if len({key.partition(" ")[2] for key in told}) <= 1:
+    told = worker.gather([rank, checksum], name=f"{name}, checksums", timeout_s=timeout_s)
+    if len({other for _, other in told}) <= 1:
         return
+    ranks = [other for other, _ in told]
     samples = [_sample(array) for array in arrays]
     mine = rank == ranks[0]
     summed = worker.sum_arrays(
@@ -74,10 +75,10 @@ def require_same_values(
     found = [_farthest(own, other) for own, other in zip(samples, first)]
     index = max(range(len(found)), key=lambda i: found[i][0])
     distance, at = found[index]
-    far = {f"{rank} {index}": (float(samples[index][at]), float(first[index][at]))} if distance > _ROUNDING else {}
-    told, _ = worker.sum_pairs(f"{name}, differences", far, timeout_s=timeout_s)
-    if told:
-        raise ConfigurationError(_message(name, told, [text for text, _ in values], ranks[0], remedy))
+    far = [rank, index, float(samples[index][at]), float(first[index][at])] if distance > _ROUNDING else None
+    apart = [other for other in worker.gather(far, name=f"{name}, differences", timeout_s=timeout_s) if other]
+    if apart:
+        raise ConfigurationError(_message(name, apart, [text for text, _ in values], ranks[0], remedy))
     log.debug("rank %d: %s: equal but for rounding", rank, name)
 
 
@@ -98,9 +99,11 @@ def _farthest(own: Array, first: Array) -> tuple[float, int]:
     return float(apart[at]), at
 
 
-def _message(name: str, told: dict[str, tuple[float, float]], names: Sequence[str], first: int, remedy: str) -> str:
-    parts = []
-    for key, (own, other) in sorted(told.items()):
-        rank, _, index = key.partition(" ")
-        parts.append(f"worker {rank} has {own:.6g} in {names[int(index)]}, and worker {first} {other:.6g}")
+def _message(
+    name: str, apart: Sequence[tuple[int, int, float, float]], names: Sequence[str], first: int, remedy: str
+) -> str:
+    parts = [
+        f"worker {rank} has {own:.6g} in {names[index]}, and worker {first} {other:.6g}"
+        for rank, index, own, other in apart
+    ]
     return f"{name}: got other values on some workers than on the others: {'; '.join(parts)}; {remedy}"

@@ -361,6 +361,38 @@ class Worker:
         """
         return sum_arrays(self._connection.session, name, arrays, pairs, timeout_s, late_pass=late_pass)
 
+    def gather(self, value: Any, *, name: str = "gather", timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
+        """Return the values of all workers, in the order of their ranks, the same list on every worker.
+
+        A collective call: it waits for every worker that still takes part. Workers that left or died have no value in
+        the list, so a value that must be told apart holds the rank: ``gather([worker.global_rank, loss])``. A worker
+        that joined late waits here for the others, who from then on wait for it too.
+
+        Parameters
+        ----------
+        value : plain data: None, bool, int, float, str, bytes, list, dict
+            Of up to 2048 bytes once encoded. A tuple arrives as a list.
+        name : str
+            The same on every worker. Calls of different names do not mix.
+        timeout_s : float
+            Bound on the wait for the others.
+
+        Returns
+        -------
+        list
+            One value for each worker that took part.
+
+        Raises
+        ------
+        ConfigurationError
+            If the value is too large. Nobody has waited then.
+        ProtocolError
+            If it is not plain data, such as an array.
+        CollectiveTimeoutError
+            If some workers did not call it within ``timeout_s``; the message names them.
+        """
+        return self._connection.session.gather(name, value, timeout_s)
+
     # Collective calls on arrays.
 
     def all_reduce(self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Any:

@@ -8,6 +8,7 @@ import pytest
 from interrupting import at_instruction
 
 from platoon_base.channels.base import Received
+from platoon_base.channels.client import Session
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import Dispatcher
@@ -138,6 +139,22 @@ def test_an_answer_may_come_later_and_only_to_whom_it_belongs(clients):
     for thread in threads:
         thread.join()
     assert answers[0] == answers[1] == msg.Reduced(pairs={"m": (1.0, 2.0)}, ranks=[0, 1], lost=[])
+
+
+def test_values_are_gathered_by_rank_whoever_comes_first(clients):
+    for rank, client in enumerate(clients):
+        join(client, rank)
+    values = [["a", 1, 2.5, None], {"b": [b"\0", True]}]
+    gathered = {}
+
+    def gather(rank):
+        gathered[rank] = Session(clients[rank], rank).gather("votes", values[rank], 20.0)
+
+    first = threading.Thread(target=gather, args=(1,))
+    first.start()
+    gather(0)
+    first.join()
+    assert gathered == {0: values, 1: values}
 
 
 def test_a_late_answer_is_not_taken_for_the_next_one(clients):

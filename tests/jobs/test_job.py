@@ -929,6 +929,66 @@ def test_arrays_of_different_shapes_are_refused_on_every_worker(run_job):
     assert all(expected in text for text in outcome.reported.values()), outcome.reported
 
 
+def test_values_of_all_workers_are_gathered_by_rank(run_job):
+    outcome = run_job(
+        """
+        import math, os, signal
+        from platoon_base import connect
+        from platoon_base.errors import ConfigurationError
+
+        with connect() as worker:
+            rank = worker.global_rank
+            everybody = worker.gather([rank, f"worker {rank}", rank / 2, None])
+            assert everybody == [[r, f"worker {r}", r / 2, None] for r in range(4)], everybody
+            try:
+                worker.gather("x" * (3000 if rank == 2 else 3), name="one is too large")
+            except ConfigurationError as exc:
+                assert "limit is 2048" in str(exc) and rank == 2
+                worker.gather("", name="one is too large")
+            if rank == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            assert worker.gather(rank) == [0, 2, 3]
+            if rank == 0:
+                worker.close()
+            else:
+                assert worker.gather({"rank": rank, "loss": math.inf}) == [
+                    {"rank": 2, "loss": math.inf}, {"rank": 3, "loss": math.inf}
+                ]
+                worker.report({str(rank): "ok"})
+        """,
+        workers=4,
+    )
+    assert outcome.reported == {"2": "ok", "3": "ok"}, outcome.logs
+    assert outcome.result.status == 128 + signal.SIGKILL
+
+
+def test_a_late_worker_is_waited_for_once_it_has_gathered_with_the_others(run_job):
+    outcome = run_job(
+        """
+        import os, subprocess, sys
+        from platoon_base import connect
+
+        environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
+        with connect() as worker:
+            if worker.late:
+                assert worker.gather("late") == ["first", "second", "late"]
+                assert worker.gather(2) == [0, 1, 2]
+            else:
+                mine = ["first", "second"][worker.global_rank]
+                if worker.global_rank == 0:
+                    late = subprocess.Popen([sys.executable, *sys.argv], env=environment)
+                while len(gathered := worker.gather(mine)) < 3:
+                    assert gathered == ["first", "second"]
+                assert gathered == ["first", "second", "late"]
+                assert worker.gather(worker.global_rank) == [0, 1, 2]
+            worker.report({str(worker.global_rank): "ok"})
+            if worker.global_rank == 0:
+                assert late.wait(60) == 0
+        """
+    ).require_success()
+    assert outcome.reported == dict.fromkeys("012", "ok")
+
+
 # Sharing several times.
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from platoon_base import ASGD, EASGD
-from platoon_base.errors import ConfigurationError, NonFiniteError
+from platoon_base.errors import ConfigurationError, NonFiniteError, ProtocolError
 from platoon_base.job import connect
 from platoon_base.rules import default_rule
 from platoon_base.worker import ON_NONFINITE, require_on_nonfinite
@@ -128,6 +128,26 @@ def test_what_has_no_sum_in_float64_is_refused(solo_worker, arrays, complaint):
         solo_worker.sum_arrays("states", arrays)
 
 
+@pytest.mark.parametrize("value", [None, 3, 2.5, "text", b"\0", ["a", 1, None], {"a": [1.0]}, "x" * 2045])
+def test_alone_a_gathered_value_is_the_own_one(solo_worker, value):
+    assert solo_worker.gather(value) == [value]
+
+
+def test_alone_a_gathered_tuple_comes_back_as_a_list(solo_worker):
+    assert solo_worker.gather((0, "a"), name="votes") == [[0, "a"]]
+
+
+def test_a_value_too_large_to_gather_is_refused(solo_worker):
+    with pytest.raises(ConfigurationError, match=r"2049 bytes to gather, the limit is 2048.*sum_arrays or all_gather"):
+        solo_worker.gather("x" * 2046)
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), np.float32(1), 1j, object()])
+def test_what_is_not_plain_data_cannot_be_gathered(solo_worker, value):
+    with pytest.raises(ProtocolError, match="send numbers, strings, lists and dicts"):
+        solo_worker.gather(value)
+
+
 def test_alone_the_own_vote_decides(solo_worker):
     solo_worker.stop_votes.open(1)
     assert not solo_worker.stop_votes.passed("all", [solo_worker.global_rank])
@@ -159,6 +179,7 @@ def test_before_init_is_refused(solo_worker, call):
         lambda w: w.init_shared_params([np.zeros(3)], EASGD()),
         lambda w: w.release_shared_params(),
         lambda w: w.sum_arrays("x", []),
+        lambda w: w.gather(1),
     ],
 )
 def test_after_close_is_refused(solo_worker, call):
