@@ -47,7 +47,8 @@ def start_training(
     loop : str
         What this framework calls a training, for the error about a late worker, such as ``"main loop"``.
     values : sequence of Variable
-        What must be the same on all workers at the begin. Parameters that are shared need not be among them.
+        What must be the same on all workers at the begin. Parameters that are shared but not among them take over
+        the values of whichever worker shares them first.
     purpose : str
         What else must be the same on all workers, such as the rule and its options; compared where there are values.
     rule : Rule or None

@@ -20,10 +20,10 @@ class Variable:
     def __init__(self, name, value):
         self.name, self.value = name, np.asarray(value)
 
-    def get_value(self, borrow=False):
+    def get_value(self, borrow=False, return_internal_type=False):
         return self.value if borrow else self.value.copy()
 
-    def set_value(self, value):
+    def set_value(self, value, borrow=False):
         self.value = value
 
 worker = connect()
@@ -74,26 +74,26 @@ def test_all_begin_with_the_values_of_the_first(run_job):
         + """
 values = [Variable("w", np.full((2, 3), -0.0 if rank == 0 else np.nan, "f4")), Variable("steps", np.int64(5 + rank)),
           Variable("scalar", np.float16(rank)), Variable(None, np.asfortranarray(np.arange(6.0).reshape(2, 3)) + rank)]
-shared, order = np.full(4, 10.0 + rank), []
+weight, order = Variable("shared", np.full(4, 10.0 + rank)), []
 
 def once_met(ranks):
-    order.append([ranks, worker.shares, values[1].value == 5 + rank])
+    order.append([ranks, worker.shares, int(values[1].value) == 5 + rank])
 
 rule = ASGD()
-ranks = start_training(worker, "fit 1", "fit", values=values, purpose="ASGD", rule=rule, parameters=[shared],
-                       once_met=once_met)
+ranks = start_training(worker, "fit 1", "fit", values=[*values, weight], purpose="ASGD", rule=rule,
+                       parameters=[weight], once_met=once_met)
 assert ranks == [0, 1, 2]
 assert order == [[[0, 1, 2], False, True]]
-assert (shared == 10).all()
+assert (weight.value == 10).all()
 expected = [np.full((2, 3), -0.0, "f4"), np.int64(5), np.float16(0), np.arange(6.0).reshape(2, 3)]
 assert [v.value.tobytes() for v in values] == [e.tobytes() for e in expected]
 assert [v.value.dtype for v in values] == [e.dtype for e in expected]
 assert worker.shares and worker.stop_votes.number == 1
-shared += 1
+weight.value = weight.value + 1
 worker.sync_params()
 worker.barrier("all have trained")
 worker.copy_to_local()
-assert (shared == 13).all(), shared
+assert (weight.value == 13).all(), weight.value
 worker.release_shared_params()
 
 values[0].set_value(np.full((2, 3), rank, "f4"))
