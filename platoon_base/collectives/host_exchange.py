@@ -1,4 +1,4 @@
-"""Collective operations between processes over one block of shared memory, without a thought of time or errors.
+"""Collective operations between processes over one block of shared memory. Deadlines and errors are the caller's.
 
 The memory holds a page for all ranks, `LINE` words for each rank, and slots. A call is cut into steps of at most one
 slot. In a step a rank may *put* what others need into its slot, *combine* what is its own once all have put, and
@@ -30,8 +30,8 @@ if not os.environ.get(NO_KERNELS):
         pass  # no compiler at installation: NumPy does it, many times slower
 
 __all__ = [
-    "AGAIN", "ARRIVED", "BROKEN", "BUFFERS", "ENDED", "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT", "MISMATCH", "PAGE",
-    "Exchange", "FusedExchange", "Memory", "NumpyExchange", "describe", "headline",
+    "AGAIN", "ARRIVED", "BROKEN", "BUFFERS", "ENDED", "EXCHANGE_BYTES", "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT",
+    "MISMATCH", "PAGE", "Exchange", "FusedExchange", "Memory", "NumpyExchange", "describe", "headline",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -41,7 +41,8 @@ ENDED, AGAIN, BROKEN, MISMATCH = range(4)
 # The counters of a rank: calls it came to, steps it has put, combined and done with. LEFT is 1 after `close`.
 ARRIVED, PUT, COMBINED, DONE, LEFT = range(5)
 
-PAGE = 4096  # bytes before the first line; from 256 on they are not the exchange's
+PAGE = 4096  # bytes before the first line
+EXCHANGE_BYTES = 256  # of the page that the exchange and the header may use; the reason of a failure follows
 LINE = 32  # 64-bit words of a rank: five counters, a bit for each core it may use, the headers of its last two calls
 BUFFERS = 4  # slots of each rank
 COMBINE_LAG, TAKE_LAG = 1, 2  # steps, as in _collectives.c
@@ -109,7 +110,7 @@ class Memory:
 
 
 class Exchange(Protocol):
-    """One rank's side of a group."""
+    """How one rank of a group exchanges arrays with the others: in C or in NumPy."""
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
         """Begin a call on contiguous arrays, and go on as `resume` does.

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 from platoon_base.collectives import host
 from platoon_base.collectives.base import DTYPES, OPS
+from platoon_base.collectives.group_failure import LOCK_BYTE
+from platoon_base.collectives.group_segment import CHUNK_BYTES
 from platoon_base.collectives.host import HostCollective
 from platoon_base.collectives.host_exchange import HAVE_FUSED, HAVE_NUMPY, FusedExchange
 from platoon_base.collectives.local import LocalCollective
@@ -243,7 +245,7 @@ def test_the_other_calls_are_numpys(group, dtype):
 @pytest.mark.parametrize("size", [2, 3])
 def test_more_than_all_slots_hold(make, size):
     arrays = [values(rank, (1_000_003,), "float32") for rank in range(size)]
-    with make(size, chunk_bytes=host.CHUNK_BYTES) as group:
+    with make(size, chunk_bytes=CHUNK_BYTES) as group:
         require_equal(group.run(lambda c: c.all_reduce(arrays[c.rank], timeout_s=TIMEOUT_S)), oracle(arrays, "sum"))
 
 
@@ -309,8 +311,8 @@ def test_any_calls_in_a_row(forms, calls):
 
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_call_goes_on_after_every_wait_in_vain(make, size, monkeypatch):
-    monkeypatch.setattr(host, "_PATIENCE_S", 0.0)
-    monkeypatch.setattr(host, "_LONGEST_PATIENCE_S", 0.0)
+    monkeypatch.setattr(host, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(host, "LONGEST_PATIENCE_S", 0.0)
     monkeypatch.setattr(host, "FusedExchange", functools.partial(FusedExchange, roomy_spins=0, crowded_spins=0))
     arrays = [values(rank, (30_001,), "float32") for rank in range(size)]
 
@@ -461,7 +463,7 @@ def test_a_close_from_within_a_call_ends_it(make):
     with make(2, liveness=[Closing(), Willing()]) as group:
         with pytest.raises(WorkerLostError, match="closed this collective"):
             group.members[0].all_reduce(F32, timeout_s=TIMEOUT_S)
-        assert group.members[0]._segment.closed
+        assert group.members[0]._shared.segment.closed
         assert not os.path.exists("/dev/shm" + group.name)
         with pytest.raises(WorkerLostError, match="closed"):
             group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S)
@@ -576,7 +578,7 @@ def test_an_endless_deadline_and_numbers_of_numpy_are_taken(group):
 
 def test_a_stopped_rank_that_holds_the_lock_keeps_nobody(make):
     with make(2, liveness=[Gone(), Willing()]) as group, Segment.attach(group.name) as stopped:
-        assert stopped.try_lock(host._LOCK_BYTE)
+        assert stopped.try_lock(LOCK_BYTE)
         with pytest.raises(WorkerLostError, match="was killed by signal 9"):
             group.members[0].barrier(timeout_s=TIMEOUT_S)
         with pytest.raises(WorkerLostError, match="its reason could not be told"):
