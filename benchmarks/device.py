@@ -86,16 +86,16 @@ def all_reduces(bench: Bench, sizes: list[int], with_torch: bool) -> list[dict]:
 
 
 def synchronizations(bench: Bench) -> list[dict]:
-    """Measure EASGD on 75 MB: one worker whose center is all remote, all at once on one shard each; locked and not."""
+    """Measure EASGD on 75 MB: one worker with a remote center, and all at once, one partition each; locked and not."""
     size = bench.size
-    cases = [("all in the memory of another, one worker", 1, [1]), ("one shard each, one worker", size, [1])]
-    cases.append((f"one shard each, all {size} at once", size, list(range(size))))
+    cases = [("all in the memory of another, one worker", 1, [1]), ("one partition each, one worker", size, [1])]
+    cases.append((f"one partition each, all {size} at once", size, list(range(size))))
     if size > 2:
         cases.append((f"all in the memory of one, {size - 1} at once", 1, list(range(1, size))))
     results = []
-    for (name, shards, active), locked in itertools.product(cases, (True, False)):
+    for (name, partitions, active), locked in itertools.product(cases, (True, False)):
         job = f"bench{os.getpid()}x{bench.number}"
-        what = {"shards": shards, "active": active, "locked": locked, "name": job}
+        what = {"partitions": partitions, "active": active, "locked": locked, "name": job}
         found = bench.measure(who="ours", what="sync", calls=20, repeats=9, ranks=active, **what)
         Segment.unlink(f"/platoon-{os.getuid()}-{job}-center")
         row = {"case": name, "locked": locked, **{f"{kind} ms": 1e3 * found[kind] for kind in found}}

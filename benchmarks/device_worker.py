@@ -84,9 +84,9 @@ class Ours:
         shapes = [(10000, 1024), (1024, 4096), (1024, 4096), (4096,), (1024, 2), (2,)]
         arrays = [self.gpuarray.zeros(shape, "float32", context=self.context) for shape in shapes]
         layout = Layout.of(arrays)
-        shards = what["shards"]
+        partitions = what["partitions"]
         centers = DeviceCenters(
-            f"/platoon-{os.getuid()}-{what['name']}-center", shards, self.context, lambda rank: False
+            f"/platoon-{os.getuid()}-{what['name']}-center", partitions, self.context, lambda rank: False
         )
         if self.rank == 0:
             center = centers.create(layout, rule, 0)

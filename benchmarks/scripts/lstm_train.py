@@ -94,12 +94,12 @@ def center_of(worker):
     """Where the center lives: "host" or "device"; None without one."""
     if worker is None or not worker.shares:
         return None
-    from platoon_base.centers.device_directory import Directory
+    from platoon_base.centers.device_directory import DeviceDirectory
     from platoon_base.job.files import JobFiles
     from platoon_base.shm.segments import Segment
 
     with Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).center) as segment:
-        return "device" if Directory.shards_in(segment) else "host"
+        return "device" if DeviceDirectory.partitions_in(segment) else "host"
 
 
 def meet(folder, name, rank, peers, timeout_s=300):

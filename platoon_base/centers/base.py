@@ -10,13 +10,13 @@ import numpy as np
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule
 
-__all__ = ["Center", "CenterFactory", "Refused"]
+__all__ = ["Center", "CenterFactory", "NonFiniteElement"]
 
 Array = np.ndarray[Any, Any]
 
 
-class Refused(NamedTuple):
-    """The first element whose new center value would not have been finite.
+class NonFiniteElement(NamedTuple):
+    """An element of the center whose new value would not have been finite, so that it was left as it was.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Center(Protocol):
     whole: bool
     states: list[list[Array]]
 
-    def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
+    def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """Apply the rule once between ``arrays``, changed in place, and the center.
 
         An element of the center that would not stay finite is left as it was, and so is the local value
@@ -57,7 +57,7 @@ class Center(Protocol):
 
         Returns
         -------
-        Refused or None
+        NonFiniteElement or None
             The first element left out; a center on devices tells of it at a later synchronization.
 
         Raises
@@ -97,11 +97,11 @@ class CenterFactory(Protocol):
 
     Attributes
     ----------
-    place : str
-        ``"host"`` or ``"device"``.
+    location : str
+        Where the center lies: ``"host"`` or ``"device"``.
     """
 
-    place: str
+    location: str
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> Center:
         """Make the center, full of zeros."""

@@ -1,7 +1,8 @@
-"""A center in the memory of the job's CUDA devices: each owns a part, opened by the others through CUDA IPC.
+"""A center in the memory of the job's CUDA devices: each owns a partition, which the others open through CUDA IPC.
 
-A synchronization is one kernel over all tiles, wherever they lie; nothing passes the host, and nobody waits. A segment
-of shared memory tells who owns which shard, and holds a mirror of the values, copied every few seconds.
+A synchronization is one kernel over all tiles, on whichever device they lie. Nothing passes the host, and nobody
+waits. A segment of shared memory, the directory, tells who owns which partition. It also holds a mirror of the values,
+copied every few seconds.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 import numpy as np
 from pygpu import gpuarray
 
-from platoon_base.centers.base import Refused
+from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.cuda import DeviceMemory, Driver, HostMemory
-from platoon_base.centers.device_directory import NOBODY, Directory, DirectoryLayout
+from platoon_base.centers.device_directory import NOBODY, DeviceDirectory, DirectoryLayout
 from platoon_base.centers.device_kernels import MOST_PARAMETERS, compile_kernel
-from platoon_base.centers.device_tiles import Tiling, table, whereabouts
+from platoon_base.centers.device_tiles import Tiling, split_word, tile_table
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule
@@ -29,8 +30,8 @@ DeviceArray = Any  # a pygpu GpuArray
 
 MIRROR_EVERY_S = 5.0
 LOCK_NS = 500_000_000  # after which the lock of a tile counts as lost with its holder; it is held for microseconds
-_LOOK_S = 0.25  # how often the owners of shards are looked after
-_PATIENCE_S = 20.0  # for a worker that has not made its shard: then another does
+_LOOK_S = 0.25  # how often to look whether the owners of partitions live
+_PATIENCE_S = 20.0  # for a worker that has not made its partition: then another does
 _PAUSE_S = 0.002
 _THREADS, _BLOCKS_EACH = 256, 8
 _NOTHING_REFUSED = np.iinfo(np.uint64).max
@@ -43,12 +44,12 @@ class DeviceCenter:
 
     Parameters
     ----------
-    directory : Directory
+    directory : DeviceDirectory
     context : pygpu GpuContext
     layout : Layout
     rule : Rule
     rank : int
-        In the job; below the number of shards the worker makes the shard of that number.
+        In the job. A rank below the number of partitions makes the partition of that number.
     gone : callable
         ``gone(rank)`` tells whether a worker takes part no more.
     mirror_every_s : float
@@ -59,7 +60,7 @@ class DeviceCenter:
 
     def __init__(
         self,
-        directory: Directory,
+        directory: DeviceDirectory,
         context: Any,
         layout: Layout,
         rule: Rule,
@@ -77,7 +78,7 @@ class DeviceCenter:
         self._tiling = directory.tiling
         self._driver = Driver(context)
         self._memory = HostMemory(self._driver, directory.address, directory.size_bytes)
-        self._shards: dict[int, tuple[int, DeviceMemory]] = {}  # shard -> generation and memory
+        self._partitions: dict[int, tuple[int, DeviceMemory]] = {}  # partition -> generation and memory
         self._own: set[int] = set()
         self._version = -1
         self._kernels: dict[tuple[str, Any, int], Any] = {}
@@ -86,9 +87,11 @@ class DeviceCenter:
         self._refused[...] = _NOTHING_REFUSED
         self._launches: list[_Launch] = []
         self._next_look = self._next_mirror = 0.0
-        self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the shards on their way
+        self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions on their way
 
-    def sync(self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float) -> Refused | None:
+    def sync(
+        self, rule: Rule, arrays: Sequence[DeviceArray], locked: bool, timeout_s: float
+    ) -> NonFiniteElement | None:
         """See `Center.sync`."""
         self._look_after(timeout_s)
         refused = self._take_refused()
@@ -114,34 +117,35 @@ class DeviceCenter:
             self._launch("push", values)
         else:  # a new center
             self._directory.write_values(values)
-            self.make_shard()
+            self.make_partition()
 
     def start_from(self, values: Sequence[DeviceArray]) -> None:
         """See `Center.start_from`."""
         if self._state.size > 1:
             self._launch("remember", values)
 
-    def make_shard(self) -> None:
-        """Make this worker's shard out of the mirror, unless somebody has it, or this worker has none."""
+    def make_partition(self) -> None:
+        """Make this worker's partition out of the mirror, unless somebody has it, or this worker has none."""
         if self._rank < self._directory.workers:
             self._adopt(self._rank, 0)
 
     def mirror(self) -> None:
-        """Begin to copy this worker's shards to the host's memory, beside all other work."""
+        """Begin to copy this worker's partitions to the host's memory, beside all other work."""
         if self._memory.copying:
             return
         self._next_mirror = time.monotonic() + self._mirror_every_s
         self._mirror = self._directory.wanted, list(self._own)
-        for shard in self._own:
-            start, size = self._directory.mirror_of(shard)
-            self._memory.start_copy(self._shards[shard][1].address + self._tiling.values_start[shard], start, size)
+        for partition in self._own:
+            start, size = self._directory.mirror_of(partition)
+            source = self._partitions[partition][1].address + self._tiling.values_start[partition]
+            self._memory.start_copy(source, start, size)
 
     def _tell_of_mirror(self) -> None:
-        """Say of the shards whose copies have arrived by now how new they are."""
-        number, shards = self._mirror
-        if shards and not self._memory.copying:
-            for shard in shards:
-                self._directory.mirrored(shard, number)
+        """Say of the partitions whose copies have arrived by now how new they are."""
+        number, partitions = self._mirror
+        if partitions and not self._memory.copying:
+            for partition in partitions:
+                self._directory.mirrored(partition, number)
             self._mirror = number, []
 
     def finish(self) -> None:
@@ -150,12 +154,12 @@ class DeviceCenter:
         np.asarray(self._refused)
 
     def settle(self) -> None:
-        """See `Center.settle`: mirror this worker's shards for the last time."""
+        """See `Center.settle`: mirror this worker's partitions for the last time."""
         self._memory.finish_copies()
         self.mirror()
         self._memory.finish_copies()
-        for shard in self._own:
-            self._directory.mirrored(shard)
+        for partition in self._own:
+            self._directory.mirrored(partition)
         self._next_mirror = 0.0  # should somebody synchronize all the same
 
     def close(self) -> None:
@@ -165,10 +169,10 @@ class DeviceCenter:
         self.finish()
         self.settle()
         self._memory.close()
-        self._launches, self._shards = [], {}
+        self._launches, self._partitions = [], {}
         self._directory.close()
 
-    # The shards.
+    # The partitions.
 
     def _look_after(self, timeout_s: float) -> None:
         """Open what others have made, and make what is missing or was lost with its owner."""
@@ -179,7 +183,7 @@ class DeviceCenter:
         deadline, patience = now + timeout_s, now + _PATIENCE_S
         while True:
             self._version = self._directory.version
-            missing = [shard for shard in range(len(self._tiling.shard_bytes)) if not self._have(shard, patience)]
+            missing = [p for p in range(len(self._tiling.partition_bytes)) if not self._have(p, patience)]
             if not missing:
                 return
             if time.monotonic() > deadline:
@@ -189,56 +193,57 @@ class DeviceCenter:
                 )
             time.sleep(_PAUSE_S)
 
-    def _have(self, shard: int, patience: float) -> bool:
-        entry = self._directory.entry(shard)
-        known = self._shards.get(shard)
-        if entry.generation and self._owned(shard, entry.owner):
+    def _have(self, partition: int, patience: float) -> bool:
+        entry = self._directory.entry(partition)
+        known = self._partitions.get(partition)
+        if entry.generation and self._owned(partition, entry.owner):
             if known is None or known[0] != entry.generation:
-                self._open(shard, entry.generation, entry.handle)
+                self._open(partition, entry.generation, entry.handle)
             return True
         never_made = not entry.generation
-        if never_made and not self._gone(shard) and time.monotonic() < patience:
+        if never_made and not self._gone(partition) and time.monotonic() < patience:
             return False
-        return self._adopt(shard, entry.generation)
+        return self._adopt(partition, entry.generation)
 
-    def _owned(self, shard: int, owner: int) -> bool:
-        """Tell whether the owner of a shard lives; what an earlier process of this rank owned went with it."""
+    def _owned(self, partition: int, owner: int) -> bool:
+        """Tell whether the owner of a partition lives; what an earlier process of this rank owned went with it."""
         if owner == self._rank:
-            return shard in self._own
+            return partition in self._own
         return owner != NOBODY and not self._gone(owner)
 
-    def _open(self, shard: int, generation: int, handle: bytes) -> None:
-        known = self._shards.pop(shard, None)
+    def _open(self, partition: int, generation: int, handle: bytes) -> None:
+        known = self._partitions.pop(partition, None)
         if known is not None:
             self.finish()
             known[1].close()
-        self._shards[shard] = generation, DeviceMemory.open(self._driver, handle, self._tiling.shard_bytes[shard])
+        size = self._tiling.partition_bytes[partition]
+        self._partitions[partition] = generation, DeviceMemory.open(self._driver, handle, size)
         self._launches = []
 
-    def _adopt(self, shard: int, generation: int) -> bool:
-        """Make a shard anew: from its dead owner's memory, which CUDA keeps while it is open here, or the mirror."""
+    def _adopt(self, partition: int, generation: int) -> bool:
+        """Make a partition anew, from its dead owner's memory if that is open here still, or else from the mirror."""
         try:
-            if not self._directory.try_lock(shard):
+            if not self._directory.try_lock(partition):
                 return False
-            if self._directory.entry(shard).generation != generation:
+            if self._directory.entry(partition).generation != generation:
                 return False  # another worker was quicker
-            memory = DeviceMemory.allocate(self._driver, self._tiling.shard_bytes[shard])
-            start = self._tiling.values_start[shard]
-            known = self._shards.get(shard)
+            memory = DeviceMemory.allocate(self._driver, self._tiling.partition_bytes[partition])
+            start = self._tiling.values_start[partition]
+            known = self._partitions.get(partition)
             if known is not None:
                 self.finish()
             if known is not None and known[0] == generation:
                 memory.copy(known[1], start)
             else:  # what is open here may have had another owner since
-                memory.write(start, self._directory.mirror(shard))
+                memory.write(start, self._directory.mirror(partition))
             if known is not None:
                 known[1].close()
-            self._directory.publish(shard, self._rank, memory.handle)
-            self._shards[shard] = generation + 1, memory
-            self._own.add(shard)
+            self._directory.publish(partition, self._rank, memory.handle)
+            self._partitions[partition] = generation + 1, memory
+            self._own.add(partition)
             self._launches = []
         finally:  # also if Ctrl-C comes before it is known whether the lock was free
-            self._directory.unlock(shard)
+            self._directory.unlock(partition)
         return True
 
     # The kernels.
@@ -276,24 +281,24 @@ class DeviceCenter:
     def _plan(self) -> list[_Launch]:
         """Group the parameters by dtype into launches, and tell where each of their tiles lies now."""
         specs = self._layout.specs
-        groups: dict[str, list[int]] = {}
+        by_dtype: dict[str, list[int]] = {}
         for index, spec in enumerate(specs):
             if spec.size:
-                groups.setdefault(spec.dtype, []).append(index)
+                by_dtype.setdefault(spec.dtype, []).append(index)
         chunks = [
-            (dtype, members[i : i + MOST_PARAMETERS])
-            for dtype, members in groups.items()
-            for i in range(0, len(members), MOST_PARAMETERS)
+            (dtype, parameters[i : i + MOST_PARAMETERS])
+            for dtype, parameters in by_dtype.items()
+            for i in range(0, len(parameters), MOST_PARAMETERS)
         ]
-        return [self._plan_one(np.dtype(dtype), members) for dtype, members in chunks]
+        return [self._plan_one(np.dtype(dtype), parameters) for dtype, parameters in chunks]
 
-    def _plan_one(self, dtype: Any, members: list[int]) -> _Launch:
-        shard_at = {shard: memory.address for shard, (_, memory) in self._shards.items()}
-        rows = table(self._tiling, members, shard_at, self._state.gpudata)
+    def _plan_one(self, dtype: Any, parameters: list[int]) -> _Launch:
+        partition_at = {number: memory.address for number, (_, memory) in self._partitions.items()}
+        rows = tile_table(self._tiling, parameters, partition_at, self._state.gpudata)
         first = len(rows) * (self._rank % max(self._directory.workers, 1)) // max(self._directory.workers, 1)
-        return _Launch(members, dtype, gpuarray.array(rows, context=self._context), len(rows), first, self._context)
+        return _Launch(parameters, dtype, gpuarray.array(rows, context=self._context), len(rows), first, self._context)
 
-    def _take_refused(self) -> Refused | None:
+    def _take_refused(self) -> NonFiniteElement | None:
         """Return the first element refused since the last look, if the device has told of one."""
         if not self._directory.flag(self._rank):
             return None
@@ -302,7 +307,7 @@ class DeviceCenter:
         self._refused[...] = _NOTHING_REFUSED
         if word == _NOTHING_REFUSED:
             return None
-        return Refused(*whereabouts(word))
+        return NonFiniteElement(*split_word(word))
 
 
 class _Launch:
@@ -326,15 +331,15 @@ class DeviceCenters:
     Parameters
     ----------
     name : str
-        Posix name of the segment with the directory and the mirror.
+        Posix name of the segment with the directory.
     workers : int
-        Number of workers launched together: each makes a shard.
+        Number of workers launched together: each makes a partition.
     context : pygpu GpuContext, of CUDA
     gone : callable
         ``gone(rank)`` tells whether a worker takes part no more.
     """
 
-    place = "device"
+    location = "device"
 
     def __init__(self, name: str, workers: int, context: Any, gone: Callable[[int], bool]) -> None:
         self.name = name
@@ -351,7 +356,7 @@ class DeviceCenters:
         """Make the segment, replacing what a creator that died may have left."""
         tiling = Tiling(layout, self._workers)
         plan = DirectoryLayout(layout, tiling)
-        directory = Directory(Segment.create(self.name, plan.size_bytes), plan)
+        directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)
         directory.begin()
         return DeviceCenter(directory, self._context, layout, rule, rank, self._gone)
 
@@ -360,7 +365,7 @@ class DeviceCenters:
         Segment.unlink(self.name)
 
     def attach(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
-        """Open the segment, and make this worker's shard.
+        """Open the segment, and make this worker's partition.
 
         Raises
         ------
@@ -368,10 +373,10 @@ class DeviceCenters:
             If the segment was made for another model or by another version of this package.
         """
         segment = Segment.attach(self.name)
-        directory = Directory.of(segment, layout)
+        directory = DeviceDirectory.of(segment, layout)
         if directory is not None:
             center = DeviceCenter(directory, self._context, layout, rule, rank, self._gone)
-            center.make_shard()
+            center.make_partition()
             return center
         segment.close()
         raise LayoutMismatchError(

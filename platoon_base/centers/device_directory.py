@@ -1,7 +1,7 @@
-"""The directory of a center that is spread over devices: who owns which shard, and a mirror of the values.
+"""The directory of a center on devices: who owns which partition, and a mirror of the values.
 
-It lies in one segment of shared memory: a header, a flag for each worker, an entry for each shard, and the values of
-all shards, one after the other, as they were a few seconds ago.
+It lies in one segment of shared memory, which holds a header, a flag for each worker, an entry for each partition, and
+the values of all partitions, one after the other, as they were a few seconds ago.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.views import array_on
 
-__all__ = ["NOBODY", "Directory", "DirectoryLayout", "Entry"]
+__all__ = ["NOBODY", "DeviceDirectory", "DirectoryLayout", "Entry"]
 
-MAGIC = b"PLTNSHRD"
+MAGIC = b"PLTNPART"
 VERSION = 3
 NOBODY = -1
 FINAL = 1 << 62  # number of the mirror of an owner that has left
@@ -31,7 +31,7 @@ _HEADER = np.dtype(
     [
         ("magic", "S8"),
         ("version", "u4"),
-        ("shards", "u4"),
+        ("partitions", "u4"),
         ("changes", "i8"),
         ("wanted", "i8"),
         ("fingerprint", "V32"),
@@ -46,7 +46,7 @@ _ENTRY = np.dtype([("writes", "i8"), ("owner", "i8"), ("handle", f"V{HANDLE_BYTE
 
 
 class Entry(NamedTuple):
-    """Who owns a shard.
+    """Who owns a partition.
 
     Attributes
     ----------
@@ -69,10 +69,10 @@ class DirectoryLayout:
     def __init__(self, layout: Layout, tiling: Tiling) -> None:
         self.layout = layout
         self.tiling = tiling
-        self.shards = len(tiling.shard_bytes)
-        position = -(-(_ENTRIES + _ENTRY.itemsize * self.shards) // _PAGE) * _PAGE
+        self.partitions = len(tiling.partition_bytes)
+        position = -(-(_ENTRIES + _ENTRY.itemsize * self.partitions) // _PAGE) * _PAGE
         self.mirrors: list[tuple[int, int]] = []
-        for size, start in zip(tiling.shard_bytes, tiling.values_start):
+        for size, start in zip(tiling.partition_bytes, tiling.values_start):
             self.mirrors.append((position, size - start))
             position += size - start
         self.size_bytes = -(-position // _PAGE) * _PAGE
@@ -87,14 +87,14 @@ class DirectoryLayout:
         )
 
 
-class Directory:
-    """The open segment.
+class DeviceDirectory:
+    """The directory in an open segment.
 
     Attributes
     ----------
     tiling : Tiling
     workers : int
-        Number of shards, and of workers launched together.
+        Number of partitions, and of workers launched together.
     address, size_bytes : int
         Of the whole segment.
     """
@@ -103,34 +103,34 @@ class Directory:
         self._segment = segment
         self._plan = plan
         self.tiling = plan.tiling
-        self.workers = plan.shards
+        self.workers = plan.partitions
         self.size_bytes = plan.size_bytes
         self._bytes: Any = array_on(segment.buffer, (len(segment.buffer),), np.uint8)
         self.address = int(self._bytes.ctypes.data)
         self._header: Any = array_on(segment.buffer, (), _HEADER)
         self._flags: Any = array_on(segment.buffer, (MAX_WORKERS,), "u4", _FLAGS)
-        self._entries: Any = array_on(segment.buffer, (plan.shards,), _ENTRY, _ENTRIES)
+        self._entries: Any = array_on(segment.buffer, (plan.partitions,), _ENTRY, _ENTRIES)
 
     @staticmethod
-    def shards_in(segment: Segment) -> int:
-        """Return the number of shards of a directory that was begun; 0 if it is none."""
+    def partitions_in(segment: Segment) -> int:
+        """Return the number of partitions of a directory that was begun; 0 if it is none."""
         if len(segment.buffer) < _PAGE:
             return 0
         header: Any = array_on(segment.buffer, (), _HEADER)
-        return int(header["shards"]) if header["magic"].item() == MAGIC else 0
+        return int(header["partitions"]) if header["magic"].item() == MAGIC else 0
 
     @classmethod
-    def of(cls, segment: Segment, layout: Layout) -> Directory | None:
+    def of(cls, segment: Segment, layout: Layout) -> DeviceDirectory | None:
         """Open the directory in a segment; None if there is none for this layout."""
-        shards = cls.shards_in(segment)
-        if not shards:
+        partitions = cls.partitions_in(segment)
+        if not partitions:
             return None
-        plan = DirectoryLayout(layout, Tiling(layout, shards))
+        plan = DirectoryLayout(layout, Tiling(layout, partitions))
         return cls(segment, plan) if plan.fits(segment) else None
 
     def begin(self) -> None:
         """Write the header of a new directory."""
-        self._header["version"], self._header["shards"] = VERSION, self._plan.shards
+        self._header["version"], self._header["partitions"] = VERSION, self._plan.partitions
         self._header["fingerprint"] = np.void(self._plan.layout.fingerprint)
         self._header["magic"] = MAGIC
 
@@ -141,33 +141,33 @@ class Directory:
 
     @property
     def complete(self) -> bool:
-        """Whether every shard has been made."""
+        """Whether every partition has been made."""
         return bool((self._entries["writes"] > 1).all())
 
-    def entry(self, shard: int) -> Entry:
-        """Read the entry of a shard, whole."""
-        entry = self._entries[shard]
+    def entry(self, partition: int) -> Entry:
+        """Read the entry of a partition, whole."""
+        entry = self._entries[partition]
         writes = int(entry["writes"])
         found = entry.copy()
         if writes % 2 or entry["writes"] != writes:
             return Entry(writes // 2, NOBODY, bytes(HANDLE_BYTES))
         return Entry(writes // 2, int(found["owner"]), found["handle"].tobytes())
 
-    def publish(self, shard: int, owner: int, handle: bytes) -> None:
-        """Enter a new owner, who has yet to mirror its shard; only under the shard's lock."""
-        entry = self._entries[shard]
+    def publish(self, partition: int, owner: int, handle: bytes) -> None:
+        """Enter a new owner, who has yet to mirror its partition; only under the partition's lock."""
+        entry = self._entries[partition]
         entry["writes"] |= 1  # it is odd already if its latest writer has died meanwhile
         entry["handle"], entry["owner"], entry["mirrored"] = np.void(handle), owner, 0
         entry["writes"] += 1
         self._header["changes"] += 1
 
-    def try_lock(self, shard: int) -> bool:
-        """Take the lock of a shard's entry, without waiting."""
-        return self._segment.try_lock(_ENTRIES + _ENTRY.itemsize * shard)
+    def try_lock(self, partition: int) -> bool:
+        """Take the lock of a partition's entry, without waiting."""
+        return self._segment.try_lock(_ENTRIES + _ENTRY.itemsize * partition)
 
-    def unlock(self, shard: int) -> None:
-        """Free the lock of a shard's entry."""
-        self._segment.unlock(_ENTRIES + _ENTRY.itemsize * shard)
+    def unlock(self, partition: int) -> None:
+        """Free the lock of a partition's entry."""
+        self._segment.unlock(_ENTRIES + _ENTRY.itemsize * partition)
 
     # Flags, by which a device tells its worker of elements refused.
 
@@ -183,7 +183,7 @@ class Directory:
         """Take a worker's flag down."""
         self._flags[rank] = 0
 
-    # The mirror. Who wants a new one asks for it by a number, by which owners then say that they have made it.
+    # The mirror. A process that wants a new one asks for it by a number. Owners then enter the number when it is made.
 
     @property
     def wanted(self) -> int:
@@ -191,48 +191,48 @@ class Directory:
         return int(self._header["wanted"])
 
     def want_mirror(self) -> int:
-        """Ask for a new mirror of all shards, and return its number."""
+        """Ask for a new mirror of all partitions, and return its number."""
         self._header["wanted"] += 1
         return self.wanted
 
-    def mirrored(self, shard: int, number: int = FINAL) -> None:
-        """Say that the mirror of a shard is as new as was asked for under a number, or its owner's last."""
-        self._entries[shard]["mirrored"] = number
+    def mirrored(self, partition: int, number: int = FINAL) -> None:
+        """Say that the mirror of a partition is as new as was asked for under a number, or its owner's last."""
+        self._entries[partition]["mirrored"] = number
 
     def has_mirror(self, number: int) -> bool:
-        """Tell whether all shards are mirrored as asked for; those never made still have their first values."""
+        """Tell whether all partitions are mirrored as asked for; those never made still have their first values."""
         return bool(((self._entries["mirrored"] >= number) | (self._entries["writes"] < 2)).all())
 
-    def mirror_of(self, shard: int) -> tuple[int, int]:
-        """Return where the values of a shard are mirrored: offset in the segment, and size in bytes."""
-        return self._plan.mirrors[shard]
+    def mirror_of(self, partition: int) -> tuple[int, int]:
+        """Return where the values of a partition are mirrored: offset in the segment, and size in bytes."""
+        return self._plan.mirrors[partition]
 
-    def mirror(self, shard: int) -> np.ndarray[Any, Any]:
-        """Return the mirrored values of a shard, as bytes."""
-        start, size = self._plan.mirrors[shard]
+    def mirror(self, partition: int) -> np.ndarray[Any, Any]:
+        """Return the mirrored values of a partition, as bytes."""
+        start, size = self._plan.mirrors[partition]
         found: np.ndarray[Any, Any] = self._bytes[start : start + size]
         return found
 
     def read_values(self, out: Sequence[Any]) -> None:
         """Copy the mirror into arrays, one for each parameter of the layout, of any kind."""
         values = [np.empty(spec.shape, spec.dtype) for spec in self._plan.layout.specs]
-        for flat, start, stop, place in self._places(values):
-            flat[start:stop] = place
+        for flat, start, stop, mirrored in self._mirrored_tiles(values):
+            flat[start:stop] = mirrored
         for array, value in zip(out, values):
             assign(array, value)
 
     def write_values(self, values: Sequence[Any]) -> None:
         """Copy arrays, one for each parameter of the layout, of any kind, into the mirror."""
-        for flat, start, stop, place in self._places([np.asarray(value, order="C") for value in values]):
-            place[...] = flat[start:stop]
+        for flat, start, stop, mirrored in self._mirrored_tiles([np.asarray(value, order="C") for value in values]):
+            mirrored[...] = flat[start:stop]
 
-    def _places(self, values: list[np.ndarray[Any, Any]]) -> Any:
-        """Yield, tile by tile, a flat array, its first and last element, and where they are mirrored."""
+    def _mirrored_tiles(self, values: list[np.ndarray[Any, Any]]) -> Any:
+        """Yield for each tile its flat parameter, where it starts and stops there, and its mirrored values."""
         for t in self.tiling.tiles:
             flat = values[t.parameter].reshape(-1)
-            start = self._plan.mirrors[t.shard][0] + t.offset - self.tiling.values_start[t.shard]
-            place = self._bytes[start : start + t.size * flat.itemsize].view(flat.dtype)
-            yield flat, t.start, t.start + t.size, place
+            start = self._plan.mirrors[t.partition][0] + t.offset - self.tiling.values_start[t.partition]
+            mirrored = self._bytes[start : start + t.size * flat.itemsize].view(flat.dtype)
+            yield flat, t.start, t.start + t.size, mirrored
 
     @property
     def closed(self) -> bool:

@@ -23,7 +23,7 @@ KERNELS = ("easgd", "easgd_atomic", "asgd", "asgd_atomic", *_ADOPTING, "pull", "
 
 _SOURCE = r"""
 typedef unsigned long long u64;
-struct Tile { u64 center, lock, state, where; unsigned place, size; };  /* as device_tiles.table says */
+struct Tile { u64 center, lock, state, where; unsigned index, size; };  /* as device_tiles.tile_table says */
 
 __device__ __forceinline__ bool finite_bits(float v) { return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u; }
 __device__ __forceinline__ bool finite_bits(double v)
@@ -100,7 +100,7 @@ extern "C" __global__ void NAME(const Tile *tiles, const u64 *bases, u64 count, 
 {
     for (u64 number = blockIdx.x; number < count; number += gridDim.x) {
         const Tile t = tiles[(number + first) % count];
-        T *x = (T *)bases[t.place] + (t.where & ELEMENT), *c = (T *)t.center, *s = (T *)t.state;
+        T *x = (T *)bases[t.index] + (t.where & ELEMENT), *c = (T *)t.center, *s = (T *)t.state;
         if (LOCKED) lock((unsigned *)t.lock, mine);
         unsigned vectors = t.size / VECTOR;
         if (((u64)x) % sizeof(Vec)) vectors = 0;

@@ -1,4 +1,4 @@
-"""How a center in the memory of several devices is cut up: tiles, dealt out to the shards in turn."""
+"""Tiles of a center in the memory of several devices: cut from the parameters, dealt out to the partitions in turn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from platoon_base.layout import Layout
 
 __all__ = [
-    "ALIGNMENT", "COLUMNS", "ELEMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling", "table", "whereabouts",
+    "ALIGNMENT", "COLUMNS", "ELEMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling", "split_word", "tile_table",
 ]  # fmt: skip
 
 TILE_BYTES = 1 << 16  # measured on NVLink: large against the cost of a lock, small enough for all blocks of a device
@@ -28,9 +28,9 @@ class Tile(NamedTuple):
     ----------
     parameter, start, size : int
         ``start`` and ``size`` in elements of the flattened parameter.
-    shard : int
+    partition : int
     lock, offset : int
-        Bytes from the start of the shard to the tile's lock and to its values.
+        Bytes from the start of the partition to the tile's lock and to its values.
     state : int
         Bytes from the start of a state buffer of one worker, which holds all tiles.
     """
@@ -38,82 +38,83 @@ class Tile(NamedTuple):
     parameter: int
     start: int
     size: int
-    shard: int
+    partition: int
     lock: int
     offset: int
     state: int
 
 
 class Tiling:
-    """Cut a layout into tiles, dealt out to the shards in turn, so that all links are used at once.
+    """Cut a layout into tiles, dealt out to the partitions in turn, so that all links are used at once.
 
     Attributes
     ----------
     tiles : list of Tile
-    shard_bytes : list of int
-        Size of each shard: its locks, then its values.
+    partition_bytes : list of int
+        Size of each partition: its locks, then its values.
     values_start : list of int
-        Where the values begin in each shard, in bytes.
+        Where the values begin in each partition, in bytes.
     state_bytes : int
         Size of a state buffer.
     """
 
-    def __init__(self, layout: Layout, shards: int) -> None:
+    def __init__(self, layout: Layout, partitions: int) -> None:
         pieces = [
             (index, start, min(spec.size - start, step), np.dtype(spec.dtype).itemsize)
             for index, spec in enumerate(layout.specs)
             for step in (TILE_BYTES // np.dtype(spec.dtype).itemsize,)
             for start in range(0, spec.size, step)
         ]
-        counts = [len(range(shard, len(pieces), shards)) for shard in range(shards)]
+        counts = [len(range(partition, len(pieces), partitions)) for partition in range(partitions)]
         self.values_start = [_aligned(LOCK_BYTES * count) for count in counts]
         ends, state = list(self.values_start), 0
         self.tiles: list[Tile] = []
         for number, (parameter, start, size, itemsize) in enumerate(pieces):
-            shard = number % shards
-            self.tiles.append(Tile(parameter, start, size, shard, LOCK_BYTES * (number // shards), ends[shard], state))
-            ends[shard] += _aligned(size * itemsize)
+            partition = number % partitions
+            lock = LOCK_BYTES * (number // partitions)
+            self.tiles.append(Tile(parameter, start, size, partition, lock, ends[partition], state))
+            ends[partition] += _aligned(size * itemsize)
             state += _aligned(size * itemsize)
-        self.shard_bytes = [max(end, ALIGNMENT) for end in ends]
+        self.partition_bytes = [max(end, ALIGNMENT) for end in ends]
         self.state_bytes = max(state, ALIGNMENT)
 
 
-def table(
-    tiling: Tiling, members: Sequence[int], shard_at: Mapping[int, int], state_at: int
+def tile_table(
+    tiling: Tiling, parameters: Sequence[int], partition_at: Mapping[int, int], state_at: int
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Tell a kernel where each tile of some of the parameters lies, in one row of `COLUMNS` words.
+    """Make the table that tells a kernel where the tiles of some parameters lie: one row of `COLUMNS` words for each.
 
-    They are the addresses of the tile in the center, of its lock and of its state; the parameter's number in the
-    layout, above the bits of `ELEMENT`, and the first element; and the parameter's place among ``members``, with the
-    tile's size in the upper half.
+    The words of a row are the address of the tile in the center, of its lock, and of its state; the parameter's number
+    in the layout, above the bits of `ELEMENT`, with the tile's first element; and the parameter's index in
+    ``parameters``, with the tile's size in the upper half.
 
     Parameters
     ----------
     tiling : Tiling
-    members : sequence of int
+    parameters : sequence of int
         Numbers of the parameters that the kernel gets, in its order.
-    shard_at : mapping of int to int
-        The address of each shard; not all are open when a worker remembers its first values.
+    partition_at : mapping of int to int
+        The address of each partition; not all are open when a worker remembers its first values.
     state_at : int
         The address of the state buffer.
     """
-    place = {parameter: i for i, parameter in enumerate(members)}
+    index = {parameter: i for i, parameter in enumerate(parameters)}
     rows = [
         (
-            shard_at.get(t.shard, 0) + t.offset,
-            shard_at.get(t.shard, 0) + t.lock,
+            partition_at.get(t.partition, 0) + t.offset,
+            partition_at.get(t.partition, 0) + t.lock,
             state_at + t.state,
             t.parameter << _ELEMENT_BITS | t.start,
-            place[t.parameter] | t.size << 32,
+            index[t.parameter] | t.size << 32,
         )
         for t in tiling.tiles
-        if t.parameter in place
+        if t.parameter in index
     ]
     return np.array(rows, dtype=np.uint64).reshape(len(rows), COLUMNS)
 
 
-def whereabouts(word: int) -> tuple[int, int]:
-    """Return the parameter's number in the layout and the element that a kernel tells of in one word."""
+def split_word(word: int) -> tuple[int, int]:
+    """Split the word by which a kernel tells of an element: the parameter's number in the layout, and the element."""
     return word >> _ELEMENT_BITS, word & ELEMENT
 
 

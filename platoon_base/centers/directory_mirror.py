@@ -1,4 +1,4 @@
-"""Reading a center on devices from outside, by its mirror on the host."""
+"""The mirror of a center on devices, from which the controller reads the values on the host."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.device_directory import FINAL, Directory
+from platoon_base.centers.device_directory import FINAL, DeviceDirectory
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import Layout
 
-__all__ = ["WatchedDirectory"]
+__all__ = ["DirectoryMirror"]
 
 Array = np.ndarray[Any, Any]
 
@@ -19,10 +19,17 @@ Array = np.ndarray[Any, Any]
 _SETTLE_S, _MIRROR_S, _LOOK_S = 0.5, 10.0, 0.005
 
 
-class WatchedDirectory:
-    """The controller's handle of a center on devices; see `Readable`."""
+class DirectoryMirror:
+    """The controller's handle of a center on devices; see `Readable`.
 
-    def __init__(self, directory: Directory, layout: Layout) -> None:
+    Parameters
+    ----------
+    directory : DeviceDirectory
+        Closed together with this handle.
+    layout : Layout
+    """
+
+    def __init__(self, directory: DeviceDirectory, layout: Layout) -> None:
         self._directory = directory
         self._layout = layout
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.base import Refused
+from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout, Piece
@@ -127,16 +127,16 @@ class HostCenter:
         stripes = len(layout.stripes(stripe_bytes))
         return _buffers_start(stripes) + layout.nbytes * (1 + center_states)
 
-    def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> Refused | None:
+    def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """See `Center.sync`; stripes that somebody has held for longer than `PATIENCE_S` are left out this time."""
-        refusals: list[Refused] = []
+        refusals: list[NonFiniteElement] = []
         flat = [array.reshape(-1) for array in arrays]
 
         def update(stripe: _Stripe) -> None:
             refused = stripe.plan.run(rule, [flat[p.parameter][p.start : p.stop] for p in stripe.pieces])
             if refused is not None:
                 piece = stripe.pieces[refused[0]]
-                refusals.append(Refused(piece.parameter, piece.start + refused[1]))
+                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
 
         left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
@@ -314,7 +314,7 @@ class HostCenters:
         Number of workers that will share the center when it is created; a worker alone needs one lock only.
     """
 
-    place = "host"
+    location = "host"
 
     def __init__(self, name: str, workers: int = 1) -> None:
         self.name = name

@@ -24,13 +24,13 @@ if not os.environ.get(NO_KERNELS):
     except ImportError:
         pass  # no compiler at installation: NumPy does it, several times slower; `platoon doctor` says so
 
-__all__ = ["BLOCK", "HAVE_FUSED", "Piece", "Plan", "apply"]
+__all__ = ["BLOCK", "HAVE_FUSED", "PieceArrays", "Plan", "apply"]
 
 Array = np.ndarray[Any, Any]
 Fused = Callable[..., Optional[tuple[int, int]]]
 
-# Local array, center array, local state arrays, center state arrays.
-Piece = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
+# What a rule works on: local array, center array, local state arrays, center state arrays.
+PieceArrays = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 
 BLOCK = 32768  # elements that the NumPy form treats at a time: few calls, and copies that stay in the cache
 HAVE_FUSED = _kernels is not None
@@ -150,7 +150,7 @@ class Plan:
         return first
 
 
-def apply(rule: Rule, pieces: Sequence[Piece]) -> tuple[int, int] | None:
+def apply(rule: Rule, pieces: Sequence[PieceArrays]) -> tuple[int, int] | None:
     """Apply ``rule`` once to pieces of memory, in place, after checking all of them; a `Plan` repeats it cheaper.
 
     Parameters

@@ -18,7 +18,7 @@ from platoon_base.checkpoints.files import About, Checkpoint, CheckpointFolder
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 
-__all__ = ["LONGEST_STANDSTILL_S", "Checkpointer", "Patience", "Readable", "Saving", "Tally"]
+__all__ = ["LONGEST_STANDSTILL_S", "CheckpointWriter", "Patience", "Readable", "Saving", "Tally"]
 
 log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def _fail(problem: Exception) -> Checkpoint:
     raise problem
 
 
-class Checkpointer:
+class CheckpointWriter:
     """Writes checkpoints, one at a time: those of the first center that a job has.
 
     The first is due as soon as there is a center: that it cannot be written is known before the training then.

@@ -38,7 +38,7 @@ class Collective(Protocol):
     Attributes
     ----------
     rank : int
-        This worker's place in the group, 0 .. size - 1.
+        This worker's index in the group, 0 .. size - 1.
     size : int
         Number of ranks.
     """

@@ -35,7 +35,7 @@ def pack(arrays: Sequence[Any], buffer: Any = None) -> Any:
     arrays : sequence of array, at least one
         Of any shapes, of one dtype, all on the host or all on one device.
     buffer : array, shape=(n,), optional
-        Of their dtype and place; ``n`` is the sum of their sizes. A new one by default.
+        Of their dtype and device; ``n`` is the sum of their sizes. A new one by default.
 
     Returns
     -------
@@ -78,7 +78,7 @@ def unpack(buffer: Any, arrays: Sequence[Any]) -> None:
 
 
 class FlatBuffers:
-    """The buffers of one place in a program where the same arrays are combined again and again.
+    """The buffers of one call in a program that combines the same arrays again and again.
 
     They are kept from call to call, one for each dtype and device, and grow when arrays do.
 
@@ -111,7 +111,7 @@ class FlatBuffers:
         arrays : sequence of array
             The same number, shapes and dtypes on every rank, and everywhere on the host or everywhere on devices.
         outs : sequence of array
-            C-contiguous; each may be the array in its place of ``arrays``, and shares no memory with another.
+            C-contiguous; each may be the array of the same index in ``arrays``, and shares no memory with another.
         """
         for indices in by_dtype(arrays):
             # Which calls are made depends on dtypes and sizes only: memory may lie differently on another rank.

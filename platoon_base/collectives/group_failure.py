@@ -34,7 +34,7 @@ class GroupFailure:
     ----------
     shared : GroupSegment
     index : int
-        This rank's place in the group.
+        This rank's index in the group.
     """
 
     def __init__(self, shared: GroupSegment, index: int) -> None:

@@ -140,7 +140,7 @@ class Membership:
         Parameters
         ----------
         create, attach : callable
-            Called with the ranks of the group and this worker's place among them.
+            Called with the ranks of the group and this worker's index among them.
 
         Raises
         ------

@@ -105,7 +105,7 @@ class HostCollective:
         ranks : iterable of int
             The job's ranks in the group, ascending: the same on all of them.
         index : int
-            This worker's place among them.
+            This worker's index among them.
         liveness : Liveness
             Asked, with ranks of the job, when a wait takes long.
         chunk_bytes : int
@@ -368,7 +368,7 @@ def _checked(ranks: Iterable[int], index: int) -> tuple[int, ...]:
     if not ranks or list(ranks) != sorted(set(ranks)):
         raise ConfigurationError(f"got ranks={ranks}: a group needs ranks of the job, ascending, each once")
     if not 0 <= index < len(ranks):
-        raise ConfigurationError(f"got index={index}: the group has the places 0 .. {len(ranks) - 1}")
+        raise ConfigurationError(f"got index={index}: the group has the indices 0 .. {len(ranks) - 1}")
     return ranks
 
 

@@ -83,7 +83,7 @@ class NcclCollective:
     ranks : tuple of int
         Of the job, in order.
     index : int
-        This worker's place among them.
+        This worker's index among them.
     liveness : Liveness
     call_word : ndarray, shape (1,) int64
         The control word in which the others see this worker's latest call.

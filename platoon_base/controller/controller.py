@@ -13,7 +13,7 @@ from typing import NamedTuple
 from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import Dispatcher, UserHandler
 from platoon_base.checkpoints.files import About
-from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, Checkpointer, Tally
+from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.coordinator import Coordinator, Member, Phase, Shared
@@ -107,7 +107,7 @@ class Controller:
     observe_every_s : float
     max_restarts : int
         How often, in all, workers that fail are started again.
-    checkpointer : Checkpointer, optional
+    checkpointer : CheckpointWriter, optional
     seconds_before : float
         For how long the job has run before it was resumed.
     grace_s : float
@@ -126,7 +126,7 @@ class Controller:
         observer: Callable[[Snapshot], None] | None = None,
         observe_every_s: float = 0.5,
         max_restarts: int = 0,
-        checkpointer: Checkpointer | None = None,
+        checkpointer: CheckpointWriter | None = None,
         seconds_before: float = 0.0,
         grace_s: float = GRACE_S,
     ) -> None:

@@ -58,13 +58,13 @@ def listen_at(address: str, keys: ServerKeys | None) -> ZmqServer:
 def watch_center(files: JobFiles, layout: Layout) -> Readable:
     """Open the center for the controller to read; a center on devices is read by its mirror."""
     if files.center_memory == "device":
-        from platoon_base.centers.device_directory import Directory
-        from platoon_base.centers.directory_mirror import WatchedDirectory
+        from platoon_base.centers.device_directory import DeviceDirectory
+        from platoon_base.centers.directory_mirror import DirectoryMirror
 
         segment = Segment.attach(files.center, populate=False)
-        directory = Directory.of(segment, layout)
+        directory = DeviceDirectory.of(segment, layout)
         if directory is not None:
-            return WatchedDirectory(directory, layout)
+            return DirectoryMirror(directory, layout)
         segment.close()
     return HostCenters(files.center).watch(layout)
 

@@ -12,7 +12,7 @@ import msgspec
 from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
-from platoon_base.checkpoints.writer import Checkpointer, Saving
+from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller, Result, Snapshot
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
 from platoon_base.controller.program import Program, Start
@@ -149,11 +149,11 @@ def _resumed(about: About, size: int) -> Coordinator:
     return coordinator
 
 
-def _checkpointer(files: JobFiles, options: JobOptions) -> Checkpointer | None:
+def _checkpointer(files: JobFiles, options: JobOptions) -> CheckpointWriter | None:
     if options.saving is None:
         return None
     resumed = options.resume is not None and bool(options.resume[1].parameters)
-    return Checkpointer(options.saving, lambda layout: backends.watch_center(files, layout), resumed)
+    return CheckpointWriter(options.saving, lambda layout: backends.watch_center(files, layout), resumed)
 
 
 class Job:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.base import Center, CenterFactory, Refused
+from platoon_base.centers.base import Center, CenterFactory, NonFiniteElement
 from platoon_base.channels.client import GRACE_S
 from platoon_base.channels.turns import Turns
 from platoon_base.checkpoints.files import Checkpoint, require_alike
@@ -65,7 +65,9 @@ class SharedParameters:
         layout, rule = self.parameters.layout, self._rule
         session, checkpoint = self._connection.session, self._connection.checkpoint
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
-        request = msg.InitCenter(specs=specs, rule=type(rule).__name__, settings=settings_of(rule), place=centers.place)
+        request = msg.InitCenter(
+            specs=specs, rule=type(rule).__name__, settings=settings_of(rule), place=centers.location
+        )
         role = session.ask(request, msg.CenterRole, timeout_s)
         create = role.create
         try:
@@ -234,7 +236,7 @@ class SharedParameters:
                     f"{list(spec.shape)}: keep shapes and dtypes after init_shared_params"
                 )
 
-    def _handle_nonfinite(self, refused: Refused, arrays: Sequence[Any], timeout_s: float) -> None:
+    def _handle_nonfinite(self, refused: NonFiniteElement, arrays: Sequence[Any], timeout_s: float) -> None:
         name = self.parameters.layout.specs[refused.parameter].name
         text = (
             f"rank {self._rank}, step {self._progress.steps}: element {refused.element} of {name} is not finite or "

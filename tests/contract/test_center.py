@@ -10,7 +10,7 @@ import pytest
 from interrupting import at_instruction
 
 from platoon_base.centers import host
-from platoon_base.centers.base import Refused
+from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host import STRIPE_BYTES, HostCenter, HostCenters
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.job.files import segment_prefix
@@ -98,7 +98,7 @@ def test_a_block_that_is_not_finite_stays_out_and_is_told(pair):
     x = [np.asarray(a + 1, a.dtype) for a in start]
     x[3][200_000] = np.nan
     x[3][7] = np.inf
-    assert center.sync(EASGD(0.5), x, True, 10) == Refused(parameter=3, element=7)
+    assert center.sync(EASGD(0.5), x, True, 10) == NonFiniteElement(parameter=3, element=7)
     read = [np.empty_like(a) for a in start]
     center.read(read, True, 10)
     assert all(np.isfinite(a).all() for a in read)
@@ -143,7 +143,7 @@ def test_the_first_element_is_named_whichever_stripe_is_visited_first(centers, r
         center = centers.attach(layout, rule, rank)
         told = center.sync(rule, params, True, 10)
         center.close()
-        assert told == Refused(parameter=0, element=70_000), rank
+        assert told == NonFiniteElement(parameter=0, element=70_000), rank
     made.close()
 
 

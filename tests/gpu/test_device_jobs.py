@@ -29,7 +29,7 @@ import pygpu
 from pygpu import gpuarray
 from platoon_base import ASGD, EASGD, connect
 from platoon_base.errors import *
-from watching import shards_of, until
+from watching import partitions_of, until
 
 context = pygpu.init(os.environ["PLATOON_DEVICE"])
 worker = connect()
@@ -265,10 +265,10 @@ def test_the_center_survives_those_who_own_it(run_on_devices, end):
             worker.barrier()
             if rank == turn and turn < size - 1:
                 {end}
-        with shards_of([x]) as directory:
+        with partitions_of([x]) as directory:
             def all_are_mine():
-                worker.sync_params()  # the shards of the dead are made anew meanwhile
-                return all(directory.entry(shard).owner == rank for shard in range(directory.workers))
+                worker.sync_params()  # the partitions of the dead are made anew meanwhile
+                return all(directory.entry(partition).owner == rank for partition in range(directory.workers))
             assert directory.workers == size
             until(all_are_mine, 10)
         found = np.asarray(x)
@@ -295,7 +295,7 @@ def test_the_mirror_has_the_values(run_on_devices):
             np.asarray(arrays[0])
         worker.barrier()
         worker.copy_to_local()  # so that synchronizing changes nothing from here on
-        with shards_of(arrays) as directory:
+        with partitions_of(arrays) as directory:
             if rank == 0:
                 directory.want_mirror()
             worker.barrier()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from platoon_base.centers.device_directory import Directory
+from platoon_base.centers.device_directory import DeviceDirectory
 from platoon_base.centers.host import HostCenters
 from platoon_base.job import JOB
 from platoon_base.job.files import JobFiles
@@ -29,8 +29,8 @@ __all__ = [
     "ending",
     "exchange_pids",
     "is_stopped",
+    "partitions_of",
     "progress",
-    "shards_of",
     "takes_part",
     "until",
     "waits_in",
@@ -119,9 +119,9 @@ def center_of(params, rule):
 
 
 @contextlib.contextmanager
-def shards_of(params):
+def partitions_of(params):
     """Open the directory of the job's center on devices."""
-    directory = Directory.of(Segment.attach(_files().center), Parameters(params).layout)
+    directory = DeviceDirectory.of(Segment.attach(_files().center), Parameters(params).layout)
     try:
         yield directory
     finally:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from platoon_base.centers.device_directory import FINAL, NOBODY, Directory, DirectoryLayout
-from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, table, whereabouts
+from platoon_base.centers.device_directory import FINAL, NOBODY, DeviceDirectory, DirectoryLayout
+from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, split_word, tile_table
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.shm.segments import Segment
@@ -26,31 +26,31 @@ def layout_of(shapes, dtype="float32"):
 @settings(max_examples=60, deadline=None)
 @given(
     shapes=st.lists(st.sampled_from([*SHAPES, (40_000,), (17, 19)]), min_size=1, max_size=8),
-    shards=st.integers(1, 5),
+    partitions=st.integers(1, 5),
     dtype=st.sampled_from(["float32", "float64"]),
 )
-def test_every_element_lies_in_one_place_of_one_shard(shapes, shards, dtype):
-    tiling, itemsize = Tiling(layout_of(shapes, dtype), shards), np.dtype(dtype).itemsize
+def test_every_element_lies_once_in_one_partition(shapes, partitions, dtype):
+    tiling, itemsize = Tiling(layout_of(shapes, dtype), partitions), np.dtype(dtype).itemsize
     covered = [np.zeros(int(np.prod(shape)), int) for shape in shapes]
-    taken = [np.zeros(size, int) for size in tiling.shard_bytes]
+    taken = [np.zeros(size, int) for size in tiling.partition_bytes]
     state = np.zeros(tiling.state_bytes, int)
     for tile in tiling.tiles:
         nbytes = tile.size * itemsize
         assert 0 < nbytes <= TILE_BYTES
         assert tile.offset % ALIGNMENT == tile.state % ALIGNMENT == 0
-        assert tile.offset >= tiling.values_start[tile.shard]
-        assert tile.lock + LOCK_BYTES <= tiling.values_start[tile.shard]
+        assert tile.offset >= tiling.values_start[tile.partition]
+        assert tile.lock + LOCK_BYTES <= tiling.values_start[tile.partition]
         covered[tile.parameter][tile.start : tile.start + tile.size] += 1
-        taken[tile.shard][tile.offset : tile.offset + nbytes] += 1
-        taken[tile.shard][tile.lock : tile.lock + LOCK_BYTES] += 1
+        taken[tile.partition][tile.offset : tile.offset + nbytes] += 1
+        taken[tile.partition][tile.lock : tile.lock + LOCK_BYTES] += 1
         state[tile.state : tile.state + nbytes] += 1
     assert all((c == 1).all() for c in covered)
     assert all((t <= 1).all() for t in taken)
     assert (state <= 1).all()
 
 
-def test_the_shards_are_of_about_one_size():
-    sizes = Tiling(layout_of([(1_000_003,), (700_001,)]), 4).shard_bytes
+def test_the_partitions_are_of_about_one_size():
+    sizes = Tiling(layout_of([(1_000_003,), (700_001,)]), 4).partition_bytes
     # The last tile of each parameter is shorter than the others.
     assert max(sizes) - min(sizes) <= 2 * (TILE_BYTES + ALIGNMENT)
 
@@ -60,26 +60,26 @@ def test_a_kernel_is_told_the_number_that_a_parameter_has_in_the_layout():
     specs = [("float64", "float32")[i % 2] for i in range(900)]
     layout = Layout(tuple(ParameterSpec(str(i), (3 + i,), dtype) for i, dtype in enumerate(specs)))
     tiling = Tiling(layout, 3)
-    members = [i for i, dtype in enumerate(specs) if dtype == "float32"][400:]
-    rows = table(tiling, members, {0: 1 << 20, 1: 1 << 30, 2: 1 << 40}, 1 << 50)
-    assert rows.shape == (len(members), 5)
+    parameters = [i for i, dtype in enumerate(specs) if dtype == "float32"][400:]
+    rows = tile_table(tiling, parameters, {0: 1 << 20, 1: 1 << 30, 2: 1 << 40}, 1 << 50)
+    assert rows.shape == (len(parameters), 5)
     for row in rows.tolist():
-        place, size = row[4] & 0xFFFFFFFF, row[4] >> 32
-        parameter = members[place]
-        assert whereabouts(row[3]) == (parameter, 0)
-        assert whereabouts(row[3] + 2) == (parameter, 2)  # as the kernel tells of its element 2
+        index, size = row[4] & 0xFFFFFFFF, row[4] >> 32
+        parameter = parameters[index]
+        assert split_word(row[3]) == (parameter, 0)
+        assert split_word(row[3] + 2) == (parameter, 2)  # as the kernel tells of its element 2
         assert size == 3 + parameter
 
 
 def test_a_kernel_is_told_where_a_tile_of_a_large_parameter_begins():
     elements = 3 * TILE_BYTES // 4 + 5
     tiling = Tiling(layout_of([(7,), (elements,)]), 2)
-    shard_at, state_at = {0: 1 << 20, 1: 1 << 30}, 1 << 50
-    rows = table(tiling, [1], shard_at, state_at).tolist()
+    partition_at, state_at = {0: 1 << 20, 1: 1 << 30}, 1 << 50
+    rows = tile_table(tiling, [1], partition_at, state_at).tolist()
     tiles = [tile for tile in tiling.tiles if tile.parameter == 1]
-    assert [whereabouts(row[3]) for row in rows] == [(1, tile.start) for tile in tiles]
+    assert [split_word(row[3]) for row in rows] == [(1, tile.start) for tile in tiles]
     assert [row[:3] for row in rows] == [
-        [shard_at[t.shard] + t.offset, shard_at[t.shard] + t.lock, state_at + t.state] for t in tiles
+        [partition_at[t.partition] + t.offset, partition_at[t.partition] + t.lock, state_at + t.state] for t in tiles
     ]
     assert sum(row[4] >> 32 for row in rows) == elements
 
@@ -90,9 +90,9 @@ def directories():
     layout = layout_of(SHAPES)
     name = f"{segment_prefix()}test{os.getpid()}-center"
     plan = DirectoryLayout(layout, Tiling(layout, 3))
-    first = Directory(Segment.create(name, plan.size_bytes), plan)
+    first = DeviceDirectory(Segment.create(name, plan.size_bytes), plan)
     first.begin()
-    second = Directory(Segment.attach(name), plan)
+    second = DeviceDirectory(Segment.attach(name), plan)
     yield first, second
     first.close()
     second.close()
@@ -107,18 +107,18 @@ def test_values_come_back_through_the_mirror(directories):
     found = [np.empty(shape, "float32") for shape in SHAPES]
     second.read_values(found)
     assert all(np.array_equal(a, b) for a, b in zip(values, found))
-    # Each shard's part of the mirror is its memory behind the locks.
+    # Each partition's part of the mirror is its memory behind the locks.
     for tile in first.tiling.tiles:
-        start = tile.offset - first.tiling.values_start[tile.shard]
-        part = second.mirror(tile.shard)[start : start + 4 * tile.size].view("float32")
+        start = tile.offset - first.tiling.values_start[tile.partition]
+        part = second.mirror(tile.partition)[start : start + 4 * tile.size].view("float32")
         assert np.array_equal(part, values[tile.parameter].reshape(-1)[tile.start : tile.start + tile.size])
 
 
 def test_owners_are_published_one_after_the_other(directories):
     first, second = directories
     assert not second.complete
-    for shard in range(3):
-        first.publish(shard, owner=shard, handle=bytes([shard]) * 64)
+    for partition in range(3):
+        first.publish(partition, owner=partition, handle=bytes([partition]) * 64)
     assert second.complete
     before = second.version
     second.publish(1, owner=2, handle=b"x" * 64)
@@ -175,18 +175,18 @@ def test_an_entry_whose_writer_died_is_nobodys_until_the_next_owner_writes_it(di
 
 def test_a_mirror_is_as_new_as_it_was_asked_for(directories):
     owner, asker = directories
-    assert asker.has_mirror(asker.want_mirror())  # no shard is made yet: the first values are the center's
-    for shard in range(3):
-        owner.publish(shard, owner=shard, handle=bytes(64))
+    assert asker.has_mirror(asker.want_mirror())  # no partition is made yet: the first values are the center's
+    for partition in range(3):
+        owner.publish(partition, owner=partition, handle=bytes(64))
     number = asker.want_mirror()
     assert owner.wanted == number
     assert not asker.has_mirror(number)
-    for shard in range(3):
-        owner.mirrored(shard, number)
+    for partition in range(3):
+        owner.mirrored(partition, number)
     assert asker.has_mirror(number)
     assert not asker.has_mirror(asker.want_mirror())
-    for shard in range(3):
-        owner.mirrored(shard)  # the owner has left
+    for partition in range(3):
+        owner.mirrored(partition)  # the owner has left
     assert asker.has_mirror(FINAL)
     owner.publish(1, owner=0, handle=bytes(64))
     assert not asker.has_mirror(number)
@@ -204,7 +204,7 @@ def test_the_lock_of_an_entry_keeps_the_other_out(directories):
 def test_a_directory_of_another_model_is_refused(directories):
     first, _ = directories
     other = layout_of([*SHAPES[:-1], (5,)])
-    assert Directory.shards_in(first._segment) == 3
+    assert DeviceDirectory.partitions_in(first._segment) == 3
     assert not DirectoryLayout(other, Tiling(other, 3)).fits(first._segment)
     assert DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3)).fits(first._segment)
 
