@@ -1,4 +1,4 @@
-"""What every center offers, and the center of a job of one: none."""
+"""The protocols of all centers, and how a center tells of an element that would not have stayed finite."""
 
 from __future__ import annotations
 
@@ -76,11 +76,11 @@ class Center(Protocol):
         ...
 
     def start_from(self, values: Sequence[Array]) -> None:
-        """Set the rule's state on this worker to ``values``: what the worker takes for the center as seen last."""
+        """Set the rule's state on this worker to ``values``, as if the worker had just seen them in the center."""
         ...
 
     def finish(self) -> None:
-        """Wait until the center has what this worker gave it: on devices calls are queued."""
+        """Wait until the center has all values that this worker gave it; on devices calls are queued."""
         ...
 
     def settle(self) -> None:

@@ -73,7 +73,7 @@ class Driver:
 class DeviceMemory:
     """Memory of a device that other processes may open; use `allocate` or `open`.
 
-    What was allocated stays until the process ends: CUDA wants it to outlive those who have it open.
+    Allocated memory stays until the process ends: CUDA wants it to outlive the processes that have it open.
 
     Attributes
     ----------
@@ -108,7 +108,7 @@ class DeviceMemory:
 
     @property
     def handle(self) -> bytes:
-        """What another process opens this memory by."""
+        """The handle by which another process opens this memory."""
         handle = _Handle()
         self._driver.call("cuIpcGetMemHandle", ctypes.byref(handle), ctypes.c_uint64(self.address))
         return bytes(handle.bytes)
@@ -121,7 +121,7 @@ class DeviceMemory:
         )
 
     def copy(self, other: DeviceMemory, offset: int) -> None:
-        """Copy from ``offset`` on what another memory of the same size has there, and wait for it."""
+        """Copy another memory of the same size from ``offset`` on, and wait for it."""
         size = ctypes.c_size_t(self.nbytes - offset)
         target, source = ctypes.c_uint64(self.address + offset), ctypes.c_uint64(other.address + offset)
         self._driver.call("cuMemcpyDtoD_v2", target, source, size)

@@ -175,7 +175,7 @@ class DeviceCenter:
     # The partitions.
 
     def _look_after(self, timeout_s: float) -> None:
-        """Open what others have made, and make what is missing or was lost with its owner."""
+        """Open the partitions that others have made, and make those that are missing or were lost with their owners."""
         now = time.monotonic()
         if self._version == self._directory.version and now < self._next_look:
             return
@@ -206,7 +206,7 @@ class DeviceCenter:
         return self._adopt(partition, entry.generation)
 
     def _owned(self, partition: int, owner: int) -> bool:
-        """Tell whether the owner of a partition lives; what an earlier process of this rank owned went with it."""
+        """Tell whether the owner of a partition lives; an earlier process of this rank took its partitions with it."""
         if owner == self._rank:
             return partition in self._own
         return owner != NOBODY and not self._gone(owner)
@@ -234,7 +234,7 @@ class DeviceCenter:
                 self.finish()
             if known is not None and known[0] == generation:
                 memory.copy(known[1], start)
-            else:  # what is open here may have had another owner since
+            else:  # the partition may have had another owner since it was opened here
                 memory.write(start, self._directory.mirror(partition))
             if known is not None:
                 known[1].close()
@@ -311,7 +311,7 @@ class DeviceCenter:
 
 
 class _Launch:
-    """What is kept between the launches of kernels on one group of parameters."""
+    """The arguments of the kernels on one group of parameters, kept from launch to launch."""
 
     def __init__(
         self, parameters: list[int], dtype: Any, tiles: DeviceArray, count: int, first: int, context: Any
@@ -353,7 +353,7 @@ class DeviceCenters:
         return rule.kernel in ("easgd", "asgd") and {spec.dtype for spec in layout.specs} <= {"float32", "float64"}
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
-        """Make the segment, replacing what a creator that died may have left."""
+        """Make the segment, in place of one that a creator left when it died."""
         tiling = Tiling(layout, self._workers)
         plan = DirectoryLayout(layout, tiling)
         directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)

@@ -32,13 +32,14 @@ FREE, CONTROLLER = -1, -2  # holders that are no ranks
 _GOLDEN = 0.618034
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
 _GLANCE_S = 0.02
-PATIENCE_S = 3.0  # a stripe is worked on for milliseconds: who holds it for so long is stopped, or has no processor
+# A stripe is worked on for milliseconds: a worker that holds it for so long is stopped, or has no processor.
+PATIENCE_S = 3.0
 
 _HEADER = np.dtype(
     [("magic", "S8"), ("version", "u4"), ("stripes", "u4"), ("stripe_bytes", "u8"), ("fingerprint", "V32")]
 )
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
-# Who works on a stripe, and how often anybody has: a stripe that stays taken without a new visit is stuck.
+# The worker that has a stripe, and the count of all visits: a stripe that stays taken without a new visit is stuck.
 _HOLDER = np.dtype([("rank", "i4"), ("visits", "u4")])
 
 
@@ -251,7 +252,7 @@ class HostCenter:
             taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
             worked = len(todo) - len(taken)
             now = time.monotonic()
-            # Not at once: who has just locked it has yet to count its visit.
+            # Not at once: a worker that has just locked a stripe has yet to count its visit.
             known = stuck if now - began > _GLANCE_S else {}
             hopeless = [stripe for stripe in taken if known.get(stripe.index) == self._visits(stripe)]
             given_up += hopeless
@@ -321,7 +322,7 @@ class HostCenters:
         self._workers = workers
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
-        """Make the segment, replacing what a creator that died may have left."""
+        """Make the segment, in place of one that a creator left when it died."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
         local_states, center_states = len(rule.local_state), len(rule.center_state)

@@ -140,7 +140,7 @@ class Plan:
 
     def _run_numpy(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
         first = None
-        with np.errstate(all="ignore"):  # as in C, whatever the user has set
+        with np.errstate(all="ignore"):  # as in C, also where the user has set warnings
             for piece, x in enumerate(local):
                 fixed = (self._center[piece], self._local_states[piece], self._center_states[piece])
                 for start in range(0, x.size, BLOCK):

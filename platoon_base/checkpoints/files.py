@@ -7,7 +7,8 @@
         weights = file["center/0"]                     # of about["parameters"][0]
 
 A file is written under another name, forced to the disk and then renamed, so that at any moment the newest checkpoint
-is a whole one. Its arrays carry the CRC-32 sums of the zip format, and are compared with what ``about`` says of them.
+is a whole one. Its arrays carry the CRC-32 sums of the zip format, and are compared with the shapes and dtypes in
+``about``.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class _FormatError(ConfigurationError):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What a checkpoint holds besides arrays; JSON in the file.
+    """The contents of a checkpoint besides its arrays; JSON in the file.
 
     Attributes
     ----------
@@ -84,9 +85,9 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     bound : bool
         Whether the workers need each other, and so all go on at one position.
     kept : dict of int to dict
-        What each rank has left with `Worker.keep`, in MessagePack (base64 in JSON).
+        The values that each rank has left with `Worker.keep`, in MessagePack (base64 in JSON).
     reported : dict
-        What workers have reported.
+        The values that workers have reported.
     """
 
     format: int = FORMAT
@@ -137,7 +138,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def of(cls, about: About, layout: Layout, center: list[Array], states: list[list[Array]]) -> Checkpoint:
-        """Put a checkpoint together; what ``about`` says of the arrays is filled in."""
+        """Put a checkpoint together, and fill in the fields of ``about`` that tell of the arrays."""
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         return cls(msgspec.structs.replace(about, parameters=specs, states=len(states)), center, states)
 
@@ -150,7 +151,7 @@ def _arrays(checkpoint: Checkpoint) -> dict[str, Array]:
 
 
 class _SteadyFile(io.FileIO):
-    """A file that is forced to the disk while it is written: what was counted is there, and the end comes soon.
+    """A file that is forced to the disk while it is written: counted bytes are there, and the end comes soon.
 
     Parameters
     ----------
@@ -176,7 +177,7 @@ class _SteadyFile(io.FileIO):
 
 
 def _write(file: IO[bytes], checkpoint: Checkpoint) -> None:
-    """Do what `numpy.savez` does, but for its complaints from a destructor when the disk is full."""
+    """Write as `numpy.savez` does, but without its complaints from a destructor when the disk is full."""
     about = np.frombuffer(msgspec.json.encode(checkpoint.about), dtype=np.uint8)
     write_array: Any = np.lib.format.write_array  # it has no types
     with zipfile.ZipFile(file, "w") as archive:
@@ -186,7 +187,7 @@ def _write(file: IO[bytes], checkpoint: Checkpoint) -> None:
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Read a checkpoint, and all of it: whatever is damaged is found here.
+    """Read all of a checkpoint, so that any damage is found here.
 
     Raises
     ------
@@ -369,7 +370,7 @@ class CheckpointFolder:
 def require_alike(about: About, layout: Layout, rule: Rule) -> None:
     """Raise unless a model with this rule can go on from a checkpoint; say in the log if the rule has other arguments.
 
-    What the values of a center mean depends on the rule, so a rule goes on from its own checkpoints only.
+    The meaning of a center's values depends on the rule, so a rule goes on from its own checkpoints only.
     """
     layout.require_same(about.layout, "the checkpoint's")
     name, states = type(rule).__name__, len(rule.center_state)

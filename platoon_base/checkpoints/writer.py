@@ -1,4 +1,4 @@
-"""Writes the checkpoints of a running job beside it: when one is due, in a thread, and at the end."""
+"""Writes the checkpoints of a running job, in a thread of the controller: when one is due, and at the end."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Saving(NamedTuple):
 
 
 class Readable(Protocol):
-    """A handle of a center for one who takes no part: the controller, which saves it."""
+    """A handle of a center for the controller, which saves it and takes no part in the training."""
 
     def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states.
@@ -68,7 +68,7 @@ class Readable(Protocol):
 
 
 class Tally(NamedTuple):
-    """What became of the checkpoints of a job.
+    """How many checkpoints of a job were written and missed.
 
     Attributes
     ----------

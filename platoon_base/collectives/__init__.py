@@ -1,4 +1,4 @@
 """Collective calls on arrays: over shared memory, NCCL, or staged through the host. A worker's `all_reduce` calls them.
 
-`base` is what every collective offers, `groups` makes and ends a process group; the job chooses the back end.
+`base` has the protocol of all collectives, `groups` forms process groups. The job chooses the back end.
 """

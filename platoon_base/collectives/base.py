@@ -1,4 +1,4 @@
-"""What every collective back end offers, and the arguments that all of them refuse alike."""
+"""The protocol of all collective back ends, and the checks of arguments that they share."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Collective(Protocol):
         Returns
         -------
         array
-            ``out``, or the new one. Devices may still be computing it: it is ready for whatever is queued next.
+            ``out``, or the new one. Devices may still be computing it: it is ready for the next call that is queued.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""When a collective that is queued on a device will never complete, as seen from the counts of all ranks."""
+"""Find out that a collective queued on a device will never complete, from the counts of all ranks."""
 
 from __future__ import annotations
 

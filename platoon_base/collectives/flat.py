@@ -1,7 +1,7 @@
 """Many arrays in one flat buffer, so that one collective call moves all of them.
 
-It works on ndarrays and on pygpu's GpuArrays, found by what they can do; nothing here imports a framework or waits for
-a device.
+It works on ndarrays and on pygpu's GpuArrays, told apart by their attributes. Nothing here imports a framework or
+waits for a device.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _on_cuda(array: Any) -> bool:
 
 
 def _device() -> Any:
-    """Import what works on devices; whoever has a GpuArray has its library."""
+    """Import the module for devices; a script with a GpuArray has loaded its library."""
     from platoon_base.collectives import flat_device
 
     return flat_device

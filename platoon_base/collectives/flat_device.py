@@ -1,6 +1,6 @@
-"""What `flat` needs on devices: room for buffers, and on CUDA the packing of many arrays by one kernel.
+"""`flat` on devices: memory for buffers, and on CUDA the packing of many arrays by one kernel.
 
-A copy of one small array costs about 10 us of Python and driver, whatever its size; a model has hundreds.
+A copy of one small array costs about 10 us of Python and driver; a model has hundreds of small arrays.
 """
 
 from __future__ import annotations

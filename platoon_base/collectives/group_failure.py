@@ -20,7 +20,7 @@ __all__ = ["LOCK_BYTE", "GroupFailure", "listed"]
 
 Array = np.ndarray[Any, Any]
 
-LOCK_BYTE = 64  # of the segment; its lock is held by whoever writes the reason
+LOCK_BYTE = 64  # of the segment; the rank that writes the reason holds its lock
 _LOCK_S = 1.0  # how long a rank waits for that lock: its holder may be stopped
 _REASON_BYTES = 3072
 _FAILED, _DIFFERED = 1, 2  # how a group was broken
@@ -80,7 +80,7 @@ class GroupFailure:
             f"the collective of {listed(self._shared.ranks)} is broken since a call of one of them failed: {text}"
         )
 
-    # What ended a call. ``call`` is its number, counted from 1.
+    # The texts of errors. ``call`` is the number of the call that ended, counted from 1.
 
     def named(self, call: int, header: Array) -> str:
         """Name a call in a text, by its number, its rank and its `headline`."""

@@ -36,7 +36,7 @@ class GroupSegment:
     ranks : tuple of int
         The job's ranks in the group.
     memory : Memory or None
-        What the ranks exchange arrays through; None after `close`.
+        Views for the exchange of arrays; None after `close`.
     direct_bytes : int
         All-reduces up to this size are done by every rank for itself.
     """

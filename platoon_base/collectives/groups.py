@@ -119,7 +119,7 @@ class Membership:
         Raises
         ------
         WorkerLostError
-            On every rank, if one is missing: what fewer combine is not what the script means.
+            On every rank, if one is missing: the script does not mean the sum of fewer ranks.
         """
         reply = self._session.form_group(name, note, timeout_s)
         missing = sorted(set(range(self._size)) - set(reply.ranks))

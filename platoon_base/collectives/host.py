@@ -56,10 +56,11 @@ _NOTHING = np.zeros(0, np.uint8)
 class HostCollective:
     """One rank of a group that shares a segment; see `Collective`. One rank uses `create`, then the others `attach`.
 
-    The segment's size does not depend on the arrays: they pass through slots, piece by piece. A failed call breaks
-    the group: nobody can know how far the others came, so the waits of all others end too, and further calls are
-    refused. So does one that is refused for its arguments, unless the group is of one: the next call of this rank
-    would meet calls of the others that are not the same.
+    The segment's size does not depend on the arrays: they pass through slots, piece by piece.
+
+    A failed call breaks the group, because no rank knows how far the others came: all waits end, and further calls are
+    refused. A call that is refused for its arguments breaks a group of several too, because the next call of this rank
+    would meet another call of the others.
 
     Attributes
     ----------
@@ -76,7 +77,7 @@ class HostCollective:
         self._failure = GroupFailure(shared, index)
         self._ranks = shared.ranks
         self._liveness = liveness
-        self._busy = threading.RLock()  # so that a signal handler may close what its own thread is busy with
+        self._busy = threading.RLock()  # so that a signal handler may close the group during a call of its own thread
         self._inside = False  # a call, in the thread that has the lock
         self._closing = False
         self._refused: BaseException | None = None
@@ -189,7 +190,7 @@ class HostCollective:
                 self._busy.release()
 
     def unlink(self) -> None:
-        """Remove the segment's name, once all ranks are attached: then nothing can be left behind, whoever dies."""
+        """Remove the segment's name, once all ranks are attached: then nothing is left behind, also if ranks die."""
         self._shared.unlink()
 
     def close(self) -> None:
@@ -324,7 +325,7 @@ class HostCollective:
         if not why and set(left) & set(missing):
             who = listed(self._ranks[q] for q in left if q in missing)
             why = f"{who} closed the collective and will not come"
-        # Who came after all, before it went, is not missed.
+        # A rank that came after all, before it went, is not missed.
         if why and set(missing) & set(self._exchange.missing()):
             raise WorkerLostError(f"{self._named(header)} cannot end: {why}")
         if time.monotonic() >= deadline:

@@ -1,8 +1,8 @@
 """Collective operations between processes over one block of shared memory. Deadlines and errors are the caller's.
 
 The memory holds a page for all ranks, `LINE` words for each rank, and slots. A call is cut into steps of at most one
-slot. In a step a rank may *put* what others need into its slot, *combine* what is its own once all have put, and
-*take* what the others combined; counters that only grow announce each. The C extension and NumPy do the same things
+slot. In a step a rank may *put* values for the others into its slot, *combine* its own part once all have put, and
+*take* the parts that the others combined. Counters that only grow announce each. The C extension and NumPy do the same
 in the same order, so ranks of one group may use either.
 """
 
@@ -293,7 +293,7 @@ class NumpyExchange:
 
 
 class _Work:
-    """The steps of one call: what is copied where."""
+    """The steps of one call: the copies between arrays and slots."""
 
     def __init__(
         self, memory: Memory, rank: int, step: int, header: Array, array: Array, out: Array, direct_bytes: int

@@ -44,7 +44,7 @@ _OBJECT_HEAD_BYTES = 16  # of a PyObject; behind it a GpuComm has the pointer to
 
 
 class _Step(NamedTuple):
-    """What NCCL does for an operation, and whether a division follows."""
+    """How NCCL makes an operation, and whether a division follows."""
 
     code: int
     op: str
@@ -102,7 +102,7 @@ class NcclCollective:
         self._broken: PlatoonError | None = None
         self._done = threading.Event()
         self._flag: Any = None
-        self._last: Any = None  # what the last call wrote
+        self._last: Any = None  # the result of the last call
         with _no_longer_than(_INIT_TIMEOUT_S):
             self._comm = GpuComm(GpuCommCliqueId(context=context, comm_id=bytearray(clique_id)), self.size, index)
         self._plain = frozenset(code for name, code in _TYPECODES.items() if self._carries(name))
@@ -175,7 +175,7 @@ class NcclCollective:
         np.asarray(self._flag)
 
     def close(self) -> None:
-        """Finish what is queued, unless the group is broken, and let go of the communicator."""
+        """Wait for the calls that are queued, unless the group is broken, and let go of the communicator."""
         if self._done.is_set():
             return
         try:
@@ -279,7 +279,7 @@ def _abort_comm(comm: Any, context: Any, size: int) -> None:
 
 
 def _raise_in(thread: int, reason: PlatoonError) -> None:
-    """Raise in a thread, at its next bytecode: what it was waiting for has come to nothing."""
+    """Raise in a thread, at its next bytecode, because the result that it waits for will never come."""
     kind = type(
         type(reason).__name__, (type(reason),), {"__init__": lambda self: Exception.__init__(self, str(reason))}
     )

@@ -66,7 +66,7 @@ def _put(row: Any, position: Sequence[int]) -> None:
 
 
 class Progress(NamedTuple):
-    """What one worker has written of itself.
+    """The progress that one worker has written.
 
     Attributes
     ----------
@@ -188,11 +188,11 @@ class JobState:
 
     @staticmethod
     def mark_synced(row: Any) -> None:
-        """Take note that the center has what the worker of a row has learnt up to now."""
+        """Take note that the center has all steps of a row's worker up to now."""
         _put(row, (row["epoch"], row["steps"] - row["steps_before_epoch"], row["steps"]))
 
     def mark_all_synced(self, row: Any) -> None:
-        """Take note that the center is what the worker of a row has learnt up to now: all others go on from there."""
+        """Take note that the center equals the model of a row's worker now, from which all others go on."""
         self.mark_synced(row)
         position = row["synced"][row["synced_slot"]].tolist()
         for other in self._rows:

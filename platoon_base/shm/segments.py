@@ -213,7 +213,7 @@ def in_use(name: str) -> bool:
 
 
 def _has_users(name: str) -> bool | None:
-    """Tell whether a process has a segment open; None if this user has none of that name, whatever else has it."""
+    """Tell whether a process has a segment open; None if this user has none of that name."""
     try:
         fd = open_own(SHM_FOLDER / name.lstrip("/"), stat.S_IFREG)
     except OSError:
