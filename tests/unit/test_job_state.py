@@ -70,7 +70,7 @@ def test_a_reason_is_not_cut_inside_a_letter(job_state):
 def test_a_row_tells_nothing_before_its_worker_does(job_state):
     progress = job_state.progress(2)
     assert math.isnan(progress.loss)
-    assert progress._replace(loss=0.0) == (0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0)
+    assert progress._replace(loss=0.0) == (0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0)
 
 
 def test_what_a_worker_writes_to_its_row_is_seen_there_only(job_state, others):
@@ -85,7 +85,7 @@ def test_what_a_worker_writes_to_its_row_is_seen_there_only(job_state, others):
 
 
 def test_a_row_is_plain_numbers(job_state):
-    assert [type(value) for value in job_state.progress(0)] == [int] * 3 + [float] * 4 + [int]
+    assert [type(value) for value in job_state.progress(0)] == [int] * 3 + [float] * 4 + [int] * 2
 
 
 def test_a_worker_that_joins_starts_its_row_anew(job_state):
