@@ -71,7 +71,7 @@ def build(worker, sync):
         worker.init_shared_params(params, EASGD())  # never synchronized: a place for checkpoints
     else:
         updates = lasagne.updates.adam(loss, params, LEARNING_RATE)
-        updates = sync_updates(updates, params, EASGD(), every_n_updates=SYNC_EVERY)
+        updates = sync_updates(updates, params, EASGD(), every_n_batches=SYNC_EVERY)
     train = theano.function([x, y], loss, updates=updates)
 
     prediction = get_output(network, deterministic=True)

@@ -69,9 +69,14 @@ def epoch_indices(
     epoch: int = 0,
     uneven: str = "keep",
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return the row numbers that ``rank`` trains on in ``epoch``.
+    """Return the row numbers that ``rank`` trains on in ``epoch``: every ``size``-th of the epoch's order.
 
-    All workers partition the same order: 0 .. n - 1, or one permutation drawn from ``(seed, epoch)``.
+    ::
+
+        rows := order[rank], order[rank + size], order[rank + 2 size], ...
+
+    All workers have the same order: 0 .. n - 1, or one permutation drawn from ``(seed, epoch)``. So the k-th
+    mini-batches of all workers are together the k-th of one process with mini-batches ``size`` times as large.
 
     Parameters
     ----------
@@ -79,7 +84,7 @@ def epoch_indices(
         Number of rows.
     rank, size : int
     shuffle : bool
-        Partition a new permutation in each epoch.
+        Deal out a new permutation in each epoch.
     seed, epoch : int
         Common to all workers.
     uneven : {"keep", "drop", "wrap"}
@@ -113,8 +118,7 @@ def epoch_indices(
         order = order[: n - n % size]
     elif uneven == "wrap" and n:
         order = np.resize(order, -(-n // size) * size)
-    start, stop = shard_bounds(len(order), rank, size)
-    return order[start:stop]
+    return order[rank::size]
 
 
 def shard_seed(seed: int, rank: int) -> int:

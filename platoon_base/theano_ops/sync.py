@@ -8,6 +8,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops.base import JobBound, JobOp, next_turn
 from platoon_base.worker.handle import Worker
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["Sync", "Synchronizer"]
 
@@ -18,9 +19,10 @@ class Synchronizer(JobBound):
     It is told apart by identity, so two Ops are equal only if they share one.
     """
 
-    def __init__(self, worker: Worker, period: EveryN) -> None:
+    def __init__(self, worker: Worker, period: EveryN, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         self.worker = worker
         self.period = period
+        self.timeout_s = timeout_s
         self.turn = next_turn()
         self._sharing = worker.sharing
 
@@ -33,7 +35,7 @@ class Synchronizer(JobBound):
             )
         self.worker.progress(steps=1)
         if self.period.due():
-            self.worker.sync_arrays(arrays)
+            self.worker.sync_arrays(arrays, timeout_s=self.timeout_s)
 
 
 class Sync(JobOp):

@@ -5,10 +5,11 @@ from platoon_base import ASGD, EASGD, compat
 compat.apply()  # before Lasagne is imported, by this package or by the script
 
 from platoon_plugins.lasagne.data import iterate_minibatches, shard  # noqa: E402
-from platoon_plugins.lasagne.evaluation import StopOnPatience, evaluate  # noqa: E402
+from platoon_plugins.lasagne.evaluation import evaluate  # noqa: E402
 from platoon_plugins.lasagne.gradients import all_reduce_grads  # noqa: E402
+from platoon_plugins.lasagne.stopping import StopOnPatience  # noqa: E402
+from platoon_plugins.lasagne.sync import sync_updates  # noqa: E402
 from platoon_plugins.lasagne.training import finish_training  # noqa: E402
-from platoon_plugins.lasagne.updates import sync_updates  # noqa: E402
 
 __all__ = [
     "ASGD",

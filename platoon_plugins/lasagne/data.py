@@ -10,11 +10,13 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import take
 
-__all__ = ["iterate_minibatches", "require_same_length", "shard", "split_arguments"]
+__all__ = ["iterate_minibatches", "require_batch_size", "require_same_length", "shard", "split_arguments"]
 
 
 def shard(*arrays: Any, worker: Worker | None = None) -> Any:
-    """Return this worker's rows of each array; the workers' shares differ by at most one row.
+    """Return this worker's rows of each array: of worker r of N the rows r, r + N, r + 2N, ...
+
+    The numbers of rows of two workers differ by at most one.
 
     Parameters
     ----------
@@ -35,41 +37,45 @@ def shard(*arrays: Any, worker: Worker | None = None) -> Any:
 
 def iterate_minibatches(
     *arrays: Any,
-    batchsize: int | None = None,
+    batch_size: int | None = None,
     shuffle: bool = False,
     epoch: int = 0,
-    uneven: str = "keep",
     skip: int = 0,
-    worker: Worker | None = None,
     inputs: Any = None,
     targets: Any = None,
+    uneven: str = "keep",
+    worker: Worker | None = None,
 ) -> Iterator[tuple[Any, ...]]:
-    """Yield this worker's mini-batches of one epoch; over all workers each row comes exactly once, unless told else.
+    """Yield this worker's mini-batches of one epoch.
 
-    Unlike the loop of Lasagne's examples the last, smaller batch is not left out.
+    With ``uneven="keep"``, the default, all workers together use each row exactly once in an epoch. Worker r of N takes
+    the rows r, r + N, r + 2N, ... of the epoch's order. So the k-th mini-batches of all workers are together the k-th
+    mini-batch of one process whose mini-batches are N times as large.
+
+    The last mini-batch may be smaller. (The function of this name in Lasagne's examples leaves it out.)
 
     Parameters
     ----------
     *arrays : ndarray, all of the same length
         The same on every worker, all the rows, not a shard: usually inputs and targets, also masks and the like. For a
         function that takes row numbers, ``numpy.arange(n)``.
-    batchsize : int
+    batch_size : int
         Rows in a mini-batch of one worker. It may also stand behind the arrays, and ``shuffle`` behind it.
     shuffle : bool
         Draw a new order, common to all workers, from the job's seed and ``epoch``.
     epoch : int
         Pass the number of the epoch when shuffling, or every epoch has the same order.
+    skip : int
+        Number of mini-batches to leave out at the beginning: ``worker.resume_at.done_in(epoch)`` are done already when
+        a job was resumed, or a worker started again.
+    inputs, targets : ndarray
+        The first and the last of the arrays, by name.
     uneven : {"keep", "drop", "wrap"}
         What to do with rows that cannot be dealt out evenly, see `platoon_base.sharding.epoch_indices`. Synchronous
         training needs as many mini-batches on every worker: leave up to N - 1 rows out of an epoch ("drop"), or use
         some twice ("wrap").
-    skip : int
-        Number of mini-batches to leave out at the beginning: ``worker.resume_at.done_in(epoch)`` are done already when
-        a job was resumed, or a worker started again.
     worker : Worker, optional
         The default is ``connect()``.
-    inputs, targets : ndarray
-        The first and the last of the arrays, by name.
 
     Yields
     ------
@@ -81,29 +87,27 @@ def iterate_minibatches(
     ConfigurationError
         If another worker has other data, such as a split of its own, or "drop" leaves no rows.
     """
-    data, options = split_arguments(arrays, inputs, targets, batchsize=batchsize, shuffle=shuffle)
-    batchsize, shuffle = options["batchsize"], options["shuffle"]
+    data, options = split_arguments(arrays, inputs, targets, batch_size=batch_size, shuffle=shuffle)
     count = require_same_length(data)
-    if batchsize is None or batchsize < 1:
-        raise ConfigurationError(f"got batchsize={batchsize!r}: it counts rows and must be at least 1")
+    rows_in_batch = require_batch_size(options["batch_size"])
     if skip < 0:
         raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
     worker = connect() if worker is None else worker
     worker.require_same_data(*data)
-    rows = worker.shard(count, shuffle=shuffle, epoch=epoch, uneven=uneven)
-    return _batches(data, rows, batchsize, skip)
+    rows = worker.shard(count, shuffle=options["shuffle"], epoch=epoch, uneven=uneven)
+    return _batches(data, rows, rows_in_batch, skip)
 
 
-def _batches(data: Sequence[Any], rows: Any, batchsize: int, skip: int) -> Iterator[tuple[Any, ...]]:
-    for start in range(batchsize * skip, len(rows), batchsize):
-        batch = rows[start : start + batchsize]
+def _batches(data: Sequence[Any], rows: Any, batch_size: int, skip: int) -> Iterator[tuple[Any, ...]]:
+    for start in range(batch_size * skip, len(rows), batch_size):
+        batch = rows[start : start + batch_size]
         yield tuple(take(array, batch) for array in data)
 
 
 def split_arguments(
     positional: Sequence[Any], inputs: Any, targets: Any, **options: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Tell arrays from the options that may stand behind them, as they did when there were always two arrays.
+    """Separate the arrays from the options that a call passes behind them, such as ``f(inputs, targets, 500)``.
 
     Returns
     -------
@@ -121,6 +125,13 @@ def split_arguments(
     named = tuple(array for array in (inputs, targets) if array is not None)
     arrays = (*named[: inputs is not None], *arrays, *named[inputs is not None :])
     return arrays, {**options, **dict(zip(options, behind))}
+
+
+def require_batch_size(batch_size: int | None) -> int:
+    """Return the number of rows in a mini-batch; raise if there is none, or it is less than 1."""
+    if batch_size is None or batch_size < 1:
+        raise ConfigurationError(f"got batch_size={batch_size!r}: it counts rows and must be at least 1")
+    return batch_size
 
 
 def require_same_length(arrays: Sequence[Any]) -> int:

@@ -9,9 +9,8 @@ import theano
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce
-from platoon_base.theano_ops.compressed import all_reduce_float16
-from platoon_base.worker.initial_values import start_together
+from platoon_base.theano_ops import all_reduce, all_reduce_float16
+from platoon_base.worker import start_together
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables, vary_noise_once
 from platoon_plugins.lasagne.training import Training
 
@@ -100,11 +99,12 @@ def all_reduce_grads(
     layout = start_together(
         [*params, *statistics], worker, f"all_reduce_grads(average={bool(average)}, wire_dtype={wire_dtype!r})"
     )
+    training = Training.of(worker)
+    training.averaged.update(params)
     if worker.global_size == 1:
         return grads
-    training = Training.of(worker)
     training.add(statistics)
-    training.add_averaged(params)
+    training.compare_later(params)
     vary_noise_once(used, worker.global_rank)
     if wire_dtype is None:
         return all_reduce(*grads, op="mean" if average else "sum", worker=worker)

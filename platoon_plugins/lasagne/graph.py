@@ -11,7 +11,7 @@ from theano.compile import SharedVariable
 from theano.gof.graph import inputs
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops.noise import vary_noise
+from platoon_base.theano_ops import vary_noise
 
 __all__ = ["find_statistics", "shared_variables", "vary_noise_once"]
 

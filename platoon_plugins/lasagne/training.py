@@ -1,4 +1,4 @@
-"""What one training of this worker is made of besides its parameters, and its end."""
+"""The life of one training: what the other functions have found in it, and its end."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker, connect
-from platoon_base.worker import DEFAULT_TIMEOUT_S
-from platoon_base.worker.divergence import require_same_values
+from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values
 
 __all__ = ["Training", "finish_training"]
 
@@ -21,7 +20,7 @@ _SAME_MODEL = (
 
 
 class Training:
-    """What `sync_updates` and `all_reduce_grads` have found, which `evaluate` and `finish_training` need.
+    """The findings of `sync_updates` and `all_reduce_grads`, for `evaluate` and `finish_training`.
 
     Attributes
     ----------
@@ -29,25 +28,28 @@ class Training:
         Averaged over the workers when they meet: running means of batch normalization and the like.
     shares : bool
         Whether `sync_updates` shares parameters.
+    averaged : weak set of Theano shared variable
+        Parameters whose gradients `all_reduce_grads` averages.
     """
 
     def __init__(self, late: bool) -> None:
         self.statistics: list[Any] = []
         self.shares = False
+        self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
         self._fresh = late  # the statistics of a worker that comes later are worth nothing before it has met the others
-        self._averaged: list[Any] = []
+        self._to_compare: list[Any] = []
         self._compared = False
 
     @staticmethod
     def of(worker: Worker) -> Training:
-        """Return the one that a worker is in."""
+        """Return the training that a worker is in."""
         if worker not in _trainings:
             _trainings[worker] = Training(worker.late)
         return _trainings[worker]
 
     @staticmethod
     def forget(worker: Worker) -> None:
-        """Let go of the training that a worker was in."""
+        """Forget the training that a worker was in."""
         _trainings.pop(worker, None)
 
     def add(self, statistics: Iterable[Any]) -> None:
@@ -55,23 +57,23 @@ class Training:
         known = {id(variable.container) for variable in self.statistics}
         self.statistics += [variable for variable in statistics if id(variable.container) not in known]
 
-    def add_averaged(self, params: list[Any]) -> None:
-        """Take in parameters whose gradients are averaged, and which are the same on all workers therefore.
+    def compare_later(self, params: list[Any]) -> None:
+        """Let `require_same_model` compare these parameters, which averaged gradients keep the same on all workers.
 
-        A comparison ends the list: what is built behind it, such as the model of another fold, begins a new one.
+        A comparison ends the list. Parameters that are added after it, such as those of another fold, begin a new list.
         """
-        self._averaged = [*([] if self._compared else self._averaged), *params]
+        self._to_compare = [*([] if self._compared else self._to_compare), *params]
         self._compared = False
 
-    def start_statistics(self, worker: Worker, statistics: list[Any]) -> None:
-        """Give the first worker's statistics to all; one that comes later gets them when it meets the others."""
+    def start_statistics(self, worker: Worker, statistics: list[Any], timeout_s: float) -> None:
+        """Copy the first worker's statistics to all; a worker that comes later gets them when it meets the others."""
         if not statistics:
             return
         first = worker.global_rank == 0
         values = [variable.get_value() for variable in statistics]
         mine = values if first else [np.zeros_like(value) for value in values]
         pairs = {"first": (float(first), 1.0)}
-        summed = worker.sum_arrays("the first values of statistics", mine, pairs, late_pass=True)
+        summed = worker.sum_arrays("the first values of statistics", mine, pairs, late_pass=True, timeout_s=timeout_s)
         if summed.pairs["first"][0]:
             _set(statistics, summed.arrays)
 
@@ -93,12 +95,13 @@ class Training:
     def require_same_model(self, worker: Worker, timeout_s: float) -> None:
         """Raise on all workers if parameters have become different that averaged gradients keep the same.
 
-        A collective call, if `all_reduce_grads` was called; of what was passed to it since the last comparison.
+        A collective call, if `all_reduce_grads` was called. It compares the parameters that were passed since the last
+        comparison.
         """
-        if not self._averaged:
+        if not self._to_compare:
             return
         self._compared = True
-        values = [(f"{param} (number {i})", param.get_value(borrow=True)) for i, param in enumerate(self._averaged)]
+        values = [(f"{param} (number {i})", param.get_value(borrow=True)) for i, param in enumerate(self._to_compare)]
         require_same_values(worker, "the parameters of all_reduce_grads", values, _SAME_MODEL, timeout_s=timeout_s)
 
 
@@ -110,19 +113,19 @@ def _set(variables: list[Any], values: list[Any]) -> None:
 _trainings: weakref.WeakKeyDictionary[Worker, Training] = weakref.WeakKeyDictionary()
 
 
-def finish_training(worker: Worker | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-    """End a training on all workers together: the model of each has the center's parameters and averaged statistics.
+def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | None = None) -> None:
+    """End a training on all workers together: the model of each gets the center's parameters and averaged statistics.
 
-    All workers call it behind their loop, and then one of them saves the model. With averaged gradients the parameters
+    All workers call it after their loop, and then one of them saves the model. With averaged gradients the parameters
     are the same already. Functions that were compiled with `sync_updates` cannot be called any more. `sync_updates` may
     then be called for the next training, such as the next fold.
 
     Parameters
     ----------
-    worker : Worker, optional
-        The default is ``connect()``.
     timeout_s : float
         Bound on each wait for the other workers.
+    worker : Worker, optional
+        The default is ``connect()``.
 
     Raises
     ------

@@ -342,7 +342,7 @@ def test_a_worker_that_has_fewer_batches_ends_the_training_of_the_others(run_job
     assert "1" in outcome.reported["error"]
 
 
-@pytest.mark.parametrize(("uneven", "batches"), [("keep", [3, 3, 4]), ("drop", [3, 3, 3]), ("wrap", [4, 4, 4])])
+@pytest.mark.parametrize(("uneven", "batches"), [("keep", [4, 3, 3]), ("drop", [3, 3, 3]), ("wrap", [4, 4, 4])])
 def test_all_workers_can_have_as_many_mini_batches(worker, monkeypatch, uneven, batches):
     monkeypatch.setattr(worker, "global_size", 3)
     rows = np.arange(28)

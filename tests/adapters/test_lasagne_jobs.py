@@ -35,7 +35,7 @@ def test_workers_train_a_known_model_to_its_known_solution(run_job):
         network = lasagne.layers.DenseLayer(lasagne.layers.InputLayer((None, 6), x), 2, nonlinearity=None)
         params = lasagne.layers.get_all_params(network, trainable=True)
         loss = T.sqr(lasagne.layers.get_output(network) - y).mean()
-        updates = sync_updates(lasagne.updates.momentum(loss, params, 0.02), params, EASGD(), every_n_updates=5)
+        updates = sync_updates(lasagne.updates.momentum(loss, params, 0.02), params, EASGD(), every_n_batches=5)
         train, error = theano.function([x, y], loss, updates=updates), theano.function([x, y], loss)
 
         stop = StopOnPatience(3, min_delta=1e-9)
@@ -113,7 +113,7 @@ def test_the_rows_of_a_worker_that_fails_are_taken_over(run_job):
 
         with connect() as worker:
             x = np.arange(30.0)
-            worker.report({str(worker.global_rank): evaluate(val_fn, x, x, 4, worker)})
+            worker.report({str(worker.global_rank): evaluate(val_fn, x, x, 4, worker=worker)})
         """,
         workers=3,
     )
@@ -132,7 +132,7 @@ def test_two_data_sets_are_never_summed_up_together(run_job):
         with connect() as worker:
             data = np.full(10, float(worker.global_rank))
             try:
-                evaluate(lambda x, y: x.mean(), data, data, 5, worker)
+                evaluate(lambda x, y: x.mean(), data, data, 5, worker=worker)
             except ProtocolError as exc:
                 worker.report({str(worker.global_rank): str(exc)})
         """
@@ -199,7 +199,7 @@ def test_each_fold_has_its_own_training_and_its_own_end(run_lasagne, workers):
         for fold in range(3):
             model = Model(weights=0.1 * fold)
             updates = lasagne.updates.sgd(model.loss, model.params, 0.01)
-            train = model.compile(sync_updates(updates, model.params, EASGD(), every_n_updates=3))
+            train = model.compile(sync_updates(updates, model.params, EASGD(), every_n_batches=3))
             stop = StopOnPatience(2)
             for epoch in range(1, 9):
                 for batch in iterate_minibatches(X, Y, 4, shuffle=True, epoch=epoch):
@@ -311,7 +311,7 @@ def test_masks_and_row_numbers_go_with_the_rows(run_job):
         x, y, mask = np.arange(11.0), -np.arange(11.0), np.arange(11) % 2
         for a, b, m in iterate_minibatches(x, y, mask, 3, True, epoch=1):
             assert (b == -a).all() and (m == a % 2).all()
-        rows = [row for (batch,) in iterate_minibatches(np.arange(11), batchsize=4, uneven="keep") for row in batch]
+        rows = [row for (batch,) in iterate_minibatches(np.arange(11), batch_size=4, uneven="keep") for row in batch]
         by_mask = evaluate(lambda a, b, m: [(a * m).mean(), (b * (1 - m)).mean()], x, y, mask, 2)
         by_row = evaluate(lambda rows: x[rows].mean(), np.arange(11), batch_size=3)
         named = evaluate(lambda a, b: (a - b).mean(), inputs=x, targets=y, batch_size=100, worker=worker)
@@ -340,6 +340,18 @@ def test_alone_a_shard_is_everything(solo_worker):
     np.testing.assert_array_equal(shard(x, worker=solo_worker), x)
     for got, expected in zip(shard(x, y, worker=solo_worker), (x, y)):
         np.testing.assert_array_equal(got, expected)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 13])
+def test_a_shard_is_every_nth_row(solo_worker, monkeypatch, size):
+    """By Python's own slices; of more arrays than one, and with fewer rows than workers."""
+    x, y = np.arange(11) * 10, [str(i) for i in range(11)]
+    monkeypatch.setattr(solo_worker, "global_size", size)
+    for rank in range(size):
+        monkeypatch.setattr(solo_worker, "global_rank", rank)
+        rows, names = shard(x, y, worker=solo_worker)
+        assert rows.tolist() == list(range(0, 110, 10))[rank::size]
+        assert names == y[rank::size]
 
 
 def test_alone_patience_stops_by_the_rule(solo_worker):
@@ -378,17 +390,18 @@ def test_patience_goes_on_in_a_worker_that_is_started_again(run_job):
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda w: evaluate(None, [1, 2], [1], 1, w), "as many"),
-        (lambda w: evaluate(None, [], [], 1, w), "at least one"),
-        (lambda w: evaluate(None, [1], [1], 0, w), "batch_size"),
+        (lambda w: evaluate(None, [1, 2], [1], 1, worker=w), "as many"),
+        (lambda w: evaluate(None, [], [], 1, worker=w), "at least one"),
+        (lambda w: evaluate(None, [1], [1], 0, worker=w), "batch_size"),
         (lambda w: list(iterate_minibatches(np.ones(3), np.ones(2), 1, worker=w)), "row by row"),
-        (lambda w: list(iterate_minibatches(np.ones(3), np.ones(3), 0, worker=w)), "batchsize"),
+        (lambda w: list(iterate_minibatches(np.ones(3), np.ones(3), 0, worker=w)), "batch_size"),
         (lambda w: shard(np.ones(3), np.ones(4), worker=w), "row by row"),
         (lambda w: list(iterate_minibatches(np.ones(3), np.ones(3), 1, skip=-1, worker=w)), "skip"),
         (lambda w: StopOnPatience(0, worker=w), "patience"),
         (lambda w: iterate_minibatches(worker=w), "no arrays"),
         (lambda w: evaluate(None, [1], worker=w), "batch_size=None"),
         (lambda w: iterate_minibatches(np.ones(3), np.ones(3), 1, True, 4, worker=w), "got 4 behind the arrays"),
+        (lambda w: evaluate(None, [1], 1, w), "got .*Worker.* behind the arrays: pass arrays, then batch_size, the"),
     ],
 )
 def test_bad_arguments_are_refused(solo_worker, call, complaint):

@@ -63,12 +63,6 @@ STILL_DEEPER = {
         "platoon_base.worker.same_data",
         "platoon_base.worker.shared_parameters",
     },
-    "lasagne": {
-        "platoon_base.theano_ops.compressed",
-        "platoon_base.theano_ops.noise",
-        "platoon_base.worker.divergence",
-        "platoon_base.worker.initial_values",
-    },
 }
 
 # What decides, against what does: sockets, shared memory, processes, frameworks.

@@ -1,4 +1,4 @@
-"""Shards: every row has one owner, all ranks cut the same order, seeds differ."""
+"""Shards: every row has one owner, all ranks deal out the same order, seeds differ."""
 
 import numpy as np
 import pytest
@@ -63,9 +63,9 @@ def test_wrap_gives_equal_shards_with_every_row(n, size, shuffle):
 @pytest.mark.parametrize(
     ("uneven", "expected"),
     [
-        ("keep", [[0, 1], [2, 3], [4, 5, 6]]),
-        ("drop", [[0, 1], [2, 3], [4, 5]]),
-        ("wrap", [[0, 1, 2], [3, 4, 5], [6, 0, 1]]),
+        ("keep", [[0, 3, 6], [1, 4], [2, 5]]),
+        ("drop", [[0, 3], [1, 4], [2, 5]]),
+        ("wrap", [[0, 3, 6], [1, 4, 0], [2, 5, 1]]),
     ],
 )
 def test_seven_rows_on_three_workers(uneven, expected):
@@ -78,10 +78,22 @@ def test_wrap_goes_round_more_than_once_if_it_must():
 
 @EXAMPLES
 @given(n=rows, size=sizes, seed=st.integers(0, 2**63), epoch=st.integers(0, 100))
-def test_all_ranks_cut_the_same_permutation(n, size, seed, epoch):
+def test_all_ranks_deal_out_the_same_permutation(n, size, seed, epoch):
     options = {"shuffle": True, "seed": seed, "epoch": epoch}
     whole = epoch_indices(n, 0, 1, **options)
-    np.testing.assert_array_equal(np.concatenate(shards(n, size, **options)), whole)
+    hands = [[] for _ in range(size)]
+    for place, row in enumerate(whole):
+        hands[place % size].append(row)
+    assert [shard.tolist() for shard in shards(n, size, **options)] == hands
+
+
+@EXAMPLES
+@given(n=rows, size=sizes, batch=st.integers(1, 20), shuffle=st.booleans())
+def test_the_mini_batches_of_all_ranks_are_the_large_ones_of_one_process(n, size, batch, shuffle):
+    whole, found = epoch_indices(n, 0, 1, shuffle=shuffle), shards(n, size, shuffle=shuffle)
+    for k in range(-(-n // (size * batch))):
+        together = np.concatenate([shard[k * batch : (k + 1) * batch] for shard in found])
+        assert sorted(together) == sorted(whole[k * size * batch : (k + 1) * size * batch])
 
 
 def test_another_epoch_or_seed_is_another_permutation():

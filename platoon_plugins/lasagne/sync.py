@@ -8,8 +8,10 @@ from typing import Any
 
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
+from platoon_base.rules import default_rule, require_rule
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import Sync, Synchronizer
+from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables, vary_noise_once
 from platoon_plugins.lasagne.training import Training
 
@@ -19,19 +21,20 @@ __all__ = ["sync_updates"]
 def sync_updates(
     updates: Mapping[Any, Any],
     params: Sequence[Any],
-    rule: Rule,
-    every_n_updates: int = 10,
+    rule: Rule | str | None = "auto",
+    every_n_batches: int = 10,
     *,
     on_nonfinite: str = "raise",
     statistics: Iterable[Any] = (),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
     worker: Worker | None = None,
 ) -> OrderedDict[Any, Any]:
     """Wrap updates so that every N-th call of the compiled function also synchronizes with the other workers.
 
-    Call it after the initial values are in place (weights loaded): the first worker's values are given to all.
-    What the optimizer keeps besides the parameters (velocities, moments, step counts) stays each worker's own, and
-    running statistics do until `evaluate` and `finish_training` average them. Random streams in the graph, such as
-    those of dropout, draw other numbers on each worker.
+    Call it after the initial values are in place (weights loaded): it copies the first worker's values to all others.
+    The state of the optimizer (velocities, moments, step counts) stays each worker's own. Running statistics do so
+    until `evaluate` and `finish_training` average them. Random streams in the graph, such as those of dropout, draw
+    other numbers on each worker.
 
     There is one training at a time: `finish_training` ends it before the next one begins. In a job of one launched
     worker the rule changes no parameters, until another worker joins.
@@ -42,37 +45,40 @@ def sync_updates(
         What a function of `lasagne.updates` returned, or any other updates for `theano.function`.
     params : list of Theano shared variable
         The parameters to share, each of which must have an update.
-    rule : Rule
-        Such as ``EASGD()`` or ``ASGD()``.
-    every_n_updates : int, at least 1
-        Number of updates from one synchronization to the next.
+    rule : Rule, None or "auto"
+        `EASGD`, `ASGD`; None with `all_reduce_grads`, where no synchronization is needed: the updates stay as they are.
+        "auto" is None if `all_reduce_grads` has averaged the gradients of ``params``, and ``EASGD()`` otherwise.
+    every_n_batches : int, at least 1
+        Batches, each of which is one call of the compiled function, from one synchronization to the next.
     on_nonfinite : {"raise", "skip", "restore"}
-        See `Worker.init_shared_params`.
+        What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
     statistics : list of Theano shared variable
         Running statistics that ``updates`` changes. Those that the graph updates by itself, as BatchNormLayer does, are
         found.
+    timeout_s : float
+        Bound on each wait for the other workers, here and in the compiled function.
     worker : Worker, optional
         The default is ``connect()``.
 
     Returns
     -------
     OrderedDict of shared variable to new value
-        For ``theano.function(..., updates=...)``. In a job of one, the updates as they were.
+        For ``theano.function(..., updates=...)``. In a job of one, or without a rule, the updates as they were.
 
     Raises
     ------
     ConfigurationError
-        If a parameter has no update, is no shared variable, or the period is less than 1; or if another training has
-        not been finished.
+        If a parameter has no update, is no shared variable, or the period is less than 1; if the rule does not go with
+        the gradients; or if another training has not been finished.
     LayoutMismatchError
         If the model differs from that of the other workers.
 
     Examples
     --------
     >>> updates = lasagne.updates.adam(loss, params)                                # doctest: +SKIP
-    >>> updates = sync_updates(updates, params, EASGD(), every_n_updates=10)        # doctest: +SKIP
+    >>> updates = sync_updates(updates, params, EASGD(), every_n_batches=10)        # doctest: +SKIP
     """
-    period = EveryN(every_n_updates)
+    period = EveryN(every_n_batches)
     if not isinstance(updates, Mapping):
         raise ConfigurationError(
             f"got {type(updates).__name__} as updates: pass what a function of lasagne.updates returned"
@@ -85,19 +91,42 @@ def sync_updates(
             "leave the others out of params"
         )
     worker = connect() if worker is None else worker
-    training = _begin(worker)
+    rule = _resolved(rule, params, Training.of(worker), on_nonfinite)
+    training = Training.of(worker) if rule is None else _begin(worker)
     used = shared_variables(updates.values())
-    worker.init_shared_params(params, rule, on_nonfinite=on_nonfinite)
-    training.shares = True
+    if rule is not None:
+        worker.init_shared_params(params, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
+        training.shares = True
     found = find_statistics(used, statistics, params)
     training.add(found)
-    training.start_statistics(worker, found)
+    training.start_statistics(worker, found, timeout_s)
     vary_noise_once(used, worker.global_rank)
     wrapped = OrderedDict(updates)
-    if worker.shares:
-        synced = Sync(Synchronizer(worker, period))(*(updates[p] for p in params), return_list=True)
-        wrapped.update(zip(params, synced))
+    if rule is not None and worker.shares:
+        sync = Sync(Synchronizer(worker, period, timeout_s))
+        wrapped.update(zip(params, sync(*(updates[p] for p in params), return_list=True)))
     return wrapped
+
+
+def _resolved(rule: Rule | str | None, params: Sequence[Any], training: Training, on_nonfinite: str) -> Rule | None:
+    """Return the rule that "auto" stands for; raise if a rule of None does not go with the gradients."""
+    if rule not in (None, "auto"):
+        require_rule(rule)
+        return rule  # type: ignore[return-value]
+    others = [str(param) for param in params if param not in training.averaged]
+    if rule == "auto" and len(others) == len(params):
+        return default_rule()
+    if others:
+        raise ConfigurationError(
+            f"got rule={rule!r}, and the gradients of {', '.join(others)} are not averaged: pass a rule, such as "
+            "EASGD(), or make the updates of all_reduce_grads(loss, params), with all of these params"
+        )
+    if on_nonfinite != "raise":
+        raise ConfigurationError(
+            f"got on_nonfinite={on_nonfinite!r} and no rule: averaged gradients bring a NaN of one worker to all "
+            "at once; leave it out"
+        )
+    return None
 
 
 def _begin(worker: Worker) -> Training:

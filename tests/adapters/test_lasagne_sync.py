@@ -17,7 +17,7 @@ import theano.tensor as T
 
 from platoon_base.errors import ConfigurationError, NonFiniteError
 from platoon_base.theano_ops import Sync
-from platoon_plugins.lasagne import ASGD, EASGD, finish_training, sync_updates
+from platoon_plugins.lasagne import ASGD, EASGD, all_reduce_grads, finish_training, sync_updates
 
 pytestmark = pytest.mark.theano
 
@@ -65,7 +65,7 @@ def test_every_rule_of_lasagne_is_synchronized_as_the_equations_say(job_worker, 
     """Against the same rule compiled without us, whose parameters are synchronized by hand between the calls."""
     ours, theirs = make_params(), make_params()
     x, loss = make_loss(ours)
-    updates = sync_updates(RULES[name](loss, ours), ours, EASGD(0.25), every_n_updates=3, worker=job_worker)
+    updates = sync_updates(RULES[name](loss, ours), ours, EASGD(0.25), every_n_batches=3, worker=job_worker)
     step = theano.function([x], loss, updates=updates)
     x, loss = make_loss(theirs)
     plain = theano.function([x], loss, updates=RULES[name](loss, theirs))
@@ -99,7 +99,7 @@ def test_alone_the_updates_are_as_they_were(solo_worker, name):
 def test_a_step_without_a_synchronization_copies_no_parameter(job_worker):
     params = make_params()
     x, loss = make_loss(params)
-    updates = sync_updates(lasagne.updates.adam(loss, params), params, EASGD(), every_n_updates=1000, worker=job_worker)
+    updates = sync_updates(lasagne.updates.adam(loss, params), params, EASGD(), every_n_batches=1000, worker=job_worker)
     step = theano.function([x], loss, updates=updates)
     (node,) = [n for n in step.maker.fgraph.toposort() if isinstance(n.op, Sync)]
     assert node.op.inplace == (0, 1)
@@ -119,7 +119,7 @@ def test_in_place_where_theano_allows_it_and_a_copy_where_not(job_worker):
     mirror = theano.shared(params[1].get_value(), name="mirror")
     x, loss = make_loss(params)
     updates = lasagne.updates.sgd(loss, params, 0.1)
-    wrapped = sync_updates(updates, params, EASGD(0.5), every_n_updates=1, worker=job_worker)
+    wrapped = sync_updates(updates, params, EASGD(0.5), every_n_batches=1, worker=job_worker)
     wrapped[mirror] = updates[params[1]]
     step = theano.function([x], loss, updates=wrapped)
     start = params[1].get_value()
@@ -135,7 +135,7 @@ def test_one_value_that_must_stay_does_not_make_the_others_copied(job_worker):
     x, loss = make_loss(params)
     updates = lasagne.updates.sgd(loss, params, 0.1)
     raw = updates[params[0]].T
-    wrapped = sync_updates(updates, params, EASGD(0.5), every_n_updates=1, worker=job_worker)
+    wrapped = sync_updates(updates, params, EASGD(0.5), every_n_batches=1, worker=job_worker)
     step = theano.function([x], [loss, raw], updates=wrapped)
     (node,) = [n for n in step.maker.fgraph.toposort() if isinstance(n.op, Sync)]
     assert node.op.inplace == (1,)
@@ -169,7 +169,7 @@ def test_modes_agree(job_worker, mode):
     params = make_params()
     x, loss = make_loss(params)
     updates = sync_updates(
-        lasagne.updates.sgd(loss, params, 0.1), params, EASGD(0.5), every_n_updates=2, worker=job_worker
+        lasagne.updates.sgd(loss, params, 0.1), params, EASGD(0.5), every_n_batches=2, worker=job_worker
     )
     step = theano.function([x], loss, updates=updates, mode=mode)
     for batch in batches(4):
@@ -192,7 +192,7 @@ def test_a_value_that_is_not_finite_is_an_error_that_names_the_parameter(job_wor
     params = make_params()
     x, loss = make_loss(params)
     updates = sync_updates(
-        lasagne.updates.sgd(loss, params, 0.1), params, EASGD(), every_n_updates=1, worker=job_worker
+        lasagne.updates.sgd(loss, params, 0.1), params, EASGD(), every_n_batches=1, worker=job_worker
     )
     step = theano.function([x], loss, updates=updates)
     with pytest.raises(NonFiniteError, match=r"rank 0, step 1: element 0 of W"):
@@ -205,13 +205,79 @@ def test_a_value_that_is_not_finite_is_an_error_that_names_the_parameter(job_wor
 def test_a_period_below_one_is_refused(solo_worker, period):
     params = make_params()
     with pytest.raises(ConfigurationError, match="period"):
-        sync_updates({p: p for p in params}, params, EASGD(), every_n_updates=period, worker=solo_worker)
+        sync_updates({p: p for p in params}, params, EASGD(), every_n_batches=period, worker=solo_worker)
 
 
 def test_parameters_that_are_no_shared_variables_are_refused(solo_worker):
     x = T.matrix("x")
     with pytest.raises(ConfigurationError, match="shared variables"):
         sync_updates({x: x}, [x], EASGD(), worker=solo_worker)
+
+
+@pytest.mark.parametrize("rule", [EASGD, "easgd", 0.5])
+def test_what_is_no_rule_is_refused(solo_worker, rule):
+    params = make_params()
+    with pytest.raises(ConfigurationError, match=r"pass a rule, such as EASGD\(\)"):
+        sync_updates({p: p for p in params}, params, rule, worker=solo_worker)
+
+
+def test_the_rule_is_easgd_if_none_is_named(job_worker):
+    """By hand: of one step of 1 away from the center alpha = 0.9 / 2 is taken back, as there may be two workers."""
+    params = make_params()
+    start = [p.get_value() for p in params]
+    updates = sync_updates({p: p + 1 for p in params}, params, every_n_batches=1, worker=job_worker)
+    theano.function([], updates=updates)()
+    for value, first in zip(params, start):
+        np.testing.assert_allclose(value.get_value(), first + 0.55, rtol=1e-5, atol=1e-6)
+
+
+def averaged(params, worker):
+    return lasagne.updates.sgd(all_reduce_grads(make_loss(params)[1], params, worker=worker), params, 0.1)
+
+
+@pytest.mark.parametrize("rule", ["auto", None])
+def test_averaged_gradients_are_not_synchronized(job_worker, rule):
+    params = make_params()
+    updates = averaged(params, job_worker)
+    wrapped = sync_updates(updates, params, rule, worker=job_worker)
+    assert list(wrapped.items()) == list(updates.items())
+    assert not job_worker.sharing
+    finish_training(worker=job_worker)
+
+
+def test_a_rule_that_is_named_holds_with_averaged_gradients_too(job_worker):
+    params = make_params()
+    sync_updates(averaged(params, job_worker), params, ASGD(), worker=job_worker)
+    assert job_worker.shares
+
+
+def test_the_next_training_has_a_rule_of_its_own(job_worker):
+    params = make_params()
+    sync_updates(averaged(params, job_worker), params, worker=job_worker)
+    finish_training(worker=job_worker)
+    sync_updates({p: p for p in params}, params, worker=job_worker)
+    assert job_worker.shares
+
+
+@pytest.mark.parametrize("rule", ["auto", None])
+def test_gradients_of_which_some_are_averaged_leave_no_rule_to_choose(solo_worker, rule):
+    w, b = make_params()
+    all_reduce_grads((w**2).sum(), [w], worker=solo_worker)
+    with pytest.raises(ConfigurationError, match=r"got rule=.*, and the gradients of b are not averaged: pass a rule"):
+        sync_updates({w: w, b: b}, [w, b], rule, worker=solo_worker)
+
+
+def test_no_rule_and_no_averaged_gradients_are_refused(solo_worker):
+    params = make_params()
+    with pytest.raises(ConfigurationError, match="got rule=None, and the gradients of W, b are not averaged"):
+        sync_updates({p: p for p in params}, params, None, worker=solo_worker)
+
+
+def test_values_that_are_not_finite_are_a_matter_of_rules(solo_worker):
+    params = make_params()
+    updates = averaged(params, solo_worker)
+    with pytest.raises(ConfigurationError, match="got on_nonfinite='skip' and no rule"):
+        sync_updates(updates, params, on_nonfinite="skip", worker=solo_worker)
 
 
 def test_a_parameter_without_an_update_is_refused(solo_worker):
@@ -231,7 +297,7 @@ def test_a_second_call_is_refused(solo_worker):
     sync_updates(updates, params, ASGD(), worker=solo_worker)
     with pytest.raises(ConfigurationError, match="already.* finish_training.* worker.sync_params"):
         sync_updates(updates, params, ASGD(), worker=solo_worker)
-    finish_training(solo_worker)
+    finish_training(worker=solo_worker)
     sync_updates(updates, params, ASGD(), worker=solo_worker)
     solo_worker.release_shared_params()
     sync_updates(updates, params, ASGD(), worker=solo_worker)
@@ -242,7 +308,7 @@ def test_a_function_whose_training_is_finished_is_refused(job_worker):
     params, others = make_params(), make_params()
     step = theano.function([], updates=sync_updates({p: p * 2 for p in params}, params, ASGD(), worker=job_worker))
     step()
-    finish_training(job_worker)
+    finish_training(worker=job_worker)
     for _ in range(2):
         with pytest.raises(ConfigurationError, match="parameters that were released: compile"):
             step()

@@ -1,0 +1,87 @@
+"""A stop that all workers take together."""
+
+from __future__ import annotations
+
+from platoon_base import Worker, connect
+from platoon_base.schedule import Patience
+from platoon_base.worker import DEFAULT_TIMEOUT_S
+
+__all__ = ["StopOnPatience"]
+
+
+class StopOnPatience:
+    """End a training on all workers together when a global value has not improved for some epochs.
+
+    The job goes on: make a new `StopOnPatience` for the next training, such as the next fold.
+
+    The job keeps the best value so far (`Worker.keep`). So a resumed job, or a worker that was started again, goes on
+    from it.
+
+    Parameters
+    ----------
+    patience : int
+        Number of evaluations without improvement that are tolerated.
+    min_delta : float
+        An improvement is a change for the better by more than this.
+    mode : {"min", "max"}
+        Whether smaller or greater is better.
+    name : str
+        The job keeps the best value under this name: if a script has several of these stops, give each its own name.
+    timeout_s : float
+        Bound on each wait for the other workers.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Attributes
+    ----------
+    improved : bool
+        Whether the latest value was the best so far.
+    reason : str
+        Why the training ends; empty while it does not.
+
+    Examples
+    --------
+    >>> stop = StopOnPatience(patience=5)                                           # doctest: +SKIP
+    >>> for epoch in range(500):                                                    # doctest: +SKIP
+    ...     train_one_epoch()
+    ...     if stop(evaluate(val_fn, X_val, y_val, 500)):
+    ...         break
+    """
+
+    def __init__(
+        self,
+        patience: int,
+        min_delta: float = 0.0,
+        mode: str = "min",
+        *,
+        name: str = "StopOnPatience",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        worker: Worker | None = None,
+    ) -> None:
+        self._patience = Patience(patience, min_delta, mode)
+        self._worker = connect() if worker is None else worker
+        self._name, self._timeout_s = name, timeout_s
+        self._patience.best, self._patience.waited = self._worker.take_kept(name, (self._patience.best, 0))
+        self.improved = False
+        self.reason = ""
+
+    @property
+    def best(self) -> float:
+        """The best value so far; NaN before the first."""
+        return self._patience.best
+
+    def __call__(self, value: float) -> bool:
+        """Take in a value, such as `evaluate` returns, and tell whether to stop: the same answer on all workers.
+
+        All workers call it, once an epoch. They stop once the patience of one of them has ended, or if the job stops.
+        """
+        self.improved = self._patience.improved(value)
+        self._worker.keep(self._name, (self._patience.best, self._patience.waited), timeout_s=self._timeout_s)
+        exhausted = self._patience.exhausted
+        pairs = {"exhausted": (float(exhausted), 1.0)}
+        summed = self._worker.sum_arrays(f"{self._name} decides", [], pairs, timeout_s=self._timeout_s)
+        if summed.pairs["exhausted"][0]:
+            self.reason = f"no improvement in {self._patience.patience} evaluations"
+        elif summed.stop:
+            self.reason = summed.stop
+        return bool(self.reason)
