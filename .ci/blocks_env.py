@@ -83,7 +83,7 @@ def install(reference: str, timeout_s: float) -> str:
     """Install Blocks beside what it needs, asking nothing; return why that failed in a few words, or nothing."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "-q"]
     options = ["--no-deps", "--no-build-isolation", reference]
-    # What a killed pip leaves goes with the folder; `_reason` reads English.
+    # What a killed pip leaves goes with the folder; `reason_of` reads English.
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8", "TMPDIR": folder}
         with subprocess.Popen(
@@ -103,10 +103,10 @@ def install(reference: str, timeout_s: float) -> str:
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)  # git too, which would hold the pipe open
-    return f"cannot be installed ({_reason(output)})" if process.returncode else ""
+    return f"cannot be installed ({reason_of(output)})" if process.returncode else ""
 
 
-def _reason(output: str) -> str:
+def reason_of(output: str) -> str:
     """Pick what git says, or else pip's last word, out of all that pip prints."""
     lines = [line.strip() for line in output.splitlines() if line.strip()] or ["pip says nothing"]
     from_git = [line.removeprefix("fatal: ") for line in lines if line.startswith("fatal: ")]

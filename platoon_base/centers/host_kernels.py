@@ -17,10 +17,10 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import Rule
 from platoon_base.system.environment import NO_KERNELS
 
-_kernels: Any = None
+EXTENSION: Any = None  # the module in C, if it is there
 if not os.environ.get(NO_KERNELS):
     try:
-        _kernels = importlib.import_module("platoon_base._kernels")
+        EXTENSION = importlib.import_module("platoon_base._kernels")
     except ImportError:
         pass  # no compiler at installation: NumPy does it, several times slower; `platoon doctor` says so
 
@@ -33,7 +33,7 @@ Fused = Callable[..., Optional[tuple[int, int]]]
 PieceArrays = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 
 BLOCK = 32768  # elements that the NumPy form treats at a time: few calls, and copies that stay in the cache
-HAVE_FUSED = _kernels is not None
+HAVE_FUSED = EXTENSION is not None
 _FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # of this machine's byte order
 
 
@@ -103,7 +103,7 @@ class Plan:
                 f"{self._states[0]} local and {self._states[1]} center states: make a plan for this rule"
             )
         aligned = self._require_fit(local)
-        fused = self._fused(rule) if aligned else None
+        fused = self.fused_form(rule) if aligned else None
         if fused is None:
             return self._run_numpy(rule, local)
         self._x_column[:] = [x.__array_interface__["data"][0] for x in local]
@@ -133,7 +133,8 @@ class Plan:
             return None
         return _FUSED_DTYPES.get(dtypes.pop())
 
-    def _fused(self, rule: Rule) -> Fused | None:
+    def fused_form(self, rule: Rule) -> Fused | None:
+        """Return the loops in C for a rule; None if NumPy has to do it."""
         if rule.kernel is None or self._dtype is None or rule.center_state:
             return None
         return _find_fused(rule.kernel, self._dtype)
@@ -207,7 +208,7 @@ def _require_disjoint(arrays: Sequence[Array]) -> None:
 
 @functools.cache
 def _find_fused(kernel: str, dtype: str) -> Fused | None:
-    found: Fused | None = getattr(_kernels, f"{kernel}_{dtype}", None)
+    found: Fused | None = getattr(EXTENSION, f"{kernel}_{dtype}", None)
     return found
 
 

@@ -32,7 +32,7 @@ _HAND_OVER_S = 1e-3
 _CLOSE_S = 5.0  # that requests of other threads have to end in
 _BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
 _ID_BYTES = 8
-_HANDSHAKE_S = 10.0  # who has not proved to be of the job by then is disconnected
+HANDSHAKE_S = 10.0  # who has not proved to be of the job by then is disconnected
 _BACKLOG = 512  # connections that the kernel keeps until they are accepted: all workers' of a job, and strangers'
 _ZAP_ENFORCE_DOMAIN = 93  # in zmq.h; older versions of pyzmq have no name for it
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -216,6 +216,8 @@ class ZmqServer:
     ----------
     address : str
         What was bound to, with the port.
+    doorkeeper : Doorkeeper or None
+        Tells libzmq whom to admit; None without keys.
 
     Raises
     ------
@@ -230,7 +232,7 @@ class ZmqServer:
         self._socket.linger = 200  # ms, for answers to workers that are just leaving
         # A backstop against memory exhaustion; the decoder refuses what is over MAX_BYTES politely.
         self._socket.maxmsgsize = 16 * MAX_BYTES
-        self._doorkeeper: Doorkeeper | None = None
+        self.doorkeeper: Doorkeeper | None = None
         self._poller: zmq.Poller | None = None
         self._fds: list[int] = []
         try:
@@ -248,10 +250,10 @@ class ZmqServer:
         # No doorkeeper, no admittance: libzmq asks one only for a named domain, and by default does without.
         self._socket.zap_domain = b"platoon"
         self._socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
-        self._socket.handshake_ivl = _milliseconds(_HANDSHAKE_S)
+        self._socket.handshake_ivl = _milliseconds(HANDSHAKE_S)
         self._socket.maxmsgsize = 2 * MAX_BYTES  # holds for strangers too, and there may be many
         self._socket.backlog = _BACKLOG
-        self._doorkeeper = Doorkeeper(self._context, keys.clients)
+        self.doorkeeper = Doorkeeper(self._context, keys.clients)
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
         """See `ServerChannel.wait`; with keys it may return before the time is over, with nothing.
@@ -261,16 +263,16 @@ class ZmqServer:
         if self._poller is None or list(fds) != self._fds:
             self._poller, self._fds = self._new_poller(fds), list(fds)
         events = dict(self._poller.poll(_milliseconds(timeout_s)))
-        if self._doorkeeper is not None and events.pop(self._doorkeeper.socket, None):
-            self._doorkeeper.answer()
+        if self.doorkeeper is not None and events.pop(self.doorkeeper.socket, None):
+            self.doorkeeper.answer()
         received = self._receive() if events.pop(self._socket, None) else []
         return received, set(events)
 
     def _new_poller(self, fds: Sequence[int]) -> zmq.Poller:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
-        if self._doorkeeper is not None:
-            poller.register(self._doorkeeper.socket, zmq.POLLIN)
+        if self.doorkeeper is not None:
+            poller.register(self.doorkeeper.socket, zmq.POLLIN)
         for fd in fds:
             poller.register(fd, zmq.POLLIN)
         return poller
@@ -292,6 +294,6 @@ class ZmqServer:
     def close(self) -> None:
         """See `ServerChannel.close`."""
         self._socket.close()
-        if self._doorkeeper is not None:
-            self._doorkeeper.close()
+        if self.doorkeeper is not None:
+            self.doorkeeper.close()
         self._context.term()

@@ -37,11 +37,17 @@ class GlobalDynamics:
     ----------
     worker : Worker, optional
         The default is ``connect()``.
+
+    Attributes
+    ----------
+    worker : Worker
+    function : callable or None
+        The function that a call calls; None before `register_fn`.
     """
 
     def __init__(self, worker: Worker | None = None) -> None:
         self.worker = connect() if worker is None else worker
-        self._function: Callable[[], Any] | None = None
+        self.function: Callable[[], Any] | None = None
 
     def make_rule(self, *args: Any) -> None:
         """Compile the rule; subclasses say on what, and call `register_fn`."""
@@ -59,7 +65,7 @@ class GlobalDynamics:
             raise ConfigurationError(
                 f"got {fun!r}: pass a function without arguments, such as theano.function([], ...)"
             )
-        self._function = fun
+        self.function = fun
 
     def __call__(self) -> Any:
         """Take one step, and return what the function returns.
@@ -69,9 +75,9 @@ class GlobalDynamics:
         ConfigurationError
             If there is nothing to call yet.
         """
-        if self._function is None:
+        if self.function is None:
             raise ConfigurationError(f"{type(self).__name__} has no rule yet: call make_rule, or register_fn, first")
-        return self._function()
+        return self.function()
 
     def _all_reduce(self, variables: list[Any], average: bool) -> list[Any]:
         return all_reduce(*variables, op="mean" if average else "sum", worker=self.worker)

@@ -13,13 +13,13 @@ log = logging.getLogger(__name__)
 
 LOG_MARK = f"WARNING {__name__}: "  # by which the launcher finds these lines in a worker's log
 
-_said: set[str] = set()
+said: set[str] = set()  # in this process
 
 
 def warn_once(text: str) -> None:
     """Warn, once of each text, in this process and on the launcher's output."""
-    if text in _said:
+    if text in said:
         return
-    _said.add(text)
+    said.add(text)
     log.warning("%s", text)
     warnings.warn(text, PlatoonWarning, stacklevel=3)

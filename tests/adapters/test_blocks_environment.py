@@ -169,9 +169,9 @@ def test_a_repository_that_can_be_reached_is_installed(blocks_env, tmp_path, mon
 
 
 def test_pip_without_words_gets_a_reason_too(blocks_env):
-    assert blocks_env._reason("") == "pip says nothing"
-    assert blocks_env._reason("fatal: unable to access 'https://host/': No route\nERROR: failed") == "No route"
-    assert len(blocks_env._reason("ERROR: " + "word " * 100)) <= 100
+    assert blocks_env.reason_of("") == "pip says nothing"
+    assert blocks_env.reason_of("fatal: unable to access 'https://host/': No route\nERROR: failed") == "No route"
+    assert len(blocks_env.reason_of("ERROR: " + "word " * 100)) <= 100
 
 
 @pytest.mark.blocks

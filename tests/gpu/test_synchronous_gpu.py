@@ -49,7 +49,7 @@ rules["easgd"].make_rule(x, c, 0.25)
 rules["downpour"].make_rule(x, u, c)
 rules["average"].make_rule(u)
 for rule in rules.values():
-    assert calls(rule._function) == ["GpuAllReduce"]
+    assert calls(rule.function) == ["GpuAllReduce"]
 # By hand: c = 5 on both, x = 1, 2 and d = -1, -0.75.
 rules["easgd"]()
 assert (x.get_value() == [2, 2.75][rank]).all() and (c.get_value() == 3.25).all()

@@ -54,7 +54,7 @@ for form in ("easgd", "downpour", "downpour mean", "sum", "average"):
     else:
         rule = Downpour(average=form == "downpour mean", worker=worker)
         rule.make_rule(x, u, c)
-    nodes = [n for n in rule._function.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
+    nodes = [n for n in rule.function.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
     assert len(nodes) == 1, nodes
     for step in range(4):
         for a, b, move in zip(x, u, draw(1000 * rank + step)):

@@ -85,18 +85,24 @@ def test_a_kernel_is_told_where_a_tile_of_a_large_parameter_begins():
 
 
 @pytest.fixture
-def directories():
-    """Two handles of one directory, as two workers have them."""
-    layout = layout_of(SHAPES)
+def segments():
+    """One segment, opened twice, as two workers have it."""
+    plan = DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3))
     name = f"{segment_prefix()}test{os.getpid()}-center"
-    plan = DirectoryLayout(layout, Tiling(layout, 3))
-    first = DeviceDirectory(Segment.create(name, plan.size_bytes), plan)
+    with Segment.create(name, plan.size_bytes) as first, Segment.attach(name) as second:
+        yield first, second
+    Segment.unlink(name)
+
+
+@pytest.fixture
+def directories(segments):
+    """Two handles of one directory, as two workers have them."""
+    plan = DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3))
+    first, second = (DeviceDirectory(segment, plan) for segment in segments)
     first.begin()
-    second = DeviceDirectory(Segment.attach(name), plan)
     yield first, second
     first.close()
     second.close()
-    Segment.unlink(name)
 
 
 def test_values_come_back_through_the_mirror(directories):
@@ -201,17 +207,17 @@ def test_the_lock_of_an_entry_keeps_the_other_out(directories):
     assert second.try_lock(0)
 
 
-def test_a_directory_of_another_model_is_refused(directories):
-    first, _ = directories
+def test_a_directory_of_another_model_is_refused(directories, segments):
+    segment, _ = segments
     other = layout_of([*SHAPES[:-1], (5,)])
-    assert DeviceDirectory.partitions_in(first._segment) == 3
-    assert not DirectoryLayout(other, Tiling(other, 3)).fits(first._segment)
-    assert DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3)).fits(first._segment)
+    assert DeviceDirectory.partitions_in(segment) == 3
+    assert not DirectoryLayout(other, Tiling(other, 3)).fits(segment)
+    assert DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3)).fits(segment)
 
 
-def test_the_flag_of_a_worker_is_its_own(directories):
+def test_the_flag_of_a_worker_is_its_own(directories, segments):
     first, second = directories
-    words = np.frombuffer(first._segment.buffer, np.uint32)
+    words = np.frombuffer(segments[0].buffer, np.uint32)
     words[second.flag_offset(7) // 4] = 1
     assert second.flag(7)
     assert not second.flag(6)

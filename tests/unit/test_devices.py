@@ -193,7 +193,7 @@ def test_doctor_tells_where_the_center_can_be(gpus, no_driver, monkeypatch):
         return next(check for check in checks() if check.name == "center in GPU memory")
 
     monkeypatch.setattr("platoon_base.cli.doctor.framework_checks", lambda: iter(()))
-    monkeypatch.setattr("platoon_base.cli.doctor._devices", lambda: iter(()))
+    monkeypatch.setattr("platoon_base.cli.doctor.list_devices", lambda: [])
     assert line()[1:3] == (False, "no, because there is no CUDA device here, nor a driver")
     gpus(4, FAKE_PAIRS=1)
     assert line()[1:3] == (False, "no, because cuda0 and cuda2 cannot access each other's memory")
@@ -281,7 +281,7 @@ def test_marked_lines_are_found_once_and_whole(tmp_path):
 
 @pytest.fixture
 def afresh(monkeypatch):
-    monkeypatch.setattr(warn, "_said", set())
+    monkeypatch.setattr(warn, "said", set())
 
 
 @base

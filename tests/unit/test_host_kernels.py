@@ -26,14 +26,14 @@ DTYPES = ["float32", "float64"]
 def form(request, monkeypatch):
     """Either form, chosen as a missing extension chooses it, and watched so that it is the one that runs."""
     ran = []
-    real_fused = Plan._fused
+    real_form = Plan.fused_form
 
-    def fused(self, rule):
-        found = real_fused(self, rule) if request.param == "fused" else None
+    def fused_form(self, rule):
+        found = real_form(self, rule) if request.param == "fused" else None
         ran.append("fused" if found else "numpy")
         return found
 
-    monkeypatch.setattr(Plan, "_fused", fused)
+    monkeypatch.setattr(Plan, "fused_form", fused_form)
     yield request.param
     assert set(ran) == {request.param}
 
@@ -269,8 +269,8 @@ def test_what_does_not_fit_is_refused():
 @needs_fused
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_extension_checks_its_arguments(dtype):
-    easgd = getattr(kernels._kernels, f"easgd_{dtype}")
-    asgd = getattr(kernels._kernels, f"asgd_{dtype}")
+    easgd = getattr(kernels.EXTENSION, f"easgd_{dtype}")
+    asgd = getattr(kernels.EXTENSION, f"asgd_{dtype}")
     for wrong in ((), (0, 0), ("0", 0, 0.5), (0.0, 0, 0.5), (0, "0", 0.5), (0, 0, "0"), (0, 0, 0.5, 1), (None, 0, 0.5)):
         with pytest.raises(TypeError):
             easgd(*wrong)

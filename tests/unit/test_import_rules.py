@@ -16,6 +16,7 @@ pytestmark = pytest.mark.base
 FRAMEWORKS = {"theano", "pygpu", "keras", "blocks", "fuel", "lasagne", "torch", "tensorflow", "mpi4py"}
 BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 PLUGINS = BASE.parent / "platoon_plugins"
+THIS = Path(__file__)
 
 # The order of the rooms, from those that call to those that are called. A room imports only from rooms further down;
 # rooms of one line do not import each other. "vocabulary" are the modules of platoon_base itself.
@@ -363,6 +364,47 @@ def test_arrays_are_laid_on_memory_by_the_one_function_that_keeps_it_mapped(path
 
 # How tests and benchmarks are written.
 
+# Private names of others than this project, which tests cannot do without: of Python, Blocks and Keras.
+PRIVATE_OF_OTHERS = {"_exit", "_replace", "_asdict", "_fields", "_make"}
+PRIVATE_OF_OTHERS |= {"algorithm._function", "_build_aggregator", "_learning_rate"}
+PRIVATE_ATTRIBUTE = re.compile(r"(?:\w+|\)|\])\._[A-Za-z]\w*")
+PRIVATE_BY_NAME = re.compile(r"(?:attr|patch|object)\([^()\"']*[\"'](?:[\w.]*\.)?(_[A-Za-z]\w*)[\"']")
+IMPORTED_FROM_OURS = re.compile(r"from\s+platoon_[\w.]+\s+import\s+(\([^)]*\)|[^\n;]*)")
+
+
+def private_names(text):
+    """List the private names that Python code uses, scripts in its strings included, but for those of ``self``."""
+    found = [name for name in PRIVATE_ATTRIBUTE.findall(text) if not name.startswith(("self._", "cls._"))]
+    found += PRIVATE_BY_NAME.findall(text)
+    found += [name for names in IMPORTED_FROM_OURS.findall(text) for name in re.findall(r"\b_[A-Za-z]\w*", names)]
+    return [name for name in found if not {name, name.rpartition(".")[2]} & PRIVATE_OF_OTHERS]
+
+
+def test_the_search_for_private_names_finds_all_ways_to_use_one():
+    code = """
+import platoon_base._kernels
+from platoon_base.system.warn import said, _log
+from platoon_base.views import (
+    array_on,
+    _views,
+)
+monkeypatch.setattr(warn, "_said", set())
+monkeypatch.setattr("platoon_base.cli.doctor._devices", list)
+x = group.members[0]._segment.closed, super()._count(1), getattr(x, '_names')
+self._own = cls._own2 = os._exit(0), point._replace(x=1), "_epoch_ends", [_local], getattr(x, "name", _default)
+"""
+    attributes = ["platoon_base._kernels", "doctor._devices", "]._segment", ")._count"]
+    names = ["_log", "_views", "_said", "_devices", "_names"]
+    assert sorted(private_names(code)) == sorted(attributes + names)
+
+
+@pytest.mark.parametrize("folder", ["tests", "benchmarks", "examples"])
+def test_the_library_is_used_by_its_public_names(folder):
+    used = {path.name: private_names(path.read_text()) for path in sources(BASE.parent / folder) if path != THIS}
+    assert len(used) > 4
+    assert {name: names for name, names in used.items() if names} == {}
+
+
 PRIVATE_OF_A_WORKER = re.compile(r"(?:\w*worker\w*|\bjob_of_one|\bconnect\(\))\._\w+")
 
 
@@ -377,8 +419,7 @@ def test_who_has_a_worker_uses_its_public_names_alone(folder):
     """What a test sees beyond them is in tests/helpers/watching.py."""
     files = sources(BASE.parent / folder)
     assert len(files) > 4
-    this = Path(__file__)
-    used = {path.name: PRIVATE_OF_A_WORKER.findall(path.read_text()) for path in files if path != this}
+    used = {path.name: PRIVATE_OF_A_WORKER.findall(path.read_text()) for path in files if path != THIS}
     assert {name: names for name, names in used.items() if names} == {}
 
 
