@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Iterator
+import weakref
+from typing import Any
 
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 
@@ -20,11 +20,12 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._inside = ""  # what the thread that has the lock does
+        self.lock = threading.RLock()
+        self.call = ""  # the latest
+        self.inside: weakref.ref[_Turn] | None = None
+        self.interrupted = False  # the lock may have been taken more often than it will be freed
 
-    @contextlib.contextmanager
-    def take(self, call: str, timeout_s: float) -> Iterator[float]:
+    def take(self, call: str, timeout_s: float) -> _Turn:
         """Within the ``with`` block this thread alone is in one of the calls; gives the seconds that are left.
 
         Raises
@@ -34,34 +35,73 @@ class Turns:
         ConfigurationError
             If this thread is in one already.
         """
-        left_s = timeout_s
-        if not self._lock.acquire(blocking=False):
-            left_s = self._wait(call, timeout_s)
-        outermost = False
-        try:
-            if self._inside:
-                raise ConfigurationError(
-                    f"got {call} from a signal handler that has interrupted {self._inside} of the same thread, which "
-                    "cannot go on meanwhile: in the handler call request_stop or set a flag, and make this call in the "
-                    "training loop"
-                )
-            outermost, self._inside = True, call
-            yield left_s
-        finally:
-            if outermost:
-                self._inside = ""
-                # As often as it was taken: Ctrl-C may once have come between `acquire` and `try`.
-                with contextlib.suppress(RuntimeError):
-                    while True:
-                        self._lock.release()
-            else:
-                self._lock.release()
+        return _Turn(self, call, timeout_s)
 
-    def _wait(self, call: str, timeout_s: float) -> float:
-        deadline = time.monotonic() + timeout_s
-        if not self._lock.acquire(timeout=min(max(timeout_s, 0.0), threading.TIMEOUT_MAX)):
+    def release(self) -> None:
+        """Free the lock as often as this thread has taken it."""
+        self.lock.release()
+        if self.interrupted:
+            try:
+                while True:
+                    self.lock.release()
+            except RuntimeError:  # it is free
+                self.interrupted = False
+
+    def abandon(self, inside: weakref.ref[_Turn]) -> None:
+        """Free the lock of a turn that has gone without its end; the ``with`` block was cut off there."""
+        if self.inside is inside:
+            self.inside = None
+            self.interrupted = True
+            self.release()
+
+
+class _Turn:
+    """The context manager of one call. As a class it takes half the time of a generator.
+
+    Ctrl-C may come between any two instructions, also of these methods. What it cuts off there is made up for: by the
+    end of a later turn if ``interrupted`` is set, and as soon as this object is gone if it still counts as inside.
+    """
+
+    __slots__ = ("__weakref__", "_call", "_timeout_s", "_turns")
+
+    def __init__(self, turns: Turns, call: str, timeout_s: float) -> None:
+        self._turns = turns
+        self._call = call
+        self._timeout_s = timeout_s
+
+    def __enter__(self) -> float:
+        turns, left_s = self._turns, self._timeout_s
+        try:
+            if not turns.lock.acquire(blocking=False):
+                left_s = self._wait()
+            if turns.inside is not None:
+                turns.lock.release()
+                raise ConfigurationError(
+                    f"got {self._call} from a signal handler that has interrupted {turns.call} of the same thread, "
+                    "which cannot go on meanwhile: in the handler call request_stop or set a flag, and make this call "
+                    "in the training loop"
+                )
+            turns.call = self._call
+            turns.inside = weakref.ref(self, turns.abandon)
+        except BaseException:
+            turns.interrupted = True
+            raise
+        return left_s
+
+    def __exit__(self, *exc_info: Any) -> None:
+        turns = self._turns
+        try:
+            turns.inside = None
+            turns.release()
+        except BaseException:
+            turns.interrupted = True
+            raise
+
+    def _wait(self) -> float:
+        deadline = time.monotonic() + self._timeout_s
+        if not self._turns.lock.acquire(timeout=min(max(self._timeout_s, 0.0), threading.TIMEOUT_MAX)):
             raise CollectiveTimeoutError(
-                f"{call} waited {timeout_s:g} s for another thread of this process, which is in {self._inside}: make "
-                "such calls from one thread, or give a longer timeout_s"
+                f"{self._call} waited {self._timeout_s:g} s for another thread of this process, which is in "
+                f"{self._turns.call}: make such calls from one thread, or give a longer timeout_s"
             )
         return max(deadline - time.monotonic(), 0.0)
