@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce
+from platoon_base.theano_ops.reductions import all_reduce
 from platoon_base.worker.handle import Worker
 
 __all__ = ["AllReduceMax", "AllReduceMin", "AllReduceProd", "AllReduceSum"]
