@@ -20,8 +20,8 @@ __all__ = ["all_reduce_grads"]
 def all_reduce_grads(
     loss_or_grads: Any,
     params: Iterable[Any],
-    average: bool = True,
     *,
+    average: bool = True,
     wire_dtype: str | None = None,
     statistics: Iterable[Any] = (),
     worker: Worker | None = None,
@@ -32,16 +32,16 @@ def all_reduce_grads(
 
         g := 1/N sum_i g_i        (or sum_i g_i)
 
-    The sum is taken inside the compiled function, in one flattened all-reduce for each dtype of the gradients, so all
-    workers call that function the same number of times: give them as many mini-batches
+    The compiled function takes the sum, in one flattened all-reduce for each dtype of the gradients. So all workers
+    call that function the same number of times: give them equally many mini-batches
     (``iterate_minibatches(..., uneven="drop")``), and of the same size. With mini-batches of B rows and a loss that is
     a mean over rows, N workers then train as one process does on mini-batches of N B rows. If sizes differ, the mean
     is still that of the workers, not of the rows.
 
     Call it after the initial values are in place (weights loaded): it copies the first worker's parameters to all
-    others, at once. They stay the same on all workers, and so does what the optimizer keeps (velocities, moments), as
-    far as one device computes what the other does; `evaluate` raises if they have become different, as by other
-    learning rates. A NaN or an infinity of one worker comes to all.
+    others at once. The parameters and the state of the optimizer (velocities, moments) stay the same on all workers,
+    as far as their devices compute the same. `evaluate` raises if the parameters have become different, as by other
+    learning rates. A NaN or an infinity of one worker reaches all.
 
     Running statistics are each worker's own, of its rows, until `evaluate` and `finish_training` average them. Random
     streams in the graph, such as those of dropout, draw other numbers on each worker.
@@ -57,7 +57,7 @@ def all_reduce_grads(
     wire_dtype : {None, "float16"}
         Send gradients as they are, or in half the bytes, through float16: each worker keeps what was rounded away and
         sends it later (error feedback), so it is delayed, not lost. See
-        `platoon_base.theano_ops.compressed.all_reduce_float16`; it makes two all-reduces, a large one and one of 3 %
+        `platoon_base.theano_ops.all_reduce_float16`; it makes two all-reduces, a large one and one of 3 %
         of its bytes. Worth it only where bytes are slow: between two processes on one CPU it takes 20 times as long.
         Compile only one function from the gradients then: what is kept changes with each call.
     statistics : list of Theano shared variable
