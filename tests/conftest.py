@@ -23,7 +23,8 @@ from platoon_base.cli.launcher import log_file, worker_environment
 from platoon_base.controller.controller import Result
 from platoon_base.controller.program import python_main
 from platoon_base.coordination.coordinator import Coordinator
-from platoon_base.coordination.messages import PROTOCOL, Hello, encode
+from platoon_base.coordination.encoding import encode
+from platoon_base.coordination.messages import PROTOCOL, Hello
 from platoon_base.job import JobOptions, host_job, solo
 from platoon_base.job.files import segment_prefix
 from platoon_base.shm.job_state import JobState

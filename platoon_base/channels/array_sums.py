@@ -1,4 +1,4 @@
-"""Sums of small arrays over whoever still takes part, through the controller."""
+"""Sums of small arrays over all workers that still take part, through the controller."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.channels.client import Session
-from platoon_base.coordination.messages import MAX_VECTOR_BYTES
+from platoon_base.channels.client import ControlClient
+from platoon_base.coordination.messages import MAX_VECTOR_BYTES, Sum, Sums
 from platoon_base.errors import ConfigurationError
 from platoon_base.metrics import VECTOR_ITEM_BYTES, Pairs
 
@@ -30,7 +30,7 @@ class Summed(NamedTuple):
         With the shapes given.
     pairs : dict of str to (sum, weight)
     ranks : list of int
-        Who contributed, in order.
+        Those that contributed, in order.
     stop : str
         Why the job stops; empty while it does not.
     """
@@ -42,7 +42,7 @@ class Summed(NamedTuple):
 
 
 def sum_arrays(
-    session: Session,
+    client: ControlClient,
     name: str,
     arrays: Sequence[Any],
     pairs: Mapping[str, tuple[float, float]] | None,
@@ -52,19 +52,24 @@ def sum_arrays(
 ) -> Summed:
     """Add arrays and pairs over all workers that still take part; see `Worker.sum_arrays`.
 
-    What does not fit into one message goes in parts. If a worker goes between two of them, the ranks behind the parts
-    differ; every worker sees the same, and they all begin anew.
+    Arrays that do not fit into one message go in parts. If a worker leaves or dies between two parts, these are of
+    different ranks. Every worker sees so, and they all begin anew.
     """
     shapes, vector = _flatten(arrays)
+
+    def add(title: str, pairs: Pairs, part: Array) -> Sums:
+        call = Sum(
+            name=title, pairs=pairs, vector=part.tobytes(), shapes=shapes, late_pass=late_pass, timeout_s=timeout_s
+        )
+        return client.wait_for_all(call, Sums)
+
     plain = {key: (float(total), float(weight)) for key, (total, weight) in (pairs or {}).items()}
     parts = [vector[start : start + _PART] for start in range(0, len(vector), _PART)] or [vector]
     while True:
-        options = {"shapes": shapes, "late_pass": late_pass}
-        first = reply = session.reduce(name, plain, timeout_s, vector=parts[0].tobytes(), **options)
+        first = reply = add(name, plain, parts[0])
         sums = [reply.vector]
         for number, part in enumerate(parts[1:], start=2):
-            title = f"{name}, part {number} of {len(parts)}"
-            reply = session.reduce(title, {}, timeout_s, vector=part.tobytes(), **options)
+            reply = add(f"{name}, part {number} of {len(parts)}", {}, part)
             if reply.ranks != first.ranks:
                 break
             sums.append(reply.vector)

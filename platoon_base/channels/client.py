@@ -7,22 +7,26 @@ import logging
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
+import msgspec
+
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.turns import Turns
 from platoon_base.coordination import messages as msg
+from platoon_base.coordination.encoding import decode_reply, decode_value, encode, encode_value
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, ProtocolError, WorkerLostError
 from platoon_base.system.text import to_bytes
 
-__all__ = ["GRACE_S", "Session"]
+__all__ = ["GRACE_S", "ControlClient"]
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+R = TypeVar("R", bound=msg.CollectiveReply)
 
 GRACE_S = 5.0  # the controller answers a late collective itself, and better than a silent time-out
 
 
-class Session:
+class ControlClient:
     """Typed requests over a channel.
 
     Parameters
@@ -31,7 +35,7 @@ class Session:
     rank : int
         For log lines.
     row : structured scalar, optional
-        This worker's row of the job's state, in which others see where it waits.
+        This worker's row of the job's state, in which others see the call that it waits in.
     """
 
     def __init__(self, channel: ClientChannel, rank: int, row: Any = None) -> None:
@@ -42,9 +46,9 @@ class Session:
         self._known_lost: set[int] = set()
         self._left = False
 
-    def ask(self, request: msg.Request, expected: type[T], timeout_s: float) -> T:
+    def ask(self, request: msg.Request | msg.CollectiveCall, expected: type[T], timeout_s: float) -> T:
         """Send a request and return its answer, of the type expected; a refusal is raised as what it says it is."""
-        reply = msg.decode_reply(self._channel.request(msg.encode(request), timeout_s))
+        reply = decode_reply(self._channel.request(encode(request), timeout_s))
         if isinstance(reply, msg.Failure):
             if self._left and not isinstance(request, msg.Leave):
                 raise WorkerLostError("another thread or a signal handler closed this worker's handle meanwhile")
@@ -56,37 +60,28 @@ class Session:
             )
         return reply
 
-    def reduce(
-        self,
-        name: str,
-        pairs: dict[str, tuple[float, float]],
-        timeout_s: float,
-        **options: Any,
-    ) -> msg.Reduced:
-        """Make a collective call; ``options`` are fields of `platoon_base.coordination.messages.Reduce`."""
-        with self._turns.take(repr(name), timeout_s) as left_s:
-            request = msg.Reduce(name=name, pairs=pairs, timeout_s=left_s, **options)
-            with self._seen_waiting(name), self._withdrawn_if_interrupted():
-                reply = self.ask(request, msg.Reduced, left_s + GRACE_S)
+    def wait_for_all(self, call: msg.CollectiveCall, expected: type[R]) -> R:
+        """Make a collective call, of up to its ``timeout_s``, and return its answer, of the type expected."""
+        with self._turns.take(repr(call.title), call.timeout_s) as left_s:
+            if left_s != call.timeout_s:
+                call = msgspec.structs.replace(call, timeout_s=left_s)
+            with self._seen_waiting(call.title), self._withdrawn_if_interrupted():
+                reply = self.ask(call, expected, left_s + GRACE_S)
         if set(reply.lost) - self._known_lost:
-            log.warning("rank %d: %s was done without the lost ranks %s", self._rank, name, reply.lost)
+            log.warning("rank %d: %s was done without the lost ranks %s", self._rank, call.title, reply.lost)
             self._known_lost.update(reply.lost)
         return reply
 
-    def form_group(self, name: str, note: bytes, timeout_s: float) -> msg.Reduced:
-        """Meet all workers launched together and exchange a few bytes; the reply has ranks, and notes if not empty."""
-        return self.reduce(name, {}, timeout_s, note=note, launched_only=True)
-
     def gather(self, name: str, value: Any, timeout_s: float) -> list[Any]:
         """Return the values of all workers that still take part, by rank; see `Worker.gather`."""
-        encoded = msg.encode_value(value)
-        if len(encoded) > msg.MAX_NOTE_BYTES:
+        encoded = encode_value(value)
+        if len(encoded) > msg.MAX_VALUE_BYTES:
             raise ConfigurationError(
-                f"got a value of {len(encoded)} bytes to gather, the limit is {msg.MAX_NOTE_BYTES}: gather takes "
+                f"got a value of {len(encoded)} bytes to gather, the limit is {msg.MAX_VALUE_BYTES}: gather takes "
                 "numbers, texts and short lists; exchange arrays by sum_arrays or all_gather"
             )
-        reply = self.reduce(name, {}, timeout_s, note=encoded)
-        return [msg.decode_value(reply.notes[rank]) for rank in reply.ranks]
+        reply = self.wait_for_all(msg.Gather(name=name, value=encoded, timeout_s=timeout_s), msg.Gathered)
+        return [decode_value(other) for other in reply.values]
 
     @contextlib.contextmanager
     def _seen_waiting(self, name: str) -> Iterator[None]:

@@ -9,16 +9,17 @@ import threading
 import time
 
 from platoon_base.channels.base import Received
-from platoon_base.channels.server import Dispatcher, UserHandler
+from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.encoding import decode_request, encode
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
 
 __all__ = ["InprocClient", "InprocHub"]
 
 _LOOK_S = 0.05
-_NEED_NO_ANSWER = (msg.Vote, msg.Report, msg.Keep, msg.Withdraw, msg.Leave)
+_NEED_NO_ANSWER = (msg.StopVote, msg.Report, msg.Keep, msg.Withdraw, msg.Leave)
 
 
 class InprocHub:
@@ -32,7 +33,7 @@ class InprocHub:
         self._treating = False  # a request, in the thread that has the lock
         self._peers = itertools.count()
         self._answers: dict[bytes, queue.SimpleQueue[tuple[bytes, bytes]]] = {}
-        self._dispatcher = Dispatcher(coordinator, job_state, self._deliver, handler)
+        self._server = ControlServer(coordinator, job_state, self._deliver, handler)
 
     def connect(self) -> InprocClient:
         """Open the channel of one more worker."""
@@ -78,9 +79,9 @@ class InprocHub:
     def _treat(self, received: Received | None) -> None:
         now = time.monotonic()
         if received is None:
-            self._dispatcher.carry_out(self._coordinator.tick(now))
+            self._server.carry_out(self._coordinator.tick(now))
         else:
-            self._dispatcher.receive(received, now)
+            self._server.receive(received, now)
 
     def close(self) -> None:
         """End the job for those who still wait."""
@@ -144,7 +145,7 @@ class InprocClient:
 
     def _leave_for_later(self, request_id: bytes, data: bytes) -> bytes:
         """Leave a request that needs no answer to be treated as soon as the signal handler has returned."""
-        request = msg.decode_request(data)
+        request = decode_request(data)
         if not isinstance(request, _NEED_NO_ANSWER):
             raise ConfigurationError(
                 f"got a {type(request).__name__} request from a signal handler that has interrupted another request, "
@@ -152,7 +153,7 @@ class InprocClient:
                 "make this call in the training loop"
             )
         self._hub.receive(Received(self._peer, request_id, data))
-        return msg.encode(msg.Done())
+        return encode(msg.Done())
 
     def close(self) -> None:
         """See `ClientChannel.close`."""

@@ -1,7 +1,7 @@
-"""From bytes that arrived to bytes that go out: decode, let the coordinator decide, carry its actions out.
+"""The controller's side of the control messages: decode, let the coordinator decide, carry its actions out.
 
-Shared by the controller and by the in-process channel, so that both treat every message alike. Whatever arrives,
-this survives it: what cannot be understood is answered with a failure and logged.
+The controller and the in-process channel share it, so that both treat every message alike. It survives any bytes: it
+answers those that it cannot decode with a failure, and logs them.
 """
 
 from __future__ import annotations
@@ -12,28 +12,21 @@ from typing import Any
 
 from platoon_base.channels.base import Received
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.coordinator import (
-    Action,
-    AnswerUser,
-    Asker,
-    CenterDropped,
-    Coordinator,
-    SendReply,
-    Shared,
-    StopJob,
-)
+from platoon_base.coordination.actions import Action, AnswerUser, Asker, CenterDropped, SendReply, Shared, StopJob
+from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.encoding import decode_request, encode
 from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.shm.job_state import JobState
 
-__all__ = ["Dispatcher", "UserHandler"]
+__all__ = ["ControlServer", "UserHandler"]
 
 log = logging.getLogger(__name__)
 
 UserHandler = Callable[[str, int, Any], Any]
 
 
-class Dispatcher:
-    """Carries requests to the coordinator and its actions out into the world.
+class ControlServer:
+    """Hands requests to the coordinator, and carries out the actions that it returns.
 
     Parameters
     ----------
@@ -42,9 +35,9 @@ class Dispatcher:
     send : callable
         ``send(peer, request_id, data)`` delivers an answer.
     handler : callable, optional
-        ``handler(req, rank, info)`` answers what workers send with `Worker.send_req`.
+        ``handler(req, rank, info)`` answers the requests that workers send by `Worker.send_req`.
     on_drop : callable, optional
-        Called with what the workers shared, before they are told that all have let go of it.
+        Called with the parameters and the rule that the workers shared, before they are told that all let go of them.
     """
 
     def __init__(
@@ -62,19 +55,19 @@ class Dispatcher:
         self._on_drop = on_drop
 
     def receive(self, received: Received, now: float) -> None:
-        """Treat one request, whatever it is."""
+        """Handle one request; bytes that are none are answered with a failure."""
         peer, request_id, data = received
         try:
             if not request_id:
                 raise ProtocolError("got a message that is not framed as a request: expected a request id and a body")
-            request = msg.decode_request(data)
+            request = decode_request(data)
         except ProtocolError as exc:
             self._reply(SendReply(Asker(peer, request_id), msg.Failure(kind="ProtocolError", message=str(exc))))
             return
         self.carry_out(self.coordinator.handle(peer, request_id, request, now))
 
     def carry_out(self, actions: Iterable[Action]) -> None:
-        """Do what the coordinator decided."""
+        """Carry out the coordinator's actions."""
         for action in actions:
             if isinstance(action, SendReply):
                 self._reply(action)
@@ -90,10 +83,10 @@ class Dispatcher:
         if isinstance(action.reply, msg.Failure):
             log.warning("refused a request: %s: %s", action.reply.kind, action.reply.message)
         try:
-            data = msg.encode(action.reply)
+            data = encode(action.reply)
         except ProtocolError as exc:
             log.warning("an answer cannot be sent: %s", exc)
-            data = msg.encode(msg.Failure(kind="ProtocolError", message=str(exc)))
+            data = encode(msg.Failure(kind="ProtocolError", message=str(exc)))
         self._send(*action.to, data)
 
     def _answer_user(self, action: AnswerUser) -> msg.Reply:

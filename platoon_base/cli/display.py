@@ -17,7 +17,7 @@ from rich.text import Text
 
 from platoon_base.checkpoints.writer import Tally
 from platoon_base.controller.controller import Result, Snapshot
-from platoon_base.coordination.coordinator import Member, Phase
+from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 
 __all__ = ["Display", "cut", "summary", "write_summary"]
@@ -94,8 +94,8 @@ def _table(snapshot: Snapshot) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("worker", "state", "epoch", "batches/s", "loss", "in sync"):
         table.add_column(heading, justify="left" if heading in ("worker", "state") else "right")
-    for member in snapshot.members:
-        table.add_row(*_cells(member, snapshot.progress[member.rank]))
+    for participant in snapshot.participants:
+        table.add_row(*_cells(participant, snapshot.progress[participant.rank]))
     return table
 
 
@@ -104,10 +104,10 @@ def _total(snapshot: Snapshot) -> str:
     return f"total  {state}  {_number(_total_rate(snapshot), '.1f')} batches/s  {_values(snapshot)}"
 
 
-def _cells(member: Member, progress: Progress) -> list[str]:
+def _cells(participant: Participant, progress: Progress) -> list[str]:
     return [
-        f"{member.rank} {member.device}".strip(),
-        _state_of(member, progress),
+        f"{participant.rank} {participant.device}".strip(),
+        _state_of(participant, progress),
         str(progress.epoch),
         _number(_rate(progress), ".1f"),
         _number(progress.loss, ".4g"),
@@ -115,15 +115,17 @@ def _cells(member: Member, progress: Progress) -> list[str]:
     ]
 
 
-def _state_of(member: Member, progress: Progress) -> str:
+def _state_of(participant: Participant, progress: Progress) -> str:
     """Name the phase; a model that is shared but not trained yet is most likely still being compiled."""
-    if member.phase is Phase.TRAINING and progress.started == 0:
+    if participant.phase is Phase.TRAINING and progress.started == 0:
         return "starting"
-    return member.phase.name.lower()
+    return participant.phase.name.lower()
 
 
 def _total_rate(snapshot: Snapshot) -> float:
-    rates = [r for m in snapshot.members if not m.phase.gone and not math.isnan(r := _rate(snapshot.progress[m.rank]))]
+    rates = [
+        r for m in snapshot.participants if not m.phase.gone and not math.isnan(r := _rate(snapshot.progress[m.rank]))
+    ]
     return sum(rates) if rates else math.nan
 
 
@@ -143,9 +145,9 @@ def _values(snapshot: Snapshot) -> str:
 
 def _plain(snapshot: Snapshot) -> str:
     workers = []
-    for member in snapshot.members:
-        _, state, epoch, rate, loss, share = _cells(member, snapshot.progress[member.rank])
-        workers.append(f"worker {member.rank}: {state} epoch {epoch} {rate} batches/s loss {loss} sync {share}")
+    for participant in snapshot.participants:
+        _, state, epoch, rate, loss, share = _cells(participant, snapshot.progress[participant.rank])
+        workers.append(f"worker {participant.rank}: {state} epoch {epoch} {rate} batches/s loss {loss} sync {share}")
     return " | ".join([*workers, f"total: {_values(snapshot) or '-'}"])
 
 

@@ -166,7 +166,7 @@ def launch(
     restarts, seconds, tally = 0, 0.0, Tally()
     while True:
         result = run(options._replace(max_restarts=max_restarts - restarts))
-        restarts += result.restarts + result.again
+        restarts += result.restarts
         seconds += result.seconds
         if result.checkpoints is not None:
             tally = result.checkpoints.after(tally)

@@ -8,9 +8,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.channels.client import Session
+from platoon_base.channels.client import ControlClient
 from platoon_base.channels.turns import Turns
 from platoon_base.collectives.base import Collective
+from platoon_base.coordination.messages import FormGroup, Gathered
 from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.parameters import is_device_array
 from platoon_base.shm.liveness import Liveness
@@ -99,7 +100,7 @@ class Membership:
 
     Parameters
     ----------
-    session : Session
+    client : ControlClient
     rank : int
         Of this worker.
     size : int
@@ -107,8 +108,8 @@ class Membership:
     liveness : Liveness
     """
 
-    def __init__(self, session: Session, rank: int, size: int, liveness: Liveness) -> None:
-        self._session = session
+    def __init__(self, client: ControlClient, rank: int, size: int, liveness: Liveness) -> None:
+        self._client = client
         self.rank = rank
         self._size = size
         self.liveness = liveness
@@ -121,12 +122,12 @@ class Membership:
         WorkerLostError
             On every rank, if one is missing: the script does not mean the sum of fewer ranks.
         """
-        reply = self._session.form_group(name, note, timeout_s)
+        reply = self._client.wait_for_all(FormGroup(name=name, note=note, timeout_s=timeout_s), Gathered)
         missing = sorted(set(range(self._size)) - set(reply.ranks))
         if missing:
             why = self.liveness.why_absent(missing) or f"ranks {missing} are gone"
             raise WorkerLostError(f"a group of all {self._size} workers cannot be formed: {why}")
-        return {rank: reply.notes.get(rank, b"") for rank in reply.ranks}
+        return dict(zip(reply.ranks, reply.values))
 
     def form(
         self,

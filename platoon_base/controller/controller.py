@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from platoon_base.channels.base import ServerChannel
-from platoon_base.channels.server import Dispatcher, UserHandler
+from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.coordination.coordinator import Coordinator, Member, Phase, Shared
+from platoon_base.coordination.actions import Shared
+from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
+from platoon_base.coordination.roster import Participant
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.system.process import pid_namespace
@@ -34,7 +37,7 @@ _RESTART_GRACE_S = 0.8  # nothing that a worker saves then is of use: all go on 
 class Snapshot(NamedTuple):
     """The state of a job at one moment, for whoever displays it."""
 
-    members: list[Member]
+    participants: list[Participant]
     progress: dict[int, Progress]
     reported: Mapping[str, float | str]
     stop_reason: str | None
@@ -60,7 +63,7 @@ class Result(NamedTuple):
     interrupted : bool
         Whether a signal to the controller ended the job.
     restarts : int
-        How often a worker was started again.
+        How often workers are started again; a restart of all counts as one.
     again : bool
         Whether all workers are to be started again, since one that was lost cannot come again alone.
     shared_nothing : tuple of int
@@ -139,14 +142,12 @@ class Controller:
         self._grace_s = grace_s
         self._observer = observer
         self._observe_every_s = observe_every_s
-        self._dispatcher = Dispatcher(coordinator, job_state, server.reply, handler, self._save_last)
+        self._requests = ControlServer(coordinator, job_state, server.reply, handler, self._save_last)
         self._began = time.monotonic()
         self._next_look = self._began
         self._exits: list[Exit] = []
         self._adopted: set[int] = set()
-        self._max_restarts = max_restarts
-        self._restarts = 0
-        self._all_again: bool | None = None  # None: not needed; False: only if all fail
+        self._policy = RestartPolicy(max_restarts, has_checkpoints=checkpointer is not None)
         self._checkpointer = checkpointer
         self._seconds_before = seconds_before
         self._signal: signal.Signals | None = None
@@ -170,7 +171,7 @@ class Controller:
                 requests, ready = self._server.wait(self._sleep_s(), [signals.fd, *self._children.fds])
                 now = time.monotonic()
                 for received in requests:
-                    self._dispatcher.receive(received, now)
+                    self._requests.receive(received, now)
                 if signals.fd in ready:
                     self._take_signals(signals.take())
                 self._adopt_late_joiners()
@@ -178,7 +179,7 @@ class Controller:
                 if ready - {signals.fd} or self._children.stopping or self._children.some_without_fd:
                     for ended in self._children.reap():
                         self._worker_ended(ended)
-                self._dispatcher.carry_out(self._coordinator.tick(now))
+                self._requests.carry_out(self._coordinator.tick(now))
                 self._save_if_due(now)
                 self._observe(now)
             self._save_the_end(signals)
@@ -209,69 +210,63 @@ class Controller:
             self._children.stop(self._grace_s)
 
     def _adopt_late_joiners(self) -> None:
-        for member in list(self._coordinator.members.values()):
-            joined_late = not member.launched and member.phase in (Phase.JOINED, Phase.TRAINING)
-            if not joined_late or member.rank in self._children.running:
+        for late in list(self._coordinator.roster.values()):
+            if late.launched or not late.phase.present or late.rank in self._children.running:
                 continue
-            self._adopted.add(member.rank)
+            self._adopted.add(late.rank)
             self._children.adopt(
-                member.rank,
-                member.pid if member.pid_namespace == self._pid_namespace != 0 else None,
-                functools.partial(self._holds_lock, member.rank),
-                lambda member=member: member.phase.gone,  # type: ignore[misc]
+                late.rank,
+                late.pid if late.pid_namespace == self._pid_namespace != 0 else None,
+                functools.partial(self._holds_lock, late.rank),
+                lambda late=late: late.phase.gone,  # type: ignore[misc]
             )
 
     def _worker_ended(self, ended: Exit) -> None:
-        member = self._coordinator.members[ended.rank]
+        participant = self._coordinator.roster[ended.rank]
+        present = participant.phase.present
         if self._job_state.progress(ended.rank).exchanges:
             self._coordinator.cooperated.add(ended.rank)
-        if ended.rank in self._adopted and member.phase in (Phase.JOINED, Phase.TRAINING):
+        if ended.rank in self._adopted and present:
             ended = ended._replace(status=1)  # only its parent knows the status, but it never said goodbye
-        device = f"{member.device}, " if member.device else ""
+        device = f"{participant.device}, " if participant.device else ""
         log_file = f", see {ended.log_file.absolute()}" if ended.log_file is not None else ""
         self._job_state.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
-        lost = ended.status != 0 or member.phase in (Phase.JOINED, Phase.TRAINING)
+        lost = ended.status != 0 or present
         level = logging.WARNING if lost and not self._children.stopping else logging.INFO
-        how = " without leaving the job" if member.phase in (Phase.JOINED, Phase.TRAINING) else ""
+        how = " without leaving the job" if present else ""
         log.log(level, "rank %d ended%s: %s", ended.rank, how, ended)
-        self._dispatcher.carry_out(self._coordinator.worker_ended(ended.rank, lost))
+        self._requests.carry_out(self._coordinator.worker_ended(ended.rank, lost))
         if not self._start_again(ended):
             self._exits.append(ended)
 
     def _start_again(self, ended: Exit) -> bool:
-        """Start a worker that failed again, if there is any use in it; tells whether it did."""
-        stopping = self._children.stopping or self._job_state.stopping
-        if ended.status == 0 or ended.rank in self._adopted or stopping or self._restarts >= self._max_restarts:
+        """Start a worker that failed again, if the policy says so; tells whether it did."""
+        if ended.status == 0:
             return False
-        if self._coordinator.bound:
-            self._start_all_again(ended.rank)
-            return False
-        if self._coordinator.centers_dropped:
-            log.warning("rank %d is not started again: the others have released the parameters", ended.rank)
-            return False
-        self._restarts += 1
-        log.warning("rank %d is started again, restart %d of %d", ended.rank, self._restarts, self._max_restarts)
-        self._coordinator.expect_again(ended.rank, self._job_state.position(ended.rank))
+        coordinator = self._coordinator
+        restart, warning = self._policy.worker_failed(
+            WorkerFailed(
+                ended.rank,
+                adopted=ended.rank in self._adopted,
+                stopping=self._children.stopping or self._job_state.stopping,
+                bound=coordinator.bound,
+                centers_dropped=coordinator.centers_dropped,
+            )
+        )
+        if warning:
+            log.warning("%s", warning)
+        if restart is Restart.ALL:
+            self._children.stop(_RESTART_GRACE_S)
+        return restart is Restart.THIS_ONE and self._start_one_again(ended.rank)
+
+    def _start_one_again(self, rank: int) -> bool:
+        self._coordinator.expect_again(rank, self._job_state.position(rank))
         try:
-            self._children.start_again(ended.rank)
+            self._children.start_again(rank)
         except (OSError, PlatoonError) as exc:
-            log.error("rank %d cannot be started again: %s", ended.rank, exc)
+            log.error("rank %d cannot be started again: %s", rank, exc)
             return False
         return True
-
-    def _start_all_again(self, rank: int) -> None:
-        """Have all workers started again: now, where they can go on from a checkpoint; else if all of them fail."""
-        if self._checkpointer is None:
-            self._all_again = False
-            log.warning(
-                "rank %d cannot come again alone, since the workers need each other: all are started again if all "
-                "fail; with --checkpoint-every they would at once, and go on from there",
-                rank,
-            )
-        else:
-            self._all_again = True
-            log.warning("rank %d cannot come again alone: all workers are started again, from the checkpoint", rank)
-            self._children.stop(_RESTART_GRACE_S)
 
     def _save_if_due(self, now: float) -> None:
         if self._checkpointer is None:
@@ -315,15 +310,16 @@ class Controller:
 
     def _about(self, shared: Shared | None) -> About:
         coordinator = self._coordinator
+        roster = coordinator.roster
         return About(
-            seed=coordinator.seed,
-            size=coordinator.size,
+            seed=roster.seed,
+            size=roster.size,
             seconds=self._seconds_before + time.monotonic() - self._began,
             rule=shared.rule if shared is not None else "",
             settings=shared.settings if shared is not None else "",
-            positions={rank: self._job_state.position(rank) for rank in coordinator.members},
+            positions={rank: self._job_state.position(rank) for rank in roster},
             bound=coordinator.bound,
-            kept={rank: member.kept for rank, member in coordinator.members.items() if member.kept},
+            kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
             reported=dict(coordinator.reported),
         )
 
@@ -331,11 +327,16 @@ class Controller:
         if self._observer is None or now < self._next_look:
             return
         self._next_look = now + self._observe_every_s
-        members = list(self._coordinator.members.values())
-        progress = {member.rank: self._job_state.progress(member.rank) for member in members}
         coordinator, tally = self._coordinator, self._tally or Tally()
         self._observer(
-            Snapshot(members, progress, coordinator.reported, coordinator.stop_reason, now - self._began, tally.missed)
+            Snapshot(
+                list(coordinator.roster.values()),
+                {rank: self._job_state.progress(rank) for rank in coordinator.roster},
+                coordinator.reported,
+                coordinator.stop_reason,
+                now - self._began,
+                tally.missed,
+            )
         )
 
     @property
@@ -350,13 +351,14 @@ class Controller:
         seconds = time.monotonic() - self._began
         reported = dict(self._coordinator.reported)
         interrupted = self._signal is not None
-        none_ended_well = all(ended.status for ended in self._exits)
-        again = not interrupted and (self._all_again or (self._all_again is False and none_ended_well))
+        again = self._policy.all_again(
+            interrupted,
+            some_ended_well=any(ended.status == 0 for ended in self._exits),
+            checkpoint_unfinished=self._checkpointer is not None and self._checkpointer.writing,
+        )
         tally = self._tally
         if tally is not None and tally.unsaved:
             status = status or UNSAVED
-        if self._checkpointer is not None and self._checkpointer.writing:
-            again = False  # another run would write to the same file
         return Result(
             status,
             seconds,
@@ -364,15 +366,15 @@ class Controller:
             reported,
             self._exits,
             interrupted,
-            self._restarts,
-            bool(again),
+            self._policy.restarts + again,
+            again,
             self._shared_nothing(),
             tally,
         )
 
     def _shared_nothing(self) -> tuple[int, ...]:
         """Name the launched workers that did their work, and did it alone."""
-        if self._coordinator.size < 2 or self._signal is not None:
+        if self._coordinator.roster.size < 2 or self._signal is not None:
             return ()
         ended_well = {ended.rank for ended in self._exits if ended.status == 0} - self._adopted
         return tuple(sorted(ended_well - self._coordinator.cooperated))

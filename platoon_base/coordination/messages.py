@@ -1,59 +1,63 @@
-"""The control messages between a worker and the controller: typed, validated, encoded with MessagePack.
+"""The control messages between a worker and the controller: plain data of declared types and bounded sizes.
 
-A message is one frame; the channel adds a request id, so that an answer finds its question. Decoding builds plain
-data of the types declared below and nothing else: no code, no object of the sender's choice.
+A worker sends requests, the controller answers each with one reply. `platoon_base.coordination.encoding` makes bytes of
+them.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
 import msgspec
 
 from platoon_base import errors
 from platoon_base.sharding import START, Position
-from platoon_base.system.text import legible
 
 __all__ = [
     "MAX_BYTES",
     "MAX_KEPT_BYTES",
-    "MAX_NOTE_BYTES",
+    "MAX_VALUE_BYTES",
     "MAX_VECTOR_BYTES",
     "PROTOCOL",
+    "AgreeToStop",
+    "Barrier",
     "CenterReady",
     "CenterRole",
+    "CollectiveCall",
+    "CollectiveReply",
     "Done",
     "Failure",
+    "FormGroup",
+    "Gather",
+    "Gathered",
     "Hello",
     "InitCenter",
     "Keep",
     "Leave",
-    "Reduce",
-    "Reduced",
+    "Meet",
+    "Message",
+    "Met",
+    "ReleaseCenter",
     "Reply",
     "Report",
     "Request",
     "Same",
+    "StopVote",
+    "Sum",
+    "Sums",
     "UserReply",
     "UserRequest",
-    "Vote",
     "Welcome",
     "Withdraw",
-    "decode_reply",
-    "decode_request",
-    "decode_value",
-    "encode",
-    "encode_value",
 ]
 
-PROTOCOL = 4
+PROTOCOL = 5
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
-MAX_NOTE_BYTES = 2048  # so that those of 256 workers fit into one message
+MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 256 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
 MAX_DIMENSIONS = 64  # NumPy knows no more
 MAX_REPORTED = 1000  # names
 MAX_FINGERPRINTS = 4096  # that are remembered, the latest
-_MAX_WHY = 500  # characters
 MAX_VECTOR_BYTES = 1 << 19  # beside pairs and shapes of about as much
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
@@ -84,13 +88,13 @@ class InitCenter(Message, frozen=True, kw_only=True, tag="init-center"):
     """A worker has parameters to share.
 
     ``specs`` holds (name, shape, dtype) of each, ``rule`` the name of the rule's class, ``settings`` the rule with its
-    arguments, and ``place`` where the parameters meet.
+    arguments, and ``location`` the memory that the center is to be in.
     """
 
     specs: list[tuple[str, tuple[int, ...], str]]
     rule: str
     settings: str = ""
-    place: str = "host"
+    location: str = "host"
 
 
 class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):
@@ -99,28 +103,105 @@ class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):
     error: str = ""
 
 
-class Reduce(Message, frozen=True, kw_only=True, tag="reduce"):
-    """A contribution to a sum over all workers; with no pairs it is a meeting.
+class CollectiveCall(Message, frozen=True, kw_only=True):
+    """Base of the calls that all workers make; the answer comes when all have come, or after ``timeout_s``."""
 
-    ``note`` is a few bytes for all others, such as the address of something. With ``late_pass`` a late joiner that has
-    not met the others yet is let through: they may have passed long ago. With ``launched_only`` late joiners are not
-    waited for.
+    timeout_s: float
 
-    ``vector`` holds little-endian float64 to add element by element; ``shapes``, those of the arrays that it is a part
-    of, must be the same for all. With ``drops_center`` the center is forgotten once all have come. With ``binds``
-    those who have come need each other from now on: one of them that is lost cannot come again alone.
+    @property
+    def title(self) -> str:
+        """The name of the call in error texts and in the control words of those that wait in it."""
+        raise NotImplementedError
+
+
+class _NamedCall(CollectiveCall, frozen=True, kw_only=True):
+    name: str
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+
+class Sum(_NamedCall, frozen=True, kw_only=True, tag="sum"):
+    """Pairs and arrays to add over all workers.
+
+    ``vector`` holds little-endian float64 to add element by element. ``shapes`` are those of the arrays that the vector
+    is a part of: they must be the same for all. With ``late_pass`` a late joiner that has not met the others yet gets
+    its own values back: the others may have passed long ago.
     """
 
-    name: str
-    pairs: dict[str, tuple[float, float]]
-    timeout_s: float
-    late_pass: bool = False
-    launched_only: bool = False
-    note: Annotated[bytes, msgspec.Meta(max_length=MAX_NOTE_BYTES)] = b""
+    pairs: dict[str, tuple[float, float]] = {}
     vector: Annotated[bytes, msgspec.Meta(max_length=MAX_VECTOR_BYTES)] = b""
     shapes: list[Annotated[tuple[int, ...], msgspec.Meta(max_length=MAX_DIMENSIONS)]] = []
-    drops_center: bool = False
+    late_pass: bool = False
+
+
+class Gather(_NamedCall, frozen=True, kw_only=True, tag="gather"):
+    """A small value, encoded, for all workers."""
+
+    value: Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)]
+
+
+class FormGroup(_NamedCall, frozen=True, kw_only=True, tag="form-group"):
+    """A few bytes for the group of all workers launched together, such as the address of something.
+
+    Late joiners are not waited for. The members of a group need each other from now on: one of them that is lost cannot
+    come again alone.
+    """
+
+    note: Annotated[bytes, msgspec.Meta(max_length=MAX_VALUE_BYTES)] = b""
+
+
+class Barrier(_NamedCall, frozen=True, kw_only=True, tag="barrier"):
+    """Wait for all; a late joiner that has not met the others yet is let through."""
+
+    @property
+    def title(self) -> str:
+        return f"barrier {self.name}"
+
+
+class Meet(_NamedCall, frozen=True, kw_only=True, tag="meet"):
+    """Wait for all, and learn who has come.
+
+    With ``binds`` those who have come need each other from now on: one of them that is lost cannot come again alone.
+    """
+
     binds: bool = False
+
+    @property
+    def title(self) -> str:
+        return f"meet {self.name}"
+
+
+class AgreeToStop(CollectiveCall, frozen=True, kw_only=True, tag="agree-to-stop"):
+    """Learn whether the job stops, with the same answer for all."""
+
+    @property
+    def title(self) -> str:
+        return "agree_to_stop"
+
+
+class ReleaseCenter(CollectiveCall, frozen=True, kw_only=True, tag="release-center"):
+    """Let go of the center together, in three stages that all workers go through.
+
+    After "finish" nobody synchronizes any more. In "drop" the controller forgets the center, if one of those that come
+    ``shares`` its parameters. After "free" nobody has the center open, and its name may be used again. A late joiner
+    that shares nothing and has not met the others yet is let through.
+    """
+
+    stage: Literal["finish", "drop", "free"]
+    shares: bool
+
+    @property
+    def title(self) -> str:
+        return _RELEASE_TITLES[self.stage]
+
+
+_RELEASE_TITLES = {
+    "finish": "release_shared_params",
+    "drop": "drop the center",
+    "free": "released shared params",
+}
 
 
 class Report(Message, frozen=True, kw_only=True, tag="report"):
@@ -129,7 +210,7 @@ class Report(Message, frozen=True, kw_only=True, tag="report"):
     metrics: Annotated[dict[str, Union[int, float, str]], msgspec.Meta(max_length=MAX_REPORTED)]
 
 
-class Vote(Message, frozen=True, kw_only=True, tag="vote"):
+class StopVote(Message, frozen=True, kw_only=True, tag="stop-vote"):
     """A worker wants the job to stop."""
 
     reason: str
@@ -173,7 +254,7 @@ class UserRequest(Message, frozen=True, kw_only=True, tag="user"):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
-    """The place of the worker in the job; ``late`` if it did not begin with the others.
+    """The identity of the worker in the job; ``late`` if it did not begin with the others.
 
     ``resume_at`` and ``kept`` are what an earlier process of this rank has left.
     """
@@ -195,15 +276,32 @@ class CenterRole(Message, frozen=True, kw_only=True, tag="center-role"):
     resume: bool = False
 
 
-class Reduced(Message, frozen=True, kw_only=True, tag="reduced"):
-    """The sums over the ranks named, and their notes; ``lost`` ranks died. ``stop`` is the job's reason, if any."""
+class CollectiveReply(Message, frozen=True, kw_only=True):
+    """Base of the answers to collective calls: the ``ranks`` that came, in order, and the ``lost`` ones, which died.
 
-    pairs: dict[str, tuple[float, float]]
+    ``stop`` is the reason why the job stops; empty while it does not.
+    """
+
     ranks: list[int]
     lost: list[int]
     stop: str = ""
-    notes: dict[int, bytes] = {}
+
+
+class Met(CollectiveReply, frozen=True, kw_only=True, tag="met"):
+    """All have come."""
+
+
+class Sums(CollectiveReply, frozen=True, kw_only=True, tag="sums"):
+    """The sums over the ranks."""
+
+    pairs: dict[str, tuple[float, float]]
     vector: bytes = b""
+
+
+class Gathered(CollectiveReply, frozen=True, kw_only=True, tag="gathered"):
+    """The values or notes of the ranks, in the same order."""
+
+    values: list[bytes]
 
 
 class Done(Message, frozen=True, kw_only=True, tag="done"):
@@ -230,108 +328,23 @@ class Failure(Message, frozen=True, kw_only=True, tag="failure"):
         return error(self.message)
 
 
-Request = Union[Hello, InitCenter, CenterReady, Reduce, Report, Vote, Keep, Same, Withdraw, Leave, UserRequest]
-Reply = Union[Welcome, CenterRole, Reduced, Done, UserReply, Failure]
-
-# Codes of extensions for the user's data: text that UTF-8 cannot hold, such as a path, and a dict with such keys.
-_TEXT, _PAIRS = 1, 2
-
-
-def _of_extension(code: int, data: memoryview) -> Any:
-    if code == _TEXT:
-        return bytes(data).decode(errors="surrogatepass")
-    if code == _PAIRS:
-        return dict(_pairs.decode(data))
-    raise ValueError(f"got extension {code}, which stands for nothing")
-
-
-_encoder = msgspec.msgpack.Encoder()
-_values: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(ext_hook=_of_extension)
-_pairs: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(list[tuple[Any, Any]], ext_hook=_of_extension)
-_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request, ext_hook=_of_extension)
-_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply, ext_hook=_of_extension)
-
-
-def encode(message: Message) -> bytes:
-    """Encode a message.
-
-    Raises
-    ------
-    ProtocolError
-        If the message holds something that is not plain data, or is larger than `MAX_BYTES`.
-    """
-    data = encode_value(message)
-    if len(data) > MAX_BYTES:
-        raise errors.ProtocolError(
-            f"got a {type(message).__name__} message of {len(data)} bytes, the limit is {MAX_BYTES}: "
-            "control messages are small; share arrays through init_shared_params"
-        )
-    return data
-
-
-def encode_value(value: Any) -> bytes:
-    """Encode plain data, text of any characters included; anything else raises `ProtocolError`."""
-    try:
-        try:
-            return _encoder.encode(value)
-        except UnicodeEncodeError:
-            return _encoder.encode(_encodable(value))
-    except (TypeError, ValueError, OverflowError, RecursionError) as exc:
-        raise errors.ProtocolError(
-            f"cannot encode {type(value).__name__}: {exc}; send numbers, strings, lists and dicts only"
-        ) from exc
-
-
-def _encodable(value: Any) -> Any:
-    """Put legible text into the fields of a message, and into the user's data what gives the same text again."""
-    if isinstance(value, Message):
-        fields = msgspec.structs.asdict(value).items()
-        users = ("info", "answer")
-        return msgspec.structs.replace(value, **{n: (_encodable if n in users else _legible)(f) for n, f in fields})
-    if isinstance(value, str):
-        return value if _is_text(value) else msgspec.msgpack.Ext(_TEXT, value.encode(errors="surrogatepass"))
-    if isinstance(value, dict):
-        if all(map(_is_text, value)):
-            return {key: _encodable(item) for key, item in value.items()}
-        pairs = [(_encodable(key), _encodable(item)) for key, item in value.items()]
-        return msgspec.msgpack.Ext(_PAIRS, _encoder.encode(pairs))
-    return [_encodable(item) for item in value] if isinstance(value, (list, tuple)) else value
-
-
-def _is_text(value: Any) -> bool:
-    return not isinstance(value, str) or legible(value) == value
-
-
-def _legible(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {_legible(name): _legible(item) for name, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_legible(item) for item in value]
-    return legible(value) if isinstance(value, str) else value
-
-
-def decode_value(data: bytes) -> Any:
-    """Decode what `encode_value` made."""
-    return _values.decode(data)
-
-
-def decode_request(data: bytes) -> Request:
-    """Decode what a worker sent; anything but a valid request raises `ProtocolError`."""
-    request: Request = _decode(_requests, data)
-    return request
-
-
-def decode_reply(data: bytes) -> Reply:
-    """Decode what the controller answered; anything but a valid reply raises `ProtocolError`."""
-    reply: Reply = _decode(_replies, data)
-    return reply
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[Any], data: bytes) -> Any:
-    if len(data) > MAX_BYTES:
-        raise errors.ProtocolError(f"got a message of {len(data)} bytes, the limit is {MAX_BYTES}")
-    try:
-        return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as exc:
-        why = str(exc)[:_MAX_WHY]  # it may quote the message, and the answer must not be larger than a message
-        raise errors.ProtocolError(f"got {len(data)} bytes that are no message of protocol {PROTOCOL}: {why}") from exc
+Request = Union[
+    Hello,
+    InitCenter,
+    CenterReady,
+    Sum,
+    Gather,
+    FormGroup,
+    Barrier,
+    Meet,
+    AgreeToStop,
+    ReleaseCenter,
+    Report,
+    StopVote,
+    Keep,
+    Same,
+    Withdraw,
+    Leave,
+    UserRequest,
+]
+Reply = Union[Welcome, CenterRole, Met, Sums, Gathered, Done, UserReply, Failure]

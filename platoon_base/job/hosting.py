@@ -106,8 +106,8 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=True)
         stack.callback(job_state.let_go)
         coordinator = Coordinator(size, options.seed) if about is None else _resumed(about, size)
-        for rank, member in coordinator.members.items():
-            job_state.start_row(rank, member.resume_at)
+        for rank, participant in coordinator.roster.items():
+            job_state.start_row(rank, participant.resume_at)
         server_keys, keys = new_keys() if options.listen else (None, None)
         server = backends.listen_at(options.listen or files.address, server_keys)
         stack.callback(server.close)

@@ -8,7 +8,7 @@ import os
 import socket
 
 from platoon_base.channels.base import ClientChannel
-from platoon_base.channels.client import Session
+from platoon_base.channels.client import ControlClient
 from platoon_base.checkpoints.files import read_checkpoint
 from platoon_base.collectives.groups import Membership
 from platoon_base.coordination import messages as msg
@@ -136,8 +136,8 @@ def _connection(
         centers=lambda parameters, rule: backends.center_for(files, identity.size, liveness, parameters, rule),
         controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
         on_close=on_close,
-        collectives=lambda session: backends.JobCollectives(
-            Membership(session, identity.rank, files.size, liveness),
+        collectives=lambda client: backends.JobCollectives(
+            Membership(client, identity.rank, files.size, liveness),
             files.collective,
             liveness,
             lambda: job_state.collectives(identity.rank),
@@ -156,7 +156,7 @@ def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Identit
         device=device,
         rank=rank,
     )
-    reply = Session(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, _HELLO_TIMEOUT_S)
+    reply = ControlClient(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, _HELLO_TIMEOUT_S)
     return Identity(
         reply.rank,
         reply.size,

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from platoon_base.centers.base import CenterFactory
 from platoon_base.channels.base import ClientChannel
-from platoon_base.channels.client import Session
+from platoon_base.channels.client import ControlClient
 from platoon_base.checkpoints.files import Checkpoint
 from platoon_base.collectives.base import Collective
 from platoon_base.collectives.groups import CollectiveFactory, Collectives
@@ -57,7 +57,7 @@ class Connection:
     on_close : callable
         Called once, at the end of `close`.
     collectives : callable, optional
-        Makes, from the session, what forms the groups for collectives on arrays; left out in a job of one.
+        Makes, from the client, the factory of the groups for collectives on arrays; left out in a job of one.
     checkpoint : callable, optional
         Reads the checkpoint that the job was resumed from.
 
@@ -78,7 +78,7 @@ class Connection:
         centers: Callable[[Parameters, Rule], CenterFactory] | None = None,
         controller_alive: Callable[[], bool] = lambda: True,
         on_close: Callable[[], None] = lambda: None,
-        collectives: Callable[[Session], CollectiveFactory] | None = None,
+        collectives: Callable[[ControlClient], CollectiveFactory] | None = None,
         checkpoint: Callable[[], Checkpoint] | None = None,
     ) -> None:
         self.identity = identity
@@ -89,17 +89,17 @@ class Connection:
         self.progress = ProgressRow(job_state, identity.rank)
         self.stop_signal = StopSignal(job_state, identity.rank, controller_alive)
         self.closed = False
-        self._session = Session(channel, identity.rank, self.progress.row)
-        self._arrays = Collectives(collectives(self._session) if collectives else LocalFactory(), identity.late)
+        self._client = ControlClient(channel, identity.rank, self.progress.row)
+        self._arrays = Collectives(collectives(self._client) if collectives else LocalFactory(), identity.late)
         self._controller_alive = controller_alive
         self._on_close = on_close
         self._pid = os.getpid()
 
     @property
-    def session(self) -> Session:
+    def client(self) -> ControlClient:
         """The requests to the controller, of an open connection."""
         self.require_open()
-        return self._session
+        return self._client
 
     def group(self, array: Any, timeout_s: float) -> Collective:
         """Return the group that makes collective calls on this kind of array."""
@@ -149,7 +149,7 @@ class Connection:
         self.progress.mark_left()
         try:
             self._arrays.close()
-            self._session.close()
+            self._client.close()
         finally:
             let_go()
             self.progress.close()

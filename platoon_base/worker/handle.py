@@ -8,6 +8,7 @@ from typing import Any
 
 from platoon_base.channels.array_sums import Summed, sum_arrays
 from platoon_base.coordination import messages as msg
+from platoon_base.coordination.encoding import decode_value, encode_value
 from platoon_base.errors import ConfigurationError
 from platoon_base.metrics import means
 from platoon_base.rules.center import Rule, default_rule
@@ -130,19 +131,24 @@ class Worker:
             If some workers did not call it within ``timeout_s``; the message names them.
         """
         shared = self._shared
-        # A late joiner without parameters may come here long after the others.
-        passes = shared is None
+        shares = shared is not None
         if shared is not None:
             shared.finish()
-        self._connection.session.reduce("release_shared_params", {}, timeout_s, late_pass=passes)
+        self._connection.client.wait_for_all(
+            msg.ReleaseCenter(stage="finish", shares=shares, timeout_s=timeout_s), msg.Met
+        )
         if shared is not None:
             shared.settle()  # the controller reads the center once more before it is dropped
-        self._connection.session.reduce("drop the center", {}, timeout_s, late_pass=passes, drops_center=not passes)
+        self._connection.client.wait_for_all(
+            msg.ReleaseCenter(stage="drop", shares=shares, timeout_s=timeout_s), msg.Met
+        )
         self._shared = None
         if shared is not None:
             shared.withdraw()
         # The name is free before anybody makes the next center under it.
-        self._connection.session.reduce("released shared params", {}, timeout_s, late_pass=passes)
+        self._connection.client.wait_for_all(
+            msg.ReleaseCenter(stage="free", shares=shares, timeout_s=timeout_s), msg.Met
+        )
 
     @property
     def shares(self) -> bool:
@@ -233,7 +239,7 @@ class Worker:
         ConfigurationError
             If another worker has given another fingerprint under this name; only on the worker that came later.
         """
-        self._connection.session.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
+        self._connection.client.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
 
     def require_same_data(self, *data: Any, kind: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Raise if another worker has passed other data, such as a random split of its own; waits for nobody.
@@ -271,7 +277,7 @@ class Worker:
         CollectiveTimeoutError
             If some did not within ``timeout_s``; the message names them.
         """
-        self._connection.session.reduce(f"barrier {name}", {}, timeout_s, late_pass=True)
+        self._connection.client.wait_for_all(msg.Barrier(name=name, timeout_s=timeout_s), msg.Met)
 
     def meet(self, name: str, *, binds: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
         """Wait until every worker has come here, and return the ranks that have, the same list on all of them.
@@ -279,7 +285,8 @@ class Worker:
         Unlike at a `barrier`, a late joiner waits here for the others, who from then on wait for it too. With ``binds``
         these workers need each other from now on: the launcher does not start one of them again alone.
         """
-        return self._connection.session.reduce(f"meet {name}", {}, timeout_s, binds=binds).ranks
+        call = msg.Meet(name=name, binds=binds, timeout_s=timeout_s)
+        return self._connection.client.wait_for_all(call, msg.Met).ranks
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Tell whether to stop, with the same answer on every worker: all of them call it, once a round.
@@ -287,7 +294,7 @@ class Worker:
         `should_stop` may turn true for one worker earlier than for another, so a loop that makes collective calls must
         not be left by it. Vote with `request_stop` before.
         """
-        return bool(self._connection.session.reduce("agree_to_stop", {}, timeout_s).stop)
+        return bool(self._connection.client.wait_for_all(msg.AgreeToStop(timeout_s=timeout_s), msg.Met).stop)
 
     def reduce_metrics(
         self, pairs: Mapping[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
@@ -316,7 +323,7 @@ class Worker:
         self, name: str, pairs: dict[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
     ) -> tuple[dict[str, tuple[float, float]], list[int]]:
         """Add ``{name: (sum, weight)}`` over all workers; returns the sums, and the ranks that contributed to them."""
-        reply = self._connection.session.reduce(name, pairs, timeout_s)
+        reply = self._connection.client.wait_for_all(msg.Sum(name=name, pairs=pairs, timeout_s=timeout_s), msg.Sums)
         return reply.pairs, reply.ranks
 
     def sum_arrays(
@@ -359,7 +366,7 @@ class Worker:
         CollectiveTimeoutError
             If some workers did not call it in time; the message names them.
         """
-        return sum_arrays(self._connection.session, name, arrays, pairs, timeout_s, late_pass=late_pass)
+        return sum_arrays(self._connection.client, name, arrays, pairs, timeout_s, late_pass=late_pass)
 
     def gather(self, value: Any, *, name: str = "gather", timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
         """Return the values of all workers, in the order of their ranks, the same list on every worker.
@@ -391,7 +398,7 @@ class Worker:
         CollectiveTimeoutError
             If some workers did not call it within ``timeout_s``; the message names them.
         """
-        return self._connection.session.gather(name, value, timeout_s)
+        return self._connection.client.gather(name, value, timeout_s)
 
     # Collective calls on arrays.
 
@@ -496,7 +503,7 @@ class Worker:
     def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Hand values to the controller, for its display and for the summary of the job; the last of a name stays."""
         plain = {name: value if isinstance(value, (str, int)) else float(value) for name, value in metrics.items()}
-        self._connection.session.ask(msg.Report(metrics=plain), msg.Done, timeout_s)
+        self._connection.client.ask(msg.Report(metrics=plain), msg.Done, timeout_s)
 
     def keep(self, name: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Leave a value with the controller, for `take_kept` when this rank is started again, or the job resumed.
@@ -511,12 +518,12 @@ class Worker:
         value : plain data: None, bool, int, float, str, bytes, list, dict
             All values of one rank may take up 256 KiB.
         """
-        self._connection.session.ask(msg.Keep(name=name, value=msg.encode_value(value)), msg.Done, timeout_s)
+        self._connection.client.ask(msg.Keep(name=name, value=encode_value(value)), msg.Done, timeout_s)
 
     def take_kept(self, name: str, default: Any = None) -> Any:
         """Return what an earlier process of this rank has kept under a name, once; after that the default."""
         name = legible(name)  # as it was sent
-        return msg.decode_value(self._kept.pop(name)) if name in self._kept else default
+        return decode_value(self._kept.pop(name)) if name in self._kept else default
 
     @property
     def should_stop(self) -> bool:
@@ -544,7 +551,7 @@ class Worker:
             Whose votes are needed: one, all, or that of the lowest rank present.
         """
         require_policy(policy)
-        self._connection.session.ask(msg.Vote(reason=reason, policy=policy), msg.Done, timeout_s)
+        self._connection.client.ask(msg.StopVote(reason=reason, policy=policy), msg.Done, timeout_s)
 
     # The user's own requests.
 
@@ -560,7 +567,7 @@ class Worker:
         -------
         plain data
         """
-        return self._connection.session.ask(msg.UserRequest(req=req, info=info), msg.UserReply, timeout_s).answer
+        return self._connection.client.ask(msg.UserRequest(req=req, info=info), msg.UserReply, timeout_s).answer
 
     def lock(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take the job's advisory lock; it is freed when its holder dies.

@@ -63,12 +63,12 @@ class SharedParameters:
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
         """Create the center, from the checkpoint maybe, or attach to it, as the controller says; share the values."""
         layout, rule = self.parameters.layout, self._rule
-        session, checkpoint = self._connection.session, self._connection.checkpoint
+        client, checkpoint = self._connection.client, self._connection.checkpoint
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         request = msg.InitCenter(
-            specs=specs, rule=type(rule).__name__, settings=settings_of(rule), place=centers.location
+            specs=specs, rule=type(rule).__name__, settings=settings_of(rule), location=centers.location
         )
-        role = session.ask(request, msg.CenterRole, timeout_s)
+        role = client.ask(request, msg.CenterRole, timeout_s)
         create = role.create
         try:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
@@ -78,12 +78,12 @@ class SharedParameters:
                 for array, values in zip(state, saved):
                     array[...] = values
             if create:
-                session.ask(msg.CenterReady(), msg.Done, timeout_s)
+                client.ask(msg.CenterReady(), msg.Done, timeout_s)
                 self._unlink = centers.unlink
         except BaseException as exc:
             self.close()
             if create:
-                session.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
+                client.ask(msg.CenterReady(error=repr(exc)), msg.Done, GRACE_S)
             raise
 
     def _resume(self, checkpoint: Checkpoint) -> list[list[Array]]:

@@ -8,13 +8,14 @@ import pytest
 from interrupting import at_instruction
 
 from platoon_base.channels.base import Received
-from platoon_base.channels.client import Session
+from platoon_base.channels.client import ControlClient
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.keys import new_keys
-from platoon_base.channels.server import Dispatcher
+from platoon_base.channels.server import ControlServer
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.encoding import decode_reply, encode
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
 
@@ -49,14 +50,14 @@ class Zmq:
     def __init__(self, coordinator, handler, folder):
         self._alive = True
         server = self._listen(folder)
-        dispatcher = Dispatcher(coordinator, new_words(), server.reply, handler)
+        requests = ControlServer(coordinator, new_words(), server.reply, handler)
 
         def serve():
             while self._alive:
                 received, _ = server.wait(0.02)
                 for one in received:
-                    dispatcher.receive(one, time.monotonic())
-                dispatcher.carry_out(coordinator.tick(time.monotonic()))
+                    requests.receive(one, time.monotonic())
+                requests.carry_out(coordinator.tick(time.monotonic()))
             server.close()
 
         self._thread = threading.Thread(target=serve)
@@ -110,7 +111,7 @@ def clients(backend):
 
 
 def ask(client, request, timeout_s=20.0):
-    return msg.decode_reply(client.request(msg.encode(request), timeout_s))
+    return decode_reply(client.request(encode(request), timeout_s))
 
 
 def join(client, rank):
@@ -129,16 +130,16 @@ def test_an_answer_may_come_later_and_only_to_whom_it_belongs(clients):
         join(client, rank)
     answers = {}
 
-    def reduce(rank):
+    def add(rank):
         pairs = {"m": (float(rank), 1.0)}
-        answers[rank] = ask(clients[rank], msg.Reduce(name="r", pairs=pairs, timeout_s=20))
+        answers[rank] = ask(clients[rank], msg.Sum(name="r", pairs=pairs, timeout_s=20))
 
-    threads = [threading.Thread(target=reduce, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=add, args=(rank,)) for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert answers[0] == answers[1] == msg.Reduced(pairs={"m": (1.0, 2.0)}, ranks=[0, 1], lost=[])
+    assert answers[0] == answers[1] == msg.Sums(pairs={"m": (1.0, 2.0)}, ranks=[0, 1], lost=[])
 
 
 def test_values_are_gathered_by_rank_whoever_comes_first(clients):
@@ -148,7 +149,7 @@ def test_values_are_gathered_by_rank_whoever_comes_first(clients):
     gathered = {}
 
     def gather(rank):
-        gathered[rank] = Session(clients[rank], rank).gather("votes", values[rank], 20.0)
+        gathered[rank] = ControlClient(clients[rank], rank).gather("votes", values[rank], 20.0)
 
     first = threading.Thread(target=gather, args=(1,))
     first.start()
@@ -161,21 +162,21 @@ def test_a_late_answer_is_not_taken_for_the_next_one(clients):
     for rank, client in enumerate(clients):
         join(client, rank)
     with pytest.raises(CollectiveTimeoutError):
-        ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=60), timeout_s=0.1)
-    assert isinstance(ask(clients[1], msg.Reduce(name="r", pairs={}, timeout_s=20)), msg.Reduced)
+        ask(clients[0], msg.Meet(name="r", timeout_s=60), timeout_s=0.1)
+    assert isinstance(ask(clients[1], msg.Meet(name="r", timeout_s=20)), msg.Met)
     assert ask(clients[0], msg.UserRequest(req="next")) == msg.UserReply(answer=["next", 0, None])
 
 
 def test_the_coordinators_deadline_names_who_is_missing(clients):
     join(clients[0], 0)
-    reply = ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=0.1))
+    reply = ask(clients[0], msg.Meet(name="r", timeout_s=0.1))
     assert isinstance(reply, msg.Failure)
     assert "rank 1 (expected)" in reply.message
 
 
 def test_what_cannot_be_decoded_is_answered(clients):
     for data in (b"", b"\xff\xff", b"{}", np.random.default_rng(0).bytes(100), b"\0" * (msg.MAX_BYTES + 1)):
-        reply = msg.decode_reply(clients[0].request(data, 20))
+        reply = decode_reply(clients[0].request(data, 20))
         assert isinstance(reply, msg.Failure)
         assert reply.kind == "ProtocolError"
     assert isinstance(join(clients[0], 0), msg.Welcome)
@@ -187,7 +188,7 @@ def test_a_wait_ends_when_the_controller_dies(backend, clients):
 
     def wait():
         try:
-            ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=60), 60)
+            ask(clients[0], msg.Meet(name="r", timeout_s=60), 60)
         except WorkerLostError as exc:
             raised.append(exc)
 
@@ -243,16 +244,14 @@ def test_in_a_signal_handler_a_request_is_answered_or_refused_with_a_remedy(back
 def test_while_one_thread_waits_another_is_served(clients):
     for rank, client in enumerate(clients):
         join(client, rank)
-    reduced = []
-    waiting = threading.Thread(
-        target=lambda: reduced.append(ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=60), 60))
-    )
+    met = []
+    waiting = threading.Thread(target=lambda: met.append(ask(clients[0], msg.Meet(name="r", timeout_s=60), 60)))
     waiting.start()
     for number in range(3):
         assert ask(clients[0], msg.UserRequest(req="x", info=number)) == msg.UserReply(answer=["x", 0, number])
-    assert isinstance(ask(clients[1], msg.Reduce(name="r", pairs={}, timeout_s=20)), msg.Reduced)
+    assert isinstance(ask(clients[1], msg.Meet(name="r", timeout_s=20)), msg.Met)
     waiting.join()
-    assert isinstance(reduced[0], msg.Reduced)
+    assert isinstance(met[0], msg.Met)
 
 
 def test_the_wait_for_another_thread_counts(clients):
@@ -261,7 +260,7 @@ def test_the_wait_for_another_thread_counts(clients):
 
     def wait(timeout_s):
         try:
-            ask(clients[0], msg.Reduce(name=f"within {timeout_s}", pairs={}, timeout_s=60), timeout_s)
+            ask(clients[0], msg.Meet(name=f"within {timeout_s}", timeout_s=60), timeout_s)
         except (CollectiveTimeoutError, WorkerLostError) as exc:
             raised.append((time.monotonic(), exc))
 
@@ -283,7 +282,7 @@ def test_who_waits_while_the_client_is_closed_is_told(clients):
 
     def wait():
         try:
-            ask(clients[0], msg.Reduce(name="r", pairs={}, timeout_s=60), 60)
+            ask(clients[0], msg.Meet(name="r", timeout_s=60), 60)
         except WorkerLostError as exc:
             raised.append(str(exc))
 

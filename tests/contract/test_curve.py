@@ -504,7 +504,8 @@ def test_a_whole_job_over_tcp_keeps_strangers_out(run_job):
         from platoon_base.channels.zmq import ZmqClient
         from platoon_base.channels.keys import new_keys
         from platoon_base.errors import PlatoonError
-        from platoon_base.coordination.messages import PROTOCOL, Hello, encode
+        from platoon_base.coordination.encoding import encode
+        from platoon_base.coordination.messages import PROTOCOL, Hello
 
         worker = connect()
         x = np.full(3, float(worker.global_rank))

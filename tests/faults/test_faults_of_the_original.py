@@ -68,19 +68,21 @@ def test_ten_thousand_bad_messages_change_no_result(run_job, tmp_path):
     import numpy as np
     from platoon_base import EASGD, connect
     from platoon_base.coordination import messages as msg
+    from platoon_base.coordination.encoding import encode
 
     def bad(rng, rank):
         valid = [
             msg.Hello(protocol=msg.PROTOCOL, pid=4711, host="x", device="cpu", rank=rank),        # has joined already
             msg.Hello(protocol=msg.PROTOCOL + 1, pid=4711, host="x", device="cpu"),
             msg.InitCenter(specs=[("W", (10**12,), "float64")], rule="EASGD(alpha=0.5)"),          # 8 TB
-            msg.CenterReady(), msg.Reduce(name="barrier barrier", pairs={}, timeout_s=1e9), msg.Leave(),
-            msg.Report(metrics={"center": 1.0}), msg.Vote(reason="a stranger's"), msg.UserRequest(req="platoon-init"),
+            msg.CenterReady(), msg.Barrier(name="barrier", timeout_s=1e9), msg.Leave(),
+            msg.Report(metrics={"center": 1.0}), msg.StopVote(reason="a stranger's"),
+            msg.UserRequest(req="platoon-init"),
         ]
         kind = rng.randrange(4)
         if kind == 0:
             return rng.randbytes(rng.choice([0, 1, 7, 8, 9, 60, 5000]))
-        data = msg.encode(rng.choice(valid))
+        data = encode(rng.choice(valid))
         if kind == 1:
             data = data[: rng.randrange(len(data))]
         if kind == 2 and rng.random() < 0.02:

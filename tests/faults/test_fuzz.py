@@ -1,6 +1,7 @@
 """Whatever arrives, the controller lives: what fuzzing has kept, mutated conversations, the faults found."""
 
 import ast
+import contextlib
 import importlib.util
 import math
 import traceback
@@ -8,15 +9,32 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from fuzz_messages import CORPUS, HUGE, REQUESTS, Event, Step, cut, hello, huge, join, mutate, one_input, reduce, seeds
+from fuzz_messages import (
+    CORPUS,
+    HUGE,
+    REPLIES,
+    REQUESTS,
+    Event,
+    Step,
+    cut,
+    hello,
+    huge,
+    join,
+    mutate,
+    one_input,
+    seeds,
+    total,
+)
 from fuzz_messages import request as encoded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from platoon_base.channels.base import Received
-from platoon_base.channels.server import Dispatcher
+from platoon_base.channels.server import ControlServer
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.encoding import decode_reply, decode_request, encode
+from platoon_base.errors import ProtocolError
 from platoon_base.shm.job_state import JobState
 from platoon_base.system.environment import MAX_WORKERS
 
@@ -45,6 +63,20 @@ def test_the_corpus_does_no_harm():
     files = sorted(CORPUS.iterdir())
     assert len(files) > 50
     survive({path.name: path.read_bytes() for path in files})
+
+
+def messages_in(data):
+    """Name the kinds of all valid messages of an input: one that it is itself, or those of its steps."""
+    found = set()
+    for body in (data, *(step.body for step in cut(data))):
+        for decode in (decode_request, decode_reply):
+            with contextlib.suppress(ProtocolError):
+                found.add(type(decode(body)))
+    return found
+
+
+def test_every_message_is_in_the_corpus():
+    assert set().union(*(messages_in(path.read_bytes()) for path in CORPUS.iterdir())) == {*REQUESTS, *REPLIES}
 
 
 def test_each_request_and_short_conversations_do_no_harm():
@@ -91,23 +123,23 @@ class Controller:
         self.answers = []
         job_state = JobState(bytearray(JobState.size_bytes(MAX_WORKERS)), MAX_WORKERS, create=True)
         self.coordinator = Coordinator(2)
-        self.dispatcher = Dispatcher(self.coordinator, job_state, lambda peer, request_id, data: self.note(peer, data))
+        self.server = ControlServer(self.coordinator, job_state, lambda peer, request_id, data: self.note(peer, data))
         for rank in (0, 1):
             assert isinstance(self.ask(rank, hello(rank)), msg.Welcome)
 
     def note(self, peer, data):
-        self.answers.append((int(peer), msg.decode_reply(data)))
+        self.answers.append((int(peer), decode_reply(data)))
 
     def ask(self, peer, data, now=0.0):
         """Send a request; return the answer to it, or None."""
         self.answers.clear()
-        self.dispatcher.receive(Received(b"%d" % peer, b"id", data), now)
+        self.server.receive(Received(b"%d" % peer, b"id", data), now)
         return dict(self.answers).get(peer)
 
     def require_a_sum(self):
-        assert self.ask(0, reduce("after")) is None
-        assert isinstance(self.ask(1, reduce("after")), msg.Reduced)
-        assert [type(reply) for _, reply in self.answers] == [msg.Reduced] * 2
+        assert self.ask(0, total("after")) is None
+        assert isinstance(self.ask(1, total("after")), msg.Sums)
+        assert [type(reply) for _, reply in self.answers] == [msg.Sums] * 2
 
 
 @pytest.fixture
@@ -146,7 +178,7 @@ def test_what_is_refused_in_another_alphabet_is_refused(controller):
 
 @pytest.mark.parametrize(("kind", "field"), HUGE, ids=[f"{kind.__name__}-{field}" for kind, field in HUGE])
 def test_texts_as_long_as_a_message_are_answered(controller, kind, field):
-    if kind is not msg.Reduce:
+    if not issubclass(kind, msg.CollectiveCall):
         assert controller.ask(0, whole(huge(kind, field))) is not None
         controller.require_a_sum()
 
@@ -154,47 +186,47 @@ def test_texts_as_long_as_a_message_are_answered(controller, kind, field):
 def test_a_late_joiner_that_gives_half_a_number_is_refused(controller):
     """Its vector was taken apart before its length was looked at."""
     assert isinstance(controller.ask(7, hello()), msg.Welcome)
-    reply = controller.ask(7, reduce(late_pass=True, vector=b"1234567"))
+    reply = controller.ask(7, total(late_pass=True, vector=b"1234567"))
     require_failure(reply, "ProtocolError", "vector of 7 bytes")
-    assert isinstance(controller.ask(7, reduce(late_pass=True, vector=b"\0" * 8)), msg.Reduced)
+    assert isinstance(controller.ask(7, total(late_pass=True, vector=b"\0" * 8)), msg.Sums)
     controller.require_a_sum()
 
 
 @pytest.mark.parametrize("dimensions", [65, 300, 100_000])
 def test_shapes_of_more_dimensions_than_an_array_can_have_are_refused(controller, dimensions):
     """Their number of values took minutes to compute, or was too long to be printed."""
-    reply = controller.ask(0, reduce(shapes=[(2**63,) * dimensions]) if dimensions < 1000 else many(dimensions))
+    reply = controller.ask(0, total(shapes=[(2**63,) * dimensions]) if dimensions < 1000 else many(dimensions))
     require_failure(reply, "ProtocolError", "shapes")
     controller.require_a_sum()
 
 
 def many(dimensions):
-    return msg.encode(msg.Reduce(name="epoch", pairs={}, timeout_s=1.0, shapes=[(2**31,) * dimensions]))
+    return encode(msg.Sum(name="epoch", timeout_s=1.0, shapes=[(2**31,) * dimensions]))
 
 
 def test_the_largest_shapes_are_compared(controller):
-    assert controller.ask(0, reduce(shapes=[(2**64 - 1,) * 64] * 1000)) is None
-    require_failure(controller.ask(1, reduce()), "LayoutMismatchError", "1000 arrays")
+    assert controller.ask(0, total(shapes=[(2**64 - 1,) * 64] * 1000)) is None
+    require_failure(controller.ask(1, total()), "LayoutMismatchError", "1000 arrays")
     controller.require_a_sum()
 
 
 def test_a_wait_without_end_is_refused(controller):
     """A deadline that is NaN never passes, and hides those of others."""
-    require_failure(controller.ask(0, reduce(timeout_s=math.nan)), "ProtocolError", "timeout_s")
+    require_failure(controller.ask(0, total(timeout_s=math.nan)), "ProtocolError", "timeout_s")
     assert controller.coordinator.next_deadline is None
     controller.require_a_sum()
 
 
 def test_a_vote_with_a_long_reason_stops_the_job_and_no_sum(controller):
     """Every sum carries the reason, and was too large to be sent."""
-    assert controller.ask(0, whole(huge(msg.Vote, "reason", policy="any"))) == msg.Done()
+    assert controller.ask(0, whole(huge(msg.StopVote, "reason", policy="any"))) == msg.Done()
     assert controller.coordinator.stop_reason.startswith("AAA")
     controller.require_a_sum()
 
 
 def test_who_takes_the_place_that_one_has_left_does_not_turn_out_that_one(controller):
     """A connection left rank 0 and joined late; then somebody else took rank 0."""
-    assert controller.ask(0, msg.encode(msg.Leave())) == msg.Done()
+    assert controller.ask(0, encode(msg.Leave())) == msg.Done()
     assert controller.ask(0, hello()).rank == 2
     assert controller.ask(7, hello(0)).rank == 0
     assert controller.ask(0, encoded(msg.Report)) == msg.Done()
@@ -205,9 +237,13 @@ def test_who_takes_the_place_that_one_has_left_does_not_turn_out_that_one(contro
 
 BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 REACHABLE = [
-    *(f"{name}.py" for name in ("messages", "dispatch", "coordinator", "control_words", "layout", "metrics")),
-    *(f"{name}.py" for name in ("schedule", "sharding", "session", "controller", "errors")),
-    *(f"channels/{path.name}" for path in sorted((BASE / "channels").glob("*.py"))),
+    *(f"{name}.py" for name in ("layout", "metrics", "schedule", "sharding", "errors", "system/text")),
+    *("controller/controller.py", "shm/job_state.py"),
+    *(
+        path.relative_to(BASE).as_posix()
+        for room in ("channels", "coordination")
+        for path in (BASE / room).glob("*.py")
+    ),
 ]
 FORBIDDEN_MODULES = {"pickle", "_pickle", "cPickle", "marshal", "shelve", "dill", "cloudpickle", "joblib"} | {
     *("subprocess", "importlib", "imp", "runpy", "code", "ctypes", "builtins", "pty", "yaml")
@@ -252,8 +288,8 @@ def test_what_could_make_code_is_seen(source):
 def test_what_is_not_framed_as_a_request_is_told_so():
     answers = []
     job_state = JobState(bytearray(JobState.size_bytes(1)), rows=1, create=True)
-    dispatcher = Dispatcher(Coordinator(1), job_state, lambda peer, request_id, data: answers.append(data))
-    dispatcher.receive(Received(b"peer", b"", msg.encode(msg.Leave())), 0.0)
-    (failure,) = map(msg.decode_reply, answers)
+    server = ControlServer(Coordinator(1), job_state, lambda peer, request_id, data: answers.append(data))
+    server.receive(Received(b"peer", b"", encode(msg.Leave())), 0.0)
+    (failure,) = map(decode_reply, answers)
     assert failure.kind == "ProtocolError"
     assert "not framed as a request" in failure.message

@@ -1,7 +1,7 @@
 """What arrives at a controller, made from any bytes: what tests/faults/test_fuzz.py and atheris fuzz.
 
 An input is a sequence of steps: requests of several peers, some not framed, repeated, as large as a message may be or
-larger, or sent by a crowd; workers that end and come again; time that passes. `one_input` lets a dispatcher with a
+larger, or sent by a crowd; workers that end and come again; time that passes. `one_input` lets a server with a
 fresh coordinator take them in, and raises an AssertionError if anything but well-formed answers to questions comes out.
 
 To look for more by hand, with Python 3.12 (there is no atheris for some others)::
@@ -34,6 +34,7 @@ import math
 import random
 import shlex
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,10 +49,12 @@ else:
 
 with watched_imports:
     from platoon_base.channels.base import Received
-    from platoon_base.channels.client import Session
-    from platoon_base.channels.server import Dispatcher
+    from platoon_base.channels.client import ControlClient
+    from platoon_base.channels.server import ControlServer
     from platoon_base.coordination import messages as msg
-    from platoon_base.coordination.coordinator import Coordinator, Phase
+    from platoon_base.coordination.coordinator import Coordinator
+    from platoon_base.coordination.encoding import decode_reply, decode_request, encode
+    from platoon_base.coordination.roster import Roster
     from platoon_base.errors import ConfigurationError, PlatoonError, ProtocolError
     from platoon_base.sharding import Position
     from platoon_base.shm.job_state import JobState
@@ -64,11 +67,10 @@ SIZE = 2  # workers that the job was launched with
 MAX_MESSAGES = 600  # of one input, so that it takes a fraction of a second
 MAX_PADDED = 2
 HUGE = (
-    (msg.Hello, "type"), (msg.InitCenter, "rule"), (msg.CenterReady, "error"), (msg.Reduce, "name"),
-    (msg.Vote, "reason"), (msg.UserRequest, "req"), (msg.UserRequest, "info"),
+    (msg.Hello, "type"), (msg.InitCenter, "rule"), (msg.CenterReady, "error"), (msg.Sum, "name"),
+    (msg.StopVote, "reason"), (msg.UserRequest, "req"), (msg.UserRequest, "info"),
 )  # fmt: skip
 AT_LAST = b"at last"  # the id of the last requests of all
-IN_THE_JOB = (Phase.JOINED, Phase.TRAINING)
 
 
 class Event(enum.IntEnum):
@@ -133,14 +135,15 @@ def join(steps: list[Step]) -> bytes:
 
 
 class Job:
-    """A dispatcher with a fresh coordinator, and the books of what was asked and answered."""
+    """A server with a fresh coordinator, and the books of what was asked and answered."""
 
     def __init__(self) -> None:
         self.buffer = bytearray(JobState.size_bytes(MAX_WORKERS))
         self.job_state = JobState(self.buffer, MAX_WORKERS, create=True)
         self.before = bytes(self.buffer)
         self.coordinator = Coordinator(SIZE)
-        self.dispatcher = Dispatcher(self.coordinator, self.job_state, self.answered, handler)
+        self.roster = self.coordinator.roster
+        self.server = ControlServer(self.coordinator, self.job_state, self.answered, handler)
         self.now = 0.0
         self.asked = 0
         self.padded = 0
@@ -154,17 +157,19 @@ class Job:
     def answered(self, peer: bytes, request_id: bytes, data: bytes) -> None:
         assert self.waiting[peer, request_id], "an answer that nobody waits for, or a second one"
         self.waiting[peer, request_id] -= 1
-        reply = msg.decode_reply(data)
+        reply = decode_reply(data)
         if request_id == AT_LAST:
             self.at_last[peer] = reply
         if isinstance(reply, msg.Welcome):
             assert 0 <= reply.rank < min(reply.size, MAX_WORKERS)
             assert reply.rank not in self.taken, "a rank that two have"
             assert 0 <= reply.local_rank < reply.local_size <= MAX_WORKERS
-        elif isinstance(reply, msg.Reduced):
-            assert set(reply.ranks) | set(reply.lost) | set(reply.notes) <= set(self.coordinator.members)
-            gone = [rank for rank in reply.ranks if self.coordinator.members[rank].phase.gone]
-            assert not gone, "a sum with the part of one that is gone"
+        elif isinstance(reply, msg.CollectiveReply):
+            assert set(reply.ranks) | set(reply.lost) <= set(self.roster)
+            assert reply.ranks == sorted(set(reply.ranks)), "ranks out of order"
+            gone = [rank for rank in reply.ranks if self.roster[rank].phase.gone]
+            assert not gone, "an answer with the part of one that is gone"
+            assert not isinstance(reply, msg.Gathered) or len(reply.values) == len(reply.ranks)
         elif isinstance(reply, msg.Failure):
             assert type(reply.to_exception()).__name__ == reply.kind, "a failure of a kind that there is not"
 
@@ -196,14 +201,14 @@ class Job:
         self.ids[peer] = request_id
         self.waiting[peer, request_id] += 1
         with contextlib.suppress(ProtocolError):
-            self.expect(peer, msg.decode_request(body))
-        self.dispatcher.receive(Received(peer, request_id, body), self.now)
+            self.expect(peer, decode_request(body))
+        self.server.receive(Received(peer, request_id, body), self.now)
 
     def expect(self, peer: bytes, request: msg.Request) -> None:
-        members = {member.rank: member for member in self.coordinator.members.values() if member.phase in IN_THE_JOB}
+        present = [participant for participant in self.roster.values() if participant.phase.present]
         if isinstance(request, msg.Hello):
-            self.taken = set(members)
-        elif isinstance(request, msg.Vote) and any(member.peer == peer for member in members.values()):
+            self.taken = {participant.rank for participant in present}
+        elif isinstance(request, msg.StopVote) and any(participant.peer == peer for participant in present):
             self.reasons.add(request.reason)
         elif isinstance(request, msg.Report):
             self.metrics += len(request.metrics)
@@ -211,53 +216,61 @@ class Job:
     def happen(self, step: Step) -> None:
         if step.event is Event.TICK:
             self.now += step.number
-            self.dispatcher.carry_out(self.coordinator.tick(self.now))
+            self.server.carry_out(self.coordinator.tick(self.now))
             deadline = self.coordinator.next_deadline
             assert deadline is None or deadline > self.now, "a wait that no tick ends"
         elif step.event is Event.AGAIN:
-            member = self.coordinator.members.get(step.number)
-            if member is not None and member.phase.gone:
+            participant = self.roster.get(step.number)
+            if participant is not None and participant.phase.gone:
                 self.coordinator.expect_again(step.number, Position())
         else:
-            self.dispatcher.carry_out(self.coordinator.worker_ended(step.number, step.event is Event.LOST))
+            self.server.carry_out(self.coordinator.worker_ended(step.number, step.event is Event.LOST))
 
     def check(self) -> None:
         """Check what holds at any moment."""
         coordinator = self.coordinator
-        assert set(coordinator.members) <= set(range(MAX_WORKERS))
-        assert all(rank == member.rank for rank, member in coordinator.members.items())
-        peers = [member.peer for member in coordinator.members.values() if member.phase in IN_THE_JOB]
+        assert set(self.roster) <= set(range(MAX_WORKERS))
+        assert all(rank == participant.rank for rank, participant in self.roster.items())
+        peers = [participant.peer for participant in self.roster.values() if participant.phase.present]
         assert len(set(peers)) == len(peers), "a connection that is two workers"
         assert self.job_state.stopping == (coordinator.stop_reason is not None)
         if self.job_state.stopping:
             assert any(reason.startswith(coordinator.stop_reason) for reason in self.reasons), "nobody voted for this"
-        for name, table in vars(coordinator).items():
-            if isinstance(table, (dict, set, list, tuple)):
-                bound = self.metrics if name == "reported" else max(MAX_WORKERS, self.asked)
-                assert len(table) <= bound, f"{name} grows"
+        for name, table in tables(coordinator):
+            bound = self.metrics if name == "reported" else max(MAX_WORKERS, self.asked)
+            assert len(table) <= bound, f"{name} grows"
 
     def finish(self) -> None:
         """Check that the job can go on whatever has happened, and that nothing is left once all have ended."""
         coordinator = self.coordinator
-        self.dispatcher.carry_out(coordinator.tick(math.inf))
+        self.server.carry_out(coordinator.tick(math.inf))
         assert coordinator.next_deadline is None, "a wait that no tick ends"
-        members = [member for member in coordinator.members.values() if member.phase in IN_THE_JOB]
-        if all(coordinator.members[rank] in members for rank in coordinator.participants):
-            meet = {member.peer for member in members if member.participates}
+        present = [participant for participant in self.roster.values() if participant.phase.present]
+        if all(self.roster[rank].phase.present for rank in self.roster.awaited):
+            meet = {participant.peer for participant in present if participant.awaited}
             for peer in meet:
-                self.ask(peer, AT_LAST, reduce("the end"))
-            assert all(isinstance(self.at_last[peer], msg.Reduced) for peer in meet), "a sum that was not made"
-        for member in members:
-            self.ask(member.peer, AT_LAST, msg.encode(msg.Leave()))
-            assert isinstance(self.at_last[member.peer], msg.Done), "one in the job that cannot leave it"
-        for rank in list(coordinator.members):
+                self.ask(peer, AT_LAST, total("the end"))
+            assert all(isinstance(self.at_last[peer], msg.Sums) for peer in meet), "a sum that was not made"
+        for participant in present:
+            self.ask(participant.peer, AT_LAST, encode(msg.Leave()))
+            assert isinstance(self.at_last[participant.peer], msg.Done), "one in the job that cannot leave it"
+        for rank in list(self.roster):
             self.happen(Step(Event.LOST, rank))
-        assert not coordinator.participants
+        assert not self.roster.awaited
         self.check()
         fresh = JobState(after := bytearray(self.before), MAX_WORKERS, create=False)
         if self.job_state.stopping:
             fresh.stop(coordinator.stop_reason)
         assert self.buffer == after, "parts of the job's state that no request may change"
+
+
+def tables(machine: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the tables of the coordinator and of its state machines, by name."""
+    for name, value in vars(machine).items():
+        if isinstance(value, (dict, set, list, tuple)):
+            yield name, value
+        elif "coordination" in type(value).__module__ and not isinstance(value, (Roster, msg.Message)):
+            yield from tables(value)
 
 
 def handler(req: str, rank: int, info: Any) -> Any:
@@ -284,14 +297,14 @@ class Answering:
 
 def decode_and_encode(data: bytes) -> None:
     """Check that bytes are a message, which survives the wire bit for bit, or are refused with a ProtocolError."""
-    for decode, kinds in ((msg.decode_request, REQUESTS), (msg.decode_reply, REPLIES)):
+    for decode, kinds in ((decode_request, REQUESTS), (decode_reply, REPLIES)):
         try:
             message = decode(data)
         except ProtocolError:
             continue
         assert type(message) in kinds
         try:
-            encoded = msg.encode(message)
+            encoded = encode(message)
         except ProtocolError as exc:
             # What was a byte as a whole number may be 9 as a float; and what was nested just not too deeply may be now.
             if len(data) > msg.MAX_BYTES // 10 or isinstance(exc.__cause__, RecursionError):
@@ -300,14 +313,14 @@ def decode_and_encode(data: bytes) -> None:
         again = decode(encoded)
         assert type(again) is type(message)
         # Equal, but for NaN, which equals nothing.
-        assert msg.encode(again) == encoded
+        assert encode(again) == encoded
 
 
 def one_input(data: bytes) -> None:
     """Take in what the bytes stand for; anything that must not happen is an exception."""
     decode_and_encode(data)
     with contextlib.suppress(PlatoonError):
-        Session(Answering(data), rank=0).ask(msg.Leave(), msg.Done, 1.0)
+        ControlClient(Answering(data), rank=0).ask(msg.Leave(), msg.Done, 1.0)
     job = Job()
     for step in cut(data):
         decode_and_encode(step.body)
@@ -334,27 +347,32 @@ def example(kind: Any) -> Any:
         return {example(kind.key_type): example(kind.value_type)}
     if isinstance(kind, info.UnionType):
         return example(kind.types[0])
+    if isinstance(kind, info.LiteralType):
+        return kind.values[0]
     plain = {info.IntType: 1, info.FloatType: 1.0, info.StrType: "a", info.BytesType: b"\1", info.BoolType: True}
     return plain.get(type(kind))
 
 
 def request(kind: type, **fields: Any) -> bytes:
     """Encode an example of a request with some of its fields as given."""
-    return msg.encode(msgspec.structs.replace(example(msgspec.inspect.type_info(kind)), **fields))
+    return encode(msgspec.structs.replace(example(msgspec.inspect.type_info(kind)), **fields))
 
 
 def hello(rank: int | None = None) -> bytes:
     return request(msg.Hello, protocol=msg.PROTOCOL, rank=rank)
 
 
-def reduce(name: str = "epoch", **fields: Any) -> bytes:
-    plain = {"vector": b"", "shapes": [], "late_pass": False, "launched_only": False, "drops_center": False}
-    return request(msg.Reduce, name=name, **{**plain, "timeout_s": 5.0, **fields})
+def total(name: str = "epoch", **fields: Any) -> bytes:
+    return request(msg.Sum, name=name, **{"vector": b"", "shapes": [], "late_pass": False, "timeout_s": 5.0, **fields})
+
+
+def release(shares: bool = True) -> bytes:
+    return request(msg.ReleaseCenter, stage="drop", shares=shares, timeout_s=5.0)
 
 
 def with_info(info: bytes) -> bytes:
     """Encode a user's request whose info is these bytes."""
-    return msg.encode(msg.UserRequest(req="x"))[:-1] + info
+    return encode(msg.UserRequest(req="x"))[:-1] + info
 
 
 def huge(kind: type, field: str, length: int = msg.MAX_BYTES, **fields: Any) -> Step:
@@ -373,40 +391,47 @@ def seeds() -> dict[str, bytes]:
     def talk(*asked: tuple[int, bytes], then: tuple[Step, ...] = ()) -> bytes:
         return join([*joined, *(Step(Event.ASK, peer, body) for peer, body in asked), *then])
 
-    init, ready, leave = request(msg.InitCenter), request(msg.CenterReady, error=""), msg.encode(msg.Leave())
-    arrays = reduce(vector=b"\0" * 16, shapes=[(2,)])
+    init, ready, leave = request(msg.InitCenter), request(msg.CenterReady, error=""), encode(msg.Leave())
+    arrays = total(vector=b"\0" * 16, shapes=[(2,)])
     found = {f"one-{kind.__name__}": request(kind) for kind in REQUESTS + REPLIES}
     found.update({f"from-member-{kind.__name__}": talk((0, request(kind))) for kind in REQUESTS})
     found.update({f"from-stranger-{kind.__name__}": talk((7, request(kind))) for kind in REQUESTS})
     found.update({f"twice-{kind.__name__}": talk((0, request(kind)), (1, request(kind))) for kind in REQUESTS})
     found["whole"] = talk(
-        (0, init), (1, init), (0, ready), (0, reduce()), (1, reduce()), (0, arrays), (1, arrays),
-        (0, request(msg.Vote, policy="any")), (0, leave), (1, leave),
+        (0, init), (1, init), (0, ready), (0, total()), (1, total()), (0, arrays), (1, arrays),
+        (0, request(msg.StopVote, policy="any")), (0, leave), (1, leave),
     )  # fmt: skip
     found["creator-fails"] = talk((0, init), (1, init), (0, request(msg.CenterReady)), (1, ready))
     found["creator-dies"] = talk((0, init), (1, init), then=(Step(Event.LOST, 0), Step(Event.ASK, 1, ready)))
     found["other-model"] = talk((0, init), (0, ready), (1, request(msg.InitCenter, specs=[("W", (2, 3), "float32")])))
     found["other-rule"] = talk((0, init), (0, ready), (1, request(msg.InitCenter, rule="ASGD")))
-    found["release"] = talk((0, init), (0, ready), *((n, reduce(drops_center=True)) for n in (0, 1)), (1, init))
-    found["shapes-differ"] = talk((0, arrays), (1, reduce(shapes=[(2, 3), ()])))
-    found["cross-wait"] = talk((0, reduce("a")), (1, reduce("b")))
-    found["late"] = talk((2, hello()), (2, reduce(late_pass=True, vector=b"\0" * 8)), (0, reduce()), (1, reduce()))
-    found["time-out"] = talk((0, reduce()), then=(Step(Event.TICK, 9), Step(Event.ASK, 1, reduce())))
-    found["dies-waiting"] = talk((0, reduce()), then=(Step(Event.LOST, 0), Step(Event.ASK, 1, reduce())))
+    found["release"] = talk((0, init), (0, ready), *((n, release()) for n in (0, 1)), (1, init))
+    found["release-late"] = talk((0, init), (0, ready), (2, hello()), (2, release(shares=False)), (0, release()))
+    for kind in (kind for kind in REQUESTS if issubclass(kind, msg.CollectiveCall)):
+        one, other = request(kind, timeout_s=5.0), total(timeout_s=9.0)
+        found[f"all-{kind.__name__}"] = talk((1, one), (2, hello()), (2, one), (0, one), (2, one))
+        found[f"dies-in-{kind.__name__}"] = talk((1, one), then=(Step(Event.LOST, 1), Step(Event.ASK, 0, one)))
+        found[f"withdraws-from-{kind.__name__}"] = talk((0, one), (0, encode(msg.Withdraw())), (0, other), (1, other))
+        found[f"same-name-as-{kind.__name__}"] = talk((0, one), (1, total(name="a")))
+    found["shapes-differ"] = talk((0, arrays), (1, total(shapes=[(2, 3), ()])))
+    found["cross-wait"] = talk((0, total("a")), (1, total("b")))
+    found["late"] = talk((2, hello()), (2, total(late_pass=True, vector=b"\0" * 8)), (0, total()), (1, total()))
+    found["time-out"] = talk((0, total()), then=(Step(Event.TICK, 9), Step(Event.ASK, 1, total())))
+    found["dies-waiting"] = talk((0, total()), then=(Step(Event.LOST, 0), Step(Event.ASK, 1, total())))
     found["comes-again"] = talk(
-        (0, reduce()), then=(Step(Event.LOST, 0), Step(Event.AGAIN, 0), Step(Event.ASK, 9, hello(0)))
+        (0, total()), then=(Step(Event.LOST, 0), Step(Event.AGAIN, 0), Step(Event.ASK, 9, hello(0)))
     )
     found["rank-taken"] = talk((7, hello(0)), (7, hello(9)), (0, hello(1)))
-    found["stranger-votes"] = talk((7, request(msg.Vote, policy="any")), (0, request(msg.Vote, policy="any")))
-    found["all-vote"] = talk(*((n, request(msg.Vote, policy="all")) for n in (0, 1)))
-    found["leader-votes"] = talk(*((n, request(msg.Vote, policy="leader")) for n in (1, 0)))
+    found["stranger-votes"] = talk((7, request(msg.StopVote, policy="any")), (0, request(msg.StopVote, policy="any")))
+    found["all-vote"] = talk(*((n, request(msg.StopVote, policy="all")) for n in (0, 1)))
+    found["leader-votes"] = talk(*((n, request(msg.StopVote, policy="leader")) for n in (1, 0)))
     for word in ("fail", "raise", "object", "platoon-x"):
         found[f"user-{word}"] = talk((0, request(msg.UserRequest, req=word)))
     found["crowd"] = join([Step(Event.CROWD, 0, hello(), 15), Step(Event.CROWD, 9, leave, 9)])
-    found["full"] = join([Step(Event.CROWD, 0, hello(), 255), Step(Event.CROWD, 0, reduce(late_pass=True), 9)])
+    found["full"] = join([Step(Event.CROWD, 0, hello(), 255), Step(Event.CROWD, 0, total(late_pass=True), 9)])
     found["unframed"] = join([*joined, Step(Event.UNFRAMED, 0, leave), Step(Event.SAME_ID, 0, leave)])
     for kind, name in HUGE:
-        fields = {"policy": "any"} if kind is msg.Vote else {}
+        fields = {"policy": "any"} if kind is msg.StopVote else {}
         found[f"huge-{kind.__name__}-{name}"] = join([*joined, huge(kind, name, **fields), Step(Event.ASK, 1, init)])
     found["huge-Hello"] = join([huge(msg.Hello, "host", protocol=msg.PROTOCOL, rank=0), *joined])
     found["too-large"] = join([*joined, huge(msg.UserRequest, "req", msg.MAX_BYTES + 1), Step(Event.ASK, 0, leave)])
@@ -446,7 +471,7 @@ def changed_field(body: bytes, rng: random.Random) -> bytes:
     elif what == 2:
         fields["type"] = msgspec.inspect.type_info(rng.choice(REQUESTS + REPLIES)).tag
     elif what == 3:
-        fields[rng.choice(["late_pass", "launched_only", "drops_center", "rank", "note", "unknown"])] = rng.choice(JUNK)
+        fields[rng.choice(["late_pass", "binds", "shares", "stage", "rank", "note", "unknown"])] = rng.choice(JUNK)
     elif what == 4 and isinstance(fields[name], int):
         fields[name] = max(-(2**63), min(2**64 - 1, fields[name] + rng.choice([-1, 1, 256])))
     else:

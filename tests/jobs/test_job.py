@@ -881,19 +881,19 @@ def test_a_sum_of_arrays_is_of_the_survivors_whenever_one_dies(run_job, when):
         import os, signal, sys
         import numpy as np
         from platoon_base import connect
-        from platoon_base.channels.client import Session
+        from platoon_base.channels.client import ControlClient
 
         when = sys.argv[2]
         with connect() as worker:
             worker.barrier()
             if worker.global_rank == 1:
-                real = Session.reduce
-                def reduce(session, name, *args, **kwargs):
+                real = ControlClient.wait_for_all
+                def wait_for_all(client, call, expected):
                     last = {"before": "states", "between two parts": "part 2", "in the last part": "part 4 of 4"}[when]
-                    if name.endswith(last) or last in name:
+                    if last in call.title:
                         os.kill(os.getpid(), signal.SIGKILL)
-                    return real(session, name, *args, **kwargs)
-                Session.reduce = reduce
+                    return real(client, call, expected)
+                ControlClient.wait_for_all = wait_for_all
             mine = np.arange(200_000.0) * 10**worker.global_rank
             total = worker.sum_arrays("states", [mine], {"ranks": (10.0**worker.global_rank, 1)})
             assert total.ranks == [0, 2]
@@ -1044,7 +1044,7 @@ def test_survivors_of_a_death_release_and_share_again(run_job, when):
         import os, signal, sys
         import numpy as np
         from platoon_base import ASGD, EASGD, connect
-        from platoon_base.channels.client import Session
+        from platoon_base.channels.client import ControlClient
 
         with connect() as worker:
             rank = worker.global_rank
@@ -1054,7 +1054,7 @@ def test_survivors_of_a_death_release_and_share_again(run_job, when):
             if rank == 1:
                 if sys.argv[2] == "while it shares":
                     os.kill(os.getpid(), signal.SIGKILL)
-                Session.reduce = lambda *args, **kwargs: os.kill(os.getpid(), signal.SIGKILL)
+                ControlClient.wait_for_all = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
             for step in range(20):
                 worker.sync_params()
             worker.release_shared_params()

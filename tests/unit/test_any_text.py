@@ -11,6 +11,7 @@ import tempfile
 import pytest
 
 from platoon_base.coordination import messages as msg
+from platoon_base.coordination.encoding import decode_reply, decode_request, decode_value, encode, encode_value
 from platoon_base.errors import ProtocolError
 from platoon_base.layout import Layout
 from platoon_base.system.text import legible, to_bytes
@@ -109,23 +110,23 @@ def test_what_the_console_would_take_for_commands_is_shown_as_it_is(platoon, wri
     [TEXT, [TEXT, 1], {TEXT: {TEXT: [TEXT, b"\xe9"]}, 3: TEXT}, {"a": "caf\\udce9"}, "\ud800", {"": {"é": None}}],
 )
 def test_what_a_user_sends_or_keeps_is_the_same_again(value):
-    assert msg.decode_value(msg.encode_value(value)) == value
-    assert msg.decode_request(msg.encode(msg.UserRequest(req="x", info=value))).info == value
-    assert msg.decode_reply(msg.encode(msg.UserReply(answer=value))).answer == value
+    assert decode_value(encode_value(value)) == value
+    assert decode_request(encode(msg.UserRequest(req="x", info=value))).info == value
+    assert decode_reply(encode(msg.UserReply(answer=value))).answer == value
 
 
 def test_names_and_texts_of_messages_are_legible():
-    report = msg.decode_request(msg.encode(msg.Report(metrics={TEXT: TEXT, "loss": 1.0})))
+    report = decode_request(encode(msg.Report(metrics={TEXT: TEXT, "loss": 1.0})))
     assert report == msg.Report(metrics={READ: READ, "loss": 1.0})
-    vote = msg.decode_request(msg.encode(msg.Vote(reason="\ud800")))
+    vote = decode_request(encode(msg.StopVote(reason="\ud800")))
     assert vote.reason == "\\ud800"
 
 
 @pytest.mark.parametrize("info", [b"\xc7\x00\x03", b"\xc7\x01\x01\xff", b"\xc7\x01\x02\xc3", b"\xd4\x02\x90"])
 def test_extensions_that_stand_for_nothing_are_refused(info):
-    encoded = msg.encode(msg.UserRequest(req="x"))
+    encoded = encode(msg.UserRequest(req="x"))
     try:
-        msg.decode_request(encoded[:-1] + info)
+        decode_request(encoded[:-1] + info)
     except ProtocolError:
         return
     assert info == b"\xd4\x02\x90"  # no pairs: an empty dict

@@ -9,22 +9,22 @@ from rich.console import Console
 
 from platoon_base.cli.display import Display, summary, write_summary
 from platoon_base.controller.controller import Result, Snapshot
-from platoon_base.coordination.coordinator import Member, Phase
+from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 
 pytestmark = pytest.mark.base
 
 
 def snapshot(stop_reason=None, loss=0.125):
-    members = [
-        Member(0, True, phase=Phase.TRAINING, device="cpu"),
-        Member(1, True, phase=Phase.JOINED, device="cuda1"),
+    participants = [
+        Participant(0, True, phase=Phase.TRAINING, device="cpu"),
+        Participant(1, True, phase=Phase.JOINED, device="cuda1"),
     ]
     progress = {
         0: Progress(epoch=3, steps=200, syncs=20, loss=loss, sync_seconds=0.5, started=100.0, updated=110.0),
         1: Progress(epoch=0, steps=0, syncs=0, loss=math.nan, sync_seconds=0.0, started=0.0, updated=0.0),
     }
-    return Snapshot(members, progress, {"valid_error": 0.0625, "note": "hi"}, stop_reason, 12.5)
+    return Snapshot(participants, progress, {"valid_error": 0.0625, "note": "hi"}, stop_reason, 12.5)
 
 
 def test_a_terminal_gets_a_line_for_each_worker_and_a_total():

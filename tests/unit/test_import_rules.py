@@ -69,8 +69,7 @@ STILL_DEEPER = {
 # What decides, against what does: sockets, shared memory, processes, frameworks.
 PURE = [
     "rules.center",
-    "coordination.coordinator",
-    "coordination.messages",
+    *(f"coordination.{path.stem}" for path in sorted((BASE / "coordination").glob("[a-z]*.py"))),
     "layout",
     "schedule",
     "sharding",

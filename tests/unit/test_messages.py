@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 
 from platoon_base import errors
 from platoon_base.coordination import messages as msg
+from platoon_base.coordination.encoding import decode_reply, decode_request, encode, encode_value
 from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.sharding import Position
+from platoon_base.system.environment import MAX_WORKERS
 
 pytestmark = pytest.mark.base
 
@@ -21,12 +23,17 @@ REQUESTS = [
     msg.Hello(protocol=msg.PROTOCOL, pid=4711, host="node", device="cpu", rank=3),
     msg.InitCenter(specs=[("W", (2, 3), "float32"), ("", (), "float64")], rule="EASGD(alpha=0.5)"),
     msg.CenterReady(),
-    msg.Reduce(name="epoch 3", pairs={"loss": (1.5, 64.0), "error": (math.inf, 0.0)}, timeout_s=600.0),
-    msg.Reduce(name="barrier", pairs={}, timeout_s=0.0),
-    msg.Reduce(name="states", pairs={}, timeout_s=1.0, vector=b"\0" * 48, shapes=[(2, 3), ()], drops_center=True),
+    msg.Sum(name="epoch 3", pairs={"loss": (1.5, 64.0), "error": (math.inf, 0.0)}, timeout_s=600.0),
+    msg.Barrier(name="barrier", timeout_s=0.0),
+    msg.Sum(name="states", timeout_s=1.0, vector=b"\0" * 48, shapes=[(2, 3), ()], late_pass=True),
+    msg.Gather(name="votes", timeout_s=1.0, value=b"\0" * msg.MAX_VALUE_BYTES),
+    msg.FormGroup(name="group", timeout_s=1.0, note=b"id"),
+    msg.Meet(name="epoch", timeout_s=1.0, binds=True),
+    msg.AgreeToStop(timeout_s=1.0),
+    msg.ReleaseCenter(stage="drop", shares=True, timeout_s=1.0),
     msg.Report(metrics={"loss": 0.25, "epoch": 3, "best": "model é.npz"}),
-    msg.Vote(reason="patience", policy="all"),
-    msg.Keep(name="best", value=msg.encode_value({"loss": 0.25, "waited": 3})),
+    msg.StopVote(reason="patience", policy="all"),
+    msg.Keep(name="best", value=encode_value({"loss": 0.25, "waited": 3})),
     msg.Same(name="the data", fingerprint="100 rows 1f00", remedy="Seed the split."),
     msg.Withdraw(),
     msg.Leave(),
@@ -47,8 +54,10 @@ REPLIES = [
     msg.CenterRole(create=True),
     msg.CenterRole(create=True, resume=True),
     msg.CenterRole(create=False),
-    msg.Reduced(pairs={"loss": (1.5, 64.0)}, ranks=[0, 2], lost=[1]),
-    msg.Reduced(pairs={}, ranks=[0], lost=[], stop="patience", vector=b"\1" * 8),
+    msg.Met(ranks=[0, 2], lost=[1]),
+    msg.Sums(pairs={"loss": (1.5, 64.0)}, ranks=[0, 2], lost=[1]),
+    msg.Sums(pairs={}, ranks=[0], lost=[], stop="patience", vector=b"\1" * 8),
+    msg.Gathered(values=[b"\0", b""], ranks=[0, 2], lost=[]),
     msg.Done(),
     msg.UserReply(answer=["stop", 3, {"lr": 0.1}]),
     msg.UserReply(),
@@ -62,12 +71,12 @@ def name_of(message):
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
 def test_requests_survive_the_wire(request_):
-    assert msg.decode_request(msg.encode(request_)) == request_
+    assert decode_request(encode(request_)) == request_
 
 
 @pytest.mark.parametrize("reply", REPLIES, ids=name_of)
 def test_replies_survive_the_wire(reply):
-    assert msg.decode_reply(msg.encode(reply)) == reply
+    assert decode_reply(encode(reply)) == reply
 
 
 def test_every_message_is_tried():
@@ -78,24 +87,24 @@ def test_every_message_is_tried():
 @given(pairs=st.dictionaries(st.text(max_size=20), st.tuples(st.floats(), st.floats()), max_size=5))
 @EXAMPLES
 def test_floats_keep_their_bits(pairs):
-    decoded = msg.decode_request(msg.encode(msg.Reduce(name="x", pairs=pairs, timeout_s=1.0)))
+    decoded = decode_request(encode(msg.Sum(name="x", pairs=pairs, timeout_s=1.0)))
     np.testing.assert_equal(decoded.pairs, pairs)
 
 
 @pytest.mark.parametrize("request_", REQUESTS, ids=name_of)
 def test_a_request_is_no_reply(request_):
     with pytest.raises(ProtocolError, match="no message of protocol"):
-        msg.decode_reply(msg.encode(request_))
+        decode_reply(encode(request_))
 
 
 @pytest.mark.parametrize("reply", REPLIES, ids=name_of)
 def test_a_reply_is_no_request(reply):
     with pytest.raises(ProtocolError, match="no message of protocol"):
-        msg.decode_request(msg.encode(reply))
+        decode_request(encode(reply))
 
 
 def decodes_or_is_refused(data):
-    for decode, kinds in ((msg.decode_request, msg.Request), (msg.decode_reply, msg.Reply)):
+    for decode, kinds in ((decode_request, msg.Request), (decode_reply, msg.Reply)):
         try:
             message = decode(data)
         except ProtocolError:
@@ -110,7 +119,7 @@ def test_any_bytes_are_a_message_or_refused(data):
 
 
 @EXAMPLES
-@given(st.sampled_from(REQUESTS + REPLIES).map(msg.encode), st.data())
+@given(st.sampled_from(REQUESTS + REPLIES).map(encode), st.data())
 def test_a_damaged_message_is_a_message_or_refused(encoded, data):
     damaged = bytearray(encoded)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -125,7 +134,7 @@ NIL = b"\xc0"  # how MessagePack writes None; the last byte of a user's request 
 @EXAMPLES
 @given(st.binary(min_size=1, max_size=60))
 def test_any_bytes_as_the_users_info_are_plain_data_or_refused(info):
-    encoded = msg.encode(msg.UserRequest(req="x"))
+    encoded = encode(msg.UserRequest(req="x"))
     assert encoded.endswith(NIL)
     decodes_or_is_refused(encoded[: -len(NIL)] + info)
 
@@ -144,7 +153,7 @@ def test_any_bytes_as_the_users_info_are_plain_data_or_refused(info):
 )
 def test_what_only_looks_like_data_is_refused(info):
     with pytest.raises(ProtocolError, match="no message of protocol"):
-        msg.decode_request(msg.encode(msg.UserRequest(req="x"))[: -len(NIL)] + info)
+        decode_request(encode(msg.UserRequest(req="x"))[: -len(NIL)] + info)
 
 
 @pytest.mark.parametrize(
@@ -157,13 +166,16 @@ def test_what_only_looks_like_data_is_refused(info):
         (REQUESTS[4], "timeout_s", None),
         (REQUESTS[6], "shapes", [(1.5,)]),
         (REQUESTS[6], "vector", b"\0" * (msg.MAX_VECTOR_BYTES + 1)),
-        (REQUESTS[7], "metrics", {"loss": [1.0]}),
+        (REQUESTS[7], "value", b"\0" * (msg.MAX_VALUE_BYTES + 1)),
+        (REQUESTS[8], "note", b"\0" * (msg.MAX_VALUE_BYTES + 1)),
+        (REQUESTS[11], "stage", "again"),
+        (REQUESTS[12], "metrics", {"loss": [1.0]}),
     ],
 )
 def test_a_field_of_another_type_is_refused(message, field, value):
     wrong = type(message)(**{**{f: getattr(message, f) for f in message.__struct_fields__}, field: value})
     with pytest.raises(ProtocolError, match=field):
-        msg.decode_request(msg.encode(wrong))
+        decode_request(encode(wrong))
 
 
 class Unpicklable:
@@ -184,25 +196,25 @@ def nested(depth):
 )
 def test_what_is_not_plain_data_cannot_be_sent(info):
     with pytest.raises(ProtocolError, match="numbers, strings, lists and dicts"):
-        msg.encode(msg.UserRequest(req="x", info=info))
+        encode(msg.UserRequest(req="x", info=info))
 
 
 def test_data_nested_too_deeply_cannot_be_sent():
     info = nested(100_000)
     with pytest.raises(ProtocolError, match="cannot encode UserRequest"):
-        msg.encode(msg.UserRequest(req="x", info=info))
+        encode(msg.UserRequest(req="x", info=info))
 
 
 def test_the_largest_message_passes_and_one_byte_more_does_not():
-    room = msg.MAX_BYTES - len(msg.encode(msg.UserRequest(req="x", info=b""))) - 3  # a longer length takes 3 bytes more
+    room = msg.MAX_BYTES - len(encode(msg.UserRequest(req="x", info=b""))) - 3  # a longer length takes 3 bytes more
     largest = msg.UserRequest(req="x", info=b"\0" * room)
-    encoded = msg.encode(largest)
+    encoded = encode(largest)
     assert len(encoded) == msg.MAX_BYTES
-    assert msg.decode_request(encoded) == largest
+    assert decode_request(encoded) == largest
     with pytest.raises(ProtocolError, match=f"UserRequest message of {msg.MAX_BYTES + 1} bytes"):
-        msg.encode(msg.UserRequest(req="x", info=b"\0" * (room + 1)))
+        encode(msg.UserRequest(req="x", info=b"\0" * (room + 1)))
     with pytest.raises(ProtocolError, match=f"{msg.MAX_BYTES + 1} bytes, the limit"):
-        msg.decode_request(encoded + b"\0")
+        decode_request(encoded + b"\0")
 
 
 @pytest.mark.parametrize(
@@ -241,4 +253,12 @@ def test_a_failure_of_another_kind_is_a_protocol_error(kind):
 
 def test_messages_do_not_change():
     with pytest.raises(AttributeError):
-        msg.Vote(reason="x").reason = "y"
+        msg.StopVote(reason="x").reason = "y"
+
+
+def test_the_answers_to_the_largest_collective_calls_of_a_full_job_fit_into_a_message():
+    ranks = list(range(MAX_WORKERS))
+    values = [b"\xff" * msg.MAX_VALUE_BYTES] * MAX_WORKERS
+    encode(msg.Gathered(values=values, ranks=ranks, lost=ranks, stop="x" * 256))
+    vector = b"\0" * msg.MAX_VECTOR_BYTES
+    encode(msg.Sums(pairs={}, vector=vector, ranks=ranks, lost=ranks, stop="x" * 256))

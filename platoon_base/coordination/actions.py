@@ -1,0 +1,61 @@
+"""The actions that the coordinator returns, for its caller to carry out."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Union
+
+from platoon_base.coordination import messages as msg
+from platoon_base.layout import Layout
+
+__all__ = ["Action", "AnswerUser", "Asker", "CenterDropped", "SendReply", "Shared", "StopJob", "refuse"]
+
+
+class Asker(NamedTuple):
+    """The connection and the request that an answer belongs to."""
+
+    peer: bytes
+    request_id: bytes
+
+
+class SendReply(NamedTuple):
+    """Send this to a worker."""
+
+    to: Asker
+    reply: msg.Reply
+
+
+class StopJob(NamedTuple):
+    """Raise the stop flag for every worker."""
+
+    reason: str
+
+
+class AnswerUser(NamedTuple):
+    """Let the user's controller answer, and reply to the asker."""
+
+    to: Asker
+    rank: int
+    req: str
+    info: object
+
+
+class Shared(NamedTuple):
+    """The layout of the parameters that the workers share, and the rule by its name and with its arguments."""
+
+    layout: Layout
+    rule: str
+    settings: str
+
+
+class CenterDropped(NamedTuple):
+    """All workers let go of the center: nobody may open it any more once they are told."""
+
+    shared: Shared
+
+
+Action = Union[SendReply, StopJob, AnswerUser, CenterDropped]
+
+
+def refuse(asker: Asker, kind: str, message: str) -> SendReply:
+    """Answer a request with a failure; ``kind`` names an error class of this package."""
+    return SendReply(asker, msg.Failure(kind=kind, message=message))

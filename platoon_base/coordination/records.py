@@ -1,0 +1,51 @@
+"""The records that workers leave with the controller: reported values, fingerprints, and values to keep."""
+
+from __future__ import annotations
+
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.roster import Participant
+
+__all__ = ["Records"]
+
+
+class Records:
+    """Bounded tables; each call returns the reply to the worker.
+
+    Attributes
+    ----------
+    reported : dict
+        The last value of each name, of whichever worker.
+    """
+
+    def __init__(self) -> None:
+        self.reported: dict[str, float | str] = {}
+        self._fingerprints: dict[str, tuple[str, int]] = {}  # of each name, and the rank that gave it first
+
+    def report(self, request: msg.Report) -> msg.Reply:
+        """Take values for the display and the summary in."""
+        reported = {**self.reported, **request.metrics}
+        if len(reported) > msg.MAX_REPORTED:
+            text = f"got {len(reported)} different names of reported values, the limit is {msg.MAX_REPORTED}"
+            return msg.Failure(kind="ConfigurationError", message=f"{text}: report under the same names again")
+        self.reported = reported
+        return msg.Done()
+
+    def compare(self, request: msg.Same, rank: int) -> msg.Reply:
+        """Refuse a fingerprint that differs from the first one of its name."""
+        if request.name not in self._fingerprints and len(self._fingerprints) >= msg.MAX_FINGERPRINTS:
+            del self._fingerprints[next(iter(self._fingerprints))]
+        first, giver = self._fingerprints.setdefault(request.name, (request.fingerprint, rank))
+        if request.fingerprint == first:
+            return msg.Done()
+        text = f"{request.name} differs: rank {rank} has {request.fingerprint}, rank {giver} {first}"
+        return msg.Failure(kind="ConfigurationError", message=f"{text}. {request.remedy}")
+
+    def keep(self, request: msg.Keep, participant: Participant) -> msg.Reply:
+        """Keep a value for the next process of this rank."""
+        kept = {**participant.kept, request.name: request.value}
+        size = sum(len(name.encode()) + len(value) for name, value in kept.items())
+        if size > msg.MAX_KEPT_BYTES:
+            text = f"got {size} bytes to keep for rank {participant.rank}, the limit is {msg.MAX_KEPT_BYTES}"
+            return msg.Failure(kind="ConfigurationError", message=f"{text}: it is for counters and the like; keep less")
+        participant.kept = kept
+        return msg.Done()

@@ -1,0 +1,158 @@
+"""The rendezvous: workers wait in collective calls until all have come, a deadline passes, or no wait can end well."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Union
+
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.actions import Asker, SendReply, refuse
+from platoon_base.coordination.collective_calls import terms_of
+from platoon_base.coordination.roster import Participant, Roster
+
+__all__ = ["Complete", "Outcome", "Rendezvous"]
+
+
+class Complete(NamedTuple):
+    """All have come to a call: each of them is to be answered.
+
+    Attributes
+    ----------
+    askers : dict of int to Asker
+        By rank, in the order in which they came.
+    calls : dict of int to CollectiveCall
+        By rank, in the order of the ranks.
+    """
+
+    askers: dict[int, Asker]
+    calls: dict[int, msg.CollectiveCall]
+
+
+Outcome = Union[SendReply, Complete]
+
+
+class _Name(NamedTuple):
+    """Calls of one kind and title are the same call."""
+
+    kind: type[msg.CollectiveCall]
+    title: str
+
+
+class _Wait(NamedTuple):
+    asker: Asker
+    call: msg.CollectiveCall
+    deadline: float
+
+
+class Rendezvous:
+    """The waits of all workers in collective calls; a worker waits in one at a time.
+
+    Parameters
+    ----------
+    roster : Roster
+        Tells who is waited for. Late joiners that meet the others here fall in with them.
+    """
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._waits: dict[_Name, dict[int, _Wait]] = {}
+
+    def enter(self, call: msg.CollectiveCall, participant: Participant, asker: Asker, now: float) -> list[Outcome]:
+        """Let a worker wait in a call, from the time ``now`` on."""
+        if terms_of(call).lets_late_pass and not participant.in_step:
+            # The others may have passed long ago. It has not met them, so they do not wait for it either.
+            return [Complete({participant.rank: asker}, {participant.rank: call})]
+        outcomes = self.withdraw(participant.rank)
+        name = _Name(type(call), call.title)
+        self._waits.setdefault(name, {})[participant.rank] = _Wait(asker, call, now + call.timeout_s)
+        return outcomes + (self._complete(name) or self._refuse_cross_wait())
+
+    def withdraw(self, rank: int) -> list[Outcome]:
+        """End the wait of a worker that has given it up, or asks for something else."""
+        outcomes: list[Outcome] = []
+        for name, waits in list(self._waits.items()):
+            earlier = waits.pop(rank, None)
+            if earlier is not None:
+                outcomes.append(refuse(earlier.asker, "ProtocolError", "asked for something else meanwhile"))
+                if not waits:
+                    del self._waits[name]
+        return outcomes
+
+    def depart(self, rank: int) -> list[Outcome]:
+        """Go on without a rank that is gone: calls may be complete now."""
+        outcomes: list[Outcome] = []
+        for name in list(self._waits):
+            self._waits[name].pop(rank, None)
+            outcomes += self._complete(name)
+        return outcomes + self._refuse_cross_wait()
+
+    def tick(self, now: float) -> list[Outcome]:
+        """Refuse the waits whose deadline has passed."""
+        outcomes: list[Outcome] = []
+        for name, waits in list(self._waits.items()):
+            late = [rank for rank, wait in waits.items() if wait.deadline <= now]
+            text = self._timeout_text(name, self._missing(waits)) if late else ""
+            for rank in late:
+                outcomes.append(refuse(waits.pop(rank).asker, "CollectiveTimeoutError", text))
+            if not waits:
+                del self._waits[name]
+        return outcomes
+
+    @property
+    def next_deadline(self) -> float | None:
+        """The time at which `tick` has something to do, or None."""
+        return min((wait.deadline for waits in self._waits.values() for wait in waits.values()), default=None)
+
+    def _missing(self, waits: dict[int, _Wait]) -> set[int]:
+        launched_only = any(terms_of(wait.call).launched_only for wait in list(waits.values())[:1])  # all of one kind
+        return self._roster.awaited - set(waits) - (self._roster.late if launched_only else set())
+
+    def _complete(self, name: _Name) -> list[Outcome]:
+        """Take a call out if all have come to it, or nobody is left in it."""
+        waits = self._waits[name]
+        if waits and self._missing(waits):
+            return []
+        del self._waits[name]
+        if not waits:
+            return []
+        # Before the next call is looked at: that one may have to wait for a late joiner from now on.
+        self._roster.fall_in(waits)
+        askers = {rank: wait.asker for rank, wait in waits.items()}
+        return [Complete(askers, {rank: waits[rank].call for rank in sorted(waits)})]
+
+    def _refuse_cross_wait(self) -> list[Outcome]:
+        """End all waits at once if everybody waits, but not for the same: no wait could ever end well."""
+        names = {rank: name for name, waits in self._waits.items() for rank in waits}
+        awaited = self._roster.awaited
+        if not awaited or not awaited <= set(names):
+            return []
+        late = awaited & self._roster.late
+        if late and any(self._roster[rank].launched for rank in names):
+            # One that came later is in another part of the script: the others go on, and it waits until they come by.
+            for rank in late:
+                self._roster[rank].in_step = False
+            return [outcome for name in list(self._waits) for outcome in self._complete(name)]
+        text = _cross_wait_text(names)
+        waits = [wait for waits in self._waits.values() for wait in waits.values()]
+        self._waits.clear()
+        return [refuse(wait.asker, "ProtocolError", text) for wait in waits]
+
+    def _timeout_text(self, name: _Name, missing: set[int]) -> str:
+        who = ", ".join(f"rank {rank} ({self._roster[rank].phase.name.lower()})" for rank in sorted(missing))
+        return (
+            f"waited in {name.title!r} for {who}: every worker must make this call; "
+            "look into the logs of those ranks, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
+        )
+
+
+def _cross_wait_text(names: dict[int, _Name]) -> str:
+    ambiguous = len({name.title for name in names.values()}) < len(set(names.values()))
+    where = ", ".join(
+        f"rank {rank} in {names[rank].title!r}{f' ({names[rank].kind.__name__})' if ambiguous else ''}"
+        for rank in sorted(names)
+    )
+    return (
+        f"all workers wait, but not for the same: {where}. They must make the same calls in the same order. Has an "
+        "exception ended the loop of one of them? Its log tells. Otherwise, "
+        "to leave a loop together use StopOnPatience or Worker.agree_to_stop, since should_stop may turn true for "
+        "one worker earlier than for another"
+    )

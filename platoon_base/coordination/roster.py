@@ -1,0 +1,185 @@
+"""The roster: every rank there is or has been, the phase of its life, and its connection."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from platoon_base.coordination import messages as msg
+from platoon_base.sharding import START, Position
+from platoon_base.system.environment import MAX_WORKERS
+
+__all__ = ["Participant", "Phase", "Roster"]
+
+
+class Phase(enum.IntEnum):
+    """The phase of a worker's life; the job's state in shared memory holds the same numbers."""
+
+    EXPECTED = 0
+    JOINED = 1
+    TRAINING = 2
+    LEFT = 3
+    LOST = 4
+
+    @property
+    def gone(self) -> bool:
+        """Whether the worker takes part no more."""
+        return self in (Phase.LEFT, Phase.LOST)
+
+    @property
+    def present(self) -> bool:
+        """Whether the worker has joined, and not gone since."""
+        return self in (Phase.JOINED, Phase.TRAINING)
+
+
+@dataclass
+class Participant:
+    """One rank of the job.
+
+    Attributes
+    ----------
+    launched : bool
+        Whether the launcher started it with the others. False for late joiners and for ranks that come again.
+    in_step : bool
+        Whether it was launched with the others, or has met them in a collective call.
+    for_center : int or None
+        The number of centers dropped when it was started again: it comes for the center that was there then.
+    """
+
+    rank: int
+    launched: bool
+    phase: Phase = Phase.EXPECTED
+    peer: bytes = b""
+    pid: int = 0
+    pid_namespace: int = 0
+    host: str = ""
+    device: str = ""
+    local_rank: int = 0
+    in_step: bool = False
+    resume_at: Position = START
+    kept: dict[str, bytes] = field(default_factory=dict)
+    for_center: int | None = None
+
+    @property
+    def awaited(self) -> bool:
+        """Whether collective calls wait for it: for a late joiner once it has met the others."""
+        return not self.phase.gone and self.in_step
+
+
+class Roster(Mapping[int, Participant]):
+    """All participants by rank, those included that are expected or gone.
+
+    Parameters
+    ----------
+    size : int
+        Number of workers that the launcher starts: ranks 0 .. size - 1.
+    seed : int
+        Common to all workers.
+    """
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.size = size
+        self.seed = seed
+        self._participants = {rank: Participant(rank, launched=True, in_step=True) for rank in range(size)}
+        self._by_peer: dict[bytes, Participant] = {}
+
+    def __getitem__(self, rank: int) -> Participant:
+        return self._participants[rank]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._participants)
+
+    def __len__(self) -> int:
+        return len(self._participants)
+
+    @property
+    def awaited(self) -> set[int]:
+        """Ranks that collective calls wait for."""
+        return {rank for rank, participant in self._participants.items() if participant.awaited}
+
+    @property
+    def late(self) -> set[int]:
+        """Ranks that were not launched with the others."""
+        return {rank for rank, participant in self._participants.items() if not participant.launched}
+
+    @property
+    def lost(self) -> list[int]:
+        """Ranks whose workers died."""
+        return [rank for rank, participant in self._participants.items() if participant.phase is Phase.LOST]
+
+    def of_peer(self, peer: bytes) -> Participant | None:
+        """Return the participant on this connection, None if it has not said hello or has gone."""
+        return self._by_peer.get(peer)
+
+    def take_up(self, positions: Mapping[int, Position], kept: Mapping[int, dict[str, bytes]]) -> None:
+        """Let the launched ranks begin where those of an earlier job have ended."""
+        for rank, participant in self.items():
+            participant.resume_at = positions.get(rank, START)
+            participant.kept = dict(kept.get(rank, {}))
+
+    def join(self, hello: msg.Hello, peer: bytes) -> msg.Welcome | msg.Failure:
+        """Admit a process that says hello, to the rank that it was launched with or to a new one."""
+        if hello.protocol != msg.PROTOCOL:
+            text = f"got protocol {hello.protocol}, this job speaks {msg.PROTOCOL}; install one version everywhere"
+            return msg.Failure(kind="ProtocolError", message=text)
+        if peer in self._by_peer:
+            return msg.Failure(kind="ProtocolError", message="this connection has said hello already")
+        rank = self._free_rank() if hello.rank is None else hello.rank
+        if rank is None:
+            text = f"the job is full: it has had {MAX_WORKERS} workers"
+            return msg.Failure(kind="ConfigurationError", message=text)
+        participant = self.get(rank)
+        if hello.rank is not None and participant is None:
+            text = f"got rank {rank}: the job has ranks 0 to {self.size - 1}; leave the rank out to join late"
+            return msg.Failure(kind="ConfigurationError", message=text)
+        if participant is not None and participant.phase.present:
+            taken = f"rank {rank} is taken by process {participant.pid} on {participant.host}"
+            return msg.Failure(kind="ConfigurationError", message=f"{taken}; a process joins once")
+        if participant is None:
+            participant = self._participants[rank] = Participant(rank, launched=False)
+        participant.phase, participant.peer, participant.pid = Phase.JOINED, peer, hello.pid
+        participant.pid_namespace, participant.host, participant.device = hello.pid_namespace, hello.host, hello.device
+        self._by_peer[peer] = participant
+        return self._welcome(participant)
+
+    def _free_rank(self) -> int | None:
+        return next((rank for rank in range(self.size, MAX_WORKERS) if rank not in self), None)
+
+    def _welcome(self, participant: Participant) -> msg.Welcome:
+        # Those not heard of yet were launched on this host; those that left are counted still.
+        here = [other for other in self.values() if other.host in ("", participant.host)]
+        participant.local_rank = sum(other.rank < participant.rank for other in here)
+        return msg.Welcome(
+            rank=participant.rank,
+            size=max(self.size, participant.rank + 1),
+            local_rank=participant.local_rank,
+            local_size=len(here),
+            seed=self.seed,
+            late=not participant.launched,
+            resume_at=participant.resume_at,
+            kept=participant.kept,
+        )
+
+    def depart(self, participant: Participant, phase: Phase) -> None:
+        """Note that a participant has left or was lost."""
+        participant.phase = phase
+        self._by_peer.pop(participant.peer, None)
+
+    def expect_again(self, rank: int, resume_at: Position, for_center: int) -> None:
+        """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
+        gone = self[rank]
+        self._participants[rank] = Participant(
+            rank,
+            launched=False,
+            host=gone.host,
+            device=gone.device,
+            resume_at=resume_at,
+            kept=gone.kept,
+            for_center=for_center,
+        )
+
+    def fall_in(self, ranks: Iterable[int]) -> None:
+        """Note that these ranks have met: from now on collective calls wait for them."""
+        for rank in ranks:
+            self[rank].in_step = True

@@ -1,0 +1,49 @@
+"""The vote on the end of the job."""
+
+from __future__ import annotations
+
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.actions import Action, StopJob
+from platoon_base.schedule import STOP_POLICIES, votes_suffice
+
+__all__ = ["StopPoll"]
+
+_MAX_REASON = 256  # characters: the answer to every collective call carries it
+
+
+class StopPoll:
+    """Collects votes until they suffice by the policy of the latest one.
+
+    Attributes
+    ----------
+    reason : str or None
+        The reason of the vote that decided; None while the job goes on.
+    """
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._voters: set[int] = set()
+        self._latest: msg.StopVote | None = None
+
+    def cast(self, rank: int, vote: msg.StopVote) -> msg.Failure | None:
+        """Take a vote in, or refuse one of an unknown policy."""
+        if vote.policy not in STOP_POLICIES:
+            text = f"got stop policy {vote.policy!r}: it must be one of {', '.join(STOP_POLICIES)}"
+            return msg.Failure(kind="ConfigurationError", message=text)
+        self._voters.add(rank)
+        self._latest = vote
+        return None
+
+    def depart(self, rank: int) -> None:
+        """Forget the vote of a rank that is gone."""
+        self._voters.discard(rank)
+
+    def count(self, awaited: set[int]) -> list[Action]:
+        """Stop the job, once, if the votes suffice among the ranks that collective calls wait for."""
+        if self._latest is None or self.reason is not None:
+            return []
+        # The vote of one that came later counts too, though nobody waits for it.
+        if not votes_suffice(self._latest.policy, self._voters, awaited | self._voters):
+            return []
+        self.reason = self._latest.reason[:_MAX_REASON]
+        return [StopJob(self.reason)]

@@ -1,0 +1,263 @@
+"""The election of the creator of the center: one creates, the others attach, and all release it together."""
+
+import pytest
+from asking import (
+    ATTACH,
+    CREATE,
+    DONE,
+    LARGE,
+    SMALL,
+    Job,
+    hello,
+    init,
+    release,
+    replies,
+    require_failure,
+    share,
+)
+
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.actions import CenterDropped, SendReply
+from platoon_base.coordination.roster import Phase
+from platoon_base.sharding import Position
+
+pytestmark = pytest.mark.base
+
+
+def test_the_first_creates_and_the_others_wait_for_it():
+    job = Job(3).join(0, 1, 2)
+    assert job.answer(1, init()) == CREATE
+    assert job.ask(0, init()) == []
+    assert job.ask(2, init()) == []
+    assert replies(job.ask(1, msg.CenterReady())) == {"1": DONE, "0": ATTACH, "2": ATTACH}
+    assert {member.phase for member in job.coordinator.roster.values()} == {Phase.TRAINING}
+
+
+def test_who_comes_when_the_center_is_there_attaches_at_once():
+    job = Job(2).join(0, 1)
+    job.ask(0, init())
+    job.ask(0, msg.CenterReady())
+    assert job.answer(1, init()) == ATTACH
+
+
+@pytest.mark.parametrize("ready", [False, True])
+@pytest.mark.parametrize(
+    ("request_", "kind", "word"),
+    [(init(LARGE), "LayoutMismatchError", "W float32[9, 9]"), (init(rule="ASGD()"), "ConfigurationError", "ASGD()")],
+    ids=["model", "rule"],
+)
+def test_another_model_or_rule_is_refused_and_the_job_goes_on(request_, kind, word, ready):
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, init())
+    if ready:
+        job.ask(0, msg.CenterReady())
+    require_failure(job.answer(1, request_), kind, word)
+    job.ask(2, init())
+    job.ask(1, init())
+    if not ready:
+        job.ask(0, msg.CenterReady())
+    assert [job.coordinator.roster[rank].phase for rank in range(3)] == [Phase.TRAINING] * 3
+
+
+def test_if_the_creator_dies_the_next_creates():
+    job = Job(4).join(0, 1, 2, 3)
+    for rank in (3, 2, 1):
+        job.ask(rank, init())
+    assert replies(job.coordinator.worker_ended(3, lost=True)) == {"1": CREATE}
+    assert replies(job.ask(1, msg.CenterReady())) == {"1": DONE, "2": ATTACH}
+    assert job.answer(0, init()) == ATTACH
+
+
+def test_if_the_creator_leaves_the_next_creates():
+    job = Job(2).join(0, 1)
+    job.ask(0, init())
+    job.ask(1, init())
+    assert replies(job.ask(0, msg.Leave())) == {"0": DONE, "1": CREATE}
+
+
+def test_who_died_while_it_waited_is_not_asked_to_create():
+    job = Job(3).join(0, 1, 2)
+    for rank in (0, 1, 2):
+        job.ask(rank, init())
+    assert job.coordinator.worker_ended(1, lost=True) == []
+    assert replies(job.coordinator.worker_ended(0, lost=True)) == {"2": CREATE}
+
+
+def test_if_all_that_wanted_the_center_are_gone_it_begins_anew():
+    job = Job(2).join(0, 1)
+    job.ask(0, init())
+    job.coordinator.worker_ended(0, lost=True)
+    assert job.answer(1, init(LARGE, "ASGD()")) == CREATE, "another model and rule are as good as the first"
+
+
+@pytest.mark.parametrize("when", ["before", "by another", "twice"])
+def test_only_the_creator_says_that_the_center_is_ready(when):
+    job = Job(2).join(0, 1)
+    if when != "before":
+        job.ask(0, init())
+    if when == "twice":
+        job.ask(0, msg.CenterReady())
+    asker = 1 if when == "by another" else 0
+    require_failure(job.answer(asker, msg.CenterReady()), "ProtocolError", f"rank {asker} was not asked")
+
+
+def test_a_creator_that_failed_and_asks_again_creates():
+    job = Job(2).join(0, 1)
+    job.ask(0, init())
+    assert replies(job.ask(0, init())) == {"0": CREATE}
+
+
+def test_a_center_is_in_one_memory():
+    job = Job(2).join(0, 1)
+    on_device = msg.InitCenter(specs=SMALL, rule="EASGD", location="device")
+    assert job.answer(0, on_device) == msg.CenterRole(create=True)
+    job.answer(0, msg.CenterReady())
+    refusal = job.answer(1, msg.InitCenter(specs=SMALL, rule="EASGD", location="host"))
+    assert refusal.kind == "ConfigurationError"
+    assert "on the host, the job's are on the device" in refusal.message
+    assert job.answer(1, on_device) == msg.CenterRole(create=False)
+
+
+@pytest.mark.parametrize(
+    "specs",
+    [
+        [],
+        [("W", (2, -3), "float32")],
+        [("W", (2,) * 65, "float32")],
+        [("W", (2,), "bogus")],
+        [("W", (2,), "object")],
+        [("W", (2,), "int64")],
+    ],
+)
+def test_parameters_that_no_worker_can_have_are_refused(specs):
+    job = Job(2).join(0, 1)
+    require_failure(job.answer(0, init(specs)), "ConfigurationError", "share arrays of floating-point numbers")
+    assert job.answer(1, init()) == CREATE
+
+
+def test_once_all_have_let_go_another_model_and_rule_can_be_shared():
+    job = Job(3).join(0, 1, 2)
+    share(job, 0, 1, 2)
+    for rank in (2, 0):
+        assert job.ask(rank, release()) == []
+    assert {member.phase for member in job.coordinator.roster.values()} == {Phase.TRAINING}
+    assert set(replies(job.ask(1, release()))) == {"0", "1", "2"}
+    assert {member.phase for member in job.coordinator.roster.values()} == {Phase.JOINED}
+    share(job, 1, 2, 0, request=init(LARGE, "ASGD()"))
+
+
+@pytest.mark.parametrize("when", ["before", "while the others wait"])
+@pytest.mark.parametrize("creator", [0, 2])
+def test_the_center_is_let_go_without_those_that_died(when, creator):
+    job = Job(3).join(0, 1, 2)
+    share(job, *((2, 0, 1) if creator == 2 else (0, 1, 2)))
+    if when == "before":
+        job.coordinator.worker_ended(2, lost=True)
+    job.ask(0, release())
+    actions = job.ask(1, release())
+    if when != "before":
+        assert actions == []
+        actions = job.coordinator.worker_ended(2, lost=True)
+    assert replies(actions)["0"].ranks == [0, 1]
+    share(job, 1, 0, request=init(LARGE))
+
+
+def test_a_worker_that_shares_late_finds_the_center_until_it_lets_go_too():
+    job = Job(2).join(0, 1)
+    share(job, 0)
+    assert job.ask(0, release()) == []
+    assert job.answer(1, init()) == ATTACH
+    assert set(replies(job.ask(1, release()))) == {"0", "1"}
+    share(job, 0, 1, request=init(LARGE))
+
+
+def test_who_shares_nothing_lets_nothing_go_alone_but_is_waited_for():
+    job = Job(2).join(0, 1)
+    share(job, 0)
+    assert job.ask(0, release()) == []
+    assert set(replies(job.ask(1, release(shares=False)))) == {"0", "1"}
+    share(job, 1, request=init(LARGE))
+
+
+def test_if_nobody_shares_anything_there_is_nothing_to_let_go():
+    job = Job(2).join(0, 1)
+    job.ask(0, release(shares=False))
+    assert set(replies(job.ask(1, release(shares=False)))) == {"0", "1"}
+    share(job, 0, 1)
+
+
+def test_a_late_joiner_without_parameters_neither_waits_nor_takes_the_center_from_the_others():
+    job = Job(1).join(0)
+    share(job, 0)
+    job.answer("late", hello())
+    passing = release(shares=False)
+    assert job.answer("late", passing).ranks == [1]
+    assert job.answer("late", init()) == ATTACH
+
+
+def test_a_center_that_is_being_made_is_kept_for_its_maker():
+    job = Job(1).join(0)
+    share(job, 0)
+    job.answer("late", hello())
+    job.ask(0, release())
+    assert job.answer("late", init(LARGE)) == CREATE
+    job.ask(0, release())
+    assert job.answer("late", msg.CenterReady()) == DONE
+
+
+def test_a_center_outlives_those_who_leave_without_letting_go():
+    job = Job(1).join(0)
+    share(job, 0)
+    job.answer("late", hello())
+    job.ask(0, msg.Leave())
+    assert job.answer("late", init()) == ATTACH
+
+
+def test_who_comes_again_for_a_center_that_was_released_makes_no_other_one():
+    job = Job(2).join(0, 1)
+    assert job.answer(0, init()) == CREATE
+    job.ask(0, msg.CenterReady())
+    assert job.answer(1, init()) == ATTACH
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, Position(1, 5, 5))
+    actions = job.ask(0, release())
+    # It is told before the worker is, who may then remove the center.
+    assert [type(action) for action in actions] == [CenterDropped, SendReply]
+    assert actions[0].shared.rule == "EASGD(alpha=0.5)"
+    job.answer("again", hello(rank=1))
+    require_failure(job.answer("again", init()), "ConfigurationError", "have released the parameters")
+    assert job.answer(0, init()) == CREATE
+
+
+def test_one_that_came_again_and_released_with_the_others_shares_the_next_center():
+    job = Job(2).join(0, 1)
+    assert job.answer(0, init()) == CREATE
+    job.ask(0, msg.CenterReady())
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, Position())
+    job.answer("again", hello(rank=1))
+    assert job.answer("again", init()) == ATTACH
+    assert job.ask("again", release()) == []
+    assert len(job.ask(0, release())) == 3
+    assert job.answer("again", init()) == CREATE
+
+
+def test_the_first_center_of_a_resumed_job_is_made_from_the_checkpoint():
+    job = Job(2)
+    job.coordinator.take_up({0: Position(1, 2, 3)}, {1: {"x": b"y"}}, {"loss": 0.5}, has_center=True)
+    assert job.answer(0, hello(rank=0)).resume_at == (1, 2, 3)
+    assert job.answer(1, hello(rank=1)).kept == {"x": b"y"}
+    assert job.coordinator.reported == {"loss": 0.5}
+    resume = msg.CenterRole(create=True, resume=True)
+    assert job.answer(0, init()) == resume
+    assert job.coordinator.shared is None
+    assert job.ask(1, init()) == []
+    # Whoever creates it, creates it so, until it is there.
+    assert replies(job.ask(0, msg.CenterReady(error="no memory"))) == {"0": DONE, "1": resume}
+    assert job.answer(1, msg.CenterReady()) == DONE
+    assert job.coordinator.shared.layout.specs[0].name == "W"
+    assert job.answer(0, init()) == ATTACH
+    for peer in (0, 1):
+        last = job.ask(peer, release())
+    assert replies(last).keys() == {"0", "1"}
+    assert job.answer(0, init()) == CREATE

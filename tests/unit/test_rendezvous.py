@@ -1,0 +1,333 @@
+"""Collective calls: all who are waited for come, or the waits end with an error that names the missing."""
+
+import numpy as np
+import pytest
+from asking import ATTACH, DONE, Job, arrays, form_group, hello, init, replies, require_failure, total
+
+from platoon_base.coordination import messages as msg
+from platoon_base.sharding import Position
+
+pytestmark = pytest.mark.base
+
+
+def test_a_sum_is_complete_with_the_last_contribution():
+    job = Job(3).join(0, 1, 2)
+    assert job.ask(2, total(loss=(1.0, 2.0))) == []
+    assert job.ask(0, total(loss=(4.0, 1.0), error=(0.5, 1.0))) == []
+    expected = msg.Sums(pairs={"loss": (5.0, 4.0), "error": (0.5, 1.0)}, ranks=[0, 1, 2], lost=[])
+    assert replies(job.ask(1, total(loss=(0.0, 1.0)))) == dict.fromkeys("012", expected)
+
+
+def test_a_sum_waits_for_launched_workers_that_have_not_joined():
+    job = Job(2).join(0)
+    assert job.ask(0, total()) == []
+    job.join(1)
+    assert set(replies(job.ask(1, total()))) == {"0", "1"}
+
+
+def test_the_same_name_can_be_used_again():
+    job = Job(2).join(0, 1)
+    for value in (1.0, 2.0):
+        job.ask(0, total(m=(value, 1.0)))
+        assert replies(job.ask(1, total(m=(value, 1.0))))["0"].pairs == {"m": (2 * value, 2.0)}
+
+
+def test_sums_of_different_names_do_not_mix():
+    job = Job(3).join(0, 1, 2)
+    assert job.ask(0, total("train", m=(1.0, 1.0))) == []
+    assert job.ask(1, total("valid", m=(5.0, 1.0))) == []
+
+
+def test_a_wait_that_nobody_can_end_is_refused_for_all():
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, total("train"))
+    job.ask(1, total("valid"))
+    answered = replies(job.ask(2, total("train")))
+    assert set(answered) == {"0", "1", "2"}
+    for reply in answered.values():
+        require_failure(reply, "ProtocolError", "rank 0 in 'train', rank 1 in 'valid', rank 2 in 'train'")
+    job.ask(0, total())
+    job.ask(1, total())
+    assert set(replies(job.ask(2, total()))) == {"0", "1", "2"}
+
+
+def test_a_departure_can_leave_a_wait_that_nobody_can_end():
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, total("train"))
+    job.ask(1, total("valid"))
+    answered = replies(job.coordinator.worker_ended(2, lost=True))
+    assert set(answered) == {"0", "1"}
+    require_failure(answered["0"], "ProtocolError", "all workers wait")
+
+
+def test_a_second_call_takes_the_place_of_the_first():
+    job = Job(2).join(0, 1)
+    job.ask(0, total(m=(1.0, 1.0)))
+    require_failure(job.answer(0, total(m=(2.0, 1.0))), "ProtocolError", "asked for something else meanwhile")
+    answered = replies(job.ask(1, total(m=(5.0, 1.0))))
+    assert answered["0"].pairs == answered["1"].pairs == {"m": (7.0, 2.0)}
+
+
+def test_who_has_been_interrupted_is_not_counted_on():
+    job = Job(2).join(0, 1)
+    job.ask(0, total("a"))
+    given_up, done = (action.reply for action in job.ask(0, msg.Withdraw()))
+    require_failure(given_up, "ProtocolError", "meanwhile")
+    assert done == DONE
+    assert job.ask(1, total("b")) == []  # rank 0 may come there yet: not everybody waits
+    assert replies(job.ask(0, total("b"))).keys() == {"0", "1"}
+
+
+def test_who_leaves_releases_those_that_wait():
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, total(m=(1.0, 1.0)))
+    job.ask(1, total(m=(2.0, 1.0)))
+    expected = msg.Sums(pairs={"m": (3.0, 2.0)}, ranks=[0, 1], lost=[])
+    assert replies(job.ask(2, msg.Leave())) == {"0": expected, "1": expected, "2": DONE}
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_who_is_lost_releases_those_that_wait_and_is_told(joined):
+    job = Job(3).join(0, 1)
+    if joined:
+        job.join(2)
+    job.ask(0, total(m=(1.0, 1.0)))
+    job.ask(1, total(m=(2.0, 1.0)))
+    expected = msg.Sums(pairs={"m": (3.0, 2.0)}, ranks=[0, 1], lost=[2])
+    assert replies(job.coordinator.worker_ended(2, lost=True)) == {"0": expected, "1": expected}
+
+
+def test_what_a_lost_worker_contributed_does_not_count():
+    job = Job(2).join(0, 1)
+    job.ask(0, total(m=(1.0, 1.0)))
+    assert job.coordinator.worker_ended(0, lost=True) == []
+    assert replies(job.ask(1, total(m=(2.0, 1.0)))) == {"1": msg.Sums(pairs={"m": (2.0, 1.0)}, ranks=[1], lost=[0])}
+
+
+def test_the_lost_stay_listed():
+    job = Job(2).join(0, 1)
+    job.coordinator.worker_ended(1, lost=True)
+    for _ in range(2):
+        assert job.answer(0, total()).lost == [1]
+
+
+def test_nobody_waits_for_a_late_joiner_that_has_done_nothing_yet():
+    job = Job(1).join(0)
+    job.answer("late", hello())
+    assert job.coordinator.roster.awaited == {0}
+    assert job.answer(0, total()).ranks == [0]
+
+
+def test_a_late_joiner_is_waited_for_once_it_has_met_the_others():
+    job = Job(1).join(0)
+    job.ask(0, init())
+    job.ask(0, msg.CenterReady())
+    job.answer("late", hello())
+    assert job.answer("late", init()) == ATTACH
+    assert job.answer(0, total()).ranks == [0]
+    assert job.ask("late", total()) == []
+    assert job.coordinator.roster.awaited == {0}
+    answered = replies(job.ask(0, total()))
+    assert answered["0"].ranks == answered["late"].ranks == [0, 1]
+    assert job.coordinator.roster.awaited == {0, 1}
+    assert job.ask(0, total()) == []
+
+
+def test_a_late_joiner_passes_a_barrier_that_the_others_have_behind_them():
+    job = Job(1).join(0)
+    job.answer("late", hello())
+    assert job.answer("late", msg.Barrier(name="compiled", timeout_s=10.0)).ranks == [1]
+    assert job.coordinator.roster.awaited == {0}
+
+
+@pytest.mark.parametrize("kind", ["values", "notes"])
+def test_what_each_gives_reaches_all_by_rank(kind):
+    def give(what):
+        return msg.Gather(name="g", timeout_s=5, value=what) if kind == "values" else form_group(what)
+
+    job = Job(3).join(0, 1, 2)
+    assert job.ask(2, give(b"")) == []
+    assert job.ask(0, give(b"id")) == []
+    answered = replies(job.ask(1, give(b"two")))
+    assert answered == dict.fromkeys("012", msg.Gathered(values=[b"id", b"two", b""], ranks=[0, 1, 2], lost=[]))
+
+
+def vector_of(reply):
+    return np.frombuffer(reply.vector, "<f8").tolist()
+
+
+def test_vectors_are_added_in_the_order_of_the_ranks_whoever_comes_first():
+    job = Job(3).join(0, 1, 2)
+    job.ask(2, arrays(values=[1.0, 3.0]))
+    job.ask(1, arrays(values=[-1e16, 2.0]))
+    answered = replies(job.ask(0, arrays(values=[1e16, 1.0])))
+    assert [vector_of(reply) for reply in answered.values()] == [[1.0, 6.0]] * 3
+    assert len({reply.vector for reply in answered.values()}) == 1
+    assert [reply.ranks for reply in answered.values()] == [[0, 1, 2]] * 3
+
+
+def test_what_is_not_finite_passes_through_a_sum_of_vectors():
+    job = Job(2).join(0, 1)
+    job.ask(0, arrays(values=[np.nan, np.inf, np.inf, 1e308]))
+    reply = replies(job.ask(1, arrays(values=[1.0, 1.0, -np.inf, 1e308])))["0"]
+    np.testing.assert_array_equal(vector_of(reply), [np.nan, np.inf, np.nan, np.inf])
+
+
+def test_the_vector_of_a_lost_worker_does_not_count():
+    job = Job(3).join(0, 1, 2)
+    for rank in (0, 1):
+        job.ask(rank, arrays(values=[2.0**rank]))
+    assert job.coordinator.worker_ended(0, lost=True) == []
+    reply = replies(job.ask(2, arrays(values=[4.0])))["1"]
+    assert (vector_of(reply), reply.ranks, reply.lost) == ([6.0], [1, 2], [0])
+
+
+@pytest.mark.parametrize(
+    ("odd", "words"),
+    [
+        (arrays(values=[1.0]), ["rank 1: 1 values in 1 arrays ((1,))"]),
+        (arrays(values=[1.0, 2.0], shapes=[(2, 1)]), ["rank 1: 2 values in 1 arrays ((2, 1))"]),
+        (arrays(values=[], shapes=[]), ["rank 1: 0 values in 0 arrays"]),
+        (total("states"), ["rank 1: 0 values in 0 arrays"]),
+    ],
+    ids=["length", "shape", "nothing", "pairs"],
+)
+def test_arrays_of_different_shapes_are_refused_for_all_with_who_passed_what(odd, words):
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, arrays(values=[1.0, 2.0]))
+    job.ask(1, odd)
+    answered = replies(job.ask(2, arrays(values=[1.0, 2.0])))
+    assert set(answered) == {"0", "1", "2"}
+    for reply in answered.values():
+        require_failure(reply, "LayoutMismatchError", "'states'", "ranks 0, 2: 2 values in 1 arrays ((2,))", *words)
+    for rank in (0, 1):
+        assert job.ask(rank, arrays(values=[1.0])) == []
+    assert vector_of(replies(job.ask(2, arrays(values=[1.0])))["0"]) == [3.0], "the next sum is a new one"
+
+
+def test_all_may_add_nothing():
+    job = Job(2).join(0, 1)
+    job.ask(0, arrays(values=[], shapes=[]))
+    assert replies(job.ask(1, arrays(values=[], shapes=[])))["0"].vector == b""
+
+
+def test_a_vector_of_half_a_number_is_refused():
+    job = Job(2).join(0, 1)
+    reply = job.answer(0, msg.Sum(name="states", timeout_s=1.0, vector=b"\0" * 12))
+    require_failure(reply, "ProtocolError", "12 bytes")
+    assert job.coordinator.next_deadline is None
+
+
+def test_a_wait_that_is_too_long_names_who_is_missing():
+    job = Job(4).join(0, 1, 2)
+    job.ask(0, total("epoch 3", timeout_s=10))
+    job.ask(1, total("epoch 3", timeout_s=60))
+    assert job.coordinator.next_deadline == 110
+    assert job.tick(109.9) == []
+    answered = replies(job.tick(110))
+    assert set(answered) == {"0"}
+    require_failure(answered["0"], "CollectiveTimeoutError", "'epoch 3'", "rank 2 (joined)", "rank 3 (expected)")
+    assert "rank 1" not in answered["0"].message
+    assert job.coordinator.next_deadline == 160
+
+
+def test_who_gave_up_is_waited_for_again():
+    job = Job(2).join(0, 1)
+    job.ask(0, total(timeout_s=10))
+    job.tick(110)
+    assert job.coordinator.next_deadline is None
+    assert job.ask(1, total(timeout_s=10)) == []
+    assert set(replies(job.ask(0, total(timeout_s=10)))) == {"0", "1"}
+
+
+def test_who_waited_as_long_is_not_missing():
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, total(timeout_s=10))
+    job.ask(1, total(timeout_s=10))
+    answered = replies(job.tick(110))
+    assert set(answered) == {"0", "1"}
+    for reply in answered.values():
+        require_failure(reply, "CollectiveTimeoutError", "rank 2")
+        assert "rank 0" not in reply.message
+        assert "rank 1" not in reply.message
+
+
+def test_without_waits_there_is_no_deadline():
+    job = Job(1).join(0)
+    assert job.coordinator.next_deadline is None
+    assert job.tick(1e9) == []
+
+
+def test_a_worker_waits_for_one_thing_at_a_time():
+    job = Job(3).join(0, 1, 2)
+    for i in range(100):
+        given_up = replies(job.ask(0, total(f"epoch {i}")))
+        if i:
+            require_failure(given_up["0"], "ProtocolError", "asked for something else meanwhile")
+    job.ask(1, total("epoch 99"))
+    assert replies(job.ask(2, total("epoch 99"))).keys() == {"0", "1", "2"}
+    assert job.coordinator.next_deadline is None
+
+
+def test_a_rank_that_comes_again_goes_on_and_is_late():
+    job = Job(2).join(0, 1)
+    job.answer(1, msg.Keep(name="best", value=b"\0"))
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, Position(3, 2, 22))
+    assert job.coordinator.roster.awaited == {0}
+    assert job.answer("again", hello(rank=1)) == msg.Welcome(
+        rank=1,
+        size=2,
+        local_rank=1,
+        local_size=2,
+        seed=0,
+        late=True,
+        resume_at=Position(3, 2, 22),
+        kept={"best": b"\0"},
+    )
+    # It is waited for once it has met the others.
+    assert replies(job.ask(0, total("a"))).keys() == {"0"}
+    assert job.ask("again", total("b")) == []
+    assert replies(job.ask(0, total("b"))).keys() == {"0", "again"}
+    assert job.ask(0, total("c")) == []
+
+
+def test_one_that_came_later_and_is_elsewhere_does_not_end_the_waits_of_the_others():
+    job = Job(2).join(0, 1)
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, Position())
+    job.answer("again", hello(rank=1))
+    assert job.ask("again", total("in the loop")) == []
+    assert replies(job.ask(0, total("in the loop"))).keys() == {"0", "again"}
+    # By chance they met, but the one goes on elsewhere.
+    assert job.ask("again", total("before the loop")) == []
+    for _ in range(3):
+        assert replies(job.ask(0, total("in the loop"))).keys() == {"0"}
+    assert replies(job.ask(0, total("before the loop"))).keys() == {"0", "again"}
+
+
+def test_calls_of_two_kinds_and_one_name_are_not_the_same():
+    job = Job(2).join(0, 1)
+    job.ask(0, total("form a group"))
+    answered = replies(job.ask(1, form_group()))
+    for reply in answered.values():
+        require_failure(reply, "ProtocolError", "rank 0 in 'form a group' (Sum), rank 1 in 'form a group' (FormGroup)")
+
+
+def test_a_group_is_formed_without_late_joiners():
+    job = Job(2).join(0, 1)
+    job.answer("late", hello())
+    assert job.ask("late", total()) == []
+    for rank in (0, 1):
+        answered = replies(job.ask(rank, total()))
+    assert set(answered) == {"0", "1", "late"}
+    assert job.ask(0, form_group()) == []
+    assert set(replies(job.ask(1, form_group()))) == {"0", "1"}
+    assert job.ask(0, total()) == []
+    assert job.ask(1, total()) == []
+    assert set(replies(job.ask("late", total()))) == {"0", "1", "late"}
+
+
+def test_a_wait_without_end_is_refused():
+    reply = Job(2).join(0, 1).answer(0, total(timeout_s=float("nan")))
+    require_failure(reply, "ProtocolError", "timeout_s=nan")

@@ -1,0 +1,94 @@
+"""The roster: ranks are given once, ends are noted, late joiners get new ranks."""
+
+import pytest
+from asking import DONE, Job, hello, require_failure, total
+
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.roster import Phase
+from platoon_base.system.environment import MAX_WORKERS
+
+pytestmark = pytest.mark.base
+
+
+def test_a_launched_worker_is_welcomed_to_its_place():
+    job = Job(3, seed=42)
+    assert job.answer(1, hello(rank=1)) == msg.Welcome(rank=1, size=3, local_rank=1, local_size=3, seed=42)
+    member = job.coordinator.roster[1]
+    assert (member.phase, member.pid, member.host, member.device) == (Phase.JOINED, 4711, "here", "cpu")
+
+
+def test_late_joiners_get_the_next_ranks():
+    job = Job(2).join(0, 1)
+    assert job.answer("late", hello()) == msg.Welcome(rank=2, size=3, local_rank=2, local_size=3, seed=0, late=True)
+    assert job.answer("later", hello()) == msg.Welcome(rank=3, size=4, local_rank=3, local_size=4, seed=0, late=True)
+
+
+def test_a_late_joiner_does_not_take_the_place_of_one_that_left():
+    job = Job(1).join(0)
+    job.answer("late", hello())
+    job.ask("late", msg.Leave())
+    assert job.answer("later", hello()).rank == 2
+
+
+def test_local_ranks_count_the_workers_of_one_host():
+    job = Job(1)
+    job.answer(0, hello(rank=0, host="a"))
+    places = [job.answer(name, hello(host=name[0])) for name in ("b1", "a1", "b2")]
+    assert [(p.rank, p.local_rank, p.local_size) for p in places] == [(1, 0, 1), (2, 1, 2), (3, 1, 2)]
+
+
+def test_a_rank_is_taken_once():
+    job = Job(2).join(0)
+    require_failure(job.answer("other", hello(rank=0)), "ConfigurationError", "rank 0 is taken", "4711", "here")
+    assert job.coordinator.roster[0].peer == b"0"
+
+
+def test_a_rank_whose_worker_was_lost_can_be_taken_again():
+    job = Job(2).join(0, 1)
+    job.coordinator.worker_ended(1, lost=True)
+    assert job.answer("again", hello(rank=1)).rank == 1
+    require_failure(job.answer(1, msg.Leave()), "ProtocolError", "hello")
+    assert job.answer("again", msg.Report(metrics={})) == DONE
+
+
+@pytest.mark.parametrize("rank", [2, 17, -1])
+def test_a_rank_that_was_not_launched_is_refused(rank):
+    require_failure(Job(2).answer("x", hello(rank=rank)), "ConfigurationError", "ranks 0 to 1", "leave the rank out")
+
+
+def test_another_protocol_is_refused():
+    job = Job(2)
+    reply = job.answer("x", hello(rank=0, protocol=msg.PROTOCOL + 1))
+    require_failure(reply, "ProtocolError", f"got protocol {msg.PROTOCOL + 1}")
+    job.join(0)
+
+
+def test_a_second_hello_is_refused():
+    require_failure(Job(2).join(0).answer(0, hello(rank=1)), "ProtocolError", "already")
+
+
+def test_a_full_job_is_full():
+    job = Job(MAX_WORKERS - 1)
+    assert job.answer("last", hello()).rank == MAX_WORKERS - 1
+    require_failure(job.answer("more", hello()), "ConfigurationError", "full", f"{MAX_WORKERS} workers")
+
+
+@pytest.mark.parametrize("said_goodbye", [True, False])
+def test_a_process_that_ends_well_is_not_lost(said_goodbye):
+    job = Job(2).join(0, 1)
+    if said_goodbye:
+        job.ask(1, msg.Leave())
+    job.coordinator.worker_ended(1, lost=False)
+    assert job.coordinator.roster[1].phase is Phase.LEFT
+    assert job.answer(0, total()).lost == []
+
+
+def test_a_process_that_fails_after_its_goodbye_is_lost():
+    job = Job(2).join(0, 1)
+    job.ask(1, msg.Leave())
+    assert job.coordinator.worker_ended(1, lost=True) == []
+    assert job.answer(0, total()).lost == [1]
+
+
+def test_the_end_of_a_process_that_is_no_worker_does_nothing():
+    assert Job(2).coordinator.worker_ended(99, lost=True) == []
