@@ -73,7 +73,7 @@ def main(num_epochs=30, sync=False, conv=False, summary=None):
         callbacks = distribute([LearningRateWarmup(rate, WARMUP_EPOCHS), *callbacks])
     else:
         optimizer = keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
-        callbacks = distribute(callbacks, sync=EASGD(), every_n_batches=SYNC_EVERY)
+        callbacks = distribute(callbacks, rule=EASGD(), every_n_batches=SYNC_EVERY)
     model.compile(optimizer, loss="categorical_crossentropy", metrics=["accuracy"])
 
     began = time.monotonic()

@@ -31,9 +31,9 @@ MODELS = {"small": (64, 64, 10), "10 MB": (1024, 1024, 1024, 512, 10)}
 WAYS = {
     "plain": (None, False),
     "plain again": (None, False),  # what this shows is noise
-    "callbacks": ({"sync": EASGD(), "every_n_batches": NEVER}, False),
-    "EASGD": ({"sync": EASGD(), "every_n_batches": EVERY}, False),
-    "averaged gradients": ({"sync": None}, True),
+    "callbacks": ({"rule": EASGD(), "every_n_batches": NEVER}, False),
+    "EASGD": ({"rule": EASGD(), "every_n_batches": EVERY}, False),
+    "averaged gradients": ({"rule": None}, True),
 }
 
 

@@ -4,15 +4,16 @@ from platoon_base import ASGD, EASGD, compat
 
 compat.apply()  # before Keras is imported, by this package or by the script
 
-from platoon_plugins.keras.common_start import broadcast_variables  # noqa: E402
 from platoon_plugins.keras.data import shard  # noqa: E402
-from platoon_plugins.keras.distribute import distribute  # noqa: E402
+from platoon_plugins.keras.gradients import DistributedOptimizer  # noqa: E402
 from platoon_plugins.keras.learning_rate import LearningRateWarmup, scale_learning_rate, scale_schedule  # noqa: E402
-from platoon_plugins.keras.optimizer import DistributedOptimizer  # noqa: E402
+from platoon_plugins.keras.model_state import broadcast_variables  # noqa: E402
+from platoon_plugins.keras.sync import LEADER_ONLY, distribute  # noqa: E402
 
 __all__ = [
     "ASGD",
     "EASGD",
+    "LEADER_ONLY",
     "DistributedOptimizer",
     "LearningRateWarmup",
     "broadcast_variables",

@@ -25,32 +25,26 @@ class Asynchronous(Mode):
     backend : Backend
     rule : Rule
     every_n_batches : int
-    on_nonfinite : {"raise", "skip", "restore"}
     policy : {"any", "all", "leader"}
         Whose votes end the fit.
     """
 
-    def __init__(
-        self, worker: Worker, backend: Backend, rule: Rule, every_n_batches: int, on_nonfinite: str, policy: str
-    ) -> None:
-        self._worker, self._backend, self._rule = worker, backend, rule
+    def __init__(self, worker: Worker, backend: Backend, rule: Rule, every_n_batches: int, policy: str) -> None:
+        self.rule = rule
+        self._worker, self._backend, self._policy = worker, backend, policy
         self._period = EveryN(every_n_batches)
-        self._on_nonfinite, self._policy = on_nonfinite, policy
-        self._members: list[int] = []
+        self._participants: list[int] = []
         self._model: Any = None
         self._swapped: contextlib.ExitStack | None = None
         self._put_in: list[np.ndarray[Any, Any]] = []
 
     def purpose(self, model: Any) -> str:
         """Return what must be the same on all workers."""
-        return f"sync={self._rule!r}"
+        return f"rule={self.rule!r}"
 
-    def start(self, model: Any, members: list[int]) -> None:
-        """Share the weights, which are the same on all workers."""
-        self._model, self._members = model, members
-        self._worker.init_shared_params(self._backend.weights(model), self._rule, on_nonfinite=self._on_nonfinite)
-        self._worker.barrier("keras fit shares")  # nobody moves the center before all have taken it over
-        self._worker.stop_votes.open(self._worker.stop_votes.number + 1)
+    def start(self, model: Any, participants: list[int]) -> None:
+        """Take note of the model, whose weights are shared by now."""
+        self._model, self._participants = model, participants
 
     def batches_done(self, count: int) -> None:
         """Synchronize, if it is time."""
@@ -62,7 +56,7 @@ class Asynchronous(Mode):
     def stops(self) -> bool:
         """Whether the votes cast so far suffice."""
         votes = self._worker.stop_votes
-        return bool(votes.voters()) and votes.passed(self._policy, self._members)
+        return bool(votes.voters()) and votes.passed(self._policy, self._participants)
 
     def vote(self) -> None:
         """Vote for the end of the fit."""
@@ -73,9 +67,9 @@ class Asynchronous(Mode):
         self._sync()
         self._period = EveryN(self._period.n)
 
-    def members_are(self, ranks: list[int]) -> None:
+    def set_participants(self, ranks: list[int]) -> None:
         """Take note of who takes part."""
-        self._members = ranks
+        self._participants = ranks
 
     def enter_center(self) -> None:
         """Put the center into the model, once all workers have given it theirs."""

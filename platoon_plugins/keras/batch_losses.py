@@ -57,23 +57,21 @@ class BatchLosses:
             if not len(batches) % _FETCHED_AT_ONCE:
                 batches[-_FETCHED_AT_ONCE:] = map(_fetched, batches[-_FETCHED_AT_ONCE:])
 
-    def count(self, phase: str, worker: Worker) -> Array:
-        """Return the number of batches, at this rank's place among zeros, for the workers to add up."""
-        counts = np.zeros(worker.global_size)
-        counts[worker.global_rank] = len(self._batches.get(phase, ()))
-        return counts
+    def count(self, phase: str) -> int:
+        """Return the number of batches whose loss is no mean over rows."""
+        return len(self._batches.get(phase, ()))
 
-    def combined(self, phase: str, worker: Worker, name: str, counts: Array) -> float | None:
-        """Return the loss over all workers, the same everywhere; None if it is a mean over rows, which Keras keeps.
+    def combined(self, phase: str, worker: Worker, name: str) -> float:
+        """Return the loss over all workers, the same everywhere; all of them call it, if one has such batches.
 
         Parameters
         ----------
-        counts : ndarray
-            The sum of what all workers' `count` returned.
+        phase : {"train", "test"}
+        worker : Worker
+        name : str
+            Another one each time.
         """
-        length = round(float(counts.max()))
-        if not length:
-            return None
+        length = max(worker.gather(self.count(phase), name=f"{name}, batches"))
         table = np.zeros((length, 3))
         for row, (loss, weight, rows) in zip(table, map(_fetched, self._batches.get(phase, ()))):
             row[:] = (loss, 0.0, rows) if weight is None else (loss * weight, weight, rows)

@@ -2,28 +2,81 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from platoon_plugins.keras.training import Training
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.training import Settings, Training
 
-__all__ = ["hooks_into_batches", "in_center", "make_first", "make_last", "saves_in_mid_epoch"]
+__all__ = ["Fits", "hooks_into_batches", "in_center", "make_first", "make_last", "saves_in_mid_epoch"]
+
+
+class Fits:
+    """What the callbacks of one list have in common: how to train, and the fit that goes on.
+
+    Parameters
+    ----------
+    worker : Worker
+    backend : Backend
+    settings : Settings
+
+    Attributes
+    ----------
+    worker, backend
+        As above.
+    """
+
+    def __init__(self, worker: Worker, backend: Backend, settings: Settings) -> None:
+        self.worker, self.backend = worker, backend
+        self._settings = settings
+        self._training: Training | None = None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Fits:
+        """Return what another list needs for a fit of the same worker: its connections have no copy."""
+        return Fits(self.worker, self.backend, copy.deepcopy(self._settings, memo))
+
+    def prepare(self, model: Any) -> None:
+        """Make the next fit."""
+        self._training = Training(self.worker, self.backend, self._settings, model)
+
+    @property
+    def training(self) -> Training:
+        """The fit whose callbacks Keras calls."""
+        if self._training is None:
+            raise ConfigurationError(
+                "got the callbacks of distribute() in a loop that has not called their on_train_begin: pass them to fit"
+            )
+        return self._training
+
+    @property
+    def testing(self) -> Training | None:
+        """The fit whose evaluation this is; None in a call of ``evaluate`` by itself."""
+        return self._training if self._training is not None and self._training.begun else None
+
+    def center(self) -> contextlib.AbstractContextManager[None]:
+        """Within the ``with`` block the model has the common weights, if a fit goes on."""
+        return contextlib.nullcontext() if self._training is None else self._training.center()
 
 
 class _First(keras.callbacks.Callback):  # type: ignore[misc]
     """Comes before the user's callbacks, which then see the values of all workers."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, fits: Fits) -> None:
         super().__init__()
-        self._training = training
+        self._fits = fits
         self._owner: Any = None
 
     def set_params(self, params: Any) -> None:
         """Take the parameters, in a dict that all callbacks share."""
         super().set_params(params)
-        self._training.read_params(params)
+        if self._fits.worker.global_rank:
+            self._fits.backend.silence(params)
 
     def set_model(self, model: Any) -> None:
         """Take the model."""
@@ -31,67 +84,70 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner = model  # self.model would fetch JAX's state at every batch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._training.prepare(self._owner)
+        self._fits.prepare(self._owner)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._training.epoch_begins(epoch)
+        self._fits.training.epoch_begins(epoch)
 
     # Not at a batch's end: where no callback has something to do there, Keras does not wait for the batch's logs.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._training.batch_begins(batch)
+        self._fits.training.batch_begins(batch)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        self._training.test_begins()
+        if self._fits.testing is not None:
+            self._fits.testing.test_begins()
 
     def on_test_end(self, logs: Any = None) -> None:
-        self._training.test_ends({} if logs is None else logs)
+        if self._fits.testing is not None:
+            self._fits.testing.test_ends({} if logs is None else logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._training.epoch_ends(epoch, logs)
+        self._fits.training.epoch_ends(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._training.finish()
+        self._fits.training.finish()
 
 
 class _FirstAtBatches(_First):
     """Also sees the end of batches, on back ends whose metrics need that."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._training.batch_ends(logs)
+        self._fits.training.batch_ends({} if logs is None else logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._training.test_batch_ends(logs)
+        if self._fits.testing is not None:
+            self._fits.testing.test_batch_ends({} if logs is None else logs)
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
     """Comes after the user's callbacks: what they decided is decided for all workers."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, fits: Fits) -> None:
         super().__init__()
-        self._training = training
+        self._fits = fits
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._training.start()
+        self._fits.training.start()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._training.close_epoch()
+        self._fits.training.callbacks_end_epoch()
 
 
 class _LastAtBatches(_Last):
     """Also takes up stops in the middle of an epoch."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._training.hear_callbacks()
+        self._fits.training.callbacks_end_batch()
 
 
-def make_first(training: Training, at_batches: bool) -> keras.callbacks.Callback:
+def make_first(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:
     """Make the callback that comes first."""
-    return (_FirstAtBatches if at_batches else _First)(training)
+    return (_FirstAtBatches if at_batches else _First)(fits)
 
 
-def make_last(training: Training, at_batches: bool) -> keras.callbacks.Callback:
+def make_last(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:
     """Make the callback that comes last."""
-    return (_LastAtBatches if at_batches else _Last)(training)
+    return (_LastAtBatches if at_batches else _Last)(fits)
 
 
 def hooks_into_batches(callback: Any) -> bool:
@@ -103,9 +159,9 @@ def hooks_into_batches(callback: Any) -> bool:
     )
 
 
-def in_center(callback: Any, training: Training) -> None:
+def in_center(callback: Any, fits: Fits) -> None:
     """Let a checkpoint that is written in the middle of an epoch save the common weights."""
-    callback.platoon_training = training  # an attribute, so that a deep copy of all callbacks has the copied one
+    callback.platoon_fits = fits  # an attribute, so that a deep copy of all callbacks has the copied one
     base: Any = type(callback)
     if hasattr(base, "saves_center"):  # of an earlier fit
         return
@@ -114,7 +170,7 @@ def in_center(callback: Any, training: Training) -> None:
         save: Callable[..., Any] = getattr(base, name)
 
         def save_center(self: Any, *args: Any, **kwargs: Any) -> Any:
-            with self.platoon_training.center():
+            with self.platoon_fits.center():
                 return save(self, *args, **kwargs)
 
         return save_center

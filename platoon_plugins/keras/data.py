@@ -11,10 +11,10 @@ import numpy as np
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.sharding import UNEVEN, shard_bounds, take
+from platoon_base.sharding import require_uneven, shard_bounds, take
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.loaders import is_loader, shard_loader
 from platoon_plugins.keras.same_data import SameBatches, require_same_data, sources
+from platoon_plugins.keras.torch_loaders import is_loader, shard_loader
 
 __all__ = ["shard"]
 
@@ -66,8 +66,7 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     >>> train, valid = shard(x, y, validation_split=0.2)                            # doctest: +SKIP
     >>> model.fit(*train, validation_data=valid)                                    # doctest: +SKIP
     """
-    if uneven not in UNEVEN:
-        raise ConfigurationError(f"got uneven={uneven!r}: it must be one of {', '.join(UNEVEN)}")
+    require_uneven(uneven)
     if not data:
         raise ConfigurationError("got nothing to shard: pass arrays, such as shard(x, y)")
     if not 0 <= validation_split < 1:

@@ -6,11 +6,21 @@ import contextlib
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from platoon_base.rules import Rule
+
 __all__ = ["Mode"]
 
 
 class Mode(Protocol):
-    """How the workers of a fit are kept together; derived classes leave out the hooks at which they do nothing."""
+    """How the workers of a fit are kept together; derived classes leave out the hooks at which they do nothing.
+
+    Attributes
+    ----------
+    rule : Rule or None
+        By which the weights are shared; None if they are not.
+    """
+
+    rule: Rule | None
 
     @property
     def stops(self) -> bool:
@@ -21,8 +31,8 @@ class Mode(Protocol):
         """Return what must be the same on all workers."""
         ...
 
-    def start(self, model: Any, members: list[int]) -> None:
-        """Begin; the model's values are the same on all workers."""
+    def start(self, model: Any, participants: list[int]) -> None:
+        """Begin; the model's values are the same on all workers, and are shared if there is a rule."""
         ...
 
     def batches_done(self, count: int) -> None:
@@ -37,7 +47,7 @@ class Mode(Protocol):
         """Finish what the batches of an epoch have begun."""
         ...
 
-    def members_are(self, ranks: list[int]) -> None:
+    def set_participants(self, ranks: list[int]) -> None:
         """Take note of who takes part."""
 
     def enter_center(self) -> None:
@@ -46,12 +56,12 @@ class Mode(Protocol):
     def leave_center(self) -> None:
         """Take the worker's own weights back."""
 
-    def tell(self) -> dict[str, float]:
+    def report(self) -> dict[str, float]:
         """Return numbers that all workers are to see with the votes of an epoch's end."""
         return {}
 
-    def hear(self, told: Mapping[int, Mapping[str, float]]) -> None:
-        """Take in what each rank has told, the same on all workers."""
+    def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
+        """Take in what each rank has reported, the same on all workers."""
 
     def center(self) -> contextlib.AbstractContextManager[None]:
         """Within the ``with`` block, in the middle of an epoch, the model has the common weights."""

@@ -9,8 +9,7 @@ import keras
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.gradients import GradientAverage
-from platoon_plugins.keras.optimizer import average_of
+from platoon_plugins.keras.gradients import GradientAverage, average_of
 
 __all__ = ["require_distributable", "require_new", "require_no_other_average"]
 
@@ -47,15 +46,15 @@ def require_distributable(model: Any, backend: Backend) -> GradientAverage | Non
 
 
 def require_new(steps: int) -> None:
-    """Raise if a plain optimizer has made steps before the first fit with ``sync="auto"``.
+    """Raise if a plain optimizer has made steps before the first fit with ``rule="auto"``.
 
     A DistributedOptimizer comes back from a saved model as a plain one, and nothing tells the two apart.
     """
     if steps:
         raise ConfigurationError(
-            f'got sync="auto" and a plain optimizer that has made {steps} steps, such as that of a loaded model: a '
+            f'got rule="auto" and a plain optimizer that has made {steps} steps, such as that of a loaded model: a '
             "DistributedOptimizer comes back from a file as a plain one, so whether this training was synchronous is "
-            "not known; pass sync=EASGD() to train with a rule, or call "
+            "not known; pass rule=EASGD() to train with a rule, or call "
             "model.compile(DistributedOptimizer(model.optimizer), ...) to go on with averaged gradients"
         )
 
@@ -98,5 +97,5 @@ def _require_one_average(model: Any, average: GradientAverage | None) -> None:
         raise ConfigurationError(
             "got a model with a DistributedOptimizer beside model.optimizer, such as that of a GAN's second part: the "
             "gradients of model.optimizer alone can be averaged; give the model plain optimizers, call compile() with "
-            "a plain one, and keep its weights together by a rule: distribute(..., sync=EASGD())"
+            "a plain one, and keep its weights together by a rule: distribute(..., rule=EASGD())"
         )

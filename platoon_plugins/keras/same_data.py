@@ -14,8 +14,8 @@ import numpy as np
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError, PlatoonError, PlatoonWarning
 from platoon_base.fingerprint import fingerprint
-from platoon_base.worker.same_data import kind_of
-from platoon_plugins.keras.loaders import draws_from_all, is_loader
+from platoon_base.worker import kind_of
+from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 
 __all__ = ["SameBatches", "data_of_fit", "require_same_data", "sources", "warn_if_not_sharded"]
 
@@ -168,11 +168,11 @@ def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
     Of data that draw their order or their batches by themselves nothing is known, and nothing said.
     """
     mine = None if data is None or not _is_whole(data[0]) else fingerprint(*map(_everything, data))
-    key = mine or f"of rank {worker.global_rank} alone"
-    pairs, ranks = worker.sum_pairs("keras fit data", {key: (1.0, 1.0)})
-    if mine is not None and len(ranks) > 1 and pairs[key][0] == len(ranks) and worker.global_rank == ranks[0]:
+    told = worker.gather([worker.global_rank, mine], name="keras fit data")
+    first = told[0][0] == worker.global_rank
+    if first and mine is not None and len(told) > 1 and all(other == mine for _, other in told):
         warnings.warn(
-            f"the {len(ranks)} workers train on the same data: each of them goes through all of it in every epoch; "
+            f"the {len(told)} workers train on the same data: each of them goes through all of it in every epoch; "
             "divide it among them by fit(*shard(x, y)), fit(shard(dataset)) or fit(shard(loader))",
             PlatoonWarning,
             stacklevel=2,

@@ -26,11 +26,14 @@ class Statistics:
     worker : Worker
     backend : Backend
     model : keras.Model
-        Its state is the same on all workers when this is made.
     """
 
     def __init__(self, worker: Worker, backend: Backend, model: Any) -> None:
         self._worker, self._backend, self._model = worker, backend, model
+        self._checksums: list[int] = []
+
+    def start(self) -> None:
+        """Take note of the state, which is the same on all workers now."""
         self._checksums = self._look()
 
     def changed(self) -> Array:

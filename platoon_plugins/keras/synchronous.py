@@ -9,10 +9,11 @@ from typing import Any
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
+from platoon_base.worker import copy_values
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.common_start import copy_state, state_checksum
 from platoon_plugins.keras.gradients import GradientAverage
 from platoon_plugins.keras.mode import Mode
+from platoon_plugins.keras.model_state import state_checksum, state_of
 
 __all__ = ["Synchronous"]
 
@@ -34,6 +35,8 @@ class Synchronous(Mode):
         Whose votes end the fit.
     """
 
+    rule = None
+
     def __init__(self, worker: Worker, backend: Backend, average: GradientAverage, policy: str) -> None:
         self._worker, self._backend, self._average, self._policy = worker, backend, average, policy
         self._model: Any = None
@@ -46,9 +49,9 @@ class Synchronous(Mode):
         config = {name: value for name, value in optimizer.get_config().items() if name not in _MAY_DIFFER}
         text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__name__)
         loss = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        return f"sync=None, optimizer={type(optimizer).__name__}({text}), loss={loss}"
+        return f"rule=None, optimizer={type(optimizer).__name__}({text}), loss={loss}"
 
-    def start(self, model: Any, members: list[int]) -> None:
+    def start(self, model: Any, participants: list[int]) -> None:
         """Prepare the averages."""
         self._model = model
         like = [weight.get_value(borrow=True) for weight in self._backend.weights(model)]
@@ -81,7 +84,9 @@ class Synchronous(Mode):
         self._batches = 0
         if len(set(steps)) > 1:
             # Not the statistics: those of all workers are averaged next.
-            copy_state(self._model, self._worker, self._backend, steps.index(max(steps)), statistics=False)
+            copy_values(
+                state_of(self._model, self._backend, statistics=False), self._worker, root=steps.index(max(steps))
+            )
 
     def enter_center(self) -> None:
         """Remember what the callbacks find."""
@@ -91,16 +96,16 @@ class Synchronous(Mode):
         """Let the optimizer be used no more without a fit of all workers."""
         self._average.detach()
 
-    def tell(self) -> dict[str, float]:
-        """Tell what the callbacks left, and whether they changed it."""
+    def report(self) -> dict[str, float]:
+        """Report what the callbacks left, and whether they changed it."""
         left = state_checksum(self._model, self._backend)
         return {"checksum": float(left), "changed": float(left != self._found)}
 
-    def hear(self, told: Mapping[int, Mapping[str, float]]) -> None:
+    def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
         """Take one worker's weights and optimizer over, if those of the workers differ."""
-        if len({values["checksum"] for values in told.values()}) == 1:
+        if len({values["checksum"] for values in reports.values()}) == 1:
             return
-        changed = [rank for rank, values in told.items() if values["changed"]]
+        changed = [rank for rank, values in reports.items() if values["changed"]]
         root = min(changed, default=0)
         log.warning(
             "weights or optimizers of the workers differ at the end of an epoch, as a callback changes them on some "
@@ -108,4 +113,4 @@ class Synchronous(Mode):
             changed or "none at its end",
             root,
         )
-        copy_state(self._model, self._worker, self._backend, root)
+        copy_values(state_of(self._model, self._backend), self._worker, root)

@@ -140,12 +140,12 @@ def test_a_gan_with_two_distributed_optimizers_is_told_what_works(run_keras):
             try:
                 call(TwoParts(DistributedOptimizer))
             except PlatoonError as exc:
-                assert "sync=EASGD()" in str(exc) and "train_on_batch" not in str(exc), exc
+                assert "rule=EASGD()" in str(exc) and "train_on_batch" not in str(exc), exc
             else:
                 raise AssertionError
         model = TwoParts(lambda optimizer: optimizer)
         start = flat(model.get_weights())
-        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(sync=EASGD()))
+        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(rule=EASGD()))
         everyone = everyones(flat(model.get_weights()))
         assert (everyone == everyone[0]).all() and abs(everyone[0] - start).max() > 0.01
         """

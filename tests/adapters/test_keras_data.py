@@ -16,6 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_plugins.keras import (
     EASGD,
+    LEADER_ONLY,
     DistributedOptimizer,
     LearningRateWarmup,
     distribute,
@@ -317,11 +318,13 @@ def test_a_tf_dataset_is_asked_for_its_shard():
         (lambda w: distribute(keras.callbacks.EarlyStopping(), worker=w), "pass a list"),
         (lambda w: distribute([keras.callbacks.EarlyStopping], worker=w), "pass objects"),
         (lambda w: distribute([None], worker=w), "pass objects"),
-        (lambda w: distribute(sync=EASGD, worker=w), "pass a rule"),
-        (lambda w: distribute(sync="easgd", worker=w), "pass a rule"),
+        (lambda w: distribute(rule=EASGD, worker=w), "pass a rule"),
+        (lambda w: distribute(rule="easgd", worker=w), "pass a rule"),
         (lambda w: distribute(every_n_batches=0, worker=w), "whole number >= 1"),
-        (lambda w: distribute(stop="some", worker=w), "any, all, leader"),
+        (lambda w: distribute(policy="some", worker=w), "any, all, leader"),
         (lambda w: distribute(on_nonfinite="hope", worker=w), "on_nonfinite"),
+        (lambda w: distribute(leader_only=keras.callbacks.CSVLogger, worker=w), "pass a tuple of classes"),
+        (lambda w: distribute(leader_only=(keras.callbacks.CSVLogger("log"),), worker=w), "pass a tuple of classes"),
         (lambda w: DistributedOptimizer(3, worker=w), "pass an optimizer"),
         (lambda w: LearningRateWarmup(0.0, worker=w), "greater than 0"),
         (lambda w: LearningRateWarmup(0.1, warmup_epochs=0, worker=w), "greater than 0"),
@@ -330,6 +333,22 @@ def test_a_tf_dataset_is_asked_for_its_shard():
 def test_bad_arguments_are_refused(solo_worker, call, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
         call(solo_worker)
+
+
+def test_some_callbacks_are_the_leaders_alone():
+    class Mine(keras.callbacks.Callback):
+        pass
+
+    all_of_them = logger, mine, _ = keras.callbacks.CSVLogger("log"), Mine(), keras.callbacks.EarlyStopping()
+    for options, left_out in (
+        ({}, [logger]),
+        ({"leader_only": (Mine,)}, [mine]),
+        ({"leader_only": (*LEADER_ONLY, Mine)}, [logger, mine]),
+        ({"leader_only": ()}, []),
+    ):
+        leaders, others = (distribute(all_of_them, worker=place, **options)[1:-1] for place in places(2))
+        assert leaders == [*all_of_them]
+        assert others == [callback for callback in all_of_them if callback not in left_out]
 
 
 def test_an_optimizer_is_wrapped_once():

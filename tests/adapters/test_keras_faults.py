@@ -33,7 +33,7 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
             at_batch = lambda callback, batch: when(len(callback.epochs), batch) and stop(callback)
             at_epoch = lambda callback, epoch, logs: when(epoch, None) and stop(callback)
             watch = Watch(batch_end=at_batch, epoch_end=at_epoch)
-            callbacks = distribute([watch], stop=policy, every_n_batches=2)
+            callbacks = distribute([watch], policy=policy, every_n_batches=2)
             model.fit(x, y, epochs=6, batch_size=8, verbose=0, callbacks=callbacks, **options)
             counts = everyones([len(watch.epochs), watch.batches, len(watch.logs[-1])])
             assert (counts[:, 0] == counts[0, 0]).all(), counts
@@ -119,7 +119,7 @@ def test_several_fits_of_one_script(run_keras):
         model.compile("sgd", loss="categorical_crossentropy", metrics=["accuracy"])
         before = model.get_weights()
         watch = Watch()
-        model.fit(*shard(x, y), epochs=2, batch_size=8, verbose=0, callbacks=distribute([watch], sync=ASGD()))
+        model.fit(*shard(x, y), epochs=2, batch_size=8, verbose=0, callbacks=distribute([watch], rule=ASGD()))
         assert watch.epochs == [0, 1]
         after = model.get_weights()
         assert (before[0] == after[0]).all()
@@ -165,8 +165,8 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
                 raise AssertionError(what)
 
         averaged = lambda: dense(optimizer=DistributedOptimizer("sgd"))
-        refused("both", model=averaged(), callbacks=distribute(sync=EASGD()))
-        refused("neither", model=dense(), callbacks=distribute(sync=None))
+        refused("both", model=averaged(), callbacks=distribute(rule=EASGD()))
+        refused("neither", model=dense(), callbacks=distribute(rule=None))
         refused("other model", model=dense(units=(8 + rank, 3)), callbacks=distribute())
         refused("other options", model=dense(), callbacks=distribute(every_n_batches=10 + rank))
         refused("other mode", model=averaged() if rank else dense(), callbacks=distribute())
@@ -245,7 +245,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         model.save(path)
         loaded = keras.models.load_model(path)
         refused("loaded", model=loaded, callbacks=distribute())
-        loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(sync=EASGD()))
+        loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(rule=EASGD()))
         loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
         loaded.compile(DistributedOptimizer(loaded.optimizer), loss="categorical_crossentropy")
         loaded.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
@@ -261,7 +261,7 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
     ).require_success()
     told = outcome.reported
     for rank in range(2):
-        assert "kept together twice; pass sync=None" in told[f"both {rank}"]
+        assert "kept together twice; pass rule=None" in told[f"both {rank}"]
         assert "compile with DistributedOptimizer" in told[f"neither {rank}"]
         assert told[f"other model {rank}"].startswith("LayoutMismatchError")
         assert told[f"other options {rank}"].startswith("LayoutMismatchError")

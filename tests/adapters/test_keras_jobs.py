@@ -56,7 +56,7 @@ def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
         watch = Watch()
         model = dense(optimizer=keras.optimizers.SGD(0.0), metrics=metrics())
         model.fit(*shard(x, y), validation_data=shard(xv, yv), epochs=2, batch_size=8, verbose=0,
-                  callbacks=distribute([watch], sync=ASGD()))
+                  callbacks=distribute([watch], rule=ASGD()))
         names = ["loss", "accuracy", "auc", "precision"]
         one = dict(zip(names, dense(metrics=metrics()).evaluate(x, y, verbose=0)))
         valid = dict(zip(names, dense(metrics=metrics()).evaluate(xv, yv, verbose=0)))
@@ -73,7 +73,7 @@ def test_logs_are_those_of_one_process_on_all_the_data(run_keras):
         watch = Watch(epoch_end=check)
         model = dense(optimizer=keras.optimizers.SGD(0.5), metrics=metrics())
         history = model.fit(*shard(x, y), validation_data=shard(xv, yv), epochs=3, batch_size=8, verbose=0,
-                            callbacks=distribute([watch], sync=EASGD(), every_n_batches=2)).history
+                            callbacks=distribute([watch], rule=EASGD(), every_n_batches=2)).history
         for name in ["loss", "val_loss", "val_auc"]:
             assert history[name] == [logs[name] for logs in watch.logs]
         assert watch.logs[-1]["loss"] < watch.logs[0]["loss"]
@@ -112,7 +112,7 @@ def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
 
         model = dense(optimizer=keras.optimizers.SGD(0.0))
         model.fit(*shard(x, y), epochs=3, batch_size=8, verbose=0, callbacks=distribute(
-            [Watch(batch_end=push, epoch_begin=compare)], sync=EASGD(0.05), every_n_batches=1))
+            [Watch(batch_end=push, epoch_begin=compare)], rule=EASGD(0.05), every_n_batches=1))
         everyone = everyones(flat(model.get_weights()))
         assert (everyone == everyone[0]).all()
         assert (everyone[0] > start + 0.2).all()
@@ -151,7 +151,7 @@ def test_statistics_are_averaged_and_random_layers_differ(run_keras):
             masks[:] = everyones(mask())
 
         watch = Watch(batch_end=local, epoch_end=check)
-        callbacks = distribute([watch], sync=EASGD())
+        callbacks = distribute([watch], rule=EASGD())
         model.fit(*shard(x, y), epochs=2, batch_size=10, verbose=0, callbacks=callbacks)
         assert (everyones(statistics()) == statistics()).all()
         draws = [np.random.rand(3)]
@@ -241,7 +241,7 @@ def test_frozen_weights_are_not_sent_unless_they_change(run_keras):
                 model.set_weights([w + 1 if w.shape == bias.shape else w for w in model.get_weights()])
 
         watch = Watch(batch_end=change, epoch_end=lambda callback, epoch, logs: sent.append((epoch, 0)))
-        model.fit(*shard(x, y), epochs=3, batch_size=8, verbose=0, callbacks=distribute([watch], sync=EASGD()))
+        model.fit(*shard(x, y), epochs=3, batch_size=8, verbose=0, callbacks=distribute([watch], rule=EASGD()))
         ends = [sent.index((epoch, 0)) for epoch in range(3)]
         for first, last, most in ((0, ends[0], 100), (ends[0], ends[1], 700), (ends[1], ends[2], 100)):
             assert max(size for _, size in sent[first:last]) < most, sent[first:last]
@@ -279,7 +279,7 @@ def test_writers_write_once_what_the_center_is_and_stopping_keeps_the_best(run_k
                                           mode="min", verbose=1),
         ]
         model.fit(*shard(x, y), validation_data=shard(xv, yv), epochs=9, batch_size=8, verbose=1,
-                  callbacks=distribute(callbacks, sync=EASGD(), every_n_batches=2))
+                  callbacks=distribute(callbacks, rule=EASGD(), every_n_batches=2))
         assert len(seen) == 5, len(seen)
         assert (flat(model.get_weights()) == seen[1][1]).all()
         everyone = everyones(seen[-1][1])

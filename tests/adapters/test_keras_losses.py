@@ -75,7 +75,7 @@ def test_what_a_loss_is_divided_by_is_its_weight(run_keras):
                 model = build(keras.optimizers.SGD(0.0), loss)
                 x, y, *weights = data
                 expected = model.evaluate(x, y, 16, sample_weight=weights[0] if weights else None, verbose=0)
-                got = fit(model, shard(*data), 8, distribute(sync=EASGD()))
+                got = fit(model, shard(*data), 8, distribute(rule=EASGD()))
                 np.testing.assert_allclose(got["val_loss"], expected, rtol=2e-6)
         """
     ).require_success()
@@ -133,7 +133,7 @@ def test_a_train_step_and_a_loss_of_the_models_own(run_keras):
             assert abs(flat(alone.get_weights()) - start).max() > 0.05
             assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5
             model = own("sgd", other_arguments)
-            model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(sync=EASGD()))
+            model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute(rule=EASGD()))
         """
     ).require_success()
 
@@ -144,19 +144,18 @@ def test_losses_are_kept_within_a_fit_alone(solo_worker):
 
     losses = BatchLosses()
     losses.add(1.0, 2.0, 3.0)
-    assert losses.count("train", solo_worker) == 0
+    assert losses.count("train") == 0
     losses.begin("train")
     for batch in range(600):
         losses.add(batch, batch % 3, 2)  # every third is masked, and counts as 0
     losses.add(7.0, 5.0, 2, training=False)
-    counts = losses.count("train", solo_worker)
-    assert counts == 600
+    assert losses.count("train") == 600
     mean = sum(batch for batch in range(600) if batch % 3) / 600
-    assert math.isclose(losses.combined("train", solo_worker, "losses", counts), mean)
-    assert losses.count("test", solo_worker) == 0
+    assert math.isclose(losses.combined("train", solo_worker, "losses"), mean)
+    assert losses.count("test") == 0
     losses.end()
     losses.add(1.0, 2.0, 3.0)
-    assert losses.count("train", solo_worker) == 0
+    assert losses.count("train") == 0
 
 
 @needs_keras_3

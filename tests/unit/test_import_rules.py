@@ -55,15 +55,6 @@ STILL_DEEPER = {
         "platoon_base.worker.initial_values",
         "platoon_base.worker.shared_parameters",
     },
-    "keras": {
-        "platoon_base.collectives.base",
-        "platoon_base.collectives.flat",
-        "platoon_base.devices.checks",
-        "platoon_base.theano_ops.noise",
-        "platoon_base.worker.initial_values",
-        "platoon_base.worker.same_data",
-        "platoon_base.worker.shared_parameters",
-    },
 }
 
 # What decides, against what does: sockets, shared memory, processes, frameworks.

@@ -133,7 +133,7 @@ def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
         raise ConfigurationError(
             "got losses that are divided by different numbers (of rows, of tokens that are not masked, of weights, or "
             "none, as sums are), those of layers among them: no average of the workers' gradients is the gradient of "
-            "one process on all their rows; compile with the plain optimizer and a rule, such as sync=EASGD(), or "
+            "one process on all their rows; compile with the plain optimizer and a rule, such as rule=EASGD(), or "
             "give the model one loss"
         )
     names = [term.loss.name for term in terms if term.loss.reduction != "sum" and not _rank(term.values)]

@@ -11,8 +11,7 @@ import numpy as np
 import theano
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce
-from platoon_base.theano_ops.noise import vary_noise
+from platoon_base.theano_ops import all_reduce, vary_noise
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage

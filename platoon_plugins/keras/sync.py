@@ -9,26 +9,37 @@ import keras
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule
-from platoon_base.schedule import STOP_POLICIES, EveryN
+from platoon_base.rules import Rule, require_rule
+from platoon_base.schedule import EveryN, require_policy
 from platoon_base.sharding import shard_seed
-from platoon_base.worker.shared_parameters import ON_NONFINITE
+from platoon_base.worker import require_on_nonfinite
 from platoon_plugins.keras import backends, seeds
-from platoon_plugins.keras.callbacks import hooks_into_batches, in_center, make_first, make_last, saves_in_mid_epoch
-from platoon_plugins.keras.training import Training
+from platoon_plugins.keras.callbacks import (
+    Fits,
+    hooks_into_batches,
+    in_center,
+    make_first,
+    make_last,
+    saves_in_mid_epoch,
+)
+from platoon_plugins.keras.training import Settings
 
-__all__ = ["distribute"]
+__all__ = ["LEADER_ONLY", "distribute"]
 
-# Those that write files or send messages: on one worker only.
 _WRITERS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor")
+LEADER_ONLY: tuple[type, ...] = tuple(
+    getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name)
+)
+"""The callbacks of Keras that write files or send messages."""
 
 
 def distribute(
     callbacks: Iterable[Any] = (),
-    sync: Rule | str | None = "auto",
+    rule: Rule | str | None = "auto",
     every_n_batches: int = 10,
-    stop: str = "any",
     *,
+    policy: str = "any",
+    leader_only: tuple[type, ...] = LEADER_ONLY,
     on_nonfinite: str = "raise",
     worker: Worker | None = None,
 ) -> list[Any]:
@@ -46,26 +57,28 @@ def distribute(
     so EarlyStopping and the like decide alike everywhere. (A metric class of your own says by ``adds_up = True`` that
     its variables are sums over samples.) Weights that a callback sets at an epoch's end are kept by worker and center.
 
-    On all ranks but 0 nothing is printed, and callbacks that write (ModelCheckpoint, OrbaxCheckpoint,
-    BackupAndRestore, CSVLogger, TensorBoard, RemoteMonitor, and what is derived of them) are left out; a writer of
-    your own goes into the list on rank 0 alone: ``[...] + ([Mine()] if connect().global_rank == 0 else [])``. It must
-    not stop training.
+    On all ranks but 0 nothing is printed, and callbacks that write are left out: those of ``leader_only``, and what is
+    derived of them. A writer of your own goes there too: ``leader_only=(*LEADER_ONLY, Mine)``. It must not stop
+    training.
 
     In a job of one, your callbacks are returned as they are.
 
     Parameters
     ----------
     callbacks : list of keras.callbacks.Callback
-    sync : Rule, None or "auto"
-        `EASGD`, `ASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer and ``EASGD()`` for a
-        plain one. It is refused for a plain one that has made steps without a rule, such as that of a loaded model,
-        which may have been distributed.
+    rule : Rule, None or "auto"
+        `EASGD`, `ASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer, and for a plain one
+        `platoon_base.rules.default_rule`, ``EASGD()``. It is refused for a plain one that has made steps without a
+        rule, such as that of a loaded model, which may have been distributed.
     every_n_batches : int
         Batches from one synchronization to the next.
-    stop : {"any", "all", "leader"}
+    policy : {"any", "all", "leader"}
         If a callback sets ``model.stop_training``: end the fit on all workers, once all have, or if rank 0 has. A
         stop at an epoch's end holds after that epoch; one in the middle of an epoch reaches the others within a batch
         or two, synchronous ones all after the same batch.
+    leader_only : tuple of type
+        Callbacks of these classes run on rank 0 only; ``()`` for none. The default are those of Keras that write:
+        ModelCheckpoint, OrbaxCheckpoint, BackupAndRestore, CSVLogger, TensorBoard and RemoteMonitor.
     on_nonfinite : {"raise", "skip", "restore"}
         What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
     worker : Worker, optional
@@ -85,38 +98,36 @@ def distribute(
     Examples
     --------
     >>> model.fit(*shard(x, y), validation_data=shard(xv, yv),                      # doctest: +SKIP
-    ...           callbacks=distribute([EarlyStopping()], sync=EASGD()))
+    ...           callbacks=distribute([EarlyStopping()], rule=EASGD()))
     """
     callbacks = _checked(callbacks)
-    if (
-        sync is not None
-        and sync != "auto"
-        and (isinstance(sync, type) or not callable(getattr(sync, "resolved", None)))
-    ):
-        raise ConfigurationError(f'got sync={sync!r}: pass a rule, such as EASGD() or ASGD(), None or "auto"')
+    if rule is not None and rule != "auto":
+        require_rule(rule)
     EveryN(every_n_batches)
-    if stop not in STOP_POLICIES:
-        raise ConfigurationError(f"got stop={stop!r}: it must be one of {', '.join(STOP_POLICIES)}")
-    if on_nonfinite not in ON_NONFINITE:
-        raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
+    require_policy(policy)
+    if not isinstance(leader_only, tuple) or not all(isinstance(writer, type) for writer in leader_only):
+        raise ConfigurationError(
+            f"got leader_only={leader_only!r}: pass a tuple of classes, such as (ModelCheckpoint,)"
+        )
+    require_on_nonfinite(on_nonfinite)
     backend = backends.current()
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
         return callbacks
-    training = Training(worker, backend, sync, every_n_batches, stop, on_nonfinite)
+    fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite))
     # Alike on all workers, whoever writes: a stop in the middle of an epoch must come to all at the same batch.
     at_batches = backend.watches_batches or any(hooks_into_batches(callback) for callback in callbacks)
     leader = worker.global_rank == 0
     if not leader:
-        callbacks = [callback for callback in callbacks if not _writes(callback)]
+        callbacks = [callback for callback in callbacks if not isinstance(callback, leader_only)]
         backend.seed_early(shard_seed(worker.seed + seeds.fits(), worker.global_rank))
     for callback in callbacks:
         if not leader and hasattr(callback, "verbose"):
             callback.verbose = 0
         if saves_in_mid_epoch(callback):
-            in_center(callback, training)
-    first = make_first(training, backend.watches_batches)
-    return [first, *callbacks, make_last(training, at_batches)]
+            in_center(callback, fits)
+    first = make_first(fits, backend.watches_batches)
+    return [first, *callbacks, make_last(fits, at_batches)]
 
 
 def _checked(callbacks: Any) -> list[Any]:
@@ -130,8 +141,3 @@ def _checked(callbacks: Any) -> list[Any]:
             what = callback.__name__ if isinstance(callback, type) else repr(callback)
             raise ConfigurationError(f"got {what} among the callbacks: pass objects, such as EarlyStopping()")
     return callbacks
-
-
-def _writes(callback: Any) -> bool:
-    writers = tuple(getattr(keras.callbacks, name) for name in _WRITERS if hasattr(keras.callbacks, name))
-    return isinstance(callback, writers)

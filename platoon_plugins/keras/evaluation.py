@@ -1,0 +1,187 @@
+"""What is logged: the metrics and losses of an epoch and of its evaluation, over the data of all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.mode import Mode
+
+__all__ = ["Evaluation"]
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class _Epoch:
+    """What lives for an epoch.
+
+    Attributes
+    ----------
+    number : int
+        Counted from 0.
+    train, test : dict of str to number or array
+        The values over the data of all workers, by the names that Keras logs without ``val_``.
+    someone_evaluates, all_evaluate : bool
+        Whether some worker evaluates after this epoch, and whether all do.
+    """
+
+    number: int
+    train: dict[str, Any] = field(default_factory=dict)
+    test: dict[str, Any] = field(default_factory=dict)
+    someone_evaluates: bool = False
+    all_evaluate: bool = False
+
+
+class Evaluation:
+    """Adds up the states of metrics, and the losses of batches, over the workers; lives for a fit.
+
+    Parameters
+    ----------
+    worker : Worker
+    backend : Backend
+    model : keras.Model
+    average : GradientAverage or None
+        Of the model's optimizer.
+    """
+
+    def __init__(self, worker: Worker, backend: Backend, model: Any, average: Any) -> None:
+        self._worker, self._backend = worker, backend
+        self._losses = backend.watch_losses(model, average)
+        self._metrics = backend.metrics(model)
+        self._epoch = _Epoch(0)
+
+    # Training.
+
+    def epoch_begins(self, number: int) -> None:
+        """Take note of a new epoch, with all metrics just reset."""
+        self._metrics.epoch_begins()
+        self._losses.begin("train")
+        self._epoch = _Epoch(number)
+
+    def batch_ends(self, logs: Mapping[str, Any]) -> None:
+        """Take note of a batch; called on back ends that need it."""
+        self._metrics.train_batch(logs)
+
+    def add_up_training(self, evaluates: bool, changed: Array, mode: Mode) -> Array:
+        """Add up what the batches of an epoch gave; a collective call.
+
+        Parameters
+        ----------
+        evaluates : bool
+            Whether this worker evaluates next.
+        changed : ndarray
+            Added up in the same round trip, see `Statistics.changed`.
+        mode : Mode
+            Is told who takes part, and tells whether the fit is to end.
+
+        Returns
+        -------
+        ndarray
+            The sum of ``changed``.
+
+        Raises
+        ------
+        ConfigurationError
+            If some workers evaluate and others do not.
+        """
+        arrays = [*self._metrics.train_state(), self._batches_with_losses("train"), changed]
+        pairs = {"evaluate": (float(evaluates), 1.0)}
+        summed = self._worker.sum_arrays(f"keras epoch {self._epoch.number}", arrays, pairs)
+        mode.set_participants(summed.ranks)
+        evaluating = summed.pairs["evaluate"][0]
+        self._epoch.someone_evaluates = evaluating > 0
+        self._epoch.all_evaluate = evaluating == len(summed.ranks)
+        if 0 < evaluating < len(summed.ranks):
+            self._require_stop(evaluates, mode)
+        *state, count, total_changed = summed.arrays
+        self._epoch.train = self._results("train", state, count)
+        return total_changed
+
+    def _require_stop(self, evaluates: bool, mode: Mode) -> None:
+        """Raise if some workers evaluate and others do not, and the fit goes on; a collective call."""
+        epoch = self._epoch.number
+        told = self._worker.gather([self._worker.global_rank, evaluates], name=f"keras evaluates {epoch}")
+        if not mode.stops:  # after a stop in the middle of an epoch Keras 2 does not evaluate
+            evaluating = [rank for rank, does in told if does]
+            raise ConfigurationError(
+                f"ranks {evaluating} evaluate after epoch {epoch + 1}, and the other ones of "
+                f"{[rank for rank, _ in told]} do not: pass validation_data, its shard, and the same validation_freq "
+                "to fit on every worker"
+            )
+
+    # Evaluation.
+
+    def test_begins(self) -> None:
+        """Take note of an evaluation."""
+        self._metrics.test_begins()
+        self._losses.begin("test")
+
+    def test_batch_ends(self, logs: Mapping[str, Any]) -> None:
+        """Take note of a batch of an evaluation; called on back ends that need it."""
+        self._metrics.test_batch(logs)
+
+    def test_ends(self, logs: dict[str, Any]) -> None:
+        """Put the values of an evaluation that all workers made into ``logs``; then it is a collective call."""
+        epoch = self._epoch
+        if epoch.all_evaluate:
+            arrays = [*self._metrics.test_state(), self._batches_with_losses("test")]
+            *state, count = self._worker.sum_arrays(f"keras evaluation {epoch.number}", arrays).arrays
+            epoch.test = self._results("test", state, count)
+            logs.update({name: epoch.test[name] for name in logs if name in epoch.test})
+        self._losses.phase = "train"
+
+    # The end of an epoch.
+
+    def fill(self, logs: dict[str, Any]) -> None:
+        """Put the values of all workers into the ``logs`` of an epoch.
+
+        Raises
+        ------
+        ConfigurationError
+            If one of the logs is no metric's.
+        """
+        epoch = self._epoch
+        self._require_known(logs)
+        for name in logs:
+            plain = name[4:] if name.startswith("val_") else name
+            if name in epoch.train:
+                logs[name] = epoch.train[name]
+            elif plain in epoch.test:
+                logs[name] = epoch.test[plain]
+        if epoch.someone_evaluates and not epoch.all_evaluate:
+            # A worker that stopped in the middle of its batches does not evaluate: all of them go without.
+            for name in [name for name in logs if name.startswith("val_")]:
+                del logs[name]
+
+    def end(self) -> None:
+        """Keep nothing of what is trained or evaluated from now on."""
+        self._losses.end()
+
+    def _require_known(self, logs: Mapping[str, Any]) -> None:
+        known = self._epoch.train
+        unknown = sorted(name for name in logs if name not in known and not name.startswith("val_"))
+        if unknown:
+            raise ConfigurationError(
+                f"got {', '.join(map(repr, unknown))} in the logs of an epoch, of which no metric of the model keeps "
+                "track: a value of one worker's last batch cannot be made that of all workers; let train_step update "
+                "a metric (self.metrics) and return its result"
+            )
+
+    def _batches_with_losses(self, phase: str) -> int:
+        self._backend.settle()
+        return self._losses.count(phase)
+
+    def _results(self, phase: str, state: list[Array], count: Array) -> dict[str, Any]:
+        """Return what is logged for the sum of all workers' metrics; all of them call it."""
+        results = self._metrics.results(state)
+        if not count:  # no worker has losses that are no means over rows
+            return results
+        loss = self._losses.combined(phase, self._worker, f"keras {phase} losses {self._epoch.number}")
+        return {**results, "loss": loss} if "loss" in results else results

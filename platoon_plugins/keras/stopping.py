@@ -1,0 +1,76 @@
+"""The end of a fit, which all workers decide together: by votes between batches, and at the end of each epoch."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_base.schedule import votes_suffice
+from platoon_plugins.keras.mode import Mode
+
+__all__ = ["Stopping"]
+
+log = logging.getLogger(__name__)
+
+
+class Stopping:
+    """Turns ``model.stop_training``, which callbacks set on one worker, into a vote; lives for a fit.
+
+    Parameters
+    ----------
+    worker : Worker
+    model : keras.Model
+    mode : Mode
+        Carries the votes that are cast in the middle of an epoch.
+    policy : {"any", "all", "leader"}
+        Whose votes end the fit.
+    """
+
+    def __init__(self, worker: Worker, model: Any, mode: Mode, policy: str) -> None:
+        self._worker, self._model, self._mode, self._policy = worker, model, mode, policy
+        self._voted = self._decided = False
+
+    def batch_begins(self) -> None:
+        """Let Keras stop if the votes suffice."""
+        if self._suffices():
+            self._model.stop_training = True
+
+    def batch_ends(self) -> None:
+        """Make a vote of what the user's callbacks did after a batch, and let Keras stop only if the votes suffice."""
+        if self._model.stop_training and not self._voted:
+            self._vote()
+        self._model.stop_training = self._suffices()
+
+    def epoch_ends(self, epoch: int) -> None:
+        """Decide together, after all callbacks, whether to go on; a collective call."""
+        job_stops = self._worker.should_stop
+        self._voted |= bool(self._model.stop_training) or job_stops
+        mine = [self._worker.global_rank, self._voted, job_stops, self._mode.report()]
+        told = self._worker.gather(mine, name=f"keras vote {epoch}")
+        voters = {rank for rank, voted, *_ in told if voted}
+        suffices = votes_suffice(self._policy, voters, {rank for rank, *_ in told})
+        self._decided = suffices or any(job_stops for _, _, job_stops, _ in told)
+        if self._decided:
+            log.info("the fit ends after epoch %d, by the votes of ranks %s", epoch + 1, sorted(voters))
+        self._mode.take_reports({rank: report for rank, _, _, report in told})
+        self._model.stop_training = self._decided
+
+    def require_decided_together(self) -> None:
+        """Raise if Keras ends the fit, or goes on, against the decision of all workers."""
+        if bool(self._model.stop_training) != self._decided:
+            raise ConfigurationError(
+                "a callback that comes behind those of distribute() has stopped this worker alone: pass all callbacks "
+                "to distribute([...]), which then ends the fit for all workers"
+            )
+
+    def _suffices(self) -> bool:
+        """Tell whether the votes suffice in the middle of an epoch; a job that stops counts as a vote."""
+        if self._worker.should_stop and not self._voted:
+            self._vote()
+        return self._mode.stops
+
+    def _vote(self) -> None:
+        self._voted = True
+        self._mode.vote()
