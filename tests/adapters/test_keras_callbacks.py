@@ -3,16 +3,9 @@
 import importlib.util
 
 import pytest
-
-from platoon_base import compat
-
-compat.apply()
-keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+from keras_here import needs_keras_3
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
-
-KERAS_2 = keras.__version__.startswith("2.")
-needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
 
 
 def needs(package):

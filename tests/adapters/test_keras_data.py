@@ -6,11 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-
-from platoon_base import compat
-
-compat.apply()
-keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+from keras_here import KERAS_2, keras
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
@@ -28,7 +24,6 @@ from platoon_plugins.keras import (
 
 pytestmark = pytest.mark.keras
 
-KERAS_2 = keras.__version__.startswith("2.")
 Base = keras.utils.Sequence if KERAS_2 else keras.utils.PyDataset
 
 

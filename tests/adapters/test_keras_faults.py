@@ -4,15 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
-
-from platoon_base import compat
-
-compat.apply()
-keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+from keras_here import KERAS_2, keras
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
-
-KERAS_2 = keras.__version__.startswith("2.")
 
 
 @pytest.mark.slow

@@ -1,18 +1,12 @@
 """What the optimizers and trainers of Keras 3 can do, on several workers as in one process with larger batches."""
 
 import pytest
-
-from platoon_base import compat
-
-compat.apply()
-keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv-keras3, .venv-tf")
+from keras_here import needs_keras_3
 
 pytestmark = [
     pytest.mark.keras,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(
-        keras.__version__.startswith("2."), reason="Keras 2 has none of this: run it in .venv-keras3 (make test)"
-    ),
+    needs_keras_3,
 ]
 
 
@@ -26,27 +20,9 @@ def test_options_of_optimizers_and_fit_equal_one_process(run_keras):
         decay = optimizers.schedules.PolynomialDecay(0.5, decay_steps=12, end_learning_rate=0.0)
         backend = keras.backend.backend()
 
-        class Own(keras.Sequential):
-            if backend == "torch":
-                def train_step(self, data):
-                    inputs, targets = data
-                    self.zero_grad()
-                    loss = keras.ops.mean(keras.ops.square(self(inputs, training=True) - targets))
-                    loss.backward()
-                    weights = list(self.trainable_weights)
-                    with __import__("torch").no_grad():
-                        self.optimizer.apply([weight.value.grad for weight in weights], weights)
-                    self._loss_tracker.update_state(loss)
-                    return {"loss": self._loss_tracker.result()}
-            elif backend == "tensorflow":
-                def train_step(self, data):
-                    import tensorflow as tf
-                    inputs, targets = data
-                    with tf.GradientTape() as tape:
-                        loss = keras.ops.mean(keras.ops.square(self(inputs, training=True) - targets))
-                    self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
-                    self._loss_tracker.update_state(loss)
-                    return {"loss": self._loss_tracker.result()}
+        class Own(OwnStep, keras.Sequential):
+            def loss_of(self, inputs, targets):
+                return keras.ops.mean(keras.ops.square(self(inputs, training=True) - targets))
 
         def own(optimizer):
             keras.utils.set_random_seed(5)

@@ -5,16 +5,9 @@ import subprocess
 import sys
 
 import pytest
-
-from platoon_base import compat
-
-compat.apply()
-keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+from keras_here import KERAS_2, needs_keras_3
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
-
-KERAS_2 = keras.__version__.startswith("2.")
-needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
 
 
 def test_workers_with_averaged_gradients_equal_one_process_with_larger_batches(run_keras):

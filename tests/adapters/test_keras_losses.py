@@ -6,16 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-
-from platoon_base import compat
-
-compat.apply()
-keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+from keras_here import keras, needs_keras_3
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
-
-KERAS_2 = keras.__version__.startswith("2.")
-needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
 
 
 def test_what_a_loss_is_divided_by_is_its_weight(run_keras):
@@ -86,32 +79,11 @@ def test_a_train_step_and_a_loss_of_the_models_own(run_keras):
     """They may call compute_loss without x, and give it other arguments; batches count by their rows."""
     run_keras(
         """
-        backend = keras.backend.backend()
-
         def own(optimizer, other_arguments):
-            class Own(keras.Sequential):
+            class Own(OwnStep, keras.Sequential):
                 def loss_of(self, x, y):
                     y_pred = self(x, training=True)
                     return self.compute_loss(y, y_pred) if other_arguments else self.compute_loss(y=y, y_pred=y_pred)
-
-                if backend == "torch":
-                    def train_step(self, data):
-                        self.zero_grad()
-                        loss = self.loss_of(*data[:2])
-                        loss.backward()
-                        weights = list(self.trainable_weights)
-                        with __import__("torch").no_grad():
-                            self.optimizer.apply([weight.value.grad for weight in weights], weights)
-                        self._loss_tracker.update_state(loss)
-                        return {"loss": self._loss_tracker.result()}
-                elif backend == "tensorflow":
-                    def train_step(self, data):
-                        import tensorflow as tf
-                        with tf.GradientTape() as tape:
-                            loss = self.loss_of(*data[:2])
-                        self.optimizer.apply(tape.gradient(loss, self.trainable_weights), self.trainable_weights)
-                        self._loss_tracker.update_state(loss)
-                        return {"loss": self._loss_tracker.result()}
 
                 if other_arguments:
                     def compute_loss(self, *tensors):

@@ -10,6 +10,8 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 
 import lasagne
 import theano.tensor as T
+from lasagne_rules import RULES, WITH_GRADIENTS
+from saved_arrays import load
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import solo
@@ -18,42 +20,6 @@ from platoon_plugins.lasagne import all_reduce_grads, iterate_minibatches
 
 pytestmark = pytest.mark.theano
 
-RULES = """
-import lasagne
-
-def constrained(grads, params):
-    return lasagne.updates.sgd(lasagne.updates.total_norm_constraint(grads, 0.5), params, 0.1)
-
-def norm_constrained(grads, params):
-    updates = lasagne.updates.sgd(grads, params, 0.1)
-    updates[params[0]] = lasagne.updates.norm_constraint(updates[params[0]], 0.9)
-    return updates
-
-def with_momentum(grads, params):
-    return lasagne.updates.apply_momentum(lasagne.updates.sgd(grads, params, 0.1), params)
-
-def with_nesterov_momentum(grads, params):
-    return lasagne.updates.apply_nesterov_momentum(lasagne.updates.rmsprop(grads, params, 0.1), params)
-
-RULES = {
-    "sgd": lambda g, p: lasagne.updates.sgd(g, p, 0.1),
-    "momentum": lambda g, p: lasagne.updates.momentum(g, p, 0.1),
-    "nesterov_momentum": lambda g, p: lasagne.updates.nesterov_momentum(g, p, 0.1),
-    "adagrad": lambda g, p: lasagne.updates.adagrad(g, p, 0.1),
-    "rmsprop": lambda g, p: lasagne.updates.rmsprop(g, p, 0.1),
-    "adadelta": lambda g, p: lasagne.updates.adadelta(g, p),
-    "adam": lambda g, p: lasagne.updates.adam(g, p, 0.1),
-    "total_norm_constraint": constrained,
-    "norm_constraint": norm_constrained,
-    "apply_momentum": with_momentum,
-    "apply_nesterov_momentum": with_nesterov_momentum,
-}
-for later in sorted({"adamax", "amsgrad"} & set(lasagne.updates.__all__)):  # of other versions of Lasagne
-    RULES[later] = lambda g, p, rule=getattr(lasagne.updates, later): rule(g, p, 0.1)
-"""
-scope = {}
-exec(RULES, scope)
-RULE_FUNCTIONS = scope["RULES"]
 
 EVERY_RULE = """
 import sys
@@ -63,6 +29,7 @@ import theano
 import theano.tensor as T
 from platoon_base import connect
 from platoon_base.theano_ops.base import JobOp
+from lasagne_rules import RULES, WITH_GRADIENTS
 
 worker = connect()
 rank, size = worker.global_rank, worker.global_size
@@ -76,9 +43,10 @@ x = T.fmatrix("x")
 def loss_of(params):
     return T.sqr(T.tanh(T.dot(x, params[0]) + params[1]) - 0.3).mean()
 
+rules = {**RULES, **WITH_GRADIENTS}
 together, reference, updates_of_all = {}, {}, []
 steps = []
-for name, rule in RULES.items():
+for name, rule in rules.items():
     # The other workers begin elsewhere, until the graph is built.
     params = together[name] = make_params(3 + rank)
     loss = loss_of(params)
@@ -98,7 +66,7 @@ for batch in data:
         step(batch[mine])
     alone(batch)
 seen = {}
-for name in RULES:
+for name in rules:
     start = make_params(3)
     for ours, theirs, first in zip(together[name], reference[name], start):
         moved = abs(theirs.get_value() - first.get_value()).max()
@@ -109,22 +77,17 @@ np.savez(f"{sys.argv[1]}/{rank}.npz", **seen)
 """
 
 
-def load(path):
-    with np.load(path) as file:
-        return dict(file)
-
-
 @pytest.mark.slow
 def test_n_workers_with_b_rows_are_one_process_with_n_b_rows_under_every_rule(run_job, tmp_path):
-    run_job(RULES + EVERY_RULE).require_success()
+    run_job(EVERY_RULE).require_success()
     first, second = (load(tmp_path / f"{rank}.npz") for rank in range(2))
-    assert len(first) == 2 * len(RULE_FUNCTIONS)
+    assert len(first) == 2 * len({**RULES, **WITH_GRADIENTS})
     for name, value in first.items():
         assert value.tobytes() == second[name].tobytes(), name
 
 
 def test_no_function_of_lasagne_is_forgotten():
-    assert set(lasagne.updates.__all__) == set(RULE_FUNCTIONS)
+    assert set(lasagne.updates.__all__) == {*RULES, *WITH_GRADIENTS}
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 
 import lasagne
 import numpy as np
+from saved_arrays import load
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.lasagne import EASGD, all_reduce_grads, sync_updates
@@ -209,8 +210,7 @@ def test_with_a_seed_of_the_script_masks_differ_by_rank_and_weights_do_not(run_l
     for name, text, workers in (("plain", "lasagne.updates.sgd(loss, params, 0.1)", 1), ("ours", updates, 3)):
         run_lasagne(MASKS.format(updates=text, way=name), workers).require_success()
         for rank in range(workers):
-            with np.load(tmp_path / f"{rank} {name}.npz") as file:
-                found[name, rank] = dict(file)
+            found[name, rank] = load(tmp_path / f"{rank} {name}.npz")
     for rank in range(3):
         np.testing.assert_array_equal(found["ours", rank]["start"], found["plain", 0]["start"])
     np.testing.assert_array_equal(found["ours", 0]["drawn"], found["plain", 0]["drawn"])

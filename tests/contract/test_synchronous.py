@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from saved_arrays import load
+from synchronous_by_hand import FORMS, by_hand
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import solo
@@ -21,12 +23,9 @@ import numpy as np
 from platoon_base import connect
 from platoon_base.rules.synchronous import average_sgd, downpour, easgd, sum_sgd
 from platoon_base.worker.flat_all_reduce import FlatAllReduce
+from synchronous_by_hand import FORMS, draw
 
 SHAPES = [(3, 4), (), (70_000,), (0, 2)]
-
-def draw(seed):
-    rng = np.random.RandomState(seed)
-    return [np.asarray(rng.randn(*shape), dtype) for shape, dtype in zip(SHAPES, ["f4", "f8", "f4", "f4"])]
 
 def note(name, arrays):
     seen.update({f"{name} {i}": np.array(a) for i, a in enumerate(arrays)})
@@ -34,10 +33,10 @@ def note(name, arrays):
 with connect() as worker:
     rank, seen = worker.global_rank, {}
     reduce = FlatAllReduce(worker)
-    for form in ("easgd", "downpour", "downpour mean", "sum", "average"):
-        x, c, u = draw(rank), draw(99), draw(rank + 20)
+    for form in FORMS:
+        x, c, u = (draw(seed, SHAPES) for seed in (rank, 99, rank + 20))
         for step in range(5):
-            moves = draw(1000 * rank + step)
+            moves = draw(1000 * rank + step, SHAPES)
             for a, b, move in zip(x, u, moves):
                 a += move
                 b += move
@@ -55,48 +54,12 @@ with connect() as worker:
 """
 
 
-def draw(seed):
-    rng = np.random.RandomState(seed)
-    return [np.asarray(rng.randn(*shape), dtype) for shape, dtype in zip(SHAPES, ["f4", "f8", "f4", "f4"])]
-
-
-def load(path):
-    with np.load(path) as file:
-        return dict(file)
-
-
-def by_hand(form, size, steps=STEPS):
-    """Yield x of all workers, c, and u of all workers after each step, in float64."""
-
-    def wide(seeds):
-        return [[a.astype("f8") for a in draw(seed)] for seed in seeds]
-
-    x, (c,), u = wide(range(size)), wide([99]), wide(range(20, 20 + size))
-    n = range(len(c))
-    for step in range(steps):
-        moves = wide(1000 * rank + step for rank in range(size))
-        x = [[a + m for a, m in zip(*pair)] for pair in zip(x, moves)]
-        u = [[a + m for a, m in zip(*pair)] for pair in zip(u, moves)]
-        if form == "easgd":
-            alpha = 0.2 + 0.01 * step
-            d = [[alpha * (xi[i] - c[i]) for i in n] for xi in x]
-            x = [[xi[i] - di[i] for i in n] for xi, di in zip(x, d)]
-            c = [c[i] + sum(di[i] for di in d) for i in n]
-        else:
-            total = [sum(ui[i] for ui in u) / (size if form in ("average", "downpour mean") else 1) for i in n]
-            u = [total] * size
-            if form.startswith("downpour"):
-                c = [c[i] + total[i] for i in n]
-                x, u = [c] * size, [[0 * t for t in total]] * size
-        yield x, c, u
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
     run_job(TRAIN, workers=size).require_success()
     seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(size)]
-    for form in ("easgd", "downpour", "downpour mean", "sum", "average"):
-        for step, (x, c, u) in enumerate(by_hand(form, size)):
+    for form in FORMS:
+        for step, (x, c, u) in enumerate(by_hand(form, size, STEPS, SHAPES)):
             for rank in range(size):
                 for name, expected in (("x", x[rank]), ("c", c), ("u", u[rank])):
                     for i, value in enumerate(expected):

@@ -147,12 +147,6 @@ def controller():
     return Controller()
 
 
-def require_failure(reply, kind, *words):
-    assert isinstance(reply, msg.Failure), reply
-    assert reply.kind == kind
-    assert all(word in reply.message for word in words), reply.message
-
-
 def whole(step):
     """Return the message that a padded step stands for."""
     return step.body + step.body[-1:] * (msg.MAX_BYTES + 8 - step.argument - len(step.body))

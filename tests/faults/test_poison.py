@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 import pytest
+from saved_arrays import load
 
 from platoon_base import ASGD, EASGD
 from platoon_base.centers import host_kernels as kernels
@@ -163,10 +164,7 @@ def test_the_rest_is_synchronized_as_if_the_poison_were_not_there(run_job, tmp_p
     outcome = run_job(
         TRAIN, args=[repr(rule), policy, "numpy" if kernel else "c"], environment=kernel
     ).require_success()
-    seen = []
-    for rank in range(2):
-        with np.load(tmp_path / f"seen{rank}.npz") as file:
-            seen.append(dict(file))
+    seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(2)]
 
     expected_texts = []
     for number, (dtype, name, locked) in enumerate(ROUNDS):
@@ -482,10 +480,7 @@ def test_synchronous_rules_show_what_is_not_finite_to_all_in_the_same_step(run_j
         workers=3,
         environment=kernel,
     ).require_success()
-    seen = []
-    for rank in range(3):
-        with np.load(tmp_path / f"seen{rank}.npz") as file:
-            seen.append(dict(file))
+    seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(3)]
     assert len(seen[0]) == 4 * 3 * 3
     for name, array in seen[0].items():
         for other in seen[1:]:

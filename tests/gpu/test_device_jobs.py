@@ -23,7 +23,7 @@ on_cuda = pytest.mark.skipif(bool(WHY_NOT), reason=f"needs two CUDA devices (REA
 
 HEAD = """
 import os, signal, sys, time
-os.environ["POCL_CACHE_DIR"] = os.path.join(sys.argv[1], "pocl" + os.environ["PLATOON_RANK"])  # sharing it may crash
+import own_pocl_cache
 import numpy as np
 import pygpu
 from pygpu import gpuarray

@@ -20,9 +20,7 @@ HEADER = """
 import os
 import sys
 os.environ["THEANO_FLAGS"] += ",force_device=True,floatX=float32"
-# Two processes that compile a kernel into one folder at the same moment may load what is half written, and crash.
-os.environ["POCL_CACHE_DIR"] = os.path.join(sys.argv[1], "pocl" + os.environ["PLATOON_RANK"])
-os.makedirs(os.environ["POCL_CACHE_DIR"], exist_ok=True)
+import own_pocl_cache
 import numpy as np
 import theano
 import theano.tensor as T

@@ -4,10 +4,7 @@
 import os
 import sys
 
-if os.environ.get("PLATOON_DEVICE", "").startswith("opencl"):
-    os.environ["POCL_CACHE_DIR"] = os.path.join(
-        sys.argv[1], "pocl" + os.environ["PLATOON_RANK"]
-    )  # sharing it may crash
+import own_pocl_cache
 import numpy as np
 from platoon_plugins.blocks import (
     ASGD,

@@ -1,6 +1,19 @@
-"""Another call after so many instructions of one, as a signal handler makes it, or Ctrl-C."""
+"""Calls in the midst of another call: as a signal handler or Ctrl-C makes them, or as another process looks."""
 
+import contextlib
 import sys
+
+__all__ = ["at_each_instruction", "at_instruction"]
+
+
+@contextlib.contextmanager
+def _tracing(trace):
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
 
 
 def at_instruction(number, call, then, where="platoon_base"):
@@ -21,10 +34,18 @@ def at_instruction(number, call, then, where="platoon_base"):
                 then()
         return count
 
-    before = sys.gettrace()
-    sys.settrace(count)
-    try:
+    with _tracing(count):
         call()
-    finally:
-        sys.settrace(before)
     return left <= 0
+
+
+def at_each_instruction(call, look):
+    """Make a call, and another before each of its instructions, as another process may look at any moment."""
+
+    def trace(frame, event, arg):
+        frame.f_trace_opcodes = True
+        look()
+        return trace
+
+    with _tracing(trace):
+        call()

@@ -1,6 +1,5 @@
 """The benchmarks that others are meant to run, in a small form."""
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -8,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from needing import needs_theano
 
 from platoon_base import compat
 
@@ -15,13 +15,6 @@ compat.apply()
 
 pytestmark = pytest.mark.slow
 
-
-def _needs(mark, module, reason):
-    skip = pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=reason)
-    return lambda test: getattr(pytest.mark, mark)(skip(test))
-
-
-needs_theano = _needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
 # One back end is enough for a script, and half a minute.
 needs_torch = pytest.mark.skipif(
     os.environ.get("KERAS_BACKEND") != "torch", reason="needs Keras on torch: `make test` runs this in .venv-keras3"

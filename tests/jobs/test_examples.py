@@ -1,6 +1,5 @@
 """Each example, run as its users run it, with fewer epochs."""
 
-import importlib.util
 import json
 import re
 import subprocess
@@ -9,6 +8,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from needing import needs, needs_theano
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 README = EXAMPLES.parent / "README.md"
@@ -16,16 +16,8 @@ BLOCKS_TIMEOUT_S = 280  # with an empty compile directory the LSTM takes two min
 # Makes Keras 2.3.1 importable on Python 3.11, which a script without this package has to see to by itself.
 PREPARE = "from platoon_base import compat; compat.apply(); "
 
-
-def _needs(mark, module, reason):
-    """Return a decorator: the mark, and the reason to skip without the module, which is not imported here."""
-    skip = pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=reason)
-    return lambda test: getattr(pytest.mark, mark)(skip(test))
-
-
-needs_theano = _needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
-needs_keras = _needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
-needs_blocks = _needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
+needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
+needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 
 @needs_theano

@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from saved_arrays import load
+from synchronous_by_hand import FORMS, by_hand
 
 from platoon_base import compat
 
@@ -18,7 +20,7 @@ from platoon_base.platoon_api import global_dynamics, ops
 pytestmark = pytest.mark.theano
 
 STEPS = 4
-FORMS = ["easgd", "downpour", "downpour mean", "sum", "average"]
+SHAPES = [(3, 4), (), (5,)]
 
 TRAIN = """
 import sys
@@ -27,21 +29,18 @@ import theano
 from platoon_base import connect
 from platoon_base.platoon_api.global_dynamics import EASGD, SGD, AverageSGD, Downpour, SumSGD
 from platoon_base.theano_ops.base import JobOp
+from synchronous_by_hand import FORMS, draw
 
 SHAPES = [(3, 4), (), (5,)]
-
-def draw(seed):
-    rng = np.random.RandomState(seed)
-    return [np.asarray(rng.randn(*shape), dtype) for shape, dtype in zip(SHAPES, ["f4", "f8", "f4"])]
 
 def shared(values):
     return [theano.shared(value, name=f"v{i}") for i, value in enumerate(values)]
 
 worker = connect()
 rank, size, seen = worker.global_rank, worker.global_size, {}
-for form in ("easgd", "downpour", "downpour mean", "sum", "average"):
+for form in FORMS:
     # The center of the other workers is another one until the rule is made.
-    x, c, u = shared(draw(rank)), shared(draw(99 + rank)), shared(draw(rank + 20))
+    x, c, u = (shared(draw(seed, SHAPES)) for seed in (rank, 99 + rank, rank + 20))
     if form == "easgd":
         rule = EASGD(worker)
         rule.make_rule(x, c, 0.2)
@@ -57,7 +56,7 @@ for form in ("easgd", "downpour", "downpour mean", "sum", "average"):
     nodes = [n for n in rule.function.maker.fgraph.toposort() if isinstance(n.op, JobOp)]
     assert len(nodes) == 1, nodes
     for step in range(4):
-        for a, b, move in zip(x, u, draw(1000 * rank + step)):
+        for a, b, move in zip(x, u, draw(1000 * rank + step, SHAPES)):
             a.set_value(a.get_value() + move)
             b.set_value(b.get_value() + move)
         if form == "easgd":
@@ -75,41 +74,12 @@ np.savez(f"{sys.argv[1]}/seen{rank}.npz", **seen)
 """
 
 
-def draw(seed):
-    rng = np.random.RandomState(seed)
-    return [np.asarray(rng.randn(*s), d).astype("f8") for s, d in zip([(3, 4), (), (5,)], ["f4", "f8", "f4"])]
-
-
-def by_hand(form, size):
-    """Yield x of all workers, c, and u of all workers after each step."""
-    x, c, u = [draw(rank) for rank in range(size)], draw(99), [draw(rank + 20) for rank in range(size)]
-    n = range(len(c))
-    for step in range(STEPS):
-        moves = [draw(1000 * rank + step) for rank in range(size)]
-        x = [[a + m for a, m in zip(*pair)] for pair in zip(x, moves)]
-        u = [[a + m for a, m in zip(*pair)] for pair in zip(u, moves)]
-        if form == "easgd":
-            d = [[(0.2 + 0.01 * step) * (xi[i] - c[i]) for i in n] for xi in x]
-            x = [[xi[i] - di[i] for i in n] for xi, di in zip(x, d)]
-            c = [c[i] + sum(di[i] for di in d) for i in n]
-        else:
-            total = [sum(ui[i] for ui in u) / (size if form in ("average", "downpour mean") else 1) for i in n]
-            u = [total] * size
-            if form.startswith("downpour"):
-                c = [c[i] + total[i] for i in n]
-                x, u = [c] * size, [[0 * t for t in total]] * size
-        yield x, c, u
-
-
 @pytest.mark.parametrize("size", [2, 3])
 def test_every_rule_does_what_its_equations_say(run_job, tmp_path, size):
     run_job(TRAIN, workers=size).require_success()
-    seen = []
-    for rank in range(size):
-        with np.load(tmp_path / f"seen{rank}.npz") as file:
-            seen.append(dict(file))
+    seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(size)]
     for form in FORMS:
-        for step, (x, c, u) in enumerate(by_hand(form, size)):
+        for step, (x, c, u) in enumerate(by_hand(form, size, STEPS, SHAPES)):
             for rank in range(size):
                 for name, expected in (("x", x[rank]), ("c", c), ("u", u[rank])):
                     if name == "c" and form in ("sum", "average"):

@@ -1,12 +1,12 @@
 """How a center is dealt out to devices, and the directory in shared memory: against plain counting."""
 
 import os
-import sys
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from interrupting import at_each_instruction
 
 from platoon_base.centers.device_directory import FINAL, NOBODY, DeviceDirectory, DirectoryLayout
 from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, split_word, tile_table
@@ -140,17 +140,7 @@ def test_a_reader_between_the_writes_of_an_owner_takes_no_torn_entry(directories
     writer.publish(1, 5, b"a" * 64)
     seen = set()
 
-    def look(frame, event, arg):
-        frame.f_trace_opcodes = True
-        seen.add(reader.entry(1))
-        return look
-
-    before = sys.gettrace()
-    sys.settrace(look)
-    try:
-        writer.publish(1, 7, b"b" * 64)
-    finally:
-        sys.settrace(before)
+    at_each_instruction(lambda: writer.publish(1, 7, b"b" * 64), lambda: seen.add(reader.entry(1)))
     assert {entry for entry in seen if entry.owner != NOBODY} == owners
     assert reader.entry(1) == (2, 7, b"b" * 64)
 
@@ -159,21 +149,14 @@ def test_an_entry_whose_writer_died_is_nobodys_until_the_next_owner_writes_it(di
     class Died(BaseException):
         pass
 
-    def die(frame, event, arg):
-        frame.f_trace_opcodes = True
-        if frame.f_code.co_name == "publish" and reader.entry(1).owner == NOBODY:
+    def die():
+        if reader.entry(1).owner == NOBODY:
             raise Died
-        return die
 
     writer, reader = directories
     writer.publish(1, 5, b"a" * 64)
-    before = sys.gettrace()
-    sys.settrace(die)
-    try:
-        with pytest.raises(Died):
-            writer.publish(1, 7, b"b" * 64)
-    finally:
-        sys.settrace(before)
+    with pytest.raises(Died):
+        at_each_instruction(lambda: writer.publish(1, 7, b"b" * 64), die)
     assert reader.entry(1)[:2] == (1, NOBODY)
     reader.publish(1, 6, b"c" * 64)
     assert reader.entry(1) == writer.entry(1) == (2, 6, b"c" * 64)

@@ -2,10 +2,10 @@
 
 import itertools
 import math
-import sys
 import threading
 
 import pytest
+from interrupting import at_each_instruction
 
 from platoon_base.errors import ProtocolError
 from platoon_base.sharding import Position
@@ -164,17 +164,7 @@ def test_a_row_that_is_started_again_has_its_position_at_every_moment(job_state,
     job_state.start_row(1, position)
     seen = set()
 
-    def look(frame, event, arg):
-        frame.f_trace_opcodes = True
-        seen.add(others.position(1))
-        return look
-
-    before = sys.gettrace()
-    sys.settrace(look)
-    try:
-        job_state.start_row(1, position)
-    finally:
-        sys.settrace(before)
+    at_each_instruction(lambda: job_state.start_row(1, position), lambda: seen.add(others.position(1)))
     assert seen == {position}
     assert job_state.progress(1)[:3] == (3, 340, 0)
     assert job_state.progress(1).steps_before_start == 340

@@ -1,0 +1,16 @@
+"""Marks of tests that start processes with packages which may not be here; nothing is imported to find out."""
+
+import importlib.util
+
+import pytest
+
+__all__ = ["needs", "needs_theano"]
+
+
+def needs(mark, module, reason):
+    """Return a decorator that gives a test a mark, and skips it for this reason where the module is missing."""
+    skip = pytest.mark.skipif(importlib.util.find_spec(module) is None, reason=reason)
+    return lambda test: getattr(pytest.mark, mark)(skip(test))
+
+
+needs_theano = needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
