@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from asking import require_failure
 from fuzz_messages import (
     CORPUS,
     HUGE,

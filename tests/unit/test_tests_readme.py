@@ -1,0 +1,68 @@
+"""The table of tests/README.md: it names what exists, each file of the library and each file of tests."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.base
+
+TESTS = Path(__file__).parents[1]
+ROOT = TESTS.parent
+LIBRARY = ("platoon_base", "platoon_plugins")
+ROW = re.compile(r"^\| (`.*`.*?) \| (.*) \|$", re.MULTILINE)
+NAME = re.compile(r"`([^`]+)`")
+
+
+def rows(text):
+    """Return a pair of lists for each row: names of code (those of folders end with a slash) and names of tests."""
+    return [(NAME.findall(code), NAME.findall(tests)) for code, tests in ROW.findall(text)]
+
+
+def uncovered(paths, code):
+    """List the paths that are neither named nor in a folder that is."""
+    folders = tuple(name for name in code if name.endswith("/"))
+    return [path for path in paths if path not in code and not path.startswith(folders)]
+
+
+TABLE = rows((TESTS / "README.md").read_text())
+CODE = [name for code, _ in TABLE for name in code]
+NAMED_TESTS = {name for _, tests in TABLE for name in tests}
+
+
+def test_rows_and_what_they_leave_out_are_seen():
+    text = (
+        "| code | tests |\n|---|---|\n| `a/`, `b.py` | `unit/test_a.py`; more: `jobs/test_b.py` |\n\n`c.py` is none.\n"
+    )
+    assert rows(text) == [(["a/", "b.py"], ["unit/test_a.py", "jobs/test_b.py"])]
+    assert uncovered(["a/x.py", "b.py", "ab.py", "c/a/x.py"], ["a/", "b.py"]) == ["ab.py", "c/a/x.py"]
+
+
+def test_what_the_table_names_exists():
+    assert [name for name in CODE if not (ROOT / name).exists()] == []
+    assert [name for name in sorted(NAMED_TESTS) if not (TESTS / name).is_file()] == []
+    assert [name for name in CODE if name.endswith("/") != (ROOT / name).is_dir()] == []
+
+
+def test_every_row_leads_to_a_test_and_no_row_is_a_whole_package():
+    assert [code for code, tests in TABLE if not tests] == []
+    assert {f"{package}/" for package in LIBRARY}.isdisjoint(CODE)
+    assert len(set(CODE)) == len(CODE)
+
+
+def test_every_file_of_the_library_has_a_row():
+    files = [path for package in LIBRARY for end in ("py", "c", "h") for path in (ROOT / package).rglob(f"*.{end}")]
+    assert len(files) > 100
+    assert uncovered(sorted(path.relative_to(ROOT).as_posix() for path in files), CODE) == []
+
+
+def test_every_file_of_tests_is_named():
+    files = {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")}
+    assert len(files) > 50
+    assert sorted(files - NAMED_TESTS) == []
+
+
+def test_every_folder_of_tests_is_described():
+    text = (TESTS / "README.md").read_text()
+    folders = {path.name for path in TESTS.iterdir() if path.is_dir() and not path.name.startswith(("_", "."))}
+    assert {name for name in folders if f"\n* `{name}` " not in text} == set()
