@@ -55,16 +55,6 @@ NOT_YET = {
         "StopTogether: policy by position",
         "AllReduceGradients: average by position",
     },
-    "keras": {
-        "no sync.py",
-        "distribute is not in sync.py",
-        "DistributedOptimizer is not in gradients.py",
-        "no evaluation.py",
-        "no stopping.py",
-        "distribute: sync instead of rule",
-        "distribute: stop instead of policy",
-        "distribute has no rule",
-    },
 }
 OTHER_WORDS = {
     "sync": "rule",
