@@ -1,4 +1,4 @@
-"""What every channel offers to the worker and to the controller."""
+"""The two ends of every channel: the worker's and the controller's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Received(NamedTuple):
     peer : bytes
         Which connection it came from.
     request_id : bytes
-        To be sent back with the answer; empty if what arrived was not even framed as a request.
+        To be sent back with the answer; empty if the message was not even framed as a request.
     data : bytes
         The encoded message.
     """

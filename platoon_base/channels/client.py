@@ -47,7 +47,7 @@ class ControlClient:
         self._left = False
 
     def ask(self, request: msg.Request | msg.CollectiveCall, expected: type[T], timeout_s: float) -> T:
-        """Send a request and return its answer, of the type expected; a refusal is raised as what it says it is."""
+        """Send a request and return its answer, of the type expected; raise a refusal as the error that it names."""
         reply = decode_reply(self._channel.request(encode(request), timeout_s))
         if isinstance(reply, msg.Failure):
             if self._left and not isinstance(request, msg.Leave):

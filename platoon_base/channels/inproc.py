@@ -23,14 +23,14 @@ _NEED_NO_ANSWER = (msg.StopVote, msg.Report, msg.Keep, msg.Withdraw, msg.Leave)
 
 
 class InprocHub:
-    """A controller's decisions inside this process: each request is treated in the thread that makes it."""
+    """A controller's decisions inside this process: each request is handled in the thread that makes it."""
 
     def __init__(self, coordinator: Coordinator, job_state: JobState, handler: UserHandler | None = None) -> None:
         self.closed = False
         self._coordinator = coordinator
         self._todo: collections.deque[Received | None] = collections.deque()
         self._lock = threading.RLock()
-        self._treating = False  # a request, in the thread that has the lock
+        self._handling = False  # a request, in the thread that has the lock
         self._peers = itertools.count()
         self._answers: dict[bytes, queue.SimpleQueue[tuple[bytes, bytes]]] = {}
         self._server = ControlServer(coordinator, job_state, self._deliver, handler)
@@ -42,7 +42,7 @@ class InprocHub:
         return InprocClient(self, peer, self._answers[peer])
 
     def receive(self, received: Received) -> None:
-        """Treat one request; while another is treated, whoever does so treats this one next."""
+        """Handle one request; while another thread handles one, that thread handles this one next."""
         self._todo.append(received)
         self._work()
 
@@ -53,30 +53,30 @@ class InprocHub:
 
     @property
     def interrupted(self) -> bool:
-        """Whether this is a signal handler that interrupted the treatment of a request: it gets no answer itself."""
+        """Whether this is a signal handler that interrupted the handling of a request: it gets no answer itself."""
         mine = self._lock.acquire(blocking=False)
         try:
-            return mine and self._treating
+            return mine and self._handling
         finally:
             if mine:
                 self._lock.release()
 
     def _work(self) -> None:
-        """Treat what there is, unless another thread is about it, or this one is and a signal handler interrupts it."""
+        """Handle all requests, unless another thread does, or this signal handler has interrupted their handling."""
         while self._todo and self._lock.acquire(blocking=False):
             try:
-                if self._treating:
+                if self._handling:
                     return
-                self._treating = True
+                self._handling = True
                 try:
                     while self._todo:
-                        self._treat(self._todo.popleft())
+                        self._handle(self._todo.popleft())
                 finally:
-                    self._treating = False
+                    self._handling = False
             finally:
                 self._lock.release()
 
-    def _treat(self, received: Received | None) -> None:
+    def _handle(self, received: Received | None) -> None:
         now = time.monotonic()
         if received is None:
             self._server.carry_out(self._coordinator.tick(now))
@@ -100,7 +100,7 @@ class InprocClient:
         self._peer = peer
         self._answers = answers
         self._ids = itertools.count(1)
-        self._awaited: dict[bytes, bytes] = {}  # by whoever asked: another thread may take an answer from the queue
+        self._awaited: dict[bytes, bytes] = {}  # by request: another thread may take an answer from the queue
         self._closed = False
 
     def request(self, data: bytes, timeout_s: float) -> bytes:
@@ -123,7 +123,7 @@ class InprocClient:
             del self._awaited[request_id]
 
     def _take_answer(self, deadline: float) -> bool:
-        """Take an answer from the queue, for whoever it is; False if none came for a moment."""
+        """Take an answer to any request from the queue; False if none came for a moment."""
         try:
             answer_id, answer = self._answers.get(timeout=max(0.0, min(_LOOK_S, deadline - time.monotonic())))
         except queue.Empty:
@@ -144,7 +144,7 @@ class InprocClient:
             )
 
     def _leave_for_later(self, request_id: bytes, data: bytes) -> bytes:
-        """Leave a request that needs no answer to be treated as soon as the signal handler has returned."""
+        """Leave a request that needs no answer to be handled as soon as the signal handler has returned."""
         request = decode_request(data)
         if not isinstance(request, _NEED_NO_ANSWER):
             raise ConfigurationError(

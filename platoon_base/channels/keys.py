@@ -1,4 +1,4 @@
-"""Who may speak to a job's controller over a network: the keys of a job, and the check of whoever connects.
+"""The keys by which workers are admitted to a job's controller over a network, and the check of each connection.
 
 Elliptic-curve keys of CurveZMQ (https://rfc.zeromq.org/spec/26/). A job has two pairs: the controller's, by which
 workers know that they speak to their own controller, and one that all its workers share, by which it knows them.
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 _ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq looks for an authenticator within a context
 _BATCH = 64  # peers checked in one go, so that requests, children and timers get their turn
-# Before it, whoever opened a TCP connection could keep others from being served (CVE-2020-15166).
+# Before it, any TCP connection could keep the controller from serving others (CVE-2020-15166).
 _OLDEST_LIBZMQ = (4, 3, 3)
 
 _Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # 32 bytes in z85
 
 
 class Keys(msgspec.Struct, frozen=True):
-    """What a worker must have to connect to its controller; to be kept where only the job's user can read it.
+    """The keys by which a worker connects to its controller; only the job's user may be able to read them.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Keys(msgspec.Struct, frozen=True):
 
 
 class ServerKeys(NamedTuple):
-    """What only the controller has.
+    """The keys that only the controller has.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ def new_keys() -> tuple[ServerKeys, Keys]:
 
 
 class Doorkeeper:
-    """Decides for libzmq who may connect (ZAP, https://rfc.zeromq.org/spec/27/), in the thread that polls ``socket``.
+    """Admits clients for libzmq (ZAP, https://rfc.zeromq.org/spec/27/), in the thread that polls ``socket``.
 
     Without one, a CURVE server admits every client that knows the server's public key.
 
@@ -104,7 +104,7 @@ class Doorkeeper:
         self.socket.bind(_ENDPOINT)
 
     def answer(self) -> None:
-        """Decide about those who are waiting."""
+        """Decide about the clients that wait."""
         for _ in range(_BATCH):
             try:
                 version, request_id, _, peer, _, mechanism, *credentials = self.socket.recv_multipart(zmq.NOBLOCK)

@@ -1,7 +1,7 @@
 """Control messages over ZeroMQ: ROUTER at the controller, DEALER at each worker.
 
 A request is one frame, since each frame costs a microsecond or two on either side: 8 bytes that name the request, and
-the encoded message. Its answer begins with the same 8 bytes; zeros answer what was not framed so.
+the encoded message. Its answer begins with the same 8 bytes, or with zeros if the message was not framed so.
 
 Within a host the socket lies in a folder that only its user can enter. Over TCP every connection is encrypted, and
 admitted only with the job's keys, in both directions.
@@ -32,7 +32,7 @@ _HAND_OVER_S = 1e-3
 _CLOSE_S = 5.0  # that requests of other threads have to end in
 _BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
 _ID_BYTES = 8
-HANDSHAKE_S = 10.0  # who has not proved to be of the job by then is disconnected
+HANDSHAKE_S = 10.0  # a client that has not proved to be of the job by then is disconnected
 _BACKLOG = 512  # connections that the kernel keeps until they are accepted: all workers' of a job, and strangers'
 _ZAP_ENFORCE_DOMAIN = 93  # in zmq.h; older versions of pyzmq have no name for it
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -209,13 +209,13 @@ class ZmqServer:
     address : str
         To bind to, such as ``ipc:///path``, ``tcp://host:port`` or, for any free port, ``tcp://host:*``.
     keys : ServerKeys, optional
-        The job's; needed unless the address is an ``ipc://`` one. Only who has the others that `new_keys` made with
-        them gets an answer.
+        The job's; needed unless the address is an ``ipc://`` one. Only a client with the other keys that
+        `new_keys` made with them gets an answer.
 
     Attributes
     ----------
     address : str
-        What was bound to, with the port.
+        The address that it listens at, with the port.
     doorkeeper : Doorkeeper or None
         Tells libzmq whom to admit; None without keys.
 
@@ -230,7 +230,7 @@ class ZmqServer:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.ROUTER)
         self._socket.linger = 200  # ms, for answers to workers that are just leaving
-        # A backstop against memory exhaustion; the decoder refuses what is over MAX_BYTES politely.
+        # A backstop against memory exhaustion; the decoder refuses messages over MAX_BYTES politely.
         self._socket.maxmsgsize = 16 * MAX_BYTES
         self.doorkeeper: Doorkeeper | None = None
         self._poller: zmq.Poller | None = None
@@ -258,7 +258,7 @@ class ZmqServer:
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
         """See `ServerChannel.wait`; with keys it may return before the time is over, with nothing.
 
-        Who connects is checked in here, so it must be called again and again.
+        It also checks the clients that connect, so it must be called again and again.
         """
         if self._poller is None or list(fds) != self._fds:
             self._poller, self._fds = self._new_poller(fds), list(fds)

@@ -35,7 +35,7 @@ _RESTART_GRACE_S = 0.8  # nothing that a worker saves then is of use: all go on 
 
 
 class Snapshot(NamedTuple):
-    """The state of a job at one moment, for whoever displays it."""
+    """The state of a job at one moment, for a display."""
 
     participants: list[Participant]
     progress: dict[int, Progress]
@@ -70,7 +70,7 @@ class Result(NamedTuple):
         Of several workers those that ended well, and have neither exchanged parameters with the center nor combined
         anything with others.
     checkpoints : Tally or None
-        What became of the checkpoints, if there were to be any. A job whose end is not saved is no success.
+        The outcome of the checkpoints, if there were to be any. A job whose end is not saved is no success.
     """
 
     status: int
@@ -104,7 +104,7 @@ class Controller:
     holds_lock : callable
         ``holds_lock(rank)`` tells whether that worker holds its lock in the memory of the job's state.
     handler : callable, optional
-        ``handler(req, rank, info)`` answers what workers send with `Worker.send_req`.
+        ``handler(req, rank, info)`` answers the requests that workers send by `Worker.send_req`.
     observer : callable, optional
         Called with a `Snapshot` about every ``observe_every_s`` seconds.
     observe_every_s : float

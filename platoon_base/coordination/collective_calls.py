@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from platoon_base.coordination import messages as msg
@@ -23,7 +23,7 @@ class Terms(NamedTuple):
     launched_only : bool
         Late joiners are not waited for.
     binds : bool
-        Those that have come need each other from now on: one that is lost cannot come again alone.
+        The workers that have come need each other from now on: one that is lost cannot come again alone.
     combines : bool
         The workers exchange values; otherwise they merely wait for each other.
     """
@@ -84,32 +84,36 @@ def invalid(call: msg.CollectiveCall) -> str:
     return ""
 
 
-def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: Sequence[int], stop: str) -> msg.Reply:
-    """Make the answer to all who have come.
+def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: list[int], stop: str) -> msg.Reply:
+    """Make the answer for all workers that have come.
 
     Parameters
     ----------
     calls : mapping of int to CollectiveCall
         By rank, in the order of the ranks; all of one kind.
-    lost : sequence of int
+    lost : list of int
     stop : str
         The reason why the job stops; empty while it does not.
     """
-    ranks, lost = list(calls), list(lost)
-    sums = [call for call in calls.values() if isinstance(call, msg.Sum)]
-    if sums:
+    ranks, kind = list(calls), next(iter(calls.values()))
+    if isinstance(kind, msg.Sum):
+        sums = _sums(calls).values()
         pairs, vector = add_pairs(call.pairs for call in sums), add_vectors(call.vector for call in sums)
         return msg.Sums(pairs=pairs, vector=vector, ranks=ranks, lost=lost, stop=stop)
-    values = [call.value for call in calls.values() if isinstance(call, msg.Gather)]
-    values += [call.note for call in calls.values() if isinstance(call, msg.FormGroup)]
-    if values:
+    if isinstance(kind, (msg.Gather, msg.FormGroup)):
+        values = [call.value for call in calls.values() if isinstance(call, msg.Gather)]
+        values += [call.note for call in calls.values() if isinstance(call, msg.FormGroup)]
         return msg.Gathered(values=values, ranks=ranks, lost=lost, stop=stop)
     return msg.Met(ranks=ranks, lost=lost, stop=stop)
 
 
+def _sums(calls: Mapping[int, msg.CollectiveCall]) -> dict[int, msg.Sum]:
+    return {rank: call for rank, call in calls.items() if isinstance(call, msg.Sum)}
+
+
 def mismatch(calls: Mapping[int, msg.CollectiveCall]) -> str:
-    """Tell who gave how many values if not all gave arrays of the same shapes; empty if they did."""
-    sums = {rank: call for rank, call in calls.items() if isinstance(call, msg.Sum)}
+    """Tell how many values each worker gave, if not all gave arrays of the same shapes; empty if they did."""
+    sums = _sums(calls)
     givers: dict[tuple[object, ...], list[int]] = {}
     for rank, call in sums.items():
         givers.setdefault((len(call.vector), *call.shapes), []).append(rank)

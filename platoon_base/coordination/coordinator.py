@@ -62,7 +62,7 @@ class Coordinator:
         self._records.reported.update(reported)
         self._election.resumes = has_center
 
-    # What happens to a job.
+    # Events.
 
     def handle(self, peer: bytes, request_id: bytes, request: msg.Request, now: float) -> list[Action]:
         """Answer one request that arrived from ``peer`` at time ``now`` (seconds, any steady clock)."""
@@ -91,7 +91,7 @@ class Coordinator:
         """Refuse the waits whose deadline has passed."""
         return self._work_off(self._rendezvous.tick(now))
 
-    # What others may know.
+    # State, for the controller.
 
     @property
     def next_deadline(self) -> float | None:
@@ -137,9 +137,10 @@ class Coordinator:
         fault = invalid(request)
         if fault:
             return [refuse(asker, "ProtocolError", fault)]
-        if terms_of(request).combines:
+        terms = terms_of(request)
+        if terms.combines:
             self.cooperated.add(participant.rank)
-        return self._work_off(self._rendezvous.enter(request, participant, asker, now))
+        return self._work_off(self._rendezvous.enter(request, terms, participant, asker, now))
 
     @_answer.register
     def _(self, request: msg.Withdraw, participant: Participant, asker: Asker, now: float) -> list[Action]:
@@ -175,10 +176,10 @@ class Coordinator:
             return [refuse(asker, "ConfigurationError", text)]
         return [AnswerUser(asker, participant.rank, request.req, request.info)]
 
-    # What they share.
+    # The order in which events are worked off.
 
     def _depart(self, participant: Participant, phase: Phase) -> list[Action]:
-        """Work off a departure: first it is gone from every book, then the others are answered.
+        """Work off a departure: the roster first, then the center, the vote and the waits.
 
         The votes are counted before the waits end, since the answers carry the reason of the stop.
         """
@@ -196,8 +197,8 @@ class Coordinator:
         return actions
 
     def _complete(self, complete: Complete) -> list[Action]:
-        """Answer all who have come to a collective call."""
-        askers, calls = complete
+        """Answer all workers that have come to a collective call."""
+        askers, calls, binds = complete
         actions: list[Action] = []
         problem = mismatch(calls)
         if problem:
@@ -206,6 +207,6 @@ class Coordinator:
             for rank in calls:
                 self.roster[rank].for_center = None  # it has met the others: the next center is its own too
             actions = self._election.drop()
-        self.bound |= any(terms_of(call).binds for call in calls.values())
+        self.bound |= binds
         reply = reply_to(calls, self.roster.lost, self.stop_reason or "")
         return [*actions, *(SendReply(asker, reply) for asker in askers.values())]

@@ -69,7 +69,7 @@ def encode_value(value: Any) -> bytes:
 
 
 def _encodable(value: Any) -> Any:
-    """Put legible text into the fields of a message, and into the user's data what gives the same text again."""
+    """Put legible text into a message's fields, and into the user's data extensions that decode to the same text."""
     if isinstance(value, Message):
         fields = msgspec.structs.asdict(value).items()
         users = ("info", "answer")
@@ -97,18 +97,18 @@ def _legible(value: Any) -> Any:
 
 
 def decode_value(data: bytes) -> Any:
-    """Decode what `encode_value` made."""
+    """Decode a value that `encode_value` encoded."""
     return _values.decode(data)
 
 
 def decode_request(data: bytes) -> Request:
-    """Decode what a worker sent; anything but a valid request raises `ProtocolError`."""
+    """Decode a request of a worker; anything but a valid request raises `ProtocolError`."""
     request: Request = _decode(_requests, data)
     return request
 
 
 def decode_reply(data: bytes) -> Reply:
-    """Decode what the controller answered; anything but a valid reply raises `ProtocolError`."""
+    """Decode a reply of the controller; anything but a valid reply raises `ProtocolError`."""
     reply: Reply = _decode(_replies, data)
     return reply
 

@@ -161,9 +161,9 @@ class Barrier(_NamedCall, frozen=True, kw_only=True, tag="barrier"):
 
 
 class Meet(_NamedCall, frozen=True, kw_only=True, tag="meet"):
-    """Wait for all, and learn who has come.
+    """Wait for all, and learn which ranks have come.
 
-    With ``binds`` those who have come need each other from now on: one of them that is lost cannot come again alone.
+    With ``binds`` the workers that have come need each other from now on: one that is lost cannot come again alone.
     """
 
     binds: bool = False
@@ -236,7 +236,7 @@ class Same(Message, frozen=True, kw_only=True, tag="same"):
 
 
 class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
-    """A worker waits no longer for what it has asked: something has interrupted it."""
+    """A worker gives up its wait in a collective call: something has interrupted it."""
 
 
 class Leave(Message, frozen=True, kw_only=True, tag="leave"):
@@ -256,7 +256,7 @@ class UserRequest(Message, frozen=True, kw_only=True, tag="user"):
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
     """The identity of the worker in the job; ``late`` if it did not begin with the others.
 
-    ``resume_at`` and ``kept`` are what an earlier process of this rank has left.
+    An earlier process of this rank has left ``resume_at`` and ``kept``.
     """
 
     rank: int
@@ -309,7 +309,7 @@ class Done(Message, frozen=True, kw_only=True, tag="done"):
 
 
 class UserReply(Message, frozen=True, kw_only=True, tag="user-reply"):
-    """What the user's controller answered."""
+    """The answer of the user's controller."""
 
     answer: Any = None
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, Union
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Asker, SendReply, refuse
-from platoon_base.coordination.collective_calls import terms_of
+from platoon_base.coordination.collective_calls import Terms
 from platoon_base.coordination.roster import Participant, Roster
 
 __all__ = ["Complete", "Outcome", "Rendezvous"]
@@ -20,11 +20,14 @@ class Complete(NamedTuple):
     askers : dict of int to Asker
         By rank, in the order in which they came.
     calls : dict of int to CollectiveCall
-        By rank, in the order of the ranks.
+        By rank, in the order of the ranks; all of one kind.
+    binds : bool
+        Whether they need each other from now on.
     """
 
     askers: dict[int, Asker]
     calls: dict[int, msg.CollectiveCall]
+    binds: bool
 
 
 Outcome = Union[SendReply, Complete]
@@ -40,6 +43,7 @@ class _Name(NamedTuple):
 class _Wait(NamedTuple):
     asker: Asker
     call: msg.CollectiveCall
+    terms: Terms
     deadline: float
 
 
@@ -49,21 +53,23 @@ class Rendezvous:
     Parameters
     ----------
     roster : Roster
-        Tells who is waited for. Late joiners that meet the others here fall in with them.
+        Tells which ranks are waited for. Late joiners that meet the others here fall in with them.
     """
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._waits: dict[_Name, dict[int, _Wait]] = {}
 
-    def enter(self, call: msg.CollectiveCall, participant: Participant, asker: Asker, now: float) -> list[Outcome]:
-        """Let a worker wait in a call, from the time ``now`` on."""
-        if terms_of(call).lets_late_pass and not participant.in_step:
+    def enter(
+        self, call: msg.CollectiveCall, terms: Terms, participant: Participant, asker: Asker, now: float
+    ) -> list[Outcome]:
+        """Let a worker wait in a call, on its terms, from the time ``now`` on."""
+        if terms.lets_late_pass and not participant.in_step:
             # The others may have passed long ago. It has not met them, so they do not wait for it either.
-            return [Complete({participant.rank: asker}, {participant.rank: call})]
+            return [Complete({participant.rank: asker}, {participant.rank: call}, binds=False)]
         outcomes = self.withdraw(participant.rank)
         name = _Name(type(call), call.title)
-        self._waits.setdefault(name, {})[participant.rank] = _Wait(asker, call, now + call.timeout_s)
+        self._waits.setdefault(name, {})[participant.rank] = _Wait(asker, call, terms, now + call.timeout_s)
         return outcomes + (self._complete(name) or self._refuse_cross_wait())
 
     def withdraw(self, rank: int) -> list[Outcome]:
@@ -103,8 +109,9 @@ class Rendezvous:
         return min((wait.deadline for waits in self._waits.values() for wait in waits.values()), default=None)
 
     def _missing(self, waits: dict[int, _Wait]) -> set[int]:
-        launched_only = any(terms_of(wait.call).launched_only for wait in list(waits.values())[:1])  # all of one kind
-        return self._roster.awaited - set(waits) - (self._roster.late if launched_only else set())
+        missing = self._roster.awaited.difference(waits)
+        launched_only = any(wait.terms.launched_only for wait in waits.values())
+        return missing - self._roster.late if launched_only else missing
 
     def _complete(self, name: _Name) -> list[Outcome]:
         """Take a call out if all have come to it, or nobody is left in it."""
@@ -117,7 +124,8 @@ class Rendezvous:
         # Before the next call is looked at: that one may have to wait for a late joiner from now on.
         self._roster.fall_in(waits)
         askers = {rank: wait.asker for rank, wait in waits.items()}
-        return [Complete(askers, {rank: waits[rank].call for rank in sorted(waits)})]
+        calls = {rank: waits[rank].call for rank in sorted(waits)}
+        return [Complete(askers, calls, binds=any(wait.terms.binds for wait in waits.values()))]
 
     def _refuse_cross_wait(self) -> list[Outcome]:
         """End all waits at once if everybody waits, but not for the same: no wait could ever end well."""

@@ -55,7 +55,7 @@ class _AllAgain(enum.Enum):
 
 
 class RestartPolicy:
-    """Decides for one run of a job who is started again.
+    """Decides for one run of a job which workers are started again.
 
     Workers that need each other are started again all together: at once if there are checkpoints to go on from,
     otherwise only if all of them fail.
