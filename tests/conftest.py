@@ -16,12 +16,13 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from zygote import zygote_for, zygote_pids
 
 from platoon_base.centers.host import HostCenters
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.cli.launcher import log_file, worker_environment
 from platoon_base.controller.controller import Result
-from platoon_base.controller.program import python_main
+from platoon_base.controller.program import Start, python_main
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import encode
 from platoon_base.coordination.messages import PROTOCOL, Hello
@@ -83,7 +84,7 @@ def _job_folders():
 
 def _traces():
     """What this process has or may have left: shared memory, job folders, child processes, open sockets."""
-    children = {f"process {p.pid}" for p in psutil.Process().children(recursive=True)}
+    children = {f"process {p.pid}" for p in psutil.Process().children(recursive=True) if p.pid not in zygote_pids()}
     sockets = {f"socket {c.fd}" for c in psutil.Process().net_connections(kind="all")}
     return _shared_memory() | _job_folders() | children | sockets
 
@@ -128,8 +129,14 @@ def run_job(tmp_path):
             for rank in range(workers):
                 device = devices[rank] if devices else "cpu"
                 base = worker_environment(device, workers, {**os.environ, **(environment or {})})
-                command = [*python_main("platoon_base.controller.child"), str(script), str(tmp_path), *args]
-                job.start(rank, command, base, log_file(tmp_path, rank))
+                words = [str(script), str(tmp_path), *args]
+                command = [*python_main("platoon_base.controller.child"), *words]
+                start = job.placed(Start(rank, command, base, log_file(tmp_path, rank)))
+                zygote = zygote_for(script.read_text(), start)
+                if zygote is None:
+                    job.start(*start)
+                else:
+                    job.take_over(start, zygote.fork(start, words))
             result = job.serve()
         logs = [log_file(tmp_path, rank).read_text() for rank in range(workers)]
         return Outcome(result, logs)

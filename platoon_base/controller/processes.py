@@ -116,15 +116,16 @@ class WorkerProcesses:
         self._fork_server = None
         if code == 0:
             for start, pid in zip(server.starts, pids):
-                self._watch(start, pid)
+                self.take_over(start, pid)
         elif self.stopping:
             self._collected += [Exit(start.rank, exit_status(code)) for start in server.starts]
         else:
             ended = f"preparing workers in common ended with {Exit(-1, exit_status(code))}"
             self._start_one_by_one(server.starts, f"{ended}, see {server.starts[0].log_file}")
 
-    def _watch(self, start: Start, pid: int) -> None:
-        """Watch a worker that the fork server has left to this process."""
+    def take_over(self, start: Start, pid: int) -> None:
+        """Watch a worker that was forked for this process and is its child now."""
+        self._starts[start.rank] = start
         try:
             self._children[start.rank] = child = ChildProcess(pid)
         except PlatoonError as exc:

@@ -172,7 +172,18 @@ class Job:
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
         """Start the worker of one rank; the variables by which it finds the job are added to its environment."""
-        self._children.start(*self._in_job(Start(rank, command, environment, log_file)))
+        self._children.start(*self.placed(Start(rank, command, environment, log_file)))
+
+    def take_over(self, start: Start, pid: int) -> None:
+        """Watch a worker that runs as a child of this process already, at the head of a process group of its own.
+
+        Parameters
+        ----------
+        start : Start
+            As `placed` returned it, so that the worker has found the job; by its command it would be started again.
+        pid : int
+        """
+        self._children.take_over(start, pid)
 
     def start_forked(
         self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]
@@ -181,9 +192,10 @@ class Job:
 
         If that fails, they start by their commands.
         """
-        self._children.start_forked(program, args, preload, [self._in_job(start) for start in starts])
+        self._children.start_forked(program, args, preload, [self.placed(start) for start in starts])
 
-    def _in_job(self, start: Start) -> Start:
+    def placed(self, start: Start) -> Start:
+        """Add the variables by which a worker finds the job to its environment."""
         variables = {JOB: self.files.folder, RANK: str(start.rank)}
         return start._replace(environment={**start.environment, **variables})
 

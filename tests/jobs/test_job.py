@@ -826,7 +826,7 @@ def test_a_worker_that_fails_while_it_joins_ends(run_job):
     """What it has opened by then is closed, and the job ends with its status."""
     outcome = run_job(
         """
-        import platoon_base.job as job
+        from platoon_base.job import joining as job
 
         def fail(*args, **kwargs):
             raise RuntimeError("oops")

@@ -1,0 +1,171 @@
+"""Processes that have imported much once and fork the workers of one test after the other: imports are most of a job.
+
+A worker that is forked is what ``platoon_base.controller.child`` would be, but for the modules that are there already.
+`zygote_for` answers None where that would make a difference; then the worker starts as usual.
+
+As a program: ``python zygote.py MODULE ...`` imports the modules and writes a line, the number of its threads. Then it
+reads requests as lines of JSON, and answers each with the process id of the worker that it has forked.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+# What a script may do that must come before its imports.
+PREPARATIONS = ("environ", "sys.path", "sys.modules", "sys.meta_path", "zygote")
+OF_ONE_WORKER = ("PLATOON_JOB", "PLATOON_RANK", "PYTEST_CURRENT_TEST")
+KERAS_BACKENDS = {"torch": "torch", "jax": "jax", "tensorflow": "tensorflow", "theano": "theano"}
+
+_zygotes = {}
+_asked = set()
+
+
+def modules_for(text, environment):
+    """Name what the workers of a script import, by the packages that its text names."""
+    modules = ["numpy", "platoon_base"]
+    if "keras" in text:
+        modules += [KERAS_BACKENDS[environment.get("KERAS_BACKEND", "theano")], "platoon_plugins.keras", "keras"]
+    elif "lasagne" in text:
+        modules += ["platoon_plugins.lasagne", "lasagne", "platoon_base.theano_ops"]
+    elif "blocks" in text:
+        modules += ["platoon_plugins.blocks", "blocks.main_loop", "platoon_base.theano_ops"]
+    elif "theano" in text:
+        modules += ["platoon_base.compat", "theano"]
+    return modules
+
+
+def zygote_for(text, start):
+    """Return a zygote for the workers of a script, or None if they start as usual.
+
+    Parameters
+    ----------
+    text : str
+        The script.
+    start : platoon_base.controller.program.Start
+        Of one of its workers.
+    """
+    environment = {k: v for k, v in start.environment.items() if k not in OF_ONE_WORKER}
+    if environment.get("PLATOON_DEVICE", "cpu") != "cpu" or any(word in text for word in PREPARATIONS):
+        return None
+    modules = modules_for(text, environment)
+    key = (tuple(modules), tuple(sorted(environment.items())))
+    if key not in _asked:  # most of the unusual environments come once
+        _asked.add(key)
+        return None
+    if key not in _zygotes:
+        _zygotes[key] = Zygote(modules, environment)
+    return _zygotes[key] if _zygotes[key].fit else None
+
+
+def zygote_pids():
+    """Return the process ids of all zygotes of this process."""
+    return {zygote.pid for zygote in _zygotes.values()}
+
+
+class Zygote:
+    """A running zygote, seen from the tests.
+
+    Attributes
+    ----------
+    fit : bool
+        Whether it can fork: it has no threads.
+    """
+
+    def __init__(self, modules, environment):
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, *modules],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        atexit.register(self.close)
+        self.fit = self._process.stdout.readline().strip() == "1"
+
+    def fork(self, start, words):
+        """Fork a worker, which becomes a child of this process, and return its process id.
+
+        Parameters
+        ----------
+        start : platoon_base.controller.program.Start
+        words : list of str
+            The script and its arguments.
+        """
+        from platoon_base.controller.forkserver import PR_SET_CHILD_SUBREAPER, prctl
+
+        request = {"words": words, "environment": dict(start.environment), "log": str(start.log_file)}
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        try:
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return int(self._process.stdout.readline())
+        finally:
+            prctl(PR_SET_CHILD_SUBREAPER, 0)
+
+    def close(self):
+        self._process.stdin.close()
+        self._process.wait()
+        self._process.stdout.close()
+
+
+def main():
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # an import that prints must not answer
+    from platoon_base import compat
+
+    compat.apply()
+    for name in sys.argv[1:]:
+        importlib.import_module(name)
+    print(len(list(Path("/proc/self/task").iterdir())), file=answers, flush=True)
+    gc.freeze()
+    for line in sys.stdin:
+        request = json.loads(line)
+        reading, writing = os.pipe()
+        between = os.fork()
+        if between == 0:
+            pid = os.fork()
+            if pid:
+                os.write(writing, b"%d" % pid)
+                os._exit(0)
+            answers.detach()
+            become_worker(request, reading, writing)
+            return
+        os.waitpid(between, 0)  # from now on the worker is a child of the tests' process
+        os.close(writing)
+        print(int(os.read(reading, 20)), file=answers, flush=True)
+        os.close(reading)
+
+
+def become_worker(request, *descriptors):
+    """Make up for what differs from a process that was started by itself, and run the script."""
+    os.setsid()
+    for descriptor in descriptors:
+        os.close(descriptor)
+    os.closerange(3, 64)
+    for path, flags, target in ((os.devnull, os.O_RDONLY, 0), (request["log"], os.O_WRONLY | os.O_APPEND, 1)):
+        opened = os.open(path, flags | os.O_CREAT, 0o666)
+        os.dup2(opened, target)
+        os.close(opened)
+    os.dup2(1, 2)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    random.seed()
+    sys.modules["numpy"].random.seed()
+    sys.argv = ["-c", *request["words"]]
+    from platoon_base.controller import child
+
+    child.main()
+
+
+if __name__ == "__main__":
+    main()
