@@ -100,7 +100,7 @@ def test_averaged_gradients_equal_large_batches_of_one_process(run_blocks):
     """Three workers, clipping and momentum behind the average, one flattened all-reduce; 20 steps."""
     run_blocks(
         """
-        from platoon_base.theano_ops.reductions import AllReduce
+        from platoon_base.theano_ops import AllReduce
 
         def train(batches, average, extensions, seed=1):
             cost, error = network(seed=seed)

@@ -15,7 +15,7 @@ from saved_arrays import load
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import solo
-from platoon_base.theano_ops.compressed import all_reduce_float16
+from platoon_base.theano_ops import all_reduce_float16
 from platoon_plugins.lasagne import all_reduce_grads, iterate_minibatches
 
 pytestmark = pytest.mark.theano

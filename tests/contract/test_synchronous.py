@@ -9,8 +9,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job import solo
 from platoon_base.layout import Layout
 from platoon_base.rules.synchronous import average_sgd, downpour, easgd, sum_sgd
-from platoon_base.worker.flat_all_reduce import FlatAllReduce
-from platoon_base.worker.initial_values import require_same_layout, start_together
+from platoon_base.worker import FlatAllReduce, require_same_layout, start_together
 
 pytestmark = pytest.mark.base
 
@@ -22,7 +21,7 @@ import sys
 import numpy as np
 from platoon_base import connect
 from platoon_base.rules.synchronous import average_sgd, downpour, easgd, sum_sgd
-from platoon_base.worker.flat_all_reduce import FlatAllReduce
+from platoon_base.worker import FlatAllReduce
 from synchronous_by_hand import FORMS, draw
 
 SHAPES = [(3, 4), (), (70_000,), (0, 2)]
@@ -81,7 +80,7 @@ def test_average_sgd_with_n_batches_of_b_rows_is_one_process_with_n_b_rows(run_j
         import numpy as np
         from platoon_base import connect
         from platoon_base.rules.synchronous import average_sgd
-        from platoon_base.worker.flat_all_reduce import FlatAllReduce
+        from platoon_base.worker import FlatAllReduce
 
         with connect() as worker:
             rng = np.random.RandomState(0)
@@ -165,7 +164,7 @@ def test_all_workers_start_with_the_first_ones_values(run_job, tmp_path):
         import sys
         import numpy as np
         from platoon_base import connect
-        from platoon_base.worker.initial_values import start_together
+        from platoon_base.worker import start_together
 
         with connect() as worker:
             rank = worker.global_rank
@@ -187,7 +186,7 @@ def test_another_model_or_purpose_is_refused_on_every_worker(run_job):
         """
         import numpy as np
         from platoon_base import connect
-        from platoon_base.worker.initial_values import start_together
+        from platoon_base.worker import start_together
         from platoon_base.errors import LayoutMismatchError
 
         with connect() as worker:
@@ -226,7 +225,7 @@ def test_values_that_have_become_different_are_noticed_by_all(run_job):
         """
         import numpy as np
         from platoon_base import connect
-        from platoon_base.worker.divergence import require_same_values
+        from platoon_base.worker import require_same_values
         from platoon_base.errors import ConfigurationError
 
         worker = connect()

@@ -442,7 +442,7 @@ def test_synchronous_rules_show_what_is_not_finite_to_all_in_the_same_step(run_j
         import numpy as np
         from platoon_base import connect
         from platoon_base.rules.synchronous import average_sgd, downpour, easgd, sum_sgd
-        from platoon_base.worker.flat_all_reduce import FlatAllReduce
+        from platoon_base.worker import FlatAllReduce
 
         POISONED, seen = 3, {}
         with connect() as worker:

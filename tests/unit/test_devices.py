@@ -12,7 +12,7 @@ from platoon_base import compat
 from platoon_base.cli.doctor import checks
 from platoon_base.cli.launcher import choose_center, worker_environment
 from platoon_base.cli.log_lines import MarkedLines
-from platoon_base.devices.checks import warn_if_not_on_device
+from platoon_base.devices import warn_if_not_on_device
 from platoon_base.devices.discovery import CPU_DEFAULT, can_share_center, choose_devices, cuda_devices, require_devices
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.system import warn
@@ -314,7 +314,7 @@ ON_DEVICE = """
     import numpy as np
     import theano
     from platoon_base import connect
-    from platoon_base.devices.checks import warn_if_not_on_device
+    from platoon_base.devices import warn_if_not_on_device
 
     with connect() as worker:
         w = theano.shared(np.zeros(3, theano.config.floatX), "w")
