@@ -23,7 +23,7 @@ ALIGNMENT = 64  # bytes: a cache line, and the widest vector register
 
 
 class ParameterSpec(NamedTuple):
-    """What one parameter looks like.
+    """Name, shape and dtype of one parameter.
 
     Attributes
     ----------

@@ -1,7 +1,7 @@
 """A model's parameters behind one face: NumPy arrays, GpuArrays and Theano shared variables.
 
 Where the memory of a parameter can be reached it is changed in place; where it cannot, it is copied out and back.
-What an object is, is found by what it can do, so no framework is imported here.
+Objects are told apart by their methods, so no framework is imported here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 
 class Parameter(Protocol):
-    """What a parameter must offer; objects of an adapter that do so are taken as they are."""
+    """The methods of a parameter; objects of an adapter that have them are taken as they are."""
 
     name: str
 

@@ -13,7 +13,7 @@ def array_on(buffer: Any, shape: tuple[int, ...], dtype: Any, offset: int = 0) -
     """Return an array that lies on a buffer, which cannot be unmapped or resized for as long as the array lives.
 
     An array made by ``numpy.ndarray(..., buffer=mmap)`` does not keep the memory mapped: after ``mmap.close()``
-    whoever reads it ends the process.
+    reading the array ends the process.
 
     Parameters
     ----------

@@ -58,8 +58,9 @@ class Turns:
 class _Turn:
     """The context manager of one call. As a class it takes half the time of a generator.
 
-    Ctrl-C may come between any two instructions, also of these methods. What it cuts off there is made up for: by the
-    end of a later turn if ``interrupted`` is set, and as soon as this object is gone if it still counts as inside.
+    Ctrl-C may come between any two instructions of these methods too. Either they set ``interrupted``, and the end of
+    the next turn frees the lock. Or ``inside`` still names this object, and `Turns.abandon` frees the lock as soon as
+    the object is gone.
     """
 
     __slots__ = ("__weakref__", "_call", "_timeout_s", "_turns")

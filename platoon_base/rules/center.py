@@ -24,7 +24,7 @@ _LONGEST_SETTINGS = 500
 
 
 class Rule(Protocol):
-    """What a synchronization rule offers.
+    """A synchronization rule.
 
     Attributes
     ----------
@@ -158,7 +158,7 @@ class ASGD:
 
 
 class Adopt:
-    """Takes the place of a rule while a job has one worker, so that this trains as the plain script does.
+    """Stands in for a rule while a job has one worker, so that this worker trains as the plain script does.
 
     ::
 
@@ -170,7 +170,7 @@ class Adopt:
     Parameters
     ----------
     rule : Rule
-        Whose place it takes. What this rule remembers is kept up to date for it.
+        The rule that it stands in for. Its local state is kept up to date.
     """
 
     kernel: str
@@ -196,7 +196,7 @@ class Adopt:
 
 
 def default_rule() -> Rule:
-    """Return the rule of whoever names none: ``EASGD()``."""
+    """Return the rule that holds where the user names none: ``EASGD()``."""
     return EASGD()
 
 
@@ -206,7 +206,7 @@ def require_rule(rule: Any, argument: str = "rule") -> None:
     Parameters
     ----------
     rule : Rule
-        What the user has passed; None is no rule.
+        The user's argument; None is no rule.
     argument : str
         Name of the argument, for the error.
     """

@@ -1,11 +1,11 @@
-"""Synchronous rules: in each step all workers combine what they have in one all-reduce, and then go on alike.
+"""Synchronous rules: in each step all workers combine their arrays in one all-reduce, and then go on alike.
 
 A rule is a pure function of arrays and of ``reduce``, which combines lists of arrays over the workers, in place:
 a `platoon_base.worker.flat_all_reduce.FlatAllReduce`, or any other callable of that kind. Arrays are changed in place.
 
 ``sum_i`` runs over the workers, N is their number. All workers call a rule the same number of times, on arrays of the
-same shapes and dtypes. Whatever a rule calls center is kept by every worker, and is the same, bit by bit, on all of
-them if it was so before: see `platoon_base.worker.initial_values.start_together`. A NaN or an infinity of one
+same shapes and dtypes. Every worker keeps a replica of the center. The replicas stay equal bit by bit if
+they begin equal: see `platoon_base.worker.initial_values.start_together`. A NaN or an infinity of one
 worker reaches all of them, where it is seen.
 
 The same rules as compiled functions on Theano shared variables, also on devices, are those of
@@ -103,7 +103,7 @@ def easgd(local: Sequence[Array], center: Sequence[Array], alpha: float, reduce:
 def downpour(
     local: Sequence[Array], accumulated: Sequence[Array], center: Sequence[Array], reduce: Reduce, average: bool = False
 ) -> None:
-    """Synchronous Downpour: what all workers have accumulated goes into the center, and all go on from there.
+    """Synchronous Downpour: the accumulated updates of all workers go into the center, and all go on from there.
 
     ::
 

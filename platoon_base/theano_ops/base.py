@@ -1,4 +1,4 @@
-"""What all Ops that talk to other workers have in common."""
+"""The base class of all Ops that talk to other workers."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ class JobOp(JobBound, Op):  # type: ignore[misc]
     turn: int | None = None
 
     def job_key(self) -> Any:
-        """Return what is the same for nodes that must keep one order."""
+        """Return a key: nodes with equal keys must keep one order."""
         raise NotImplementedError
 
     def fusion_key(self) -> Any:
-        """Return what is the same for nodes that may become one node; None if this one stays alone."""
+        """Return a key: nodes with equal keys may become one node. None keeps this node alone."""
         return None
 
     def changed(self, **props: Any) -> JobOp:
@@ -91,7 +91,7 @@ class JobOp(JobBound, Op):  # type: ignore[misc]
         return inputs[: len(inputs) - self.ordered]
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        """Do what the Op does, and pass the token on."""
+        """Call `work`, and pass the token on."""
         values = self.values(inputs)
         own = [i in self.inplace and value.flags.c_contiguous for i, value in enumerate(values)]
         for storage, result in zip(output_storage, self.work(values, own)):

@@ -23,7 +23,7 @@ _SMALLEST, _GREATEST = 2.0**-100, 2.0**120  # the range of a block's maximum, in
 
 
 class Float16Sum(AllReduceSum):
-    """`AllReduceSum` of float32 values that travel as float16; whoever uses it sees to it that they are such.
+    """`AllReduceSum` of float32 values that travel as float16; its user sees to it that float16 holds them.
 
     Theano computes with float16 on the host element by element in Python, so no variable of the graph is one.
     """

@@ -50,7 +50,7 @@ class GpuAllReduce(AllReduce):
         self._buffers = FlatBuffers(one_stream=theano.config.gpuarray.single_stream)
 
     def fusion_key(self) -> Any:
-        """Return what makes a call of the worker what it is; each device has calls of its own."""
+        """Return a key of the call; each device has calls of its own."""
         key = super().fusion_key()
         return key and (*key, self.context_name)
 

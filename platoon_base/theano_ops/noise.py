@@ -19,7 +19,7 @@ def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
     Parameters
     ----------
     shared_variables : iterable of Theano shared variable
-        Such as those of a compiled function; whatever is no state of a random stream stays as it is.
+        Such as those of a compiled function; others than states of random streams stay as they are.
     rank : int
         Of this worker. Each rank jumps 2^134 numbers of MRG31k3p ahead of the one before; a stream of NumPy's goes on
         from a seed drawn from it.

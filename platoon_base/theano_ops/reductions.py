@@ -69,7 +69,7 @@ class AllReduce(JobOp):
         return self.worker
 
     def fusion_key(self) -> Any:
-        """Return what makes a call of the worker what it is; calls that a user made in place stay as they are."""
+        """Return a key of the call; None keeps a call that a user made in place alone."""
         return None if self.inplace else (type(self), self.reduction)
 
     def make_node(self, *values: Any) -> Apply:

@@ -59,7 +59,7 @@ class Sync(JobOp):
         self._set_inplace(inplace)
 
     def job_key(self) -> Any:
-        """Return the worker: what it synchronizes and what it reduces keep one order."""
+        """Return the worker: its synchronizations and its reductions keep one order."""
         return self.synchronizer.worker
 
     def work(self, values: list[Any], own: list[bool]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""One worker's connection to its job: the identity that the job gave it, and everything it reaches the others by."""
+"""One worker's connection to its job: its identity there, the controller's channel and the shared state."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Identity(NamedTuple):
 
 
 class Connection:
-    """What one process of a job has in common with the others, until it is closed.
+    """Connects one process to the others of its job, until it is closed.
 
     Parameters
     ----------

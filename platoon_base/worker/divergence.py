@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# What devices of two kinds may round apart, as a part of the largest value; diverged models are farther.
+# Devices of two kinds round this far apart at most, as a part of the largest value; diverged models are farther.
 _ROUNDING = 1e-3
 _SAMPLE = 256
 
@@ -46,7 +46,7 @@ def require_same_values(
     values : sequence of (str, ndarray)
         Names and values, in the same order and of the same shapes on every worker.
     remedy : str
-        What the user shall do, for the error's text.
+        Advice to the user, for the error's text.
     timeout_s : float
         Bound on the wait for the others.
 

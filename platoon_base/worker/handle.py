@@ -41,7 +41,7 @@ class Worker:
     local_rank, local_size : int
         The same, counted on this host.
     device : str
-        What the launcher gave this worker to compute on, such as ``"cpu"`` or ``"cuda0"``.
+        The device that the launcher gave this worker, such as ``"cpu"`` or ``"cuda0"``.
     late : bool
         Whether it joined a job that was launched before, and has no part in collective calls on arrays.
     seed : int
@@ -228,11 +228,11 @@ class Worker:
         Parameters
         ----------
         name : str
-            Of what is compared, such as ``"the data of shard call 2"``: it is in the error. Each thing needs its own.
+            The error's name for the things compared, such as ``"the data of shard call 2"``. Each needs its own.
         fingerprint : str
             A short text that differs if the things differ. The error shows both.
         remedy : str
-            What the user shall do about a difference: a sentence, with which the error ends.
+            Advice to the user about a difference: a sentence, with which the error ends.
 
         Raises
         ------
@@ -254,7 +254,7 @@ class Worker:
         *data : array or sequence
             All the rows, not a shard.
         kind : str, optional
-            What the data are, for a person. The default tells dtype and shape of a row.
+            A description of the data, for a person. The default tells dtype and shape of a row.
 
         Raises
         ------
@@ -417,7 +417,7 @@ class Worker:
         Returns
         -------
         array
-            ``dest``, or the new one, the same bits on every worker. A GpuArray is ready for whatever is queued next.
+            ``dest``, or the new one, the same bits on every worker. A GpuArray is ready for work queued next.
 
         Raises
         ------
@@ -491,8 +491,9 @@ class Worker:
         Parameters
         ----------
         steps : int
-            Number of mini-batches done since the last call; tell them before the synchronization that follows them,
-            for what is synchronized last is where a worker goes on after a restart, see `resume_at`.
+            Number of mini-batches done since the last call. Tell them before the synchronization that follows them:
+            after a restart a worker goes on from the steps that were told before its latest synchronization, see
+            `resume_at`.
         epoch : int, optional
             That these mini-batches belong to.
         loss : float, optional
@@ -508,8 +509,8 @@ class Worker:
     def keep(self, name: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Leave a value with the controller, for `take_kept` when this rank is started again, or the job resumed.
 
-        It is for what the center does not hold: a scheduler's state, the best result so far, a random state. It goes
-        into the next checkpoint too. A call costs a message.
+        Use it for values that are not in the center: a scheduler's state, the best result so far, a random state. The
+        value goes into the next checkpoint too. A call costs a message.
 
         Parameters
         ----------
@@ -521,7 +522,7 @@ class Worker:
         self._connection.client.ask(msg.Keep(name=name, value=encode_value(value)), msg.Done, timeout_s)
 
     def take_kept(self, name: str, default: Any = None) -> Any:
-        """Return what an earlier process of this rank has kept under a name, once; after that the default."""
+        """Return the value that an earlier process of this rank has kept under a name, once; after that the default."""
         name = legible(name)  # as it was sent
         return decode_value(self._kept.pop(name)) if name in self._kept else default
 
@@ -542,7 +543,7 @@ class Worker:
     def request_stop(self, reason: str, *, policy: str = "any", timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Vote for the end of the job; `should_stop` tells all workers when the votes suffice.
 
-        `request_stop`, `report` and `keep` work in a signal handler too, whatever it has interrupted.
+        `request_stop`, `report` and `keep` work in a signal handler too, whichever call it has interrupted.
 
         Parameters
         ----------

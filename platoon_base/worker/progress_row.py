@@ -11,7 +11,7 @@ __all__ = ["ProgressRow"]
 
 
 class ProgressRow:
-    """Writes what others see of this worker's progress; a call costs a few memory accesses.
+    """Writes this worker's progress where others see it; a call costs a few memory accesses.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ class ProgressRow:
         began : float
             When it began, by `time.perf_counter`.
         whole : bool
-            Whether the center has all that this worker has learnt.
+            Whether every part of the center was synchronized.
         """
         row = self.row
         row["syncs"] += 1
@@ -67,7 +67,7 @@ class ProgressRow:
         self.row["copies"] += 1
 
     def mark_all_synced(self) -> None:
-        """Take note that the center is what this worker has learnt: all workers go on from there."""
+        """Take note that the center has this worker's values: all workers go on from its position."""
         self._job_state.mark_all_synced(self.row)
 
     def mark_left(self) -> None:

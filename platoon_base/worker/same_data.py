@@ -20,7 +20,7 @@ SAME_DATA_REMEDY = (
 
 
 class Told(NamedTuple):
-    """A name for data that is the same on all workers, and what they are.
+    """The name of a data set, the same on all workers, and its fingerprint.
 
     Attributes
     ----------
@@ -49,12 +49,12 @@ class DataSeen:
         self._position = "" if resumed_at == START else position
 
     def tell(self, data: tuple[Any, ...], kind: str) -> Told | None:
-        """Return what to tell of data; None of such that came before, or that draw random numbers when they are read.
+        """Return name and fingerprint of data; None if they came before, or draw random numbers at each reading.
 
         Parameters
         ----------
         data : tuple
-            Whatever `fingerprint` takes.
+            Anything that `fingerprint` takes.
         kind : str
             Data sets of one kind are counted together.
         """
@@ -69,7 +69,7 @@ class DataSeen:
 
 
 def kind_of(*data: Any) -> str:
-    """Tell what the rows of data are like, not how many there are."""
+    """Describe a row of the data by dtype and shape; the number of rows is no part of it."""
     return f"rows like {', '.join(map(_kind, data))}"
 
 

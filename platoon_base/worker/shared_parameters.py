@@ -1,4 +1,4 @@
-"""A worker's parameters and their center: synchronize, copy, swap, and keep out what is not finite."""
+"""A worker's parameters and their center: synchronize, copy, swap, and keep NaN and infinities out."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ class SharedParameters:
                 self._give_back(arrays)
 
     def finish(self) -> None:
-        """Wait until the center has what this worker gave it."""
+        """Wait until this worker's updates have reached the center."""
         if self.center is not None:
             self.center.finish()
 
