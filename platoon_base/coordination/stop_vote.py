@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, StopJob
-from platoon_base.schedule import STOP_POLICIES, votes_suffice
+from platoon_base.errors import ConfigurationError
+from platoon_base.schedule import require_policy, votes_suffice
 
 __all__ = ["StopPoll"]
 
@@ -27,9 +28,10 @@ class StopPoll:
 
     def cast(self, rank: int, vote: msg.StopVote) -> msg.Failure | None:
         """Take a vote in, or refuse one of an unknown policy."""
-        if vote.policy not in STOP_POLICIES:
-            text = f"got stop policy {vote.policy!r}: it must be one of {', '.join(STOP_POLICIES)}"
-            return msg.Failure(kind="ConfigurationError", message=text)
+        try:
+            require_policy(vote.policy)
+        except ConfigurationError as exc:
+            return msg.Failure(kind="ConfigurationError", message=str(exc))
         self._voters.add(rank)
         self._latest = vote
         return None
