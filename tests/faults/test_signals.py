@@ -106,7 +106,8 @@ if rank == 0:
     for other in range(3):
         tell(f"ready{other}")
     time.sleep(600)
-worker.barrier()
+worker.barrier()  # its departure may release the others before their own signal comes
+time.sleep(600)
 """,
     "waits of an all-reduce": """
 worker.all_reduce(x)
