@@ -10,8 +10,6 @@ import os
 import time
 from pathlib import Path
 
-import numpy as np
-
 from platoon_base.centers.device_directory import DeviceDirectory
 from platoon_base.centers.host import HostCenters
 from platoon_base.job import JOB
@@ -130,8 +128,7 @@ def partitions_of(params):
 
 def exchange_pids(worker):
     """Return the process ids of all workers, in the order of their ranks: a collective call."""
-    mine = np.where(np.arange(worker.global_size) == worker.global_rank, os.getpid(), 0)
-    return worker.sum_arrays("pids", [mine]).arrays[0].astype(int).tolist()
+    return worker.gather(os.getpid(), name="pids")
 
 
 def is_stopped(pid):
