@@ -10,7 +10,6 @@ import json
 import time
 
 from platoon_plugins.blocks import (  # isort: skip
-    EASGD,
     AllReduceGradients,
     DistributedMonitoring,
     ParameterSync,
@@ -88,7 +87,7 @@ def main(num_epochs=100, patience=10, sync=False, summary=None):
         shard_stream(stream, uneven="drop"),
         model=Model(cost),
         extensions=[
-            ParameterSync(None) if sync else ParameterSync(EASGD(), every_n_batches=SYNC_EVERY),
+            ParameterSync(every_n_batches=SYNC_EVERY),
             DistributedMonitoring([cost, error], whole(valid_set), prefix="valid"),
             DistributedMonitoring(
                 [error],

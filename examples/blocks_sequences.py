@@ -10,7 +10,6 @@ import json
 import time
 
 from platoon_plugins.blocks import (  # isort: skip
-    EASGD,
     AllReduceGradients,
     DistributedMonitoring,
     ParameterSync,
@@ -108,7 +107,7 @@ def main(num_epochs=20, sync=False, summary=None):
         shard_stream(batches(train_set, ShuffledScheme), uneven="drop"),
         model=Model(cost),
         extensions=[
-            ParameterSync(None) if sync else ParameterSync(EASGD(), every_n_batches=SYNC_EVERY),
+            ParameterSync(every_n_batches=SYNC_EVERY),
             DistributedMonitoring([cost, error], batches(valid_set, SequentialScheme), prefix="valid"),
             DistributedMonitoring(
                 [error],

@@ -36,7 +36,7 @@ WAYS = {
     "plain again": (lambda: [], False),
     "extension": (lambda: [ParameterSync(EASGD(), every_n_batches=NEVER)], False),
     "EASGD": (lambda: [ParameterSync(EASGD(), every_n_batches=EVERY)], False),
-    "averaged gradients": (lambda: [ParameterSync(None)], True),
+    "averaged gradients": (lambda: [ParameterSync()], True),
 }
 
 

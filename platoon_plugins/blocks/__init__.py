@@ -1,4 +1,4 @@
-"""Data parallelism for Blocks scripts: extensions of a MainLoop, a step rule, and Fuel streams that know their part."""
+"""Data parallelism for Blocks scripts: extensions of a MainLoop, a step rule, and sharded Fuel streams."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from platoon_base.errors import BackendUnavailableError
 
 compat.apply()  # before Blocks and Fuel are imported, by this package or by the script
 
-# Loaded when they are first asked for: the streams need Fuel alone, and work without Blocks.
-_HOMES = {
+# Each name is imported when it is first used: shard_stream works without Blocks.
+_MODULES = {
     "AllReduceGradients": "gradients",
-    "DistributedMonitoring": "monitoring",
-    "DistributedTrainingMonitoring": "monitoring",
+    "DistributedMonitoring": "evaluation",
+    "DistributedTrainingMonitoring": "evaluation",
     "ParameterSync": "sync",
     "ShardedScheme": "schemes",
     "StopTogether": "stopping",
     "register_aggregation": "aggregation",
-    "shard_stream": "streams",
+    "shard_stream": "data",
 }
 
-__all__ = ["ASGD", "EASGD", *_HOMES]
+__all__ = ["ASGD", "EASGD", *_MODULES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
-        found = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     except ModuleNotFoundError as exc:
         lacks = (exc.name or "").partition(".")[0]
         if lacks not in ("blocks", "fuel"):

@@ -53,7 +53,7 @@ class BroadcastStream(AbstractDataStream):
         The default is ``connect()``; it is not pickled.
     """
 
-    def __init__(self, stream: AbstractDataStream, worker: Worker | None = None) -> None:
+    def __init__(self, stream: AbstractDataStream, *, worker: Worker | None = None) -> None:
         super().__init__(axis_labels=stream.axis_labels)
         self.sources = tuple(stream.sources)
         self.produces_examples = stream.produces_examples

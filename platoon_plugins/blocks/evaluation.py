@@ -1,4 +1,4 @@
-"""Evaluation of monitored variables, each worker on its part of the batches, with the result of one on all of them."""
+"""Monitoring divided among the workers, with the records that one process has of all the data."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from blocks.extensions.monitoring import DataStreamMonitoring, TrainingDataMonitoring
 from blocks.monitoring.evaluators import DatasetEvaluator
 from fuel.schemes import BatchSizeScheme
 from fuel.streams import DataStream
@@ -13,15 +14,17 @@ from fuel.transformers import FilterSources, Mapping, Padding, Rename, Sourcewis
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities, Share
+from platoon_plugins.blocks.data import with_scheme
+from platoon_plugins.blocks.extensions import DistributedExtension
 from platoon_plugins.blocks.gathering import gather
 from platoon_plugins.blocks.same_data import require_same_stream
-from platoon_plugins.blocks.schemes import Place, ShardedScheme
-from platoon_plugins.blocks.streams import is_sharded, sources_of, with_scheme
+from platoon_plugins.blocks.schemes import Shard, ShardedScheme
+from platoon_plugins.blocks.streams import is_sharded, sources_of
 from platoon_plugins.blocks.training import Training
 
-__all__ = ["ShardedEvaluator", "combine"]
+__all__ = ["DistributedMonitoring", "DistributedTrainingMonitoring"]
 
-# Each batch that they give is one that they were given, so that batches can be dealt out below them.
+# These transformers give one batch for each that they read, so batches can be dealt out below them.
 _BATCH_BY_BATCH = (FilterSources, Mapping, Padding, Rename, SourcewiseTransformer)
 
 
@@ -46,7 +49,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         ----------
         training : Training
         name : str
-            Of what is monitored, the same on all workers.
+            Name of the monitoring, the same on all workers.
         stream : AbstractDataStream
         sharded : bool
             Whether the stream has this worker's batches only.
@@ -54,7 +57,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         Returns
         -------
         dict of str to value, or None
-            None if another main loop has ended, and this one shall end too.
+            None if this main loop is to end now, because another one has ended.
         """
         meeting = training.meet(name)
         if meeting is None:
@@ -66,14 +69,14 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         ranks = meeting.ranks
         with training.center():
             while True:
-                place = Place(ranks.index(training.worker.global_rank), len(ranks), training.worker.seed)
-                share = self._accumulate(stream if sharded else _part(stream, place))
-                combined, contributors = combine(
+                shard = Shard(ranks.index(training.worker.global_rank), len(ranks), training.worker.seed)
+                share = self._accumulate(stream if sharded else _part(stream, shard))
+                combined, contributors = _combine(
                     training, name, ranks, share, self._accumulators, self.monitored_quantities_buffer, not sharded
                 )
                 if combined:
                     return dict(self.get_aggregated_values())
-                ranks = contributors  # somebody left on the way: those who are still here do it again
+                ranks = contributors  # a worker left on the way: the others repeat it
 
     def _accumulate(self, batches: Any) -> Share:
         self.initialize_aggregators()
@@ -87,7 +90,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         return Share(count, self._accumulators.values(), self.monitored_quantities_buffer.records)
 
 
-def combine(
+def _combine(
     training: Training,
     name: str,
     ranks: Sequence[int],
@@ -96,31 +99,31 @@ def combine(
     quantities: RecordedQuantities,
     dealt: bool,
 ) -> tuple[bool, list[int]]:
-    """Give accumulators and quantities of this worker what those of all workers have; a collective call of ``ranks``.
+    """Put the shares of all workers into this worker's accumulators and quantities; a collective call of ``ranks``.
 
     Parameters
     ----------
     dealt : bool
-        Whether batches were dealt out one by one; otherwise those of the first worker come first.
+        Whether batches were dealt out one by one; otherwise the batches of the first worker come first.
 
     Returns
     -------
     combined : bool
     ranks : list of int
-        Who took part; not all of ``ranks`` if it could not be done.
+        The workers that took part; fewer than ``ranks`` if a worker left on the way.
     """
     rows, contributors = gather(training.worker, name, share.arrays(), ranks, timeout_s=training.timeout_s)
     if not rows:
         return False, contributors
     shares = [Share.of_arrays(row) for row in rows]
-    batches = [(place, number) for place, share in enumerate(shares) for number in range(share.batches)]
+    batches = [(index, number) for index, share in enumerate(shares) for number in range(share.batches)]
     order = sorted(batches, key=lambda batch: batch[::-1]) if dealt else batches
     accumulators.set_combined(shares, order)
     quantities.set_combined(shares, order)
     return True, contributors
 
 
-def _part(stream: Any, place: Place) -> Any:
+def _part(stream: Any, shard: Shard) -> Any:
     """Return this worker's batches of a stream: the k-th, the (k+N)-th, and so on."""
     if is_sharded(stream):
         raise ConfigurationError(
@@ -138,21 +141,159 @@ def _part(stream: Any, place: Place) -> Any:
         source = source.data_stream
     scheme = source.iteration_scheme if isinstance(source, DataStream) else None
     if scheme is None or scheme.requests_examples or isinstance(scheme, BatchSizeScheme):
-        return _Every(stream, place)
-    return with_scheme(stream, lambda scheme: ShardedScheme(scheme, worker=place))
+        return _EveryNth(stream, shard)
+    return with_scheme(stream, lambda scheme: ShardedScheme(scheme, worker=shard))
 
 
-class _Every:
-    """Reads all batches of a stream and gives every N-th: what the batches are is only known above the transformers."""
+class _EveryNth:
+    """Reads all batches of a stream and gives every N-th, for transformers that make batches of their own."""
 
-    def __init__(self, stream: Any, place: Place) -> None:
-        self._stream, self._place = stream, place
+    def __init__(self, stream: Any, shard: Shard) -> None:
+        self._stream, self._shard = stream, shard
 
     def get_epoch_iterator(self, as_dict: bool) -> Iterator[Any]:
         batches = self._stream.get_epoch_iterator(as_dict=as_dict)
-        return islice(batches, self._place.global_rank, None, self._place.global_size)
+        return islice(batches, self._shard.global_rank, None, self._shard.global_size)
 
 
 def _epoch(stream: Any) -> Iterator[Any]:
     batches: Iterator[Any] = stream.get_epoch_iterator(as_dict=True)
     return batches
+
+
+class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type: ignore[misc]
+    """`DataStreamMonitoring` with the work divided among the workers, and the same records in the log of each.
+
+    Each worker evaluates its part of the batches. Then the workers combine their accumulators, not their results, so
+    the records are those of one process on the whole stream. That holds for variables averaged over batches, for every
+    aggregation scheme of Blocks (for one of your own see `register_aggregation`), and for monitored quantities: each
+    worker gives them the values of all batches. With a rule, parameters have the center's values meanwhile.
+
+    All workers wait for one another, so all must be triggered alike: at the end of epochs, or at every n-th batch of
+    averaged gradients. If a worker dies on the way, the others evaluate its part. Stopping extensions that stand behind
+    this one decide alike on all workers.
+
+    In a job of one it is `DataStreamMonitoring`.
+
+    Parameters
+    ----------
+    variables : list of TensorVariable and MonitoredQuantity
+    data_stream : AbstractDataStream
+        The whole stream, with the same batches on all workers; not the result of `shard_stream`.
+    updates : list of tuple or OrderedDict, optional
+    sharded : bool
+        Whether only this worker has the stream's batches, which may be more or fewer than others have. If it dies, they
+        are missing.
+    **kwargs
+        ``prefix``, ``suffix``, ``name`` and the triggers of `DataStreamMonitoring`.
+
+    Raises
+    ------
+    ConfigurationError
+        If an aggregation scheme is unknown, or the stream may give each worker other batches.
+
+    Examples
+    --------
+    >>> DistributedMonitoring([cost, error], valid_stream, prefix="valid", after_epoch=True)    # doctest: +SKIP
+    """
+
+    def __init__(
+        self, variables: Sequence[Any], data_stream: Any, updates: Any = None, *, sharded: bool = False, **kwargs: Any
+    ) -> None:
+        super().__init__([], data_stream, **kwargs)
+        self._evaluator = ShardedEvaluator(variables, updates)
+        self._sharded = sharded
+
+    def do(self, callback_name: str, *args: Any) -> None:
+        """Write the values of monitored variables to the log."""
+        training = self.training
+        if training is None or training.worker.closed:
+            super().do(callback_name, *args)
+            return
+        if not training.started:
+            raise ConfigurationError(
+                "got before_training=True: the workers have no common values before training begins; pass "
+                "before_first_epoch=True"
+            )
+        values = self._evaluator.evaluate_together(training, _title(self), self.data_stream, self._sharded)
+        if values is not None:
+            self.add_records(self.main_loop.log, values.items())
+
+
+class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring):  # type: ignore[misc]
+    """`TrainingDataMonitoring` over the batches that all workers have processed since its last records.
+
+    All workers wait for one another when it writes records, so all must be triggered alike. A value that does not
+    depend on data is that of the last worker with a batch.
+
+    In a job of one it is `TrainingDataMonitoring`.
+
+    Parameters
+    ----------
+    variables : list of TensorVariable and MonitoredQuantity
+    **kwargs
+        ``prefix``, ``suffix``, ``name`` and the triggers of `TrainingDataMonitoring`.
+    """
+
+    def __init__(self, variables: Sequence[Any], **kwargs: Any) -> None:
+        super().__init__(variables, **kwargs)
+        self._non_variables = RecordedQuantities(self._non_variables)
+        self._accumulators = Accumulators(self._variables)
+        self._batches = 0  # since the last records
+        self._loaded = False
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Mark what was loaded: all workers load the first worker's accumulators, and they must count once."""
+        self.__dict__.update(state, _loaded=True)
+
+    def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
+        """See `DistributedExtension.dispatch`."""
+        if self._loaded:
+            self._loaded = False
+            training = self.training
+            if training is not None and training.worker.global_rank:
+                self._batches = 0
+                self._variables.initialize_aggregators()
+                self._non_variables.initialize_quantities()
+        super().dispatch(callback_invoked, *from_main_loop)
+
+    def do(self, callback_name: str, *args: Any) -> None:
+        """Write the values of monitored variables to the log, unless called to take in a batch."""
+        training = self.training
+        _, from_user = self.parse_args(callback_name, args)
+        if callback_name == "before_training":
+            super().do(callback_name, *args)
+        elif from_user == ("just_aggregate",):
+            self._take_in()
+        elif training is None or training.worker.closed:
+            self._batches = 0
+            super().do(callback_name, *args)
+        else:
+            self._take_in()
+            if self._combine(training):
+                super().do(callback_name, *args)
+            self._batches = 0
+
+    def _take_in(self) -> None:
+        """Take in a batch, unless that was done."""
+        self._batches += self.main_loop.status["iterations_done"] > self._last_time_called
+        super().do("after_batch", None, "just_aggregate")
+
+    def _combine(self, training: Training) -> bool:
+        """Combine the accumulators of all workers; False if this main loop is to end now, because another has ended."""
+        meeting = training.meet(_title(self))
+        if meeting is None:
+            return False
+        share = Share(self._batches, self._accumulators.values(), self._non_variables.records)
+        combined, ranks = False, meeting.ranks
+        while not combined:
+            combined, ranks = _combine(
+                training, _title(self), ranks, share, self._accumulators, self._non_variables, dealt=False
+            )
+        return True
+
+
+def _title(extension: Any) -> str:
+    """Return the name of a monitoring, the same on all workers."""
+    names = [name for name in (extension.name, extension.prefix, extension.suffix) if name]
+    return f"monitoring {' '.join(names)}"

@@ -1,4 +1,4 @@
-"""Synchronous training: the gradients of all workers, averaged before any other step rule sees them."""
+"""Synchronous training: a step rule that averages the gradients of all workers before any other step rule."""
 
 from __future__ import annotations
 
@@ -7,38 +7,40 @@ from collections.abc import Mapping
 from typing import Any
 
 from blocks.algorithms import StepRule
+from theano.gof.graph import ancestors
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce
-from platoon_base.worker.initial_values import start_together
+from platoon_base.theano_ops import AllReduce, all_reduce
+from platoon_base.worker import start_together
+from platoon_plugins.blocks.model import updates_of
 
-__all__ = ["AllReduceGradients"]
+__all__ = ["AllReduceGradients", "averages_gradients", "has_averaging_rule"]
 
 
 class AllReduceGradients(StepRule):  # type: ignore[misc]
-    """Average what comes in over all workers, and pass it to another step rule.
+    """Average the gradients of all workers, and pass them to another step rule.
 
     ::
 
         g := 1/N sum_i g_i        (or sum_i g_i)
 
-    The mean is taken inside the compiled function, in one flattened all-reduce for each dtype, so all workers process
-    as many batches (``shard_stream(stream, uneven="drop")``), and of the same size: with B rows each and a cost that is
-    a mean over rows, N workers then train as one process does with batches of N B rows. If sizes differ, the mean is
+    The compiled function takes the mean, in one flattened all-reduce for each dtype. So all workers must process as
+    many batches (``shard_stream(stream, uneven="drop")``), and of the same size. With B rows each and a cost that is a
+    mean over rows, N workers then train as one process does with batches of N B rows. If sizes differ, the mean is
     still that of the workers, not of the rows.
 
-    Add ``ParameterSync(None)`` to the extensions. It copies the first worker's parameters to all others when training
+    Add ``ParameterSync()`` to the extensions. It copies the first worker's parameters to all others when training
     begins. Without it they are copied when `GradientDescent` is made, so they must be in place by then. Dropout then
-    draws the same on all workers, and nobody notices if their models become different.
+    draws the same on all workers, and no error tells if their models become different.
 
-    In a job of one, nothing is averaged.
+    In a job of one, the gradients stay as they are.
 
     Parameters
     ----------
     step_rule : StepRule, optional
-        What makes steps of the averaged gradients, such as ``CompositeRule([StepClipping(1.0), Adam()])``. Without one
-        the averages are the steps, as the first component of a CompositeRule needs them.
+        Makes steps of the averaged gradients, such as ``CompositeRule([StepClipping(1.0), Adam()])``. The default
+        returns the averages, as the first component of a CompositeRule does.
     average : bool
         Take the mean; False takes the sum.
     worker : Worker, optional
@@ -55,7 +57,7 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
     """
 
     def __init__(
-        self, step_rule: StepRule | None = None, average: bool = True, *, worker: Worker | None = None
+        self, step_rule: StepRule | None = None, *, average: bool = True, worker: Worker | None = None
     ) -> None:
         if step_rule is not None and not isinstance(step_rule, StepRule):
             raise ConfigurationError(f"got {step_rule!r}: pass a step rule, such as Scale(0.1)")
@@ -64,7 +66,7 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
         self._worker = worker
 
     def __getstate__(self) -> dict[str, Any]:
-        """The handle belongs to a running job."""
+        """Leave the worker out: it belongs to a running job."""
         return {**self.__dict__, "_worker": None}
 
     def compute_steps(self, previous_steps: Mapping[Any, Any]) -> tuple[Any, list[Any]]:
@@ -78,3 +80,21 @@ class AllReduceGradients(StepRule):  # type: ignore[misc]
         start_together(list(steps), worker, f"AllReduceGradients(average={bool(self.average)})")
         reduced = all_reduce(*steps.values(), op="mean" if self.average else "sum", worker=worker)
         return OrderedDict(zip(steps, reduced))
+
+
+def averages_gradients(algorithm: Any) -> bool:
+    """Tell whether an algorithm's function has an all-reduce, so that workers process each batch together."""
+    values = [value for _, value in updates_of(algorithm)]
+    nodes = (variable.owner for variable in ancestors(values) if variable.owner is not None)
+    return any(isinstance(node.op, AllReduce) for node in nodes)
+
+
+def has_averaging_rule(algorithm: Any) -> bool:
+    """Tell whether an algorithm has the step rule `AllReduceGradients`, which does nothing if made in a job of one."""
+    rules = [getattr(algorithm, "step_rule", None)]
+    while rules:
+        rule = rules.pop()
+        if isinstance(rule, AllReduceGradients):
+            return True
+        rules += getattr(rule, "components", [])
+    return False

@@ -1,4 +1,4 @@
-"""Whether all workers have the same stream, where each takes its part of it, and none trains on the whole."""
+"""Check that all workers divide the same stream, and warn if all of them train on the whole."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.worker import SAME_DATA_REMEDY
-from platoon_plugins.blocks.chains import chain_of
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
+from platoon_plugins.blocks.streams import all_streams
 
 __all__ = ["require_dealt_out", "require_same_stream"]
 
 log = logging.getLogger(__name__)
 
 _PART, _WHOLE = "a part of", "all of"
-_ROWS = 16  # that are read of a data set
+_ROWS = 16  # rows of a data set that are compared
 
 
 def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
     """Raise, on the worker that comes later, if two workers have made different streams; nobody waits.
 
-    Compared are the chain of transformers, the schemes with their rows, and a few rows of the data sets; see
+    It compares the chain of transformers, the schemes with their rows, and a few rows of the data sets; see
     `Worker.require_same_data`.
 
     Parameters
@@ -34,26 +34,26 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
     stream : AbstractDataStream
     worker : Worker
     user : str
-        What takes a part of it.
+        The name of the function or extension that divides the stream.
 
     Raises
     ------
     ConfigurationError
-        If another worker has made another one.
+        If another worker has made another stream.
     """
-    links = list(chain_of(stream))
+    links = list(all_streams(stream))
     worker.require_same_data(
         *(part for link in links for part in _contents(link)), kind=f"{_kind(links[-1])}, given to {user}"
     )
 
 
 def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: float) -> None:
-    """Raise if workers train on parts of different streams, and tell if all train on one whole; a collective call.
+    """Raise if workers train on parts of different streams; warn if all train on one whole stream. A collective call.
 
     Parameters
     ----------
     stream : AbstractDataStream or None
-        That a worker trains on.
+        The stream that this worker trains on.
     worker : Worker
     name : str
         Of the training, the same on all workers.
@@ -80,8 +80,8 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
 
 
 def _what_is_read(stream: Any) -> str:
-    """Tell whether it is a part of what a scheme names, all of it, or something else; and of what contents."""
-    links = list(chain_of(stream))
+    """Tell whether a stream gives a part of the rows that its schemes name, all of them, or others; and which rows."""
+    links = list(all_streams(stream))
     contents = fingerprint(*(part for link in links for part in _contents(link)))
     of_each_source = [
         list(all_schemes(getattr(link, "iteration_scheme", None)))
@@ -100,7 +100,7 @@ def _kind(source: Any) -> str:
 
 
 def _contents(link: Any) -> list[Any]:
-    """Return what tells one link of a chain from another."""
+    """Return the contents by which two links of a chain differ, for `fingerprint`."""
     scheme, dataset = getattr(link, "iteration_scheme", None), getattr(link, "dataset", None)
     found: list[Any] = [type(link).__name__, list(getattr(link, "sources", None) or ())]
     rows = None

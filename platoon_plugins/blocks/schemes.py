@@ -1,4 +1,4 @@
-"""Iteration schemes that know their shard: of all requests of an epoch, those of one worker."""
+"""Iteration schemes that give one worker its part of all requests of an epoch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from fuel.schemes import BatchSizeScheme, IterationScheme
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connected
-from platoon_base.sharding import UNEVEN
+from platoon_base.sharding import require_uneven
 
-__all__ = ["Place", "ShardedRequests", "ShardedScheme", "all_schemes", "require_uneven", "same_epoch"]
+__all__ = ["Shard", "ShardedRequests", "ShardedScheme", "all_schemes", "same_epoch"]
 
 
-class Place(NamedTuple):
-    """Which of how many shards, for a process that is no worker itself.
+class Shard(NamedTuple):
+    """The number of one shard and the number of shards; stands in for a `Worker` in a process that is none.
 
     Attributes
     ----------
@@ -35,31 +35,30 @@ class Place(NamedTuple):
     seed: int = 0
 
 
-class _Seat:
-    """Where this process is in the job: plain numbers, looked up anew in the process that unpickles them."""
+class _CurrentShard:
+    """The shard of this process; a worker that unpickles it takes its own shard."""
 
-    def __init__(self, worker: Worker | Place) -> None:
-        self._place = _place(worker)
-        self._moved = False
+    def __init__(self, worker: Worker | Shard) -> None:
+        self._shard = _shard_of(worker)
+        self._unpickled = False
 
-    @property
-    def place(self) -> Place:
-        """The place; after unpickling that of the worker this process is, or the old one in a process that is none."""
-        if self._moved:
+    def get(self) -> Shard:
+        """Return the shard: after unpickling that of this process's worker, or the old one in a process without."""
+        if self._unpickled:
             worker = connected()  # a data server must not join
-            self._place = self._place if worker is None else _place(worker)
-            self._moved = False
-        return self._place
+            self._shard = self._shard if worker is None else _shard_of(worker)
+            self._unpickled = False
+        return self._shard
 
-    def __getstate__(self) -> Place:
-        return self._place
+    def __getstate__(self) -> Shard:
+        return self._shard
 
-    def __setstate__(self, place: Place) -> None:
-        self._place, self._moved = place, True
+    def __setstate__(self, shard: Shard) -> None:
+        self._shard, self._unpickled = shard, True
 
 
-def _place(worker: Worker | Place) -> Place:
-    return Place(worker.global_rank, worker.global_size, worker.seed)
+def _shard_of(worker: Worker | Shard) -> Shard:
+    return Shard(worker.global_rank, worker.global_size, worker.seed)
 
 
 class ShardedScheme(IterationScheme):
@@ -69,53 +68,53 @@ class ShardedScheme(IterationScheme):
     N batches of one round together are the batch of one process that takes N times as many rows.
 
     All workers deal out the same order. A scheme that has an ``rng``, such as `ShuffledScheme`, or contains schemes
-    that do, is copied for each epoch, and the copy's numbers are drawn from the job's seed and the number of the epoch,
-    whatever generator it was given; the scheme itself stays as it is. A scheme without ``rng`` must make the same
-    requests on every worker, in the same order. Epochs are counted by calls of `get_request_iterator`: begin as many of
-    them on every worker.
+    that do, is copied for each epoch. The copy's generator is seeded by the job's seed and the number of the epoch,
+    whatever generator the scheme was given; the scheme itself stays as it is. A scheme without ``rng`` must make the
+    same requests on every worker, in the same order. Each call of `get_request_iterator` counts as an epoch: begin as
+    many epochs on every worker.
 
     Parameters
     ----------
     scheme : IterationScheme
-        Of requests that name rows. Sizes of batches (`ConstantScheme`) do not tell which rows are whose.
+        Its requests must name rows. Sizes of batches (`ConstantScheme`) do not tell which worker reads which rows.
     uneven : {"keep", "drop", "wrap"}
-        If N does not divide the number of requests: some workers have one more; the last, incomplete round is left out;
-        or it is filled up with the first requests of the epoch. Synchronous training needs as many steps on every
-        worker: "drop" or "wrap".
-    worker : Worker or Place, optional
-        The default is ``connect()``. Only its rank, the number of workers and the seed are kept. Unpickled in a process
-        that has joined a job, the scheme takes that worker's place; in any other it keeps its own.
+        If N does not divide the number of requests, some workers have one more ("keep"), or the last, incomplete round
+        is left out ("drop"), or filled up with the first requests of the epoch ("wrap"). Synchronous training needs as
+        many steps on every worker: "drop" or "wrap".
+    worker : Worker or Shard, optional
+        The default is ``connect()``. The scheme keeps the rank, the number of workers and the seed alone. Unpickled in
+        a process that has joined a job, it takes that worker's shard; in any other process it keeps its own.
 
     Attributes
     ----------
     epoch : int
-        How many epochs have begun.
+        Number of epochs that have begun.
     requests_examples : bool
         As of ``scheme``.
     batch_size : int
         Rows in a request; missing where ``scheme`` has none.
     num_examples : int
-        This worker's steps in an epoch times ``batch_size``, what a progress bar divides by it: a last, smaller batch
-        counts in full. Missing where ``scheme`` does not tell its rows.
+        This worker's steps in an epoch times ``batch_size``: a progress bar divides it by ``batch_size``. A last,
+        smaller batch counts in full. Missing where ``scheme`` does not tell its rows.
 
     Raises
     ------
     ConfigurationError
-        If a scheme cannot be dealt out, or was already. At the first request of an epoch, if "drop" leaves none.
+        If a scheme cannot be dealt out, or was already; at the first request of an epoch if "drop" leaves none.
 
     Examples
     --------
     >>> DataStream(data, iteration_scheme=ShardedScheme(ShuffledScheme(50000, 100)))            # doctest: +SKIP
     """
 
-    def __init__(self, scheme: IterationScheme, *, uneven: str = "keep", worker: Worker | Place | None = None) -> None:
+    def __init__(self, scheme: IterationScheme, *, uneven: str = "keep", worker: Worker | Shard | None = None) -> None:
         require_uneven(uneven)
         for part in all_schemes(scheme):
             _require_rows(part)
         self.scheme = scheme
         self.uneven = uneven
         self.epoch = 0
-        self._seat = _Seat(connect() if worker is None else worker)
+        self._current = _CurrentShard(connect() if worker is None else worker)
 
     @property
     def requests_examples(self) -> bool:
@@ -128,46 +127,46 @@ class ShardedScheme(IterationScheme):
     @property
     def num_examples(self) -> int:
         rows = len(self.scheme.indices) if hasattr(self.scheme, "indices") else self.scheme.num_examples
-        requests, place = -(-rows // self.batch_size), self._seat.place
+        requests, shard = -(-rows // self.batch_size), self._current.get()
         if self.uneven == "drop":
-            requests -= requests % place.global_size
-        first = 0 if self.uneven == "wrap" else place.global_rank
-        return len(range(first, requests, place.global_size)) * self.batch_size
+            requests -= requests % shard.global_size
+        first = 0 if self.uneven == "wrap" else shard.global_rank
+        return len(range(first, requests, shard.global_size)) * self.batch_size
 
     def get_request_iterator(self) -> ShardedRequests:
         """Begin the next epoch."""
-        requests = ShardedRequests(self.scheme, [self._seat.place.seed, self.epoch], self.uneven, self._seat)
+        requests = ShardedRequests(self.scheme, [self._current.get().seed, self.epoch], self.uneven, self._current)
         self.epoch += 1
         return requests
 
 
 class ShardedRequests(Iterator[Any]):
-    """The requests of one worker in one epoch; pickled amid the epoch, they go on where all workers had come.
+    """The requests of one worker in one epoch; it can be pickled in the middle of the epoch.
 
-    What is pickled is how many requests all workers together have had, taking them to be in step. Those that unpickle
-    it deal out the others, in the same order, among however many they are then.
+    The pickle holds the number of requests that all workers together have had, as if they were in step. The workers
+    that unpickle it deal out the remaining requests among themselves, in the same order.
 
     Parameters
     ----------
     scheme : IterationScheme
-        That makes the requests of all workers.
+        Makes the requests of all workers.
     seed : list of int
-        Of the order of this epoch.
+        Seed of the order in this epoch.
     uneven : {"keep", "drop", "wrap"}
-    seat : object with an attribute ``place``
-        Tells rank and size.
+    current : object with a method ``get``
+        Returns this process's `Shard`.
     """
 
-    def __init__(self, scheme: IterationScheme, seed: list[int], uneven: str, seat: _Seat) -> None:
+    def __init__(self, scheme: IterationScheme, seed: list[int], uneven: str, current: _CurrentShard) -> None:
         self._scheme = scheme
         self._seed = seed
         self._uneven = uneven
-        self._seat = seat
+        self._current = current
         self._consumed = 0
         self._upcoming: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
-        rank, size, _ = self._seat.place
+        rank, size, _ = self._current.get()
         if self._upcoming is None:
             self._upcoming = islice(self._from_the_first(), self._consumed, None)
         together = list(islice(self._upcoming, size))
@@ -198,14 +197,14 @@ class ShardedRequests(Iterator[Any]):
 def same_epoch(scheme: IterationScheme, seed: Sequence[int]) -> IterationScheme:
     """Return a copy of a scheme that makes the same requests wherever it is given the same seed.
 
-    Each scheme with an ``rng``, be it this one or one within it, gets a generator seeded by ``seed`` and its number
-    among them. The scheme given stays as it is; one without ``rng`` is taken to be deterministic.
+    This scheme, and each within it, gets a generator seeded by ``seed`` and its number among them if it has an ``rng``.
+    The scheme given stays as it is. A scheme without ``rng`` counts as deterministic.
 
     Parameters
     ----------
     scheme : IterationScheme
     seed : sequence of int
-        Such as the job's seed and the number of the epoch; none negative.
+        Such as the job's seed and the number of the epoch; not negative.
 
     Returns
     -------
@@ -244,12 +243,6 @@ def all_schemes(scheme: Any) -> Iterator[Any]:
         for _, value in _inner(scheme):
             for part in value if isinstance(value, (list, tuple)) else [value]:
                 yield from all_schemes(part)
-
-
-def require_uneven(uneven: str) -> None:
-    """Raise `ConfigurationError` unless ``uneven`` is one of the known words."""
-    if uneven not in UNEVEN:
-        raise ConfigurationError(f"got uneven={uneven!r}: it must be one of {', '.join(UNEVEN)}")
 
 
 def _require_rows(scheme: Any) -> None:

@@ -1,167 +1,36 @@
-"""Fuel streams of which each worker reads its shard, or one for all."""
+"""What a Fuel stream is made of: the streams below its transformers, and the random numbers that transformers draw."""
 
 from __future__ import annotations
 
 import copy
-import functools
-from collections.abc import Callable, Iterator
-from multiprocessing import Process
+from collections.abc import Iterator
 from typing import Any
 
-from fuel.schemes import IterationScheme
-from fuel.streams import AbstractDataStream, ServerDataStream
-from fuel.transformers import BackgroundProcess, MultiProcessing
+import numpy as np
+from fuel.streams import AbstractDataStream
 
-from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
+from platoon_base.sharding import shard_seed
 from platoon_plugins.blocks.broadcast import BroadcastStream
-from platoon_plugins.blocks.chains import chain_of, vary_draws
-from platoon_plugins.blocks.same_data import require_same_stream
-from platoon_plugins.blocks.schemes import Place, ShardedScheme, all_schemes, require_uneven
+from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
 
-__all__ = ["is_broadcast", "is_sharded", "shard_stream", "sources_of", "with_scheme"]
-
-MODES = ("shard", "broadcast")
+__all__ = ["all_streams", "draw_by_rank", "is_broadcast", "is_sharded", "require_stream", "sources_of"]
 
 
-def shard_stream(
-    stream: AbstractDataStream,
-    *,
-    mode: str = "shard",
-    uneven: str = "keep",
-    rank: int | None = None,
-    size: int | None = None,
-    seed: int | None = None,
-    worker: Worker | None = None,
-) -> AbstractDataStream:
-    """Return this worker's part of a stream, of which all workers make the same.
-
-    The stream's scheme is replaced by a `ShardedScheme`, below all its transformers: of the batches (or examples) of an
-    epoch, worker k of N reads the k-th, the (k+N)-th, and so on. Shuffled schemes are shuffled alike on all workers,
-    anew in each epoch. A stream that was pickled, amid an epoch too, goes on where it was, with any number of workers:
-    see `ShardedRequests`.
-
-    The stream given stays as it is and shares its data set with the copy; call this before an epoch of it begins.
-    A `MultiProcessing` in the chain gets a second process, for the copy; put it around the sharded stream instead.
-    A transformer that draws from a generator of its own (``rng``) draws other numbers on each worker. A function
-    that draws from NumPy's common generator draws the same on all workers if the script has seeded it. Seed it with
-    ``platoon_base.sharding.shard_seed(seed, connect().global_rank)``. A `Filter` may leave one worker more batches than
-    another, whatever ``uneven`` says.
-
-    All workers must make the same stream. Its schemes and a few rows of the data are compared: other data on another
-    worker, such as a random split without a seed, are an error.
-
-    Parameters
-    ----------
-    stream : AbstractDataStream
-        A `DataStream` with an iteration scheme, or any chain of transformers above such streams.
-    mode : {"shard", "broadcast"}
-        "broadcast" gives all workers the same batches, of any stream: the first worker reads them and sends them to the
-        others, see `BroadcastStream`.
-    uneven : {"keep", "drop", "wrap"}
-        What to do with batches that cannot be dealt out evenly, see `ShardedScheme`. For mode "shard".
-    rank, size : int, optional
-        Return this shard of as many, in a process that is no worker, such as a data server.
-    seed : int, optional
-        With ``rank`` and ``size``: common to all shards; 0 by default.
-    worker : Worker, optional
-        The default is ``connect()``.
-
-    Returns
-    -------
-    AbstractDataStream
-        In a job of one, the stream itself.
-
-    Raises
-    ------
-    ConfigurationError
-        If an argument cannot work, the stream makes no requests that can be dealt out, is sharded already, or another
-        worker has made another one.
-
-    Examples
-    --------
-    >>> train = shard_stream(Flatten(DataStream(mnist, iteration_scheme=ShuffledScheme(50000, 100))))  # doctest: +SKIP
-
-    One Fuel server for each worker's shard, here of 2, and the stream that a worker reads it by:
-
-    >>> for r in range(2):                                                                      # doctest: +SKIP
-    ...     Process(target=start_server, args=(shard_stream(stream, rank=r, size=2), 5557 + r)).start()
-    >>> train = ServerDataStream(sources, False, port=5557 + connect().global_rank)             # doctest: +SKIP
-    """
-    if mode not in MODES:
-        raise ConfigurationError(f"got mode={mode!r}: it must be one of {', '.join(MODES)}")
-    require_uneven(uneven)
-    _require_stream(stream)
-    place = _given_place(rank, size, seed, mode)
-    reader = place or (connect() if worker is None else worker)
-    if reader.global_size == 1:
-        return stream
-    if is_sharded(stream) or isinstance(stream, BroadcastStream):
-        raise ConfigurationError("got a stream that shard_stream has made, or one with a ShardedScheme: shard once")
-    if mode == "broadcast":
-        for source in sources_of(stream):
-            _refuse_server(source)
-        return BroadcastStream(stream, reader)
-    if isinstance(reader, Worker):  # a Place has nobody to compare with
-        require_same_stream(stream, reader, "shard_stream")
-    wrap = functools.partial(ShardedScheme, uneven=uneven, worker=reader)
-    return with_scheme(stream, wrap, reader.global_rank)
+def all_streams(stream: Any) -> Iterator[Any]:
+    """Yield a stream and all those below it, of merged ones too."""
+    yield stream
+    for below in getattr(stream, "data_streams", None) or [getattr(stream, "data_stream", None)]:
+        if below is not None:
+            yield from all_streams(below)
 
 
-def _given_place(rank: int | None, size: int | None, seed: int | None, mode: str) -> Place | None:
-    if rank is None and size is None and seed is None:
-        return None
-    if rank is None or size is None or not 0 <= rank < size or (seed or 0) < 0:
-        raise ConfigurationError(
-            f"got rank={rank}, size={size}, seed={seed}: pass both rank and size, a rank of 0 .. size - 1, and a seed "
-            "that is not negative, or none of them in a worker"
-        )
-    if mode != "shard":
-        raise ConfigurationError(f"got mode={mode!r} with rank and size: only the workers of a job can broadcast")
-    return Place(rank, size, seed or 0)
-
-
-def with_scheme(
-    stream: AbstractDataStream, wrap: Callable[[IterationScheme], IterationScheme], rank: int = 0
-) -> AbstractDataStream:
-    """Return a copy of a stream with another iteration scheme below all its transformers.
-
-    Copies are shallow: data sets and what they have opened are shared. A `MultiProcessing` starts a process of its own.
-
-    Parameters
-    ----------
-    stream : AbstractDataStream
-        Where several streams were merged, each of them gets another scheme.
-    wrap : callable
-        Given a scheme, returns the one to take its place; it must not change the one given.
-    rank : int
-        Each rank draws random numbers of its own in the transformers; on 0 they go on with those they had.
-
-    Raises
-    ------
-    ConfigurationError
-        If this is no stream, or one at the bottom has no iteration scheme.
-    """
-    for source in sources_of(stream):
-        _require_scheme(source)
-    return _with_scheme(stream, wrap, rank)
-
-
-def _with_scheme(stream: Any, wrap: Callable[[IterationScheme], IterationScheme], rank: int) -> Any:
-    copied = copy.copy(stream)
-    vary_draws(copied, rank)
-    if hasattr(stream, "data_streams"):
-        copied.data_streams = [_with_scheme(part, wrap, rank) for part in stream.data_streams]
-    elif hasattr(stream, "data_stream"):
-        copied.data_stream = _with_scheme(stream.data_stream, wrap, rank)
-    else:
-        copied.iteration_scheme = wrap(stream.iteration_scheme)
-    if isinstance(stream, MultiProcessing):
-        # The process of the original has begun to read what is not sharded.
-        copied.background = BackgroundProcess(copied.data_stream, stream.background.batches._maxsize)
-        copied.proc = Process(target=copied.background.main, daemon=True)
-        copied.proc.start()
-    return copied
+def sources_of(stream: Any) -> Iterator[Any]:
+    """Yield the streams below all transformers."""
+    for link in all_streams(stream):
+        require_stream(link)
+        if not hasattr(link, "data_streams") and not hasattr(link, "data_stream"):
+            yield link
 
 
 def is_sharded(stream: AbstractDataStream) -> bool:
@@ -171,38 +40,27 @@ def is_sharded(stream: AbstractDataStream) -> bool:
 
 
 def is_broadcast(stream: Any) -> bool:
-    """Tell whether the first worker reads a stream for all: whether a batch of it is a collective call."""
-    return any(isinstance(link, BroadcastStream) for link in chain_of(stream))
+    """Tell whether the first worker reads a stream for all, so that each batch is a collective call."""
+    return any(isinstance(link, BroadcastStream) for link in all_streams(stream))
 
 
-def sources_of(stream: Any) -> Iterator[Any]:
-    """Yield the streams below all transformers."""
-    for link in chain_of(stream):
-        _require_stream(link)
-        if not hasattr(link, "data_streams") and not hasattr(link, "data_stream"):
-            yield link
+def draw_by_rank(transformer: Any, rank: int) -> None:
+    """Give a transformer new generators of random numbers, seeded by its own generators and the rank.
+
+    Rank 0 keeps its generators, and draws what one process draws.
+    """
+    for name, value in list(vars(transformer).items()) if rank else ():
+        if isinstance(value, np.random.RandomState):
+            drawn = copy.deepcopy(value).randint(2**31 - 1)
+            setattr(transformer, name, np.random.RandomState(shard_seed(int(drawn), rank) % 2**32))
+        elif isinstance(value, np.random.Generator):
+            drawn = copy.deepcopy(value).integers(2**31 - 1)
+            setattr(transformer, name, np.random.default_rng([int(drawn), rank]))
 
 
-def _require_stream(stream: Any) -> None:
+def require_stream(stream: Any) -> None:
+    """Raise `ConfigurationError` unless this is a Fuel stream."""
     if not isinstance(stream, AbstractDataStream):
         raise ConfigurationError(
             f"got {type(stream).__name__}: pass a Fuel stream, such as DataStream(dataset, iteration_scheme=...)"
-        )
-
-
-def _require_scheme(source: Any) -> None:
-    _refuse_server(source)
-    if source.iteration_scheme is None:
-        raise ConfigurationError(
-            f"got a {type(source).__name__} without an iteration scheme: nobody can tell beforehand which rows it will "
-            'give; pass mode="broadcast", and the first worker reads it for all'
-        )
-
-
-def _refuse_server(source: Any) -> None:
-    if isinstance(source, ServerDataStream):
-        raise ConfigurationError(
-            "got a ServerDataStream: the server gives each batch to one of those that are connected, and the end of an "
-            "epoch too; run one server for each worker, start_server(shard_stream(stream, rank=r, size=n), port=5557 + "
-            "r), and read it by ServerDataStream(..., port=5557 + connect().global_rank), without shard_stream"
         )

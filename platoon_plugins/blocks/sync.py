@@ -1,4 +1,4 @@
-"""The extension that makes a main loop one of N that train together."""
+"""The extension by which the main loops of several workers train together."""
 
 from __future__ import annotations
 
@@ -11,61 +11,59 @@ from blocks.extensions import SimpleExtension
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule
-from platoon_base.worker import DEFAULT_TIMEOUT_S
-from platoon_base.worker.shared_parameters import ON_NONFINITE
-from platoon_plugins.blocks.loading import require_loaded_model
-from platoon_plugins.blocks.members import LEADER_ONLY, Member, find
+from platoon_base.rules import Rule, require_rule
+from platoon_base.worker import DEFAULT_TIMEOUT_S, require_on_nonfinite
+from platoon_plugins.blocks.extensions import LEADER_ONLY, DistributedExtension, find
+from platoon_plugins.blocks.model import require_loaded_model
 from platoon_plugins.blocks.stopping import StopTogether
-from platoon_plugins.blocks.training import Settings, Training
+from platoon_plugins.blocks.training import Settings, Training, refuse_on_nonfinite
 
 __all__ = ["ParameterSync"]
 
 log = logging.getLogger(__name__)
 
-# Triggers by which something is synchronized while the main loop trains.
+# Triggers that fire while the main loop trains.
 _DURING_TRAINING = {"before_epoch", "after_epoch", "before_batch", "after_batch", *SimpleExtension.INTEGER_TRIGGERS}
 _EVERY_N_BATCHES = 10
 
 
-class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
+class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc]
     """Train the main loop together with those of the other workers of the job.
 
-    Put one into the list of extensions, anywhere: it takes the first place itself. Before the first batch (after `Load`
-    and the like) all workers get the values of the first one. Then, whenever it is triggered, the rule is applied
-    between this worker's parameters and the common center. `DistributedMonitoring`, `DataStreamMonitoring` and
-    `Checkpoint` see the center's values, and so does everything once training is over. With ``rule=None``, for
-    `AllReduceGradients`, the parameters are the same everywhere: their first values, and what the step rule keeps, are
-    copied from the first worker.
+    Put one into the list of extensions, anywhere: it moves to the first position itself. Before the first batch (after
+    `Load` and the like) all workers get the values of the first one. Then each trigger applies the rule between this
+    worker's parameters and the common center. `DistributedMonitoring`, `DataStreamMonitoring` and `Checkpoint` see the
+    center's values, and after training the parameters have them. With averaged gradients (`AllReduceGradients`) all
+    workers have the same parameters: they copy the first values, and the step rule's state, from the first worker.
 
     With averaged gradients, all workers get a `ConfigurationError` when they next meet if their models have become
     different: by another learning rate on one worker, or by an extension that changes the parameters of some.
 
-    Population statistics of BatchNormalization are averaged whenever workers meet. A `Checkpoint` in between saves
+    Workers average the population statistics of BatchNormalization whenever they meet. A `Checkpoint` in between saves
     those of the first worker with the center's parameters, and a warning says so once. Put it behind
     `DistributedMonitoring`, with the same triggers.
 
     On all workers but the first, extensions that print or write are silent. Random streams of the compiled function,
     such as those of dropout, and the generators of Fuel's transformers differ between workers.
 
-    At the end of training workers wait for one another, if the others end too. A worker that ends alone leaves the
-    job, as does one with an exception, and the others go on; `StopTogether` makes them end together, which averaged
-    gradients do anyway.
+    At the end of training workers wait for one another, if the others end too. A worker that ends alone, or by an
+    exception, leaves the job, and the others go on. With `StopTogether`, or averaged gradients, all end together.
 
     A main loop that `Checkpoint` pickled joins again when it is resumed, with any number of workers: all of them load
-    the same file. (One that averages gradients must have been made by several workers; alone there is nothing in it
-    to average by.) In a job of one this extension does nothing.
+    the same file. (A main loop that averages gradients must have been made by several workers: made alone, its
+    compiled function averages nothing.) In a job of one this extension does nothing.
 
     Parameters
     ----------
-    rule : Rule or None
-        Such as ``EASGD()``; None with `AllReduceGradients`.
+    rule : Rule, None or "auto"
+        Such as ``EASGD()``; None with `AllReduceGradients`. "auto" chooses: None if the algorithm averages gradients,
+        whatever the triggers are, or else `platoon_base.rules.default_rule`.
     parameters : list of Theano shared variable, optional
         Of float dtypes. The default is those of the algorithm, or else of the model.
     leader_only : tuple of type
         Extensions of these classes run on the first worker only; ``()`` for none.
     on_nonfinite : {"raise", "skip", "restore"}
-        What a rule does with a NaN or an infinity of this worker; see `Worker.init_shared_params`.
+        Reaction to a NaN or an infinity of this worker; see `Worker.init_shared_params`.
     timeout_s : float
         Bound on each wait for the other workers, which may come to the end of an epoch at another time.
     worker : Worker, optional
@@ -81,74 +79,70 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
     Examples
     --------
     >>> MainLoop(algorithm, shard_stream(stream), model=model,                      # doctest: +SKIP
-    ...          extensions=[ParameterSync(EASGD()), FinishAfter(after_n_epochs=5), Printing()]).run()
+    ...          extensions=[ParameterSync(), FinishAfter(after_n_epochs=5), Printing()]).run()
     """
 
-    place = -1
+    order = -1
 
     def __init__(
         self,
-        rule: Rule | None,
-        parameters: Sequence[Any] | None = None,
+        rule: Rule | str | None = "auto",
         *,
+        parameters: Sequence[Any] | None = None,
         leader_only: tuple[type, ...] = LEADER_ONLY,
         on_nonfinite: str = "raise",
         timeout_s: float = DEFAULT_TIMEOUT_S,
         worker: Worker | None = None,
         **kwargs: Any,
     ) -> None:
-        if rule is not None and (isinstance(rule, type) or not callable(getattr(rule, "resolved", None))):
-            raise ConfigurationError(f"got {rule!r} as the rule: pass EASGD(), ASGD(), or None with AllReduceGradients")
+        if rule not in ("auto", None):
+            require_rule(rule)
         if not isinstance(leader_only, tuple):
             raise ConfigurationError(f"got leader_only={leader_only!r}: pass a tuple of classes, such as (Printing,)")
-        if on_nonfinite not in ON_NONFINITE:
-            raise ConfigurationError(f"got on_nonfinite={on_nonfinite!r}: it must be one of {', '.join(ON_NONFINITE)}")
-        if rule is None and on_nonfinite != "raise":
-            raise ConfigurationError(
-                f"got on_nonfinite={on_nonfinite!r} and no rule: averaged gradients bring a NaN of one worker to all "
-                "at once; use RemoveNotFinite() behind AllReduceGradients()"
-            )
+        require_on_nonfinite(on_nonfinite)
+        if rule is None:
+            refuse_on_nonfinite(on_nonfinite)
         super().__init__(**_with_triggers(rule, kwargs))
         self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker)
         self._syncs = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """The handle belongs to a running job."""
+        """Leave the worker out: it belongs to a running job."""
         return {**self.__dict__, "settings": self.settings._replace(worker=None)}
 
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
-        """See `Member.dispatch`."""
+        """See `DistributedExtension.dispatch`."""
         callback = str(callback_invoked)
         super().dispatch(callback_invoked, *from_main_loop)
         training = None if callback == "on_error" else self.training
         if training is None:
             return
         if callback in ("before_training", "on_resumption"):
-            self._see_to_common_stops(training)
+            self._stop_together(training)
         if callback in ("before_epoch", "on_resumption"):
             require_loaded_model(self.main_loop)
         elif callback == "after_batch":
             training.batch_done()
         elif callback == "after_training":
-            self._say_if_idle()
+            self._warn_if_idle(training)
 
     def do(self, which_callback: str, *args: Any) -> None:
         """Apply the rule."""
         training = self.training
-        if training is not None and training.started and not training.finished:
+        if training is not None and training.started and not training.finished and not training.averages:
             training.synchronize()
             self._syncs += 1
 
-    def _see_to_common_stops(self, training: Training) -> None:
-        """Signals may come to the workers of a lockstep at different batches: what ends one must end all."""
+    def _stop_together(self, training: Training) -> None:
+        """Add a StopTogether in lockstep: signals may come to the workers at different batches, and must end all."""
         if training.lockstep and find(self.main_loop, StopTogether) is None:
             stop = StopTogether()
             stop.main_loop = self.main_loop
             self.main_loop.extensions = [*self.main_loop.extensions, stop]
 
-    def _say_if_idle(self) -> None:
+    def _warn_if_idle(self, training: Training) -> None:
         batches = self.main_loop.status["iterations_done"]
-        if self.settings.rule is not None and not self._syncs and batches:
+        if not training.averages and not self._syncs and batches:
             log.warning(
                 "nothing was synchronized in %d batches but at the end of training: make the period of ParameterSync "
                 "shorter, or train longer",
@@ -156,7 +150,7 @@ class ParameterSync(Member, SimpleExtension):  # type: ignore[misc]
             )
 
 
-def _with_triggers(rule: Rule | None, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _with_triggers(rule: Rule | str | None, kwargs: dict[str, Any]) -> dict[str, Any]:
     """Check the triggers, or give the default ones."""
     for name in SimpleExtension.INTEGER_TRIGGERS & kwargs.keys():
         value = kwargs[name]

@@ -1,9 +1,8 @@
-"""One main loop that trains together with those of other workers: where they meet, how they begin and how they end."""
+"""The life cycle of one distributed training: its begin, synchronization, meetings and end."""
 
 from __future__ import annotations
 
 import contextlib
-import enum
 import itertools
 import logging
 import weakref
@@ -12,55 +11,47 @@ from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.rules import Rule
-from platoon_base.theano_ops.noise import vary_noise
-from platoon_base.worker import DEFAULT_TIMEOUT_S
-from platoon_base.worker.divergence import require_same_values
-from platoon_base.worker.initial_values import start_together
-from platoon_plugins.blocks.algorithms import (
-    averages_gradients,
-    collected_statistics,
-    hyperparameters,
-    meant_to_average,
-    step_rule_state,
-    trained_parameters,
-)
-from platoon_plugins.blocks.chains import chain_of, vary_draws
+from platoon_base.rules import Rule, default_rule
+from platoon_base.theano_ops import vary_noise
+from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
+from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
+from platoon_plugins.blocks.meetings import END, Meeting, Meetings, Vote
+from platoon_plugins.blocks.model import hyperparameters, step_rule_state, trained_parameters
 from platoon_plugins.blocks.same_data import require_dealt_out
-from platoon_plugins.blocks.streams import is_broadcast
+from platoon_plugins.blocks.statistics import Statistics
+from platoon_plugins.blocks.streams import all_streams, draw_by_rank, is_broadcast
 
-__all__ = ["Meeting", "Settings", "Training", "Vote"]
+__all__ = ["Settings", "Training", "refuse_on_nonfinite"]
 
 log = logging.getLogger(__name__)
 
-_FINISH = "the end of training"
 _SAME_MODEL = (
     "averaged gradients keep models the same only if all workers take the same steps: give all of them the same step "
     "rule and learning rate, and the same extensions that change parameters or the learning rate"
 )
-_LEAVING_TIMEOUT_S = 10.0  # with an error to report there is no time to lose
+_LEAVING_TIMEOUT_S = 10.0  # short: the main loop has an error to report
 _numbers = itertools.count(1)
 
 
 class Settings(NamedTuple):
-    """How to train.
+    """Settings of a training.
 
     Attributes
     ----------
-    rule : Rule or None
-        None for gradients that are averaged.
+    rule : Rule, None or "auto"
+        None for averaged gradients; "auto" for None if the algorithm averages gradients, or else the default rule.
     parameters : sequence of Theano shared variable or None
         None for those of the algorithm, or of the model.
     leader_only : tuple of type
         Extensions that run on the first worker only.
     on_nonfinite : {"raise", "skip", "restore"}
     timeout_s : float
-        Bound on the wait for the other workers at a meeting.
+        Bound on each wait for the other workers.
     worker : Worker or None
-        None for the one that this process is.
+        None for the worker of this process.
     """
 
-    rule: Rule | None
+    rule: Rule | str | None
     parameters: Sequence[Any] | None = None
     leader_only: tuple[type, ...] = ()
     on_nonfinite: str = "raise"
@@ -68,35 +59,12 @@ class Settings(NamedTuple):
     worker: Worker | None = None
 
 
-class Vote(enum.IntEnum):
-    """What a worker says to stopping: `END` leaves the others no choice."""
-
-    NO = 0
-    YES = 1
-    END = 2
-
-
-class Meeting(NamedTuple):
-    """Who met, who voted to stop, and whether one of them must.
-
-    Attributes
-    ----------
-    ranks : list of int
-    voters : set of int
-    ends : bool
-    """
-
-    ranks: list[int]
-    voters: set[int]
-    ends: bool
-
-
 class Training:
-    """One run of a main loop on this worker; what the extensions of the main loop have in common.
+    """One run of a main loop on this worker; the extensions of the main loop share it.
 
-    All collective calls but those inside the compiled function are made at meetings, which every main loop comes to
-    equally often. If one main loop ends, its worker waits for the others at the end; those that come to another
-    meeting then learn of it, and end too (with `StopTogether`) or go on without it.
+    All collective calls outside the compiled function are made at meetings. Every main loop comes to as many meetings.
+    If one main loop ends, its worker waits for the others at the end. Those that come to another meeting then end too
+    (with `StopTogether`), or go on without it.
 
     Parameters
     ----------
@@ -110,13 +78,11 @@ class Training:
     averages : bool
         Whether the workers average gradients.
     lockstep : bool
-        Whether they process each batch together, because they do, or because one reads the batches for all.
-    members : list of int
-        The ranks at the last meeting.
+        Whether they process each batch together: they average gradients, or one of them reads the batches for all.
     compared : set
         The evaluators whose streams were compared between the workers.
     prepared, started, finished : bool
-        Whether the other extensions were looked at, and whether training has begun and ended.
+        Whether the user's extensions were adapted, and whether training has begun and ended.
     """
 
     def __init__(self, worker: Worker, main_loop: Any, settings: Settings, stops_together: bool) -> None:
@@ -125,65 +91,80 @@ class Training:
         self.timeout_s = settings.timeout_s
         self.averages = averages_gradients(main_loop.algorithm)
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
-        self.members: list[int] = []
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
         self.prepared = self.started = self.finished = False
-        self._averaged_at: int | None = None  # the batch after which statistics were last the same on all workers
-        self._told_of_own = False
-        self._stops_together = stops_together or self.lockstep
-        # The main loop may be forgotten when nothing but this is left of it.
+        # Weak, so that a main loop that nobody else refers to is freed.
         self._main_loop_ref = weakref.ref(main_loop)
-        self._number = next(_numbers)
-        self._require_one_way(main_loop.algorithm)
+        self._name = f"main loop {next(_numbers)}"
+        self._meetings = Meetings(worker, self._name, stops_together or self.lockstep, self.timeout_s)
+        self._statistics = Statistics(worker, self._name, self.timeout_s)
+        self._rule = self._chosen_rule(main_loop.algorithm)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks at the latest meeting."""
+        return self._meetings.ranks
 
     @property
     def _main_loop(self) -> Any:
         return self._main_loop_ref()
 
-    def _require_one_way(self, algorithm: Any) -> None:
-        if self.averages and self.settings.rule is not None:
-            raise ConfigurationError(
-                f"got {self.settings.rule} and an algorithm that averages gradients: the workers would be kept together"
-                " twice; use ParameterSync(None) with AllReduceGradients, or the rule with the plain step rule"
-            )
-        if not self.averages and self.settings.rule is None:
-            if meant_to_average(algorithm):
+    def _chosen_rule(self, algorithm: Any) -> Rule | None:
+        rule: Any = self.settings.rule
+        if self.averages:
+            if rule not in ("auto", None):
                 raise ConfigurationError(
-                    "got a main loop that was made in a job of one, where there is nothing to average, and pickled: "
-                    "make it anew, and bring the values by Load(path)"
+                    f"got {rule} and an algorithm that averages gradients: the workers would be kept together twice; "
+                    "use ParameterSync(None) with AllReduceGradients, or the rule with the plain step rule"
                 )
+            refuse_on_nonfinite(self.settings.on_nonfinite)
+            return None
+        if rule in ("auto", None) and has_averaging_rule(algorithm):
+            raise ConfigurationError(
+                "got a main loop that was made in a job of one, where there is nothing to average, and pickled: make "
+                "it anew, and bring the values by Load(path)"
+            )
+        if rule is None:
             raise ConfigurationError(
                 "got neither a rule nor averaged gradients: each worker would train a model of its own; pass a rule, "
                 "as in ParameterSync(EASGD()), or use the step rule AllReduceGradients(...)"
             )
+        return default_rule() if rule == "auto" else rule
 
     # The begin.
 
     def start(self) -> None:
-        """Begin together: the first worker's values go to all others, once all extensions had their before_training."""
-        worker, status = self.worker, self._main_loop.status
-        if worker.late:
-            raise ConfigurationError(
-                "this worker joined late: the workers of a main loop count epochs together from its begin; launch the "
-                "job with more workers"
-            )
-        worker.meet(f"main loop {self._number}", binds=True, timeout_s=self.timeout_s)
-        way = "averaged gradients" if self.averages else f"{self.settings.rule}"
-        self.meet(f"the begin, with {way}, {status['iterations_done']} batches of {status['epochs_done']} epochs done")
-        require_dealt_out(self._main_loop.data_stream, worker, f"main loop {self._number}", timeout_s=self.timeout_s)
-        self._share()
+        """Begin together: all take the first worker's values over, after the before_training of all extensions."""
+        main_loop = self._main_loop
+        start_training(
+            self.worker,
+            self._name,
+            "main loop",
+            values=self._kept_the_same() if self.averages else (),
+            purpose="averaged gradients",
+            rule=self._rule,
+            parameters=() if self.averages else self._parameters(),
+            on_nonfinite=self.settings.on_nonfinite,
+            once_met=self._compare_main_loops,
+            timeout_s=self.timeout_s,
+        )
         self._require_same_model()
-        # Nobody moves the center before all have taken its first values over.
-        self.meet("the first batch")
-        worker.stop_votes.open(self._number)
-        function = getattr(self._main_loop.algorithm, "_function", None)
+        function = getattr(main_loop.algorithm, "_function", None)
         if function is not None:
-            vary_noise(function.get_shared(), worker.global_rank)
-        # Those that were pickled on one worker, too.
-        for link in chain_of(self._main_loop.data_stream):
-            vary_draws(link, worker.global_rank)
-        self._averaged_at = status["iterations_done"]
+            vary_noise(function.get_shared(), self.worker.global_rank)
+        # All workers may have unpickled the generators of one.
+        for stream in all_streams(main_loop.data_stream):
+            draw_by_rank(stream, self.worker.global_rank)
+        self._statistics.start(main_loop)
         self.started = True
+
+    def _compare_main_loops(self, participants: Sequence[int]) -> None:
+        """Raise on all workers if their ways of training, their progress or their data differ."""
+        main_loop = self._main_loop
+        status = main_loop.status
+        way = "averaged gradients" if self._rule is None else f"{self._rule}"
+        self.meet(f"the begin, with {way}, {status['iterations_done']} batches of {status['epochs_done']} epochs done")
+        require_dealt_out(main_loop.data_stream, self.worker, self._name, timeout_s=self.timeout_s)
 
     def _require_same_model(self) -> None:
         """Raise on all workers if models that averaged gradients keep the same have become different."""
@@ -191,24 +172,14 @@ class Training:
             return
         kept = [*hyperparameters(self._main_loop.algorithm), *self._kept_the_same()]
         values = [(f"{variable} (number {i})", variable.get_value(borrow=True)) for i, variable in enumerate(kept)]
-        name = f"the model of main loop {self._number}"
-        require_same_values(self.worker, name, values, _SAME_MODEL, timeout_s=self.timeout_s)
-
-    def _share(self) -> None:
-        if self.averages:
-            start_together(self._kept_the_same(), self.worker, "averaged gradients")
-        else:
-            settings = self.settings
-            self.worker.init_shared_params(
-                self._parameters(), settings.rule, on_nonfinite=settings.on_nonfinite, timeout_s=self.timeout_s
-            )
+        require_same_values(self.worker, f"the model of {self._name}", values, _SAME_MODEL, timeout_s=self.timeout_s)
 
     def _parameters(self) -> list[Any]:
         given = self.settings.parameters
         return trained_parameters(self._main_loop) if given is None else list(given)
 
     def _kept_the_same(self) -> list[Any]:
-        """Return what averaged gradients keep the same: parameters, and what the step rule keeps."""
+        """Return the variables that averaged gradients keep the same: parameters, and the step rule's state."""
         return [*self._parameters(), *step_rule_state(self._main_loop.algorithm)]
 
     # Training.
@@ -231,91 +202,33 @@ class Training:
 
     @contextlib.contextmanager
     def center(self) -> Iterator[None]:
-        """Within the ``with`` block the parameters have the values that count: those of the center.
+        """Within the ``with`` block the parameters have the center's values.
 
-        Statistics stay what they are: averaged when the workers met in this batch, otherwise this worker's own, which
+        Statistics stay what they are: averaged when the workers met in this batch, otherwise this worker's own. Those
         fit the center better than averages that belong to the parameters of an earlier meeting.
         """
-        self._tell_of_own_statistics()
+        if not self.finished:
+            self._statistics.warn_if_own(self._main_loop)
         if self.worker.closed:
             yield
         else:
             with self.worker.center_params(timeout_s=self.timeout_s):
                 yield
 
-    def _tell_of_own_statistics(self) -> None:
-        done = self._main_loop.status["iterations_done"]
-        if self._told_of_own or self.finished or done == self._averaged_at or self._averaged_at is None:
-            return
-        if collected_statistics(self._main_loop.algorithm):
-            self._told_of_own = True
-            log.warning(
-                "rank %d: what is saved or evaluated now has the population statistics of BatchNormalization of this "
-                "worker alone, as the workers averaged theirs last after batch %d: put Checkpoint and "
-                "DataStreamMonitoring behind DistributedMonitoring, with the same triggers",
-                self.worker.global_rank,
-                self._averaged_at,
-            )
-
-    # Meetings.
-
-    def meet(self, where: str, vote: Vote = Vote.NO) -> Meeting | None:
-        """Wait until the main loops of all workers have come here.
-
-        Parameters
-        ----------
-        where : str
-            What they come for.
-        vote : Vote
-            What this one says to stopping.
-
-        Returns
-        -------
-        Meeting or None
-            None if another main loop has ended, and this one shall end too.
-
-        Raises
-        ------
-        ConfigurationError
-            If others came for something else.
-        CollectiveTimeoutError
-            If some did not come in time; the message names them.
-        """
-        rank = self.worker.global_rank
-        while True:
-            summed, ranks = self.worker.sum_pairs(
-                f"meeting of main loop {self._number}",
-                {f"{rank} {where}": (float(vote), 1.0)},
-                timeout_s=self.timeout_s,
-            )
-            votes = {int(key.partition(" ")[0]): said for key, (said, _) in summed.items()}
-            places = {int(key.partition(" ")[0]): key.partition(" ")[2] for key in summed}
-            self.members = ranks
-            if len(set(places.values())) == 1:
-                if self.started:
-                    self._require_same_model()
-                return Meeting(ranks, {r for r, said in votes.items() if said}, Vote.END in votes.values())
-            if _FINISH not in places.values():
-                raise ConfigurationError(_at_different_places(places))
-            if self._stops_together and where != _FINISH:
-                self.request_finish()
-                return None
-            if not self._stops_together and where == _FINISH:
-                return None
-            # Otherwise the others come to the end too, or those at the end leave.
-
-    # The end.
+    def meet(self, point: str, vote: Vote = Vote.NO) -> Meeting | None:
+        """Wait until the main loops of all workers have come to a point; see `Meetings.attend`."""
+        meeting = self._meetings.attend(point, vote)
+        if meeting is not None and self.started:
+            self._require_same_model()
+        if meeting is None and point != END:
+            self.request_finish()
+        return meeting
 
     def average_statistics(self) -> None:
-        """Average what is not trained but collected: BatchNormalization's population statistics."""
-        self._averaged_at = self._main_loop.status["iterations_done"]
-        statistics = collected_statistics(self._main_loop.algorithm)
-        if not statistics:
-            return
-        values = [variable.get_value() for variable in statistics]
-        summed = self.worker.sum_arrays(f"statistics of main loop {self._number}", values, timeout_s=self.timeout_s)
-        for variable, value, total in zip(statistics, values, summed.arrays):
-            variable.set_value((total / len(summed.ranks)).astype(value.dtype))
+        """Average the population statistics of BatchNormalization; a collective call."""
+        self._statistics.average(self._main_loop)
+
+    # The end.
 
     def finish(self) -> None:
         """End together if the others end too, with the center's values in the parameters; leave the job otherwise."""
@@ -323,8 +236,8 @@ class Training:
             return
         self.finished = True
         try:
-            self.synchronize()  # what was learned since the last time is not lost
-            together = self.meet(_FINISH)
+            self.synchronize()  # the center takes in the latest steps
+            together = self.meet(END)
         except (CollectiveTimeoutError, WorkerLostError) as error:  # the others still train, or the controller is gone
             log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
             together = None
@@ -338,7 +251,7 @@ class Training:
             self.worker.release_shared_params(timeout_s=self.timeout_s)
 
     def abandon(self, error: BaseException) -> None:
-        """Leave the job after an error, so that nobody waits for this worker; what is saved then is the center."""
+        """Leave the job after an error: nobody waits for this worker, and extensions then save the center."""
         if self.worker.closed or self.finished:
             return
         if self.lockstep and isinstance(error, PlatoonError):
@@ -350,8 +263,8 @@ class Training:
         self.finished = True
         try:
             self._leave(_LEAVING_TIMEOUT_S)
-        except PlatoonError as error:  # the one that the main loop reports comes first
-            log.warning("rank %d left the job without the center's values: %s", self.worker.global_rank, error)
+        except PlatoonError as leaving:  # the main loop reports the first error
+            log.warning("rank %d left the job without the center's values: %s", self.worker.global_rank, leaving)
 
     def _leave(self, timeout_s: float) -> None:
         try:
@@ -361,9 +274,10 @@ class Training:
             self.worker.close()
 
 
-def _at_different_places(places: dict[int, str]) -> str:
-    told = "; ".join(f"worker {rank} is at {where}" for rank, where in sorted(places.items()))
-    return (
-        f"the main loops of this job are at different places: {told}. Give all workers the same extensions with the "
-        'same triggers, and as many batches in an epoch: shard_stream(stream, uneven="drop")'
-    )
+def refuse_on_nonfinite(choice: str) -> None:
+    """Raise `ConfigurationError` if ``on_nonfinite`` is set where averaged gradients leave it without effect."""
+    if choice != "raise":
+        raise ConfigurationError(
+            f"got on_nonfinite={choice!r} and no rule: averaged gradients bring a NaN of one worker to all at once; "
+            "use RemoveNotFinite() behind AllReduceGradients()"
+        )

@@ -210,7 +210,7 @@ def test_what_one_process_saved_goes_on_asynchronously_with_two(run_blocks):
         sync = sys.argv[2] == "sync"
         rule = AllReduceGradients(Scale(0.1)) if sync else Scale(0.1)
         saving = Checkpoint(tmp + "/loop.tar", after_n_batches=3, after_training=False)
-        extensions = [StopTogether(), FinishAfter(after_n_batches=6), saving, ParameterSync(None if sync else EASGD())]
+        extensions = [StopTogether(), FinishAfter(after_n_batches=6), saving, ParameterSync()]
         loop(network()[0], shard_stream(stream(80)), extensions, rule).run()
     """
     run_blocks(script, 1, args=["async"]).require_success()

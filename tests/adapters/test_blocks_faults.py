@@ -122,6 +122,9 @@ REFUSED = {
     ),
     "a rule and averages": ("[ParameterSync(EASGD())]", "AllReduceGradients(Scale(0.1))", "kept together twice"),
     "neither": ("[StopTogether()]", "Scale(0.1)", "a model of its own"),
+    "on_nonfinite and averages": (
+        "[ParameterSync(on_nonfinite='skip')]", "AllReduceGradients(Scale(0.1))", "RemoveNotFinite",
+    ),
     "None without averages": ("[ParameterSync(None)]", "Scale(0.1)", "a model of its own"),
     "other parameters": (
         "[ParameterSync(EASGD())]", "Scale(0.1)", "LayoutMismatchError", "network(hidden=5 + rank)[0]",
@@ -240,8 +243,8 @@ def test_a_stream_that_nobody_has_sharded_is_told(run_blocks):
 @pytest.mark.parametrize(
     ("call", "complaint"),
     [
-        (lambda: ParameterSync(EASGD), "pass EASGD"),
-        (lambda: ParameterSync("EASGD"), "pass EASGD"),
+        (lambda: ParameterSync(EASGD), "rule=<class .*EASGD.*pass a rule"),
+        (lambda: ParameterSync("EASGD"), "rule='EASGD': pass a rule"),
         (lambda: ParameterSync(EASGD(), every_n_batches=0), "every_n_batches=0"),
         (lambda: ParameterSync(EASGD(), every_n_batches=2.5), "every_n_batches=2.5"),
         (lambda: ParameterSync(EASGD(), every_n_epochs=-1), "counts epochs"),
@@ -252,7 +255,7 @@ def test_a_stream_that_nobody_has_sharded_is_told(run_blocks):
         (lambda: ParameterSync(EASGD(), on_nonfinite="ignore"), "on_nonfinite"),
         (lambda: ParameterSync(None, on_nonfinite="skip"), "RemoveNotFinite"),
         (lambda: ParameterSync(EASGD(), leader_only=Scale), "tuple of classes"),
-        (lambda: StopTogether("most"), "any, all, leader"),
+        (lambda: StopTogether(policy="most"), "any, all, leader"),
         (lambda: AllReduceGradients(0.1), "step rule"),
         (lambda: AllReduceGradients(Scale), "step rule"),
     ],
@@ -269,21 +272,21 @@ def test_a_signal_while_others_are_told_ends_all_after_the_next_batch(run_blocks
         f"""
         import signal
         sync = {way == "sync"}
-        original = worker.all_reduce
-        def all_reduce(array, *args, **kwargs):
-            if rank == 1 and array.shape == (3,) and main_loop.status["iterations_done"] == 3:
+        original = worker.all_gather
+        def all_gather(array, *args, **kwargs):
+            if rank == 1 and array.shape == (2,) and main_loop.status["iterations_done"] == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
             return original(array, *args, **kwargs)
-        worker.all_reduce = all_reduce
+        worker.all_gather = all_gather
         def interrupt(main_loop):
             if not sync and rank == 1 and main_loop.status["iterations_done"] == 3:
                 os.kill(os.getpid(), signal.SIGTERM)
         together = ParameterSync(None) if sync else ParameterSync(EASGD(), every_n_batches=2)
         rule = AllReduceGradients(Scale(0.1)) if sync else Scale(0.1)
-        extensions = [together, StopTogether("all"), Look(after_batch=interrupt)]
+        extensions = [together, StopTogether(policy="all"), Look(after_batch=interrupt)]
         main_loop = loop(network()[0], shard_stream(stream(80), uneven="drop"), extensions, rule)
         main_loop.run()
-        worker.all_reduce = original
+        worker.all_gather = original
         done = everyones(np.array([main_loop.status["iterations_done"]]))[:, 0].tolist()
         assert (everyones(values(main_loop)) == values(main_loop)).all()
         assert done == [4, 4] if sync else done[1] == 3, done
@@ -335,7 +338,7 @@ def test_workers_that_get_the_same_batches_stop_after_the_same_one(run_blocks, p
         stop = [FinishAfter(after_n_batches=3)] if rank == 0 else []
         train = shard_stream(stream(80), mode="broadcast")
         together = ParameterSync(EASGD(), every_n_batches=2)
-        main_loop = loop(network()[0], train, [together, StopTogether("{policy}"), *stop])
+        main_loop = loop(network()[0], train, [together, StopTogether(policy="{policy}"), *stop])
         main_loop.run()
         assert main_loop.status["iterations_done"] == 3
         assert (everyones(values(main_loop)) == values(main_loop)).all()

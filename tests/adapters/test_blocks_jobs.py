@@ -126,6 +126,27 @@ def test_averaged_gradients_equal_large_batches_of_one_process(run_blocks):
     ).require_success()
 
 
+def test_without_a_rule_the_algorithm_decides(run_blocks):
+    """The other worker names the rule; another one is refused. With averaged gradients triggers have no effect."""
+    run_blocks(
+        """
+        calls = []
+        original = worker.sync_params
+        worker.sync_params = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
+        for step_rule, rule, triggers, count in (
+            (Scale(0.1), EASGD(), dict(every_n_batches=2), 3), (AllReduceGradients(Scale(0.1)), None, {}, 0)
+        ):
+            together = ParameterSync(rule, **triggers) if rank else ParameterSync(every_n_batches=2)
+            extensions = [together, FinishAfter(after_n_batches=4)]
+            main_loop = loop(network(seed=1 + rank)[0], shard_stream(stream(64)), extensions, step_rule)
+            main_loop.run()
+            assert (everyones(values(main_loop)) == values(main_loop)).all()
+            assert len(calls) == count, calls      # the end of training synchronizes once more
+            calls.clear()
+        """
+    ).require_success()
+
+
 @pytest.mark.slow
 def test_averaged_gradients_may_wrap_a_step_rule(run_blocks):
     run_blocks(
@@ -133,7 +154,7 @@ def test_averaged_gradients_may_wrap_a_step_rule(run_blocks):
         ends = []
         momentum = Momentum(0.1, 0.5)
         for rule in (AllReduceGradients(momentum), CompositeRule([AllReduceGradients(), momentum])):
-            extensions = [ParameterSync(None), FinishAfter(after_n_epochs=1)]
+            extensions = [ParameterSync(), FinishAfter(after_n_epochs=1)]
             main_loop = loop(network()[0], shard_stream(stream(64)), extensions, rule)
             main_loop.run()
             ends.append(values(main_loop))
@@ -207,7 +228,7 @@ STOPPED = """
         rule = AllReduceGradients(Scale(0.1)) if sync else Scale(0.1)
         together = ParameterSync(None) if sync else ParameterSync(EASGD(), every_n_batches=2)
         monitoring = DistributedMonitoring([cost], stream(24, seed=1), prefix="valid")
-        extensions = [StopTogether(policy), together, *stop, monitoring, FinishAfter(after_n_epochs=4)]
+        extensions = [StopTogether(policy=policy), together, *stop, monitoring, FinishAfter(after_n_epochs=4)]
         main_loop = loop(cost, shard_stream(stream(80), uneven="drop"), extensions, rule)
         main_loop.run()
         assert main_loop.log.current_row["training_finished"]

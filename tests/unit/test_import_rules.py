@@ -46,16 +46,6 @@ PUBLIC_FACE = {"platoon_base"} | {
         "compat", "devices", "job", "rules", "theano_ops", "worker",
     )
 }  # fmt: skip
-# What adapters still import from deeper modules. It only gets shorter.
-STILL_DEEPER = {
-    "blocks": {
-        "platoon_base.theano_ops.noise",
-        "platoon_base.theano_ops.reductions",
-        "platoon_base.worker.divergence",
-        "platoon_base.worker.initial_values",
-        "platoon_base.worker.shared_parameters",
-    },
-}
 
 # What decides, against what does: sockets, shared memory, processes, frameworks.
 PURE = [
@@ -299,7 +289,7 @@ def test_imports_from_below_the_face_are_seen():
 @pytest.mark.parametrize("adapter", sorted(path.name for path in PLUGINS.iterdir() if (path / "__init__.py").exists()))
 def test_adapters_import_the_public_face_alone(adapter):
     found = set().union(*(imports(path) for path in sources(PLUGINS / adapter)))
-    assert deeper(found) == STILL_DEEPER.get(adapter, set())
+    assert deeper(found) == set()
 
 
 @pytest.mark.parametrize("face", sorted(PUBLIC_FACE - {"platoon_base.theano_ops"}))

@@ -1,4 +1,4 @@
-"""What becomes of the other extensions of a main loop: quiet on all workers but one, or run in the center's values."""
+"""The user's own extensions of a main loop: some run on the leader only, some with the center's values."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def all_extensions(extensions: Iterable[Any]) -> Iterator[Any]:
     for extension in extensions:
         yield extension
         managed = list(getattr(extension, "sub_extensions", ()))
-        # That of EarlyStopping, which takes it over in before_training.
+        # EarlyStopping takes its Checkpoint over in before_training.
         managed += [getattr(extension, "checkpoint_extension", None)]
         yield from all_extensions(other for other in managed if other is not None)
 
 
 class _OnLeader:
-    """Stands in for an extension's ``dispatch``; pickled with it, it finds what it needs through the main loop."""
+    """Stands in for an extension's ``dispatch``. Pickled with the extension, it finds its worker by the main loop."""
 
     def __init__(self, extension: Any, is_leader: IsLeader) -> None:
         self._extension = extension
@@ -35,14 +35,14 @@ class _OnLeader:
 
 
 def run_on_leader(extension: Any, is_leader: IsLeader) -> None:
-    """Let an extension run on one worker only; a second time changes nothing.
+    """Let an extension run on one worker only; a second call changes nothing.
 
     Parameters
     ----------
     extension : TrainingExtension
     is_leader : callable
-        A function of a module, since it is pickled with the extension: tells, for a main loop, whether it runs on
-        that worker, or alone.
+        Tells whether a main loop runs on the leader, or alone. A function of a module, since it is pickled with the
+        extension.
     """
     if not isinstance(vars(extension).get("dispatch"), _OnLeader):
         extension.dispatch = _OnLeader(extension, is_leader)
@@ -61,14 +61,14 @@ class _InCenter:
 
 
 def run_in_center(extension: Any, center_of: CenterOf) -> None:
-    """Let an extension run with the center's values in the parameters; a second time changes nothing.
+    """Let an extension run with the center's values in the parameters; a second call changes nothing.
 
     Parameters
     ----------
     extension : SimpleExtension
     center_of : callable
-        A function of a module, since it is pickled with the extension: returns, for a main loop, the context in
-        which the parameters have the center's values.
+        Returns, for a main loop, the context in which its parameters have the center's values. A function of a module,
+        since it is pickled with the extension.
     """
     if not isinstance(vars(extension).get("do"), _InCenter):
         extension.do = _InCenter(extension, center_of)

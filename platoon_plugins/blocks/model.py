@@ -1,0 +1,97 @@
+"""The model of a main loop: its trained parameters, state of the step rule, hyperparameters and statistics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import theano
+from blocks.algorithms import GradientDescent
+from blocks.extensions.saveload import LOADED_FROM
+from blocks.filter import VariableFilter
+from blocks.roles import ALGORITHM_HYPERPARAMETER, BATCH_NORM_POPULATION_STATISTICS
+from blocks.serialization import load_parameters
+from theano.gof.graph import ancestors
+
+from platoon_base.errors import ConfigurationError, LayoutMismatchError
+
+__all__ = [
+    "collected_statistics",
+    "hyperparameters",
+    "require_loaded_model",
+    "step_rule_state",
+    "trained_parameters",
+    "updates_of",
+]
+
+
+def updates_of(algorithm: Any) -> list[tuple[Any, Any]]:
+    """Return the shared variables that an algorithm updates, with the Theano variables of their new values."""
+    updates = getattr(algorithm, "updates", None) or []
+    pairs = list(updates.items()) if hasattr(updates, "items") else list(updates)
+    return [(variable, value) for variable, value in pairs if isinstance(value, theano.Variable)]
+
+
+def trained_parameters(main_loop: Any) -> list[Any]:
+    """Return the parameters that a main loop trains.
+
+    Raises
+    ------
+    ConfigurationError
+        If neither its algorithm nor its model has any.
+    """
+    found = getattr(main_loop.algorithm, "parameters", None)
+    if not found and main_loop._model is not None:
+        found = main_loop.model.parameters
+    if not found:
+        raise ConfigurationError(
+            f"got a main loop whose algorithm ({type(main_loop.algorithm).__name__}) has no parameters, and no model: "
+            "pass ParameterSync(..., parameters=[...]), the shared variables that are trained"
+        )
+    return list(found)
+
+
+def step_rule_state(algorithm: Any) -> list[Any]:
+    """Return the state of the step rule from one batch to the next: velocities, moments, a count of batches."""
+    if not isinstance(algorithm, GradientDescent):
+        return []
+    kept = {id(variable): variable for variable, _ in algorithm.step_rule_updates}
+    return [variable for variable in kept.values() if variable.dtype in theano.tensor.float_dtypes]
+
+
+def hyperparameters(algorithm: Any) -> list[Any]:
+    """Return the shared variables that control step rules: learning rates, momenta, thresholds."""
+    shared = [
+        found for found in ancestors([value for _, value in updates_of(algorithm)]) if hasattr(found, "get_value")
+    ]
+    return list(VariableFilter(roles=[ALGORITHM_HYPERPARAMETER])(shared))
+
+
+def collected_statistics(algorithm: Any) -> list[Any]:
+    """Return the population statistics of BatchNormalization, which are not trained but collected in each batch."""
+    targets = [variable for variable, _ in updates_of(algorithm)]
+    return list(VariableFilter(roles=[BATCH_NORM_POPULATION_STATISTICS])(targets))
+
+
+def require_loaded_model(main_loop: Any) -> None:
+    """Raise if `Load` has read the parameters of another model, which Blocks itself only logs.
+
+    Raises
+    ------
+    LayoutMismatchError
+        If the file has values of other parameters, or lacks some.
+    """
+    path = main_loop.log.current_row.get(LOADED_FROM)
+    if path is None:
+        return
+    with open(path, "rb") as file:
+        loaded = load_parameters(file).keys()
+    trained = main_loop.model.get_parameter_dict().keys()
+    if loaded != trained:
+        raise LayoutMismatchError(
+            f"{path} has the parameters of another model: it lacks {_names(trained - loaded)} and has "
+            f"{_names(loaded - trained)}; load what this model was saved to, or leave Load out to begin anew"
+        )
+
+
+def _names(names: Any) -> str:
+    return ", ".join(sorted(names)) or "nothing"

@@ -1,0 +1,63 @@
+"""Population statistics of BatchNormalization, averaged over the workers when they meet."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from platoon_base import Worker
+from platoon_plugins.blocks.model import collected_statistics
+
+__all__ = ["Statistics"]
+
+log = logging.getLogger(__name__)
+
+
+class Statistics:
+    """The population statistics of one main loop, and when they were last the same on all workers.
+
+    Parameters
+    ----------
+    worker : Worker
+    name : str
+        Name of the training, the same on all workers.
+    timeout_s : float
+        Bound on each wait for the other workers.
+    """
+
+    def __init__(self, worker: Worker, name: str, timeout_s: float) -> None:
+        self._worker = worker
+        self._name = name
+        self._timeout_s = timeout_s
+        self._averaged_at: int | None = None  # in batches; None before training begins
+        self._warned = False
+
+    def start(self, main_loop: Any) -> None:
+        """Take note that training begins, with the same statistics on all workers."""
+        self._averaged_at = main_loop.status["iterations_done"]
+
+    def average(self, main_loop: Any) -> None:
+        """Average the statistics over all workers; a collective call."""
+        self._averaged_at = main_loop.status["iterations_done"]
+        statistics = collected_statistics(main_loop.algorithm)
+        if not statistics:
+            return
+        values = [variable.get_value() for variable in statistics]
+        summed = self._worker.sum_arrays(f"statistics of {self._name}", values, timeout_s=self._timeout_s)
+        for variable, value, total in zip(statistics, values, summed.arrays):
+            variable.set_value((total / len(summed.ranks)).astype(value.dtype))
+
+    def warn_if_own(self, main_loop: Any) -> None:
+        """Warn, once, if the statistics are those of this worker alone."""
+        done = main_loop.status["iterations_done"]
+        if self._warned or self._averaged_at in (None, done):
+            return
+        if collected_statistics(main_loop.algorithm):
+            self._warned = True
+            log.warning(
+                "rank %d: what is saved or evaluated now has the population statistics of BatchNormalization of this "
+                "worker alone, as the workers averaged theirs last after batch %d: put Checkpoint and "
+                "DataStreamMonitoring behind DistributedMonitoring, with the same triggers",
+                self._worker.global_rank,
+                self._averaged_at,
+            )

@@ -1,0 +1,170 @@
+"""Iteration schemes that give each worker its part: which requests, in which order, and after a pickle."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it on Python 3.11")
+
+from fuel.schemes import (
+    BatchScheme,
+    ConcatenatedScheme,
+    SequentialExampleScheme,
+    SequentialScheme,
+    ShuffledExampleScheme,
+    ShuffledScheme,
+    cross_validation,
+)
+from fuel.transformers import Flatten
+from fuel_shards import epoch, joined, labels, rounds, sharded, stream_of, unpickle_as, workers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.blocks import ShardedScheme, shard_stream
+from platoon_plugins.blocks.schemes import same_epoch
+
+BATCH_SCHEMES = [SequentialScheme, ShuffledScheme]
+EXAMPLE_SCHEMES = [SequentialExampleScheme, ShuffledExampleScheme]
+UNEVEN = ["keep", "drop", "wrap"]
+
+
+# Requests.
+
+
+@given(
+    rows=st.integers(1, 60),
+    batch_size=st.integers(1, 9),
+    size=st.integers(1, 7),
+    uneven=st.sampled_from(UNEVEN),
+    kind=st.sampled_from(BATCH_SCHEMES + EXAMPLE_SCHEMES),
+)
+@settings(max_examples=150, deadline=None, derandomize=True)
+def test_each_request_is_one_workers(rows, batch_size, size, uneven, kind):
+    scheme = kind(rows, batch_size) if kind in BATCH_SCHEMES else kind(rows)
+    whole = epoch(same_epoch(scheme, [3, 0]))
+    parts = sharded(scheme, size, uneven=uneven)
+    if uneven == "drop" and len(whole) < size:
+        for part in parts:
+            unit = "batches" if kind in BATCH_SCHEMES else "examples"
+            with pytest.raises(ConfigurationError, match=f"got {len(whole)} {unit} in an epoch.* leaves nothing"):
+                epoch(part)
+        return
+    dealt = [epoch(part) for part in parts]
+    missing = -len(whole) % size
+    expected = {
+        "keep": whole,
+        "drop": whole[: len(whole) - len(whole) % size],
+        "wrap": whole + (whole * size)[:missing],
+    }[uneven]
+    assert rounds(dealt) == expected
+    if uneven != "keep":
+        assert len(set(map(len, dealt))) == 1
+    for part, got in zip(parts, dealt):
+        assert part.num_examples // part.batch_size == len(got)  # what the progress bar of Blocks shows
+        assert part.requests_examples == scheme.requests_examples
+
+
+@pytest.mark.parametrize("kind", BATCH_SCHEMES)
+def test_batches_of_all_workers_are_the_large_batches_of_one_process(kind):
+    large = epoch(ShardedScheme(kind(60, 15), worker=workers(1)[0]))
+    parts = [epoch(part) for part in sharded(kind(60, 5), 3)]
+    for k, batch in enumerate(large):
+        assert joined(part[k] for part in parts) == batch
+
+
+@pytest.mark.parametrize("kind", [ShuffledScheme, ShuffledExampleScheme])
+def test_the_order_follows_from_the_seed_and_the_epoch_alone(kind):
+    def orders(seed, *generators):
+        given = [kind(40, **({"batch_size": 4} if kind is ShuffledScheme else {}), rng=rng) for rng in generators]
+        parts = [ShardedScheme(scheme, worker=worker) for scheme, worker in zip(given, workers(len(given), seed))]
+        return [rounds([epoch(part) for part in parts]) for _ in range(3)]
+
+    first = orders(3, np.random.RandomState(1), np.random.RandomState(2))
+    assert first == orders(3, None, None) == orders(3, None, None, None)
+    assert first[0] != first[1] != first[2] != first[0]
+    assert first != orders(4, None, None)
+
+
+def test_generators_of_numpy_1_17_stay_such():
+    class Newer(BatchScheme):
+        rng = np.random.default_rng(0)
+
+        def get_request_iterator(self):
+            return iter(self.rng.integers(100, size=5).tolist())
+
+    first, second = (same_epoch(Newer(5, 1), [1, 2]) for _ in range(2))
+    assert epoch(first) == epoch(second)
+    assert epoch(first) != epoch(Newer(5, 1))
+
+
+def test_schemes_given_stay_as_they_are():
+    scheme, twin = (ShuffledScheme(30, 4, rng=np.random.RandomState(8)) for _ in range(2))
+    both = ConcatenatedScheme([scheme, SequentialScheme(8, 4)])
+    stream = Flatten(stream_of(both, 30))
+    before = dict(vars(stream)), dict(vars(stream.data_stream)), list(both.schemes)
+    for worker in workers(2):
+        labels(shard_stream(stream, worker=worker))
+    assert (vars(stream), vars(stream.data_stream), both.schemes) == before
+    assert epoch(scheme) == epoch(twin)
+
+
+def test_concatenated_schemes_are_shuffled_each_in_its_own_way():
+    both = ConcatenatedScheme([ShuffledScheme(20, 4), ShuffledScheme(range(20, 40), 4), SequentialScheme(7, 4)])
+    dealt = rounds([epoch(part) for part in sharded(both, 3)])
+    assert sorted(joined(dealt[:5])) == list(range(20))
+    assert sorted(joined(dealt[5:10])) == list(range(20, 40))
+    assert [row + 20 for row in joined(dealt[:5])] != joined(dealt[5:10])
+    assert dealt[10:] == [[0, 1, 2, 3], [4, 5, 6]]
+    assert not hasattr(sharded(both, 3)[0], "num_examples")
+
+
+def test_folds_of_a_cross_validation_are_dealt_out():
+    for train, valid in cross_validation(ShuffledScheme, 24, 3, batch_size=3):
+        seen = [sorted(joined(rounds([epoch(part) for part in sharded(scheme, 2)]))) for scheme in (train, valid)]
+        assert sorted(seen[0] + seen[1]) == list(range(24))
+        assert len(seen[1]) == 8
+
+
+# Pickles.
+
+
+@given(
+    requests=st.integers(1, 40),
+    size=st.integers(1, 5),
+    later=st.integers(1, 5),
+    steps=st.integers(0, 10),
+    begun=st.integers(0, 2),
+)
+@settings(max_examples=100, deadline=None, derandomize=True)
+def test_pickled_amid_an_epoch_other_workers_go_on(requests, size, later, steps, begun):
+    """What the first worker pickled is loaded by every worker of a job of another size."""
+    parts = sharded(ShuffledScheme(2 * requests, 2), size)
+    for part in parts:
+        for _ in range(begun):
+            part.get_request_iterator()
+    iterators = [part.get_request_iterator() for part in parts]
+    before = rounds([[request for _, request in zip(range(steps), iterator)] for iterator in iterators])
+    saved = pickle.dumps((parts[0], iterators[0]))
+    resumed = [pickle.loads(saved) for _ in range(later)]
+    with pytest.MonkeyPatch.context() as patch:
+        rest, following = [], []
+        for worker, (scheme, iterator) in zip(workers(later, seed=9), resumed):
+            unpickle_as(worker, patch)
+            rest.append(list(iterator))
+            following.append(epoch(scheme))
+    assert before + rounds(rest) == epoch(same_epoch(ShuffledScheme(2 * requests, 2), [3, begun]))
+    assert rounds(following) == epoch(same_epoch(ShuffledScheme(2 * requests, 2), [9, begun + 1]))
+
+
+def test_a_process_that_is_no_worker_keeps_the_shard_it_was_given(monkeypatch):
+    part = sharded(SequentialScheme(12, 2), 3)[1]
+    expected = epoch(part)
+    assert epoch(pickle.loads(pickle.dumps(part))) == expected
+    unpickle_as(workers(2)[0], monkeypatch)
+    assert epoch(pickle.loads(pickle.dumps(part))) == [[0, 1], [4, 5], [8, 9]]
+    assert epoch(part) == expected
