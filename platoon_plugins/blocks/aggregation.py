@@ -1,4 +1,4 @@
-"""What Blocks accumulates over batches, put together for the batches of all workers."""
+"""The accumulators of Blocks' monitoring, combined for the batches of all workers."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from blocks.monitoring.aggregation import (
 from blocks.monitoring.evaluators import AggregationBuffer, MonitoredQuantityBuffer
 
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.blocks.shares import Array, Share
 
-__all__ = ["Accumulators", "RecordedQuantities", "Share", "register_aggregation"]
-
-Array = np.ndarray[Any, Any]
+__all__ = ["Accumulators", "RecordedQuantities", "register_aggregation"]
 
 _REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 _COMBINATIONS = (*_REDUCTIONS, "last", "concatenate")
@@ -40,15 +39,15 @@ _known: dict[type, tuple[str, ...]] = {
 
 
 def register_aggregation(scheme: type, *combinations: str) -> None:
-    """Tell how the accumulators of an aggregation scheme of your own are combined over workers.
+    """Register how the accumulators of an aggregation scheme of your own are combined over workers.
 
     Parameters
     ----------
     scheme : subclass of AggregationScheme
-        Those of its subclasses that do not override ``get_aggregator`` are combined in the same way.
+        It covers subclasses that do not override ``get_aggregator``.
     *combinations : {"sum", "min", "max", "last", "concatenate"}
-        One for each of the ``initialization_updates`` of its aggregator: add the workers' values, take the smallest,
-        the greatest, that of the worker with the last batch, or line up the rows, one for each batch.
+        One for each of the ``initialization_updates`` of its aggregator: the sum of the workers' values, the smallest,
+        the greatest, the value of the worker with the last batch, or the rows of all batches, one for each batch.
 
     Examples
     --------
@@ -63,37 +62,6 @@ def register_aggregation(scheme: type, *combinations: str) -> None:
     _known[scheme] = combinations
 
 
-class Share(NamedTuple):
-    """What one worker accumulated.
-
-    Attributes
-    ----------
-    batches : int
-    accumulators : list of ndarray
-    records : list of list of ndarray
-        For each batch the values that monitored quantities were given.
-    """
-
-    batches: int
-    accumulators: list[Array]
-    records: list[list[Array]]
-
-    def arrays(self) -> list[Array]:
-        """Return all of it as one list of arrays, of which `of_arrays` makes it again."""
-        head = np.array([self.batches, len(self.accumulators), len(self.records)])
-        return [head, *self.accumulators, *(value for values in self.records for value in values)]
-
-    @classmethod
-    def of_arrays(cls, arrays: Sequence[Array]) -> Share:
-        """Make it again of what `arrays` returned."""
-        batches, count, records = (int(number) for number in arrays[0])
-        values = arrays[1 + count :]
-        each = len(values) // records if records else 0
-        return cls(
-            batches, list(arrays[1 : 1 + count]), [list(values[i * each : (i + 1) * each]) for i in range(records)]
-        )
-
-
 class _Accumulator(NamedTuple):
     name: str
     shared: Any
@@ -101,7 +69,7 @@ class _Accumulator(NamedTuple):
 
 
 class Accumulators:
-    """The shared variables in which an `AggregationBuffer` keeps what came of the batches so far.
+    """The shared variables in which an `AggregationBuffer` accumulates values over batches.
 
     Parameters
     ----------
@@ -110,7 +78,7 @@ class Accumulators:
     Raises
     ------
     ConfigurationError
-        If a variable has an aggregation scheme that nobody knows how to combine.
+        If a variable has an unknown aggregation scheme, see `register_aggregation`.
     """
 
     def __init__(self, buffer: AggregationBuffer) -> None:
@@ -125,21 +93,21 @@ class Accumulators:
             )
 
     def values(self) -> list[Array]:
-        """Return what this worker has accumulated."""
+        """Return the values of this worker's accumulators."""
         return [np.asarray(accumulator.shared.get_value()) for accumulator in self._accumulators]
 
     def set_combined(self, shares: Sequence[Share], order: Sequence[tuple[int, int]]) -> None:
-        """Put what all workers have accumulated into this worker's accumulators.
+        """Combine the accumulators of all workers into those of this worker.
 
         Parameters
         ----------
         shares : sequence of Share
-            Of all workers.
+            One of each worker.
         order : sequence of (int, int)
-            The order of the batches: for each the index of its share, and its number there.
+            The order of the batches: for each batch the index of its share, and its number there.
         """
         if not order:
-            return  # no batch anywhere: as initialized
+            return  # no worker had a batch
         for index, accumulator in enumerate(self._accumulators):
             parts = [share.accumulators[index] if share.batches else None for share in shares]
             _require_same_shapes(accumulator, parts)
@@ -150,7 +118,7 @@ class Accumulators:
 def _combinations_for(variable: Any) -> tuple[str, ...]:
     scheme = type(variable.tag.aggregation_scheme)
     base = next((base for base in scheme.__mro__ if base in _known), None)
-    # One that makes its accumulators itself may mean something else by them.
+    # A subclass with its own get_aggregator may have other accumulators.
     if base is not None and scheme.get_aggregator is base.get_aggregator:
         return _known[base]
     raise ConfigurationError(
@@ -179,10 +147,10 @@ def _combine(how: str, parts: Sequence[Any], order: Sequence[tuple[int, int]]) -
 
 
 class RecordedQuantities:
-    """Stands in for a `MonitoredQuantityBuffer`: it hands out values to the quantities when their results are wanted.
+    """Stands in for a `MonitoredQuantityBuffer`: it records values, and gives them to the quantities at the end.
 
-    What a monitored quantity does with the values of a batch is its own business, so every worker hands the values of
-    all batches of all workers to its quantities.
+    A monitored quantity may do anything with the values of a batch, so every worker gives the values of all batches of
+    all workers to its quantities.
     """
 
     def __init__(self, buffer: MonitoredQuantityBuffer) -> None:
@@ -193,7 +161,7 @@ class RecordedQuantities:
 
     @property
     def requires(self) -> list[Any]:
-        """The variables whose values the quantities are given."""
+        """The variables whose values the quantities need."""
         return self._buffer.requires
 
     @property
@@ -207,12 +175,12 @@ class RecordedQuantities:
         self._buffer.initialize_quantities()
 
     def aggregate_quantities(self, numerical_values: Sequence[Any]) -> None:
-        """Keep the values of one batch."""
+        """Record the values of one batch."""
         if self._buffer.quantities:
             self.records.append([numerical_values[self.requires.index(v)] for v in self._in_order])
 
     def set_combined(self, shares: Sequence[Share], order: Sequence[tuple[int, int]]) -> None:
-        """Take the values of all workers' batches, in their order, for those of this worker."""
+        """Replace this worker's records by those of all workers' batches, in order."""
         dtypes = [variable.dtype for variable in self._in_order]
         self.records = [
             [value.astype(dtype) for value, dtype in zip(shares[share].records[number], dtypes)]

@@ -13,12 +13,12 @@ from fuel.streams import DataStream
 from fuel.transformers import FilterSources, Mapping, Padding, Rename, SourcewiseTransformer
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities, Share
+from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities
 from platoon_plugins.blocks.data import with_scheme
 from platoon_plugins.blocks.extensions import DistributedExtension
-from platoon_plugins.blocks.gathering import gather
 from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Shard, ShardedScheme
+from platoon_plugins.blocks.shares import Share, gather_shares
 from platoon_plugins.blocks.streams import is_sharded, sources_of
 from platoon_plugins.blocks.training import Training
 
@@ -112,10 +112,9 @@ def _combine(
     ranks : list of int
         The workers that took part; fewer than ``ranks`` if a worker left on the way.
     """
-    rows, contributors = gather(training.worker, name, share.arrays(), ranks, timeout_s=training.timeout_s)
-    if not rows:
+    shares, contributors = gather_shares(training.worker, name, share, ranks, timeout_s=training.timeout_s)
+    if not shares:
         return False, contributors
-    shares = [Share.of_arrays(row) for row in rows]
     batches = [(index, number) for index, share in enumerate(shares) for number in range(share.batches)]
     order = sorted(batches, key=lambda batch: batch[::-1]) if dealt else batches
     accumulators.set_combined(shares, order)

@@ -87,13 +87,13 @@ class Meetings:
         """
         rank = self._worker.global_rank
         while True:
-            summed, self.ranks = self._worker.sum_pairs(
-                f"meeting of {self._name}", {f"{rank} {point}": (float(vote), 1.0)}, timeout_s=self._timeout_s
+            told = self._worker.gather(
+                [rank, point, int(vote)], name=f"meeting of {self._name}", timeout_s=self._timeout_s
             )
-            votes = {int(key.partition(" ")[0]): said for key, (said, _) in summed.items()}
-            points = {int(key.partition(" ")[0]): key.partition(" ")[2] for key in summed}
+            points = {rank: point for rank, point, _ in told}
+            self.ranks = list(points)
             if len(set(points.values())) == 1:
-                return Meeting(self.ranks, {r for r, said in votes.items() if said}, Vote.END in votes.values())
+                return Meeting(self.ranks, {r for r, _, v in told if v}, any(v == Vote.END for _, _, v in told))
             if END not in points.values():
                 raise ConfigurationError(_at_different_points(points))
             ends_now = point != END if self._stops_together else point == END

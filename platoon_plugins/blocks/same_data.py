@@ -65,17 +65,16 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
         On all workers, if their parts are of different streams.
     """
     rank, mine = worker.global_rank, _what_is_read(stream)
-    told, ranks = worker.sum_pairs(f"the data of {name}", {f"{rank} {mine}": (0.0, 1.0)}, timeout_s=timeout_s)
-    read = {int(key.partition(" ")[0]): key.partition(" ")[2] for key in told}
+    read = dict(worker.gather([rank, mine], name=f"the data of {name}", timeout_s=timeout_s))
     parts = {other: what for other, what in read.items() if what.startswith(_PART)}
     if len(set(parts.values())) > 1:
         of_each = ", ".join(f"worker {other} {what}" for other, what in sorted(parts.items()))
         raise ConfigurationError(f"the streams of {name} differ: {of_each}. {SAME_DATA_REMEDY}")
-    if mine.startswith(_WHOLE) and len(ranks) > 1 and set(read.values()) == {mine} and rank == ranks[0]:
+    if mine.startswith(_WHOLE) and len(read) > 1 and set(read.values()) == {mine} and rank == min(read):
         log.warning(
             "the %d workers train on the same data: each of them goes through all of it in every epoch; divide it "
             "among them by shard_stream(stream)",
-            len(ranks),
+            len(read),
         )
 
 

@@ -15,8 +15,9 @@ from blocks.monitoring.evaluators import AggregationBuffer
 from theano import tensor
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.blocks import DistributedMonitoring, gathering, register_aggregation
+from platoon_plugins.blocks import DistributedMonitoring, register_aggregation
 from platoon_plugins.blocks.aggregation import Accumulators
+from platoon_plugins.blocks.shares import Share, gather_shares
 
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
 
@@ -312,7 +313,7 @@ def test_a_scheme_that_makes_its_accumulators_anew_is_not_taken_for_the_one_it_i
 
 def test_complex_values_are_refused():
     with pytest.raises(ConfigurationError, match="complex64"):
-        gathering.gather(None, "values", [np.zeros(2, "complex64")], [0], timeout_s=1)
+        gather_shares(None, "values", Share(1, [np.zeros(2, "complex64")], []), [0], timeout_s=1)
 
 
 @pytest.mark.parametrize(
