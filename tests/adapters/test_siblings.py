@@ -44,18 +44,6 @@ DEFAULTS = {
 ORDER = list(DEFAULTS)
 BY_KEYWORD = set(ORDER) - {"rule", "every_n_batches"}
 LAST = ("timeout_s", "worker")
-# How adapters still differ. It only gets shorter.
-NOT_YET = {
-    "blocks": {
-        "no data.py",
-        "shard_stream is not in data.py",
-        "DistributedMonitoring is not in evaluation.py",
-        "DistributedTrainingMonitoring is not in evaluation.py",
-        "ParameterSync: rule is None",
-        "StopTogether: policy by position",
-        "AllReduceGradients: average by position",
-    },
-}
 OTHER_WORDS = {
     "sync": "rule",
     "every_n_updates": "every_n_batches",
@@ -146,7 +134,7 @@ def test_each_role_has_a_file_of_the_same_name(adapter, role):
     found = set() if (PLUGINS / adapter / f"{role}.py").is_file() else {f"no {role}.py"}
     found |= {f"{name} is not in {role}.py" for name in ROLES[role][adapter] if home[name] != role}
     found |= {f"{name} is in {role}.py" for name in home if home[name] == role and name not in ROLES[role][adapter]}
-    assert found <= NOT_YET.get(adapter, set())
+    assert found == set()
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -156,7 +144,7 @@ def test_arguments_for_the_same_idea_have_one_name_order_and_default(adapter):
         arguments = signature(parse(adapter, f"{module}.py"), name)
         if arguments is not None:
             found |= {f"{name}: {complaint}" for complaint in complaints(arguments)}
-    assert found <= NOT_YET.get(adapter, set())
+    assert found == set()
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)
@@ -165,4 +153,4 @@ def test_the_entry_has_a_rule_and_takes_a_worker(adapter):
     arguments = signature(parse(adapter, f"{homes(adapter)[entry]}.py"), entry)
     names = {argument.arg for argument in [*arguments.args, *arguments.kwonlyargs]}
     lacks = {f"{entry} has no {name}" for name in ("rule", "on_nonfinite", "worker") if name not in names}
-    assert lacks <= NOT_YET.get(adapter, set())
+    assert lacks == set()
