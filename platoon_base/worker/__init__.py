@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from platoon_base.collectives.base import DTYPES
 from platoon_base.system.lazy import lazy_names
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import Connection, Identity
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_TIMEOUT_S",
-    "DTYPES",
     "ON_NONFINITE",
     "SAME_DATA_REMEDY",
     "AdvisoryLock",
