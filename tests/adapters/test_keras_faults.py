@@ -77,6 +77,18 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
     ).require_success()
 
 
+def test_a_job_that_stops_ends_the_fit_for_all_whatever_the_policy(run_keras):
+    run_keras(
+        """
+        x, y = data(32)
+        ask = lambda callback, epoch, logs: epoch == 1 and rank == 1 and worker.request_stop("enough")
+        watch = Watch(epoch_end=ask)
+        dense().fit(*shard(x, y), epochs=5, batch_size=8, verbose=0, callbacks=distribute([watch], policy="leader"))
+        assert watch.epochs == [0, 1], watch.epochs
+        """
+    ).require_success()
+
+
 @pytest.mark.slow
 def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
     """Those that have no batch left wait and catch up: no rank hangs, and all end with the same weights."""
