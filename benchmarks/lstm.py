@@ -139,7 +139,7 @@ def environment() -> dict[str, str]:
     flags = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), "floatX=float32"]))
     path = os.pathsep.join(filter(None, [str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH")]))
     # On CPUs too each worker starts by itself, as it must on GPUs.
-    return {**os.environ, "THEANO_FLAGS": flags, "PYTHONPATH": path, "PLATOON_NO_FORK_SERVER": "1"}
+    return {**os.environ, "THEANO_FLAGS": flags, "PYTHONPATH": path, "PLATOON_NO_PREFORK": "1"}
 
 
 def gpus() -> list[str]:

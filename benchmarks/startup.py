@@ -70,7 +70,7 @@ KINDS = {  # name -> (workers, beginning of the command, environment)
     "launch -n 1": (1, ["-m", "platoon_base", "launch", "-n", "1"], {}),
     "launch -n 2": (2, ["-m", "platoon_base", "launch", "-n", "2"], {}),
     "launch -n 4": (4, ["-m", "platoon_base", "launch", "-n", "4"], {}),
-    "launch -n 4, no fork": (4, ["-m", "platoon_base", "launch", "-n", "4"], {"PLATOON_NO_FORK_SERVER": "1"}),
+    "launch -n 4, no fork": (4, ["-m", "platoon_base", "launch", "-n", "4"], {"PLATOON_NO_PREFORK": "1"}),
 }
 
 

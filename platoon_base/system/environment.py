@@ -12,6 +12,6 @@ JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
 # Set by users.
 TIMEOUT_S = "PLATOON_TIMEOUT_S"
 NAMESPACE = "PLATOON_NAMESPACE"  # jobs of another one are neither seen nor removed: for tests beside real jobs
-NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_FORK_SERVER"
+NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
 
 MAX_WORKERS = 256  # of one job; the memory of a job has a row for each

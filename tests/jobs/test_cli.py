@@ -459,7 +459,7 @@ def test_clean_removes_what_a_dead_job_left_and_nothing_else(platoon, write_scri
         os.kill(os.getpid(), signal.SIGKILL)
         """
     )
-    platoon("launch", "-n", 1, "--log-dir", "logs", script, environment={"PLATOON_NO_FORK_SERVER": "1"})
+    platoon("launch", "-n", 1, "--log-dir", "logs", script, environment={"PLATOON_NO_PREFORK": "1"})
     left = (tmp_path / "logs" / "rank0.log").read_text().split()
     folder, segments = left[0], [f"/dev/shm{name}" for name in left[1:]]
     assert all(os.path.exists(path) for path in (folder, *segments))

@@ -436,7 +436,7 @@ def test_the_launcher_does_not_keep_what_it_resumes(platoon, write_script, tmp_p
                 "--resume",
                 f"kept{numbers}",
                 script,
-                environment={"NUMBERS": str(numbers), "PLATOON_NO_FORK_SERVER": "1"},
+                environment={"NUMBERS": str(numbers), "PLATOON_NO_PREFORK": "1"},
             )
             assert done.returncode == 0, done.stdout
         lines = (tmp_path / f"logs{numbers}" / "rank0.log").read_text().split()
