@@ -1,4 +1,4 @@
-"""A stream that one worker reads for all: for data that cannot be dealt out, such as what a generator makes."""
+"""A stream that the first worker reads for all, for data that cannot be dealt out, such as those of a generator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 
 
 class _Kind(enum.IntEnum):
-    """What the first worker tells the others about the next batch."""
+    """The kind of message that the first worker sends to the others."""
 
     BATCH = 0
     END = 1
@@ -36,9 +36,9 @@ class _Kind(enum.IntEnum):
 class BroadcastStream(AbstractDataStream):
     """Give all workers the same batches: the first one reads the stream, and sends each batch to the others.
 
-    Asking for a batch is a collective call: every worker asks for as many, in as many epochs. The others do not read
-    their stream; it tells them the names of the sources. Where reading fails the first worker raises that error, and
-    the others one with its text. To resume amid an epoch, unpickle what the first worker has pickled.
+    Each batch is a collective call: every worker asks for as many, in as many epochs. The others do not read their
+    stream; they take the names of the sources from it. If reading fails, the first worker raises the error, and the
+    others raise one with its text. To resume in the middle of an epoch, unpickle the first worker's pickle.
 
     ::
 
@@ -48,7 +48,7 @@ class BroadcastStream(AbstractDataStream):
     Parameters
     ----------
     stream : AbstractDataStream
-        Of arrays of numbers, or of what numpy.asarray makes such arrays of; dtypes and shapes may change.
+        Its batches are arrays of numbers, or numpy.asarray makes such arrays of them. Dtypes and shapes may change.
     worker : Worker, optional
         The default is ``connect()``; it is not pickled.
     """
@@ -73,7 +73,7 @@ class BroadcastStream(AbstractDataStream):
         Raises
         ------
         ConfigurationError
-            On the first worker, if there is anything but numbers in it.
+            On the first worker, if the batch holds anything but numbers.
         PlatoonError
             On the others, if reading failed on the first.
         """
@@ -90,14 +90,14 @@ class BroadcastStream(AbstractDataStream):
 
     def _send(self) -> tuple[Array, ...] | None:
         try:
-            if self._batches is None:  # not before: an error in the making has to reach the others too
+            if self._batches is None:  # within the try: an error here must reach the others too
                 self._batches = self.stream.get_epoch_iterator()
             body, description_bytes = _packed(self.sources, next(self._batches))
         except StopIteration:
             self._tell(_Kind.END)
             return None
         except Exception as exc:
-            # Whatever stops the others from hearing it, the cause is what to raise here.
+            # Raise the cause even if the others cannot be told.
             with contextlib.suppress(PlatoonError):
                 text = f"{type(exc).__name__}: {exc}".encode(errors="replace")
                 self._tell(_Kind.FAILED, np.frombuffer(text, np.uint8).copy())
@@ -186,7 +186,7 @@ def _numbers(source: str, data: Any) -> Array:
 
 
 def _array(data: Any) -> Array:
-    """Return an array, of objects if its rows are ragged, whatever NumPy thinks of that."""
+    """Return an array, of objects if its rows are ragged; versions of NumPy warn, or raise, in that case."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
