@@ -342,6 +342,32 @@ def test_arrays_are_laid_on_memory_by_the_one_function_that_keeps_it_mapped(path
     assert not made or path.name == "views.py"
 
 
+LONGEST_FILE, LONGEST_FUNCTION = 450, 60
+LONGER_FILES = {"worker/handle.py"}  # flat on purpose: it is the contract with scripts and adapters
+
+
+def lines_of(function):
+    """Count the lines of a function's body without its docstring."""
+    body = function.body[1:] if ast.get_docstring(function) and len(function.body) > 1 else function.body
+    return body[-1].end_lineno - body[0].lineno + 1
+
+
+def test_the_lines_of_a_function_are_counted_without_its_docstring():
+    (function,) = ast.parse(
+        'def f():\n    """Text.\n\n    More.\n    """\n    a = 1\n    return (\n        a\n    )\n'
+    ).body
+    assert lines_of(function) == 4
+
+
+@pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
+def test_files_and_functions_are_short(path):
+    text = path.read_text()
+    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    assert [function.name for function in found if lines_of(function) > LONGEST_FUNCTION] == []
+    if path.relative_to(path.parents[1]).as_posix() not in LONGER_FILES:
+        assert len(text.splitlines()) <= LONGEST_FILE
+
+
 # How tests and benchmarks are written.
 
 # Private names of others than this project, which tests cannot do without: of Python, Blocks and Keras.
