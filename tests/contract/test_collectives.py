@@ -21,7 +21,7 @@ from interrupting import at_instruction
 from platoon_base.collectives import host
 from platoon_base.collectives.base import DTYPES, OPS
 from platoon_base.collectives.group_failure import LOCK_BYTE
-from platoon_base.collectives.group_segment import CHUNK_BYTES
+from platoon_base.collectives.group_segment import CHUNK_BYTES, DIRECT_BYTES
 from platoon_base.collectives.host import HostCollective
 from platoon_base.collectives.host_exchange import HAVE_FUSED, HAVE_NUMPY, FusedExchange
 from platoon_base.collectives.local import LocalCollective
@@ -309,6 +309,16 @@ def test_any_calls_in_a_row(forms, calls):
         elif kind == "reduce_scatter":
             for rank in range(size):
                 require_equal([mine[rank]], oracle([a[rank] for a in arrays[i]], op))
+
+
+@pytest.mark.skipif(not (HAVE_FUSED and HAVE_NUMPY), reason="one of the forms is missing")
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_both_forms_split_an_all_reduce_from_the_same_size_on(more):
+    elements = DIRECT_BYTES // 4 + more
+    arrays = [values(rank, (elements,), "float32") for rank in range(3)]
+    with Group(3, [True, False, True]) as group:
+        results = group.run(lambda c: c.all_reduce(arrays[c.rank], timeout_s=TIMEOUT_S))
+    require_equal(results, oracle(arrays, "sum"))
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -1,4 +1,4 @@
-"""NumPy arrays as parameters: changed in place where their memory allows, copied out and back where not."""
+"""Arrays and shared variables as parameters: changed in place where their memory allows, copied where not."""
 
 import numpy as np
 import pytest
@@ -72,6 +72,40 @@ def test_a_scalar_keeps_its_shape():
     assert parameters.borrow()[0].shape == ()
 
 
+class SharedVariable:
+    """Has the methods of Theano's shared variables."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def get_value(self, borrow=False, return_internal_type=False):
+        return self.value if borrow else self.value.copy()
+
+    def set_value(self, value, borrow=False):
+        self.value = value if borrow else value.copy()
+
+
+def test_the_memory_of_a_shared_variable_is_borrowed():
+    memory = np.ones((2, 3))
+    (borrowed,) = Parameters([SharedVariable(memory)]).borrow()
+    assert borrowed is memory
+
+
+@pytest.mark.parametrize("kind", ["read-only", "transposed"])
+def test_a_shared_variable_whose_memory_cannot_be_used_is_copied_out_and_set(kind):
+    memory = np.arange(6.0).reshape(2, 3)
+    if kind == "read-only":
+        memory.flags.writeable = False
+    variable = SharedVariable(memory if kind == "read-only" else memory.T)
+    before = variable.value.copy()
+    parameters = Parameters([variable])
+    (borrowed,) = parameters.borrow()
+    borrowed += 100
+    np.testing.assert_array_equal(variable.value, before)
+    parameters.give_back([borrowed])
+    np.testing.assert_array_equal(variable.value, before + 100)
+
+
 def test_order_shapes_and_dtypes_make_the_layout():
     parameters = Parameters([np.zeros((2, 3), "float32"), np.zeros(4)])
     assert parameters.layout.specs == (
@@ -104,9 +138,10 @@ def read_only():
         (np.zeros(3, bool), "parameter 1 is of dtype bool"),
         (np.zeros(3, complex), "parameter 1 is of dtype complex128"),
         (np.zeros(3, object), "parameter 1 is of dtype object"),
+        (np.zeros(3, np.dtype("float32").newbyteorder()), "parameter 1 is of dtype .f4: .* byte order"),
         (read_only(), "parameter 1 is a read-only array"),
     ],
-    ids=["float", "list", "None", "str", "scalar", "int", "bool", "complex", "object", "read-only"],
+    ids=["float", "list", "None", "str", "scalar", "int", "bool", "complex", "object", "byte order", "read-only"],
 )
 def test_what_cannot_be_averaged_is_refused_by_its_number(wrong, text):
     with pytest.raises(ConfigurationError, match=text):
