@@ -89,6 +89,24 @@ def test_a_job_that_stops_ends_the_fit_for_all_whatever_the_policy(run_keras):
     ).require_success()
 
 
+def test_a_vote_does_not_need_those_who_have_ended_their_epoch(run_keras):
+    """With averaged gradients: rank 0 has no batch left, so rank 1 is all there are, and leads them."""
+    run_keras(
+        """
+        from platoon_plugins.keras.gradients import GradientAverage
+
+        for policy in ("all", "leader"):
+            average = GradientAverage(worker)
+            average.attach(policy, [np.zeros(2, "float32")])
+            if rank:
+                average.vote()
+                average.in_place([np.ones(2, "float32")])
+                assert average.stops, policy
+            assert average.join() == [0, 1]
+        """
+    ).require_success()
+
+
 @pytest.mark.slow
 def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
     """Those that have no batch left wait and catch up: no rank hangs, and all end with the same weights."""
