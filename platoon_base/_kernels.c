@@ -1,4 +1,4 @@
-/* Fused one-pass forms of the synchronization rules, for float32 and float64; the equations stand in rules.py.
+/* Fused one-pass forms of the synchronization rules, for float32 and float64; the equations stand in rules/center.py.
  *
  * A table of 64-bit rows, one for each piece of memory, names the addresses: (x, c, n) or (x, c, x_old, n), with n in
  * elements. An element whose new center value would not be finite is left as it is on all sides.

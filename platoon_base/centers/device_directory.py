@@ -46,7 +46,7 @@ _ENTRY = np.dtype([("writes", "i8"), ("owner", "i8"), ("handle", f"V{HANDLE_BYTE
 
 
 class Entry(NamedTuple):
-    """Who owns a partition.
+    """The owner of a partition.
 
     Attributes
     ----------

@@ -58,8 +58,8 @@ def _with_blas(options: _Options) -> str:
 def completed_flags(device: str | None, environment: Mapping[str, str], flags_before: str) -> str:
     """Return ``THEANO_FLAGS`` to import Theano with, when a script may have replaced those it was started with.
 
-    What the script has set stays, but for the device: that is the worker's, for two workers on one GPU would share it
-    unknowingly. Where Theano keeps what it compiles stays as it was before, if the script says nothing of it.
+    The script's own flags stay, but for the device: that is the worker's, for two workers on one GPU would share it
+    unknowingly. The compile directory stays as it was before, if the script names none.
 
     Parameters
     ----------

@@ -110,7 +110,7 @@ class CollectiveCall(Message, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The name of the call in error texts and in the control words of those that wait in it."""
+        """The name of the call in error texts, and in the job's state of the workers that wait in it."""
         raise NotImplementedError
 
 

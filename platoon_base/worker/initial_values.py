@@ -21,11 +21,11 @@ __all__ = ["Variable", "copy_first_values", "copy_values", "require_same_layout"
 
 
 class Variable(Protocol):
-    """What `copy_values` needs of a variable: Theano's shared variables have it, and others imitate them."""
+    """A variable as `copy_values` needs it: Theano's shared variables are, and others imitate them."""
 
     @property
     def name(self) -> str | None:
-        """What errors call it."""
+        """The name in errors."""
         ...
 
     def get_value(self, borrow: bool = False) -> Any:

@@ -1,4 +1,4 @@
-"""What a Fuel stream is made of: the streams below its transformers, and the random numbers that transformers draw."""
+"""The parts of a Fuel stream: the streams below its transformers, and the random numbers that transformers draw."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ __all__ = ["Fits", "hooks_into_batches", "in_center", "make_first", "make_last",
 
 
 class Fits:
-    """What the callbacks of one list have in common: how to train, and the fit that goes on.
+    """The common state of the callbacks of one list: how to train, and the fit that goes on.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""What is logged: the metrics and losses of an epoch and of its evaluation, over the data of all workers."""
+"""The values in ``logs``: metrics and losses of an epoch and of its evaluation, over the data of all workers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass
 class _Epoch:
-    """What lives for an epoch.
+    """The state of one epoch.
 
     Attributes
     ----------

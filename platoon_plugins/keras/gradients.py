@@ -316,7 +316,7 @@ class GradientAverage:
 
 
 class _Words:
-    """What travels with the gradients: a flag and a weight for each rank, and which gradients there are."""
+    """The numbers that travel with the gradients: a flag and a weight for each rank, and which gradients there are."""
 
     def __init__(self, size: int, gradients: int) -> None:
         self.array = np.zeros(2 * size + gradients, np.float32)

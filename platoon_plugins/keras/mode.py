@@ -1,4 +1,4 @@
-"""What a way of keeping the workers of a fit together has to offer."""
+"""The protocol of the two ways to keep the workers of a fit together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model must be like to be trained by several workers."""
+"""The requirements on a model that several workers are to train."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graph uses besides parameters: running statistics, and the random streams of dropout and the like."""
+"""The parts of a graph besides parameters: running statistics, and the random streams of dropout and the like."""
 
 from __future__ import annotations
 

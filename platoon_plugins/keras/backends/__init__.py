@@ -1,4 +1,4 @@
-"""What differs from one back end of Keras to the next: one small module each, which has a ``backend()``."""
+"""The differences between the back ends of Keras: one small module each, which has a ``backend()``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the adapter needs of a back end of Keras."""
+"""The protocol of a back end of Keras, as the adapter needs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the back ends of Keras 3 have in common."""
+"""The common part of the back ends of Keras 3."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a loss of Keras 3 was divided by: rows, tokens that are not masked, weights."""
+"""The number that a loss of Keras 3 was divided by: of rows, of tokens that are not masked, or a sum of weights."""
 
 from __future__ import annotations
 

@@ -1,0 +1,138 @@
+"""The language of docs and docstrings, as far as a machine can hold it; CONTRIBUTING.md has the rules."""
+
+import ast
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.base
+
+BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
+ROOT = BASE.parent
+DOCS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md"))]
+DOCS += sorted((ROOT / "docs").glob("*.md"))
+MODULES = sorted(path for room in ("platoon_base", "platoon_plugins") for path in (ROOT / room).rglob("*.py"))
+LONGEST = 100  # columns of a line in docs
+
+# Earlier names of things that have a standard name: fork server, child, job's state, stop votes.
+OLD_WORDS = re.compile(r"(?<!PLATOON_NO_)(?:nursery|prefork|bootstrap|control.words|\bballot)", re.IGNORECASE)
+CLAUSE = re.compile(r"[*\"'`(\s-]*(?:What|Who|Whoever|Whatever)\b")
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def prose(text):
+    """Return Markdown without its code blocks, with as many lines."""
+    return re.sub(r"^```.*?^```", lambda block: "\n" * block.group().count("\n"), text, flags=re.DOTALL | re.MULTILINE)
+
+
+def long_lines(text):
+    """List the numbers of the lines that are too long; tables and lines of one link cannot be broken."""
+    lines = enumerate(prose(text).splitlines(), 1)
+    return [number for number, line in lines if len(line) > LONGEST and not re.match(r"\||\W*\S+$", line)]
+
+
+def clauses(text):
+    """List the sentences that begin with what or who and are no questions."""
+    sentences = re.split(r"(?<=[.!?])[*\"'`)]*\s+(?=[*\"'`(]*[A-Z])", " ".join(text.split()))
+    return [found for found in sentences if CLAUSE.match(found) and not re.search(r"\?\W*$", found)]
+
+
+def passages(text):
+    """Cut Markdown into paragraphs, list items and cells of tables; leave out headings."""
+    for passage in re.split(r"\n\s*\n|\n(?=\s*(?:[|*-]|\d+\.)\s)", prose(text)):
+        if not passage.lstrip().startswith("#"):
+            yield from passage.split("|") if passage.lstrip().startswith("|") else [passage]
+
+
+def docstrings(path):
+    """Yield the paragraphs of all docstrings of a file, with the name that each belongs to."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            for paragraph in re.split(r"\n\s*\n|\n-+\n", ast.get_docstring(node) or ""):
+                yield getattr(node, "name", "module"), paragraph
+
+
+def test_what_breaks_a_rule_is_seen():
+    wide = "x" * 60 + " " + "y" * 60
+    assert long_lines(f"{wide}\n```\n{wide}\n```\n| {wide} |\n- {'z' * 120}\n{wide}") == [1, 7]
+    assert clauses("It works. What arrives is bounded.") == ["What arrives is bounded."]
+    assert clauses("*Who* comes, leaves. What now? It says what it does. Whoever waits is told.") == [
+        "*Who* comes, leaves.",
+        "Whoever waits is told.",
+    ]
+    text = "# What it is\n\n* one\n  more\n* What two is\n\n| a | Who comes |\n```\nWhat\n```\n"
+    assert [found for passage in passages(text) for found in clauses(passage)] == ["* What two is", "Who comes"]
+    assert OLD_WORDS.findall("the ballot, preforked, ballots, PLATOON_NO_PREFORK, control words") == [
+        "ballot",
+        "prefork",
+        "ballot",
+        "control words",
+    ]
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_lines_of_docs_are_not_too_long(path):
+    assert long_lines(path.read_text()) == []
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_sentences_of_docs_have_an_actor(path):
+    assert [found for passage in passages(path.read_text()) for found in clauses(passage)] == []
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_every_module_says_in_a_sentence_what_it_is_for(path):
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    assert text is not None
+    assert re.search(r"[.:]$", text.split("\n\n")[0])
+
+
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_sentences_of_docstrings_have_an_actor(path):
+    assert [(name, found) for name, text in docstrings(path) for found in clauses(text)] == []
+
+
+def test_things_have_one_name():
+    this = Path(__file__)
+    files = [path for folder in ("platoon_base", "platoon_plugins", "tests") for path in (ROOT / folder).rglob("*.py")]
+    files += [path for path in DOCS if path.name != "CHANGELOG.md"]  # which tells the old names
+    found = {name_of(path): OLD_WORDS.findall(path.read_text()) for path in files if path != this}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+# The drawings of docs/design.md: a file and a function in each line of a block.
+STEP = re.compile(r"^ *([a-z][\w/]*\.py) +([A-Za-z_]\w*(?:\.\w+)?)(?= |$)", re.MULTILINE)
+
+
+def defines(path, name):
+    """Tell whether a file defines a function, a class or a method."""
+    node = ast.parse(path.read_text())
+    for part in name.split("."):
+        node = next((inner for inner in node.body if getattr(inner, "name", None) == part), None)
+        if node is None:
+            return False
+    return True
+
+
+def test_the_ways_in_the_design_are_those_of_the_code():
+    text = (ROOT / "docs" / "design.md").read_text()
+    blocks = re.findall(r"^```\n(.*?)^```", text, flags=re.DOTALL | re.MULTILINE)
+    steps = {step for block in blocks for step in STEP.findall(block)}
+    assert len(steps) > 50
+    assert ("worker/handle.py", "Worker.all_reduce") in steps
+    adapters = ("blocks", "keras", "lasagne")
+    folders = {file: "platoon_plugins" if file.startswith(adapters) else "platoon_base" for file, _ in steps}
+    wrong = [(file, name) for file, name in steps if not defines(ROOT / folders[file] / file, name)]
+    assert wrong == []
+
+
+def test_the_recipes_name_files_that_are_there():
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    named = {name for name in re.findall(r"`((?:\w[\w.]*|\.ci)/[\w./]*\w)`", text) if "NAME" not in name}
+    assert len(named) > 30
+    assert sorted(name for name in named if not (ROOT / name).exists() and "ENV" not in name) == []
