@@ -1,4 +1,4 @@
-"""A short name for the contents of data, by which workers notice that they do not have the same."""
+"""A short text for the contents of data, by which workers notice that their data differ."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which rows, batches and seeds belong to which worker. Pure functions of (n, rank, size, seed, epoch)."""
+"""The rows, batches and seeds of each worker, by pure functions of (n, rank, size, seed, epoch)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays that lie on memory which is unmapped one day, such as shared memory."""
+"""Arrays on memory that is unmapped later, such as shared memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocols of all centers, and how a center tells of an element that would not have stayed finite."""
+"""The protocols of all centers, and the report of an element that was left out, since it would not be finite."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The directory of a center on devices: who owns which partition, and a mirror of the values.
+"""The directory of a center on devices: the owner of each partition, and a mirror of the values.
 
 It lies in one segment of shared memory, which holds a header, a flag for each worker, an entry for each partition, and
 the values of all partitions, one after the other, as they were a few seconds ago.
@@ -154,7 +154,7 @@ class DeviceDirectory:
         return Entry(writes // 2, int(found["owner"]), found["handle"].tobytes())
 
     def publish(self, partition: int, owner: int, handle: bytes) -> None:
-        """Enter a new owner, who has yet to mirror its partition; only under the partition's lock."""
+        """Enter a new owner, which has yet to mirror its partition; only under the partition's lock."""
         entry = self._entries[partition]
         entry["writes"] |= 1  # it is odd already if its latest writer has died meanwhile
         entry["handle"], entry["owner"], entry["mirrored"] = np.void(handle), owner, 0

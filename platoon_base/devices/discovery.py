@@ -1,4 +1,4 @@
-"""Find and choose devices. A process of its own asks for them: one that has loaded a GPU library may not fork."""
+"""Find and choose devices. A process of its own looks, since a process with a GPU library may not fork."""
 
 from __future__ import annotations
 

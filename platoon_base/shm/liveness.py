@@ -1,4 +1,4 @@
-"""Which other workers of a job live, left, died or wait elsewhere; read from shared memory, without a message."""
+"""The other workers of a job: alive, gone, dead or waiting elsewhere. Read from shared memory, without a message."""
 
 from __future__ import annotations
 

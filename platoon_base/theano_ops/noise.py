@@ -1,4 +1,4 @@
-"""Other random numbers on each worker: dropout and the like, drawn inside Theano's compiled functions."""
+"""Different random numbers on each worker: dropout and the like, drawn inside Theano's compiled functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Comparing models that must be the same on all workers; it costs one small message as long as they are."""
+"""Comparison of models that must be the same on all workers. As long as they are, it costs one small message."""
 
 from __future__ import annotations
 

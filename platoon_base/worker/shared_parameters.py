@@ -193,7 +193,7 @@ class SharedParameters:
             self.center.settle()
 
     def withdraw(self) -> None:
-        """Let go of a center that nobody is going to open any more; who created it removes its name."""
+        """Close a center that nobody is going to open any more; its creator removes its name."""
         self.close()
         if self._unlink is not None:
             self._unlink()

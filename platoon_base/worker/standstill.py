@@ -1,4 +1,4 @@
-"""Noticing parameters that never change between synchronizations, because training changes other arrays."""
+"""A warning about parameters that never change between synchronizations: training changes other arrays."""
 
 from __future__ import annotations
 

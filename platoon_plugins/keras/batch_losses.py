@@ -43,7 +43,7 @@ class BatchLosses:
         self._batches[phase] = []
 
     def end(self) -> None:
-        """Forget all batches, and keep none: what is trained or evaluated from now on is no part of a fit."""
+        """Forget all batches, and keep none: batches from now on are no part of a fit."""
         self._batches = {}
 
     def add(self, loss: Any, weight: Any, rows: Any, training: bool | None = None) -> None:

@@ -120,7 +120,7 @@ class _FirstAtBatches(_First):
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
-    """Comes after the user's callbacks: what they decided is decided for all workers."""
+    """Comes after the user's callbacks: all workers agree on their decisions."""
 
     def __init__(self, fits: Fits) -> None:
         super().__init__()

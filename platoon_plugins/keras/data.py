@@ -29,7 +29,7 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     of arrays are taken apart. A `keras.utils.PyDataset` or `Sequence` becomes one with the same number of batches on
     every worker: if N does not divide their number, the rows of those left over are dealt out in a last step, so each
     row still comes once in an epoch. Its ``on_epoch_begin`` and ``on_epoch_end`` draw the same random numbers on all
-    workers, so that what it shuffles remains one data set. A generator of its own must be seeded alike on all workers:
+    workers, so that a shuffle leaves one data set. A generator of its own must be seeded alike on all workers:
     the first batch is compared after each of these calls, by its labels if it has some. Values drawn for a batch, such
     as noise and crops, may differ between workers. A `tf.data.Dataset` is asked for its own shard: its elements must
     come in the same order on every worker, so shard before you shuffle. A torch `DataLoader` becomes one of every N-th

@@ -1,6 +1,6 @@
 """Synchronous training: any optimizer, fed with gradients that are averaged over the workers.
 
-With the gradients travel the votes to stop, and who has no batch left.
+The votes to stop travel with the gradients, and so do the ranks that have no batch left.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ class GradientAverage:
     def __call__(self, gradients: Sequence[Any], weight: Any = 1.0) -> list[Array]:
         """Return the averages in new arrays; called back from a compiled program.
 
-        An exception would come out of it as the back end's own, behind pages of traces: what goes wrong is kept, and
+        An exception would come out of it as the back end's own, behind pages of traces. So it is kept, and
         raised by `require_sound` and by the next call.
 
         Parameters

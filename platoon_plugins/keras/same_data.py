@@ -1,4 +1,4 @@
-"""Whether all workers have the same data, where they should, and none of them where each should have its part."""
+"""Checks of data: refuse those that differ between workers, and warn if all workers pass the same whole to a fit."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class SameBatches:
         self._varies = False
 
     def look(self, epoch: int, read: Callable[[], Any]) -> None:
-        """Compare the batch, in which the labels tell the rows: what goes with them may be varied at random.
+        """Compare the batch, in which the labels tell the rows. Inputs may be varied at random.
 
         Labels that are varied too, such as masks that are turned with their images, tell nothing.
 
@@ -72,7 +72,7 @@ class SameBatches:
         epoch : int
             How often the hooks have been called.
         read : callable
-            Returns the batch; what it draws by np.random is the same each time and on all workers.
+            Returns the batch. It draws the same numbers by np.random each time and on all workers.
         """
         if self._varies:
             return

@@ -1,4 +1,4 @@
-"""Random numbers of Python and NumPy: others on each worker for the length of a fit, the same where it takes that."""
+"""Random numbers of Python and NumPy: different on each worker during a fit, the same on all before and after it."""
 
 from __future__ import annotations
 

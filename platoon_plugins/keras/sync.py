@@ -1,4 +1,4 @@
-"""The list of callbacks that makes a fit one of N that work together."""
+"""The list of callbacks by which the fits of several workers train one model."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ def distribute(
     so EarlyStopping and the like decide alike everywhere. (A metric class of your own says by ``adds_up = True`` that
     its variables are sums over samples.) Weights that a callback sets at an epoch's end are kept by worker and center.
 
-    On all ranks but 0 nothing is printed, and callbacks that write are left out: those of ``leader_only``, and what is
-    derived of them. A writer of your own goes there too: ``leader_only=(*LEADER_ONLY, Mine)``. It must not stop
+    On all ranks but 0 nothing is printed, and callbacks that write are left out: those of ``leader_only``, and
+    classes derived from them. Add a writer of your own by ``leader_only=(*LEADER_ONLY, Mine)``. It must not stop
     training.
 
     In a job of one, your callbacks are returned as they are.
@@ -93,7 +93,7 @@ def distribute(
     Raises
     ------
     ConfigurationError
-        If the arguments cannot work; what is wrong with the model is told at the begin of ``fit``.
+        If the arguments cannot work. Faults of the model are told at the begin of ``fit``.
 
     Examples
     --------

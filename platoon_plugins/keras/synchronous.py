@@ -44,7 +44,7 @@ class Synchronous(Mode):
         self._found = 0
 
     def purpose(self, model: Any) -> str:
-        """Return what must be the same on all workers: what is done with the averages too."""
+        """Return what must be the same on all workers: optimizer and loss too, which use the averages."""
         optimizer, loss = model.optimizer, model.loss
         config = {name: value for name, value in optimizer.get_config().items() if name not in _MAY_DIFFER}
         text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__name__)

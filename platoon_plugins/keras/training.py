@@ -1,4 +1,4 @@
-"""One distributed fit on one worker: what happens at each hook, whatever the back end and the way of synchronizing."""
+"""One distributed fit on one worker: its steps at each hook of Keras, for all back ends and both modes."""
 
 from __future__ import annotations
 

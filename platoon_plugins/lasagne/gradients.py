@@ -59,7 +59,7 @@ def all_reduce_grads(
         sends it later (error feedback), so it is delayed, not lost. See
         `platoon_base.theano_ops.all_reduce_float16`; it makes two all-reduces, a large one and one of 3 %
         of its bytes. Worth it only where bytes are slow: between two processes on one CPU it takes 20 times as long.
-        Compile only one function from the gradients then: what is kept changes with each call.
+        Compile only one function from the gradients then: the error that is kept changes with each call.
     statistics : list of Theano shared variable
         Running statistics that your updates change. Those that the graph updates by itself, as BatchNormLayer does, are
         found.

@@ -33,7 +33,7 @@ def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[
     given : iterable of Theano shared variable
         What the user named.
     params : iterable of Theano shared variable
-        What is trained is no statistic.
+        Trained parameters, which are no statistics.
     """
     given = list(given)
     for variable in given:

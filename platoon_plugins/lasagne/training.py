@@ -1,4 +1,4 @@
-"""The life of one training: what the other functions have found in it, and its end."""
+"""The life of one training: the statistics and parameters that were found in it, and its end."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def install() -> None:
 
 
 def guarded(name: str, repair: Callable[[ModuleType], None]) -> Callable[[ModuleType], None]:
-    """Return the repair of a module for the verified release alone; what it misses there is logged."""
+    """Return the repair of a module for the verified release alone; a name that it misses there is logged."""
 
     def apply(module: ModuleType) -> None:
         version = getattr(sys.modules.get("theano"), "__version__", "unknown")

@@ -1,4 +1,4 @@
-"""Two races in the files of Theano's module cache, which N starting processes or a killed one lose.
+"""Repair of two races in the files of Theano's module cache: between starting processes, and after one was killed.
 
 The faults. 1. ``gof/cmodule.py:540`` writes ``key.pkl`` in place. A process that reads half a file
 (``gof/cmodule.py:827``), at the same moment or after the writer was killed, deletes the whole compiled module.

@@ -1,4 +1,4 @@
-"""Theano imports mpi4py if it is there (`theano/tensor/io.py`, line 99), which starts MPI in this process.
+"""Hide mpi4py from Theano, whose import of it (`theano/tensor/io.py`, line 99) would start MPI in this process.
 
 The cure. For that one import mpi4py seems to be missing, unless the script has imported it itself. A started MPI does
 not survive a fork: workers forked from a process that has imported Theano would hang for ever at their end.
