@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from platoon_plugins.keras import (
     seeds,
     shard,
 )
+from platoon_plugins.keras.statistics import Statistics
 
 pytestmark = pytest.mark.keras
 
@@ -510,3 +512,15 @@ def test_a_variable_never_shares_memory_with_what_it_was_set_from():
     again[...] = 5
     expected = 5 if keras.backend.backend() == "torch" else 3  # torch's weights are changed in place
     assert (weight.get_value() == expected).all()
+
+
+def test_statistics_are_averaged_over_the_workers_that_have_sent_theirs():
+    """Of three, one has died: the sums are those of two."""
+    values = [np.zeros(2, "float32")]
+    variable = SimpleNamespace(get_value=lambda borrow: values[-1], set_value=values.append)
+    summed = SimpleNamespace(arrays=[np.array([2.0, 6.0])], ranks=[0, 2])
+    worker = SimpleNamespace(global_size=3, sum_arrays=lambda name, arrays: summed)
+    statistics = Statistics(worker, SimpleNamespace(statistics=lambda model: [variable]), None)
+    statistics.average("epoch 1", np.ones(1))
+    np.testing.assert_array_equal(values[-1], [1, 3])
+    assert values[-1].dtype == np.float32

@@ -113,6 +113,19 @@ def test_weights_follow_the_rule_and_writes_in_mid_epoch_count(run_keras):
     ).require_success()
 
 
+def test_the_period_begins_anew_with_each_epoch(run_keras):
+    run_keras(
+        """
+        watch, seen, original = Watch(), [], worker.sync_params
+        worker.sync_params = lambda *args, **kwargs: seen.append(watch.batches) or original(*args, **kwargs)
+        model = dense(optimizer=keras.optimizers.SGD(0.0))
+        model.fit(*shard(*data(48)), batch_size=8, epochs=3, verbose=0,
+                  callbacks=distribute([watch], every_n_batches=2))
+        assert seen == [2, 3, 5, 6, 8, 9], seen  # after two batches, and at the end of an epoch of three
+        """
+    ).require_success()
+
+
 def test_statistics_are_averaged_and_random_layers_differ(run_keras):
     run_keras(
         """
@@ -191,6 +204,9 @@ def test_noise_without_a_seed_differs_between_workers_and_fits(run_keras):
             if backend == "torch":
                 import torch
                 draws.append(float(torch.rand(())))
+            if backend == "tensorflow":
+                import tensorflow as tf
+                draws.append(float(tf.random.normal(())))
             return draws
 
         class Note(keras.callbacks.Callback):
@@ -202,10 +218,13 @@ def test_noise_without_a_seed_differs_between_workers_and_fits(run_keras):
         x = np.zeros((32, 6), "float32")
         model = dense(extra=[Noise()], optimizer=keras.optimizers.SGD(0.0), metrics=())
         np.random.seed(6) if KERAS_2 else keras.utils.set_random_seed(6)
+        between = []
         for fit in range(3):
             model.fit(x, x[:, :3] + 1, batch_size=8, verbose=0, callbacks=distribute([Note()]))
             drawn = everyones(draw())
             assert (drawn == drawn[0]).all(), drawn
+            between += drawn[0].tolist()
+        assert len(set(between)) == 3 * len(draw()), between  # a script draws other numbers after each fit
         for numbers in (Note.draws, *([Note.losses] if backend != "jax" else [])):
             assert len(set(everyones(numbers).ravel())) == 3 * 4 * size, everyones(numbers)
         """
