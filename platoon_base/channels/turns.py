@@ -38,14 +38,16 @@ class Turns:
         return _Turn(self, call, timeout_s)
 
     def release(self) -> None:
-        """Free the lock as often as this thread has taken it."""
-        self.lock.release()
-        if self.interrupted:
-            try:
-                while True:
-                    self.lock.release()
-            except RuntimeError:  # it is free
-                self.interrupted = False
+        """Free the lock as often as this thread has taken it.
+
+        A call of a signal handler, which came before the turn began or after it ended, may have freed it already.
+        """
+        try:
+            self.lock.release()
+            while self.interrupted:
+                self.lock.release()
+        except RuntimeError:  # it is free
+            self.interrupted = False
 
     def abandon(self, inside: weakref.ref[_Turn]) -> None:
         """Free the lock of a turn that has gone without its end; the ``with`` block was cut off there."""

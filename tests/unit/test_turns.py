@@ -1,5 +1,6 @@
 """Calls take turns: threads wait, signal handlers are refused, and an interrupted call frees the way for others."""
 
+import contextlib
 import threading
 
 import pytest
@@ -104,6 +105,24 @@ def test_ctrl_c_at_any_instruction_leaves_the_turn_to_this_thread_and_then_to_ot
     number = 1
     while interrupted_at(number, turns):
         assert enter(turns) == "entered", number
+        assert in_another_thread(lambda: enter(turns)) == "entered", number
+        number += 1
+    assert number > 20
+
+
+def test_a_signal_handler_at_any_instruction_ends_no_call(turns):
+    """Also if a call was refused before, after which the lock is freed as often as it may have been taken."""
+
+    def handle():
+        with contextlib.suppress(ConfigurationError):
+            enter(turns)
+
+    def call():
+        with turns.take("sync", 1.0):
+            handle()  # refused
+
+    number = 1
+    while at_instruction(number, call, handle, where="turns.py"):
         assert in_another_thread(lambda: enter(turns)) == "entered", number
         number += 1
     assert number > 20
