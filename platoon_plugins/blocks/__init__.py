@@ -15,6 +15,7 @@ _MODULES = {
     "AllReduceGradients": "gradients",
     "DistributedMonitoring": "evaluation",
     "DistributedTrainingMonitoring": "evaluation",
+    "LEADER_ONLY": "extensions",
     "ParameterSync": "sync",
     "ShardedScheme": "schemes",
     "StopTogether": "stopping",

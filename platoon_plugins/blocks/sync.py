@@ -61,7 +61,8 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
     parameters : list of Theano shared variable, optional
         Of float dtypes. The default is those of the algorithm, or else of the model.
     leader_only : tuple of type
-        Extensions of these classes run on the first worker only; ``()`` for none.
+        Extensions of these classes run on the first worker only; ``()`` for none. The default are `Printing`,
+        `ProgressBar` and `Checkpoint`; ``(*LEADER_ONLY, Mine)`` adds one of your own.
     on_nonfinite : {"raise", "skip", "restore"}
         Reaction to a NaN or an infinity of this worker; see `Worker.init_shared_params`.
     timeout_s : float

@@ -248,12 +248,13 @@ def test_what_was_accumulated_before_a_checkpoint_counts_once(run_blocks):
 def test_what_is_quiet_on_one_worker_is_not_when_resumed_alone(run_blocks):
     script = """
     from blocks.serialization import load
+    from platoon_plugins.blocks import LEADER_ONLY
     if len(sys.argv) > 2:
         with open(tmp + "/1.tar", "rb") as file:
             load(file).run()
     else:
         saving = Checkpoint(f"{tmp}/{rank}.tar", after_n_batches=1, after_training=False)
-        together = ParameterSync(EASGD(), leader_only=(Printing,))
+        together = ParameterSync(EASGD(), leader_only=tuple(kind for kind in LEADER_ONLY if kind is not Checkpoint))
         extensions = [together, saving, Printing(), FinishAfter(after_n_batches=3)]
         loop(network()[0], shard_stream(stream(64)), extensions).run()
     """
