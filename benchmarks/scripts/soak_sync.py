@@ -34,9 +34,9 @@ def main():
     worker = connect()
     rank, size = worker.global_rank, worker.global_size
     victim, moment, elements = rng.randrange(size), rng.uniform(0, LATEST_S), rng.choice([3, 5_000, 300_000])
-    pids = worker.sum_arrays("pids", [np.where(np.arange(size) == rank, os.getpid(), 0)]).arrays[0]
+    pids = dict(worker.gather([rank, os.getpid()]))
     if rank == (victim + 1) % size:
-        threading.Thread(target=kill_later, args=(int(pids[victim]), moment, folder), daemon=True).start()
+        threading.Thread(target=kill_later, args=(pids[victim], moment, folder), daemon=True).start()
     array = np.ones(elements, "float32")
     try:
         while True:

@@ -46,9 +46,7 @@ def main():
     rank, size = worker.global_rank, worker.global_size
     params = [np.zeros(shape) for shape in SHAPES]
     worker.init_shared_params(params, ASGD())
-    place = np.zeros(size)
-    place[rank] = os.getpid()
-    pids = dict(enumerate(worker.sum_arrays("pids", [place]).arrays[0].astype(int).tolist()))
+    pids = dict(worker.gather([rank, os.getpid()]))
     del pids[0]
     killed, noticed = {}, {}
     if rank == 0:

@@ -86,7 +86,7 @@ class NcclCollective:
         This worker's index among them.
     liveness : Liveness
     call_word : ndarray, shape (1,) int64
-        The control word in which the others see this worker's latest call.
+        The word of the job's state in which the others see this worker's latest call.
     """
 
     def __init__(

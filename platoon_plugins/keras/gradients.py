@@ -168,8 +168,8 @@ class GradientAverage:
         if not seen.any():
             return False
         voters = {int(rank) for rank in np.flatnonzero(seen == _VOTES)}
-        members = {int(rank) for rank in np.flatnonzero(seen != _DONE)}
-        return votes_suffice(self._policy, voters, members)
+        participants = {int(rank) for rank in np.flatnonzero(seen != _DONE)}
+        return votes_suffice(self._policy, voters, participants)
 
     def __call__(self, gradients: Sequence[Any], weight: Any = 1.0) -> list[Array]:
         """Return the averages in new arrays; called back from a compiled program.
