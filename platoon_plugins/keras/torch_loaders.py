@@ -98,6 +98,8 @@ class _Share:
         return len(range(self._rank, self._rows, self._size))
 
     def __iter__(self) -> Iterator[int]:
-        order = epoch_indices(self._rows, 0, 1, shuffle=self._shuffles, seed=self._seed, epoch=self._epoch)
+        rows = epoch_indices(
+            self._rows, self._rank, self._size, shuffle=self._shuffles, seed=self._seed, epoch=self._epoch
+        )
         self._epoch += 1
-        return iter(order[self._rank :: self._size].tolist())
+        return iter(rows.tolist())
