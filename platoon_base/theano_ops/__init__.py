@@ -1,4 +1,7 @@
-"""Theano Ops by which workers meet inside the compiled function, and the graph optimizations that go with them."""
+"""Theano Ops by which workers meet inside the compiled function, and the graph optimizations that go with them.
+
+The adapters of Lasagne, Blocks and Keras on Theano put them into graphs; users may do so too.
+"""
 
 import sys
 from typing import TYPE_CHECKING
