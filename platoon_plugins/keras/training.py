@@ -77,6 +77,7 @@ class Training:
         self._statistics = Statistics(worker, backend, model)
         self._stopping = Stopping(worker, model, self._mode, settings.policy)
         self._batches = _Batches()
+        self._shares_next = False
         self.begun = False
 
     def _choose_mode(self, average: Any) -> Mode:
@@ -106,17 +107,22 @@ class Training:
         """Begin the fit, after the user's callbacks have: one of them may have restored a checkpoint."""
         worker, backend, model, settings = self._worker, self._backend, self._model, self._settings
         how = self._mode.purpose(model)
-        participants = start_training(
-            worker,
-            "keras fit",
-            "fit",
-            values=first_values(model, backend),
-            purpose=f"distribute({how}, every_n_batches={settings.every_n_batches}, policy={settings.policy!r})",
-            rule=self._mode.rule,
-            parameters=backend.weights(model),
-            on_nonfinite=settings.on_nonfinite,
-            once_met=self._once_met,
-        )
+        self._shares_next = False
+        try:
+            participants = start_training(
+                worker,
+                "keras fit",
+                "fit",
+                values=first_values(model, backend),
+                purpose=f"distribute({how}, every_n_batches={settings.every_n_batches}, policy={settings.policy!r})",
+                rule=self._mode.rule,
+                parameters=backend.weights(model),
+                on_nonfinite=settings.on_nonfinite,
+                once_met=self._once_met,
+            )
+        finally:
+            if self._shares_next and worker.shares:  # also if the wait for the others was interrupted
+                _sharing.add(worker)
         self._mode.start(model, participants)
         self._statistics.start()
         self._random_state = seeds.state(), backend.random_state()
@@ -129,7 +135,7 @@ class Training:
     def _once_met(self, participants: list[int]) -> None:
         self._release_earlier()
         if self._mode.rule is not None:
-            _sharing.add(self._worker)
+            self._shares_next = True
             _trained_by_rule.add(self._model.optimizer)
         warn_if_not_sharded(self._data, self._worker)
 

@@ -489,3 +489,25 @@ def test_what_a_callback_does_on_one_rank_comes_to_all(run_keras):
         """
     ).require_success()
     assert "differ at the end of an epoch" in outcome.logs[0]
+
+
+def test_a_fit_that_fails_before_it_shares_leaves_what_the_script_shares_alone(run_keras):
+    run_keras(
+        """
+        model, (x, y) = dense((8 + rank, 3)), data(16)
+        try:
+            model.fit(x, y, verbose=0, callbacks=distribute([], rule=EASGD()))
+        except PlatoonError:
+            pass
+        else:
+            raise SystemExit("models of two sizes were taken")
+        worker.init_shared_params([np.zeros(3)], EASGD())
+        try:
+            dense().fit(x, y, verbose=0, callbacks=distribute([], rule=EASGD()))
+        except PlatoonError as error:
+            assert "shares parameters by init_shared_params" in str(error), error
+        else:
+            raise SystemExit("the script's parameters were released")
+        assert worker.shares
+        """
+    ).require_success()
