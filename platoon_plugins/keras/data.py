@@ -11,7 +11,7 @@ import numpy as np
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.sharding import require_uneven, shard_bounds, take
+from platoon_base.sharding import epoch_indices, require_uneven, shard_bounds, take
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.same_data import SameBatches, require_same_data, sources
 from platoon_plugins.keras.torch_loaders import is_loader, shard_loader
@@ -156,11 +156,10 @@ def _rows(array: Any, start: int, stop: int, uneven: str, worker: Worker) -> Any
         return array
     left_over = (stop - start) % size
     if uneven == "wrap" and left_over and rank >= left_over:
-        order = np.arange(start + rank, stop, size)
-        return take(array, np.append(order, start + rank - left_over))
+        return take(array, start + epoch_indices(stop - start, rank, size, uneven=uneven))
     if uneven == "drop":
         stop -= left_over
-    chosen = slice(start + rank, stop, size)
+    chosen = slice(start + rank, stop, size)  # the same rows as a view, where the array has them
     return array.iloc[chosen] if hasattr(array, "iloc") else array[chosen]
 
 
