@@ -649,9 +649,9 @@ def test_the_name_can_go_before_the_group(make):
 def test_without_the_extension_numpy_does_it():
     code = """
 import numpy as np
-from platoon_base.collectives import exchange, host
+from platoon_base.collectives import host, host_exchange
 c = host.HostCollective.create(NAME, (3,), 0, None)
-print(exchange.HAVE_FUSED, c.all_reduce(np.ones(2), "mean", timeout_s=1))
+print(host_exchange.HAVE_FUSED, c.all_reduce(np.ones(2), "mean", timeout_s=1))
 c.close()
 """.replace("NAME", repr(f"{segment_prefix()}test{os.getpid()}-numpy"))
     environment = {**os.environ, "PLATOON_NO_KERNELS": "1"}
