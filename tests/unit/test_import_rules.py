@@ -1,6 +1,7 @@
 """Who may import whom: told by the source, and by what a fresh interpreter has loaded."""
 
 import ast
+import functools
 import importlib.machinery
 import importlib.util
 import json
@@ -91,6 +92,16 @@ ABOUT_DEVICES = {
 ABOUT_THEANO = ("theano_ops/", "platoon_api/", "compat/", "controller/forkserver_main.py")
 
 
+@pytest.fixture
+def nothing_left_behind():
+    """Nothing here starts what could stay behind, and the search for it takes longer than most of these tests."""
+
+
+@functools.cache
+def tree_of(path):
+    return ast.parse(path.read_text())
+
+
 def sources(folder):
     return sorted(folder.rglob("*.py"))
 
@@ -106,7 +117,7 @@ def imports(path):
     if path.name != "__init__.py":
         package = package[:-1]
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -189,7 +200,7 @@ def test_a_room_imports_only_from_rooms_further_down(path):
 
 @pytest.mark.parametrize("package", [path.parent for path in sources(BASE) if path.name == "__init__.py"], ids=str)
 def test_every_room_says_what_it_is_for(package):
-    text = ast.get_docstring(ast.parse((package / "__init__.py").read_text()))
+    text = ast.get_docstring(tree_of(package / "__init__.py"))
     assert text is not None
     assert text.rstrip().endswith(".")
 
@@ -324,20 +335,20 @@ def test_prints_and_exits_are_seen():
 @pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
 def test_only_the_command_line_prints_or_exits(path):
     if path not in (BASE / "cli" / "commands.py", BASE / "__main__.py"):
-        assert prints_or_exits(ast.parse(path.read_text())) == []
+        assert prints_or_exits(tree_of(path)) == []
 
 
 @pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
 def test_conditions_are_not_checked_by_assert(path):
     """They vanish under ``python -O``."""
-    found = [node.lineno for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Assert)]
+    found = [node.lineno for node in ast.walk(tree_of(path)) if isinstance(node, ast.Assert)]
     assert found == []
 
 
 @pytest.mark.parametrize("path", sources(BASE), ids=module_name)
 def test_arrays_are_laid_on_memory_by_the_one_function_that_keeps_it_mapped(path):
     """An array made by numpy.ndarray or from an address does not keep shared memory mapped: see array_on."""
-    calls = [node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [node.func for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
     made = [call for call in calls if isinstance(call, ast.Attribute) and call.attr in ("ndarray", "as_array")]
     assert not made or path.name == "views.py"
 
@@ -362,7 +373,7 @@ def test_the_lines_of_a_function_are_counted_without_its_docstring():
 @pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
 def test_files_and_functions_are_short(path):
     text = path.read_text()
-    found = [node for node in ast.walk(ast.parse(text)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    found = [node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     assert [function.name for function in found if lines_of(function) > LONGEST_FUNCTION] == []
     if path.relative_to(path.parents[1]).as_posix() not in LONGER_FILES:
         assert len(text.splitlines()) <= LONGEST_FILE
