@@ -6,7 +6,7 @@ request arrived, which worker ended and what time it is, and carries out the act
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
 
 from platoon_base.coordination import messages as msg
@@ -72,7 +72,8 @@ class Coordinator:
         participant = self.roster.of_peer(peer)
         if participant is None:
             return [refuse(asker, "ProtocolError", "this connection has not said hello; call connect() first")]
-        return self._answer(request, participant, asker, now)
+        answer = _answer_to(type(request))
+        return answer(self, request, participant, asker, now)
 
     def worker_ended(self, rank: int, lost: bool) -> list[Action]:
         """Take note that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
@@ -210,3 +211,8 @@ class Coordinator:
         self.bound |= binds
         reply = reply_to(calls, self.roster.lost, self.stop_reason or "")
         return [*actions, *(SendReply(asker, reply) for asker in askers.values())]
+
+
+# Looked up by the request's class alone: a `singledispatchmethod` makes a bound function for each call, which takes
+# longer than most answers.
+_answer_to: Callable[[type], Callable[..., list[Action]]] = vars(Coordinator)["_answer"].dispatcher.dispatch
