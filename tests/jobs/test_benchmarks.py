@@ -1,9 +1,11 @@
 """The benchmarks that others are meant to run, in a small form."""
 
+import gzip
 import json
 import os
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,14 @@ def lstm(monkeypatch):
     import lstm
 
     return lstm
+
+
+@pytest.fixture
+def learning(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import learning
+
+    return learning
 
 
 @needs_theano
@@ -114,3 +124,141 @@ def test_keras_fit_measures_all_ways_and_keeps_its_results(tmp_path):
     assert rows["10 MB", "averaged gradients"]["bare_all_reduce_ms"] > 0
     assert "sync_ms" in rows["10 MB", "EASGD"]
     assert len(written["goals"]) == 2
+
+
+@pytest.mark.keras
+@needs_torch
+@pytest.mark.timeout(240)
+def test_learning_measures_all_methods_and_keeps_its_results(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "learning.py", "--task", "digits", "--quick", "--out", tmp_path],
+        cwd=tmp_path, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads((tmp_path / "learning-digits.json").read_text())
+    best, epochs = written["best_rate"], written["options"]["epochs"]
+    plain = {("plain", 1, rate) for rate in written["options"]["rates"]}
+    others = {("easgd", 2, best), ("averaged", 2, best), ("averaged-linear", 2, 2 * best)}
+    runs = {(run["method"], run["workers"], run["rate"]): run for run in written["runs"]}
+    rows = {(row["method"], row["workers"], row["rate"]): row for row in written["results"]}
+    assert set(runs) == set(rows) == plain | others
+    for (method, workers, _), run in runs.items():
+        assert len(run["curve"]) == epochs
+        # 1,437 rows in mini-batches of 32; of two workers the first has one row more.
+        assert run["curve"][-1][0] == epochs * (45 if workers == 1 else 23)
+        assert 0.5 < run["final"] <= run["best"] <= 1
+        assert run["bytes_sent"] == (0 if method == "plain" else None)
+        assert method in done.stdout
+    assert rows["plain", 1, best]["to_target"]["0.93"]["times_fewer_steps"] == 1
+
+
+def test_steps_to_a_target_lie_between_two_validations(learning):
+    curve = [(10, 1.0, 0.5), (20, 2.0, 0.7), (30, 3.0, 0.6), (40, 5.0, 0.9)]
+    assert learning.first_reach(curve, 0.4) == {"steps": 10, "seconds": 1.0}
+    assert learning.first_reach(curve, 0.6) == pytest.approx({"steps": 15, "seconds": 1.5})
+    assert learning.first_reach(curve, 0.8) == pytest.approx({"steps": 30 + 20 / 3, "seconds": 3 + 4 / 3})
+    assert learning.first_reach(curve, 0.95) is None
+
+
+def run_of(method, workers, rate, steps, best=0.9):
+    """Return a run that reached 0.8 after 5 steps and 0.9 after so many, or never."""
+    reach = {"0.8": {"steps": 5, "seconds": 0.5}, "0.9": steps and {"steps": steps, "seconds": steps / 10}}
+    return {
+        "method": method, "workers": workers, "rate": rate, "seed": 1, "curve": [(5, 0.5, 0.8), (50, 5.0, best)],
+        "to_target": reach, "best": best, "final": best, "bytes_sent": None,
+    }  # fmt: skip
+
+
+def failed_run(method, workers, rate):
+    run = {**run_of(method, workers, rate, None), "curve": [], "failed": "status 1", "best": None, "final": None}
+    return {**run, "to_target": {"0.8": None, "0.9": None}}
+
+
+def test_the_learning_rate_kept_is_that_of_the_fewest_steps_to_the_highest_target(learning):
+    slow, fast, lucky = 0.1, 0.2, 0.3
+    runs = [
+        run_of("plain", 1, rate, steps) for rate in (slow, fast) for steps in ((40, 30) if rate == slow else (20, 30))
+    ]
+    runs += [run_of("plain", 1, lucky, steps) for steps in (10, None, None)]  # most of its runs never arrive
+    assert learning.best_rate(runs, (0.8, 0.9)) == fast
+    nobody = [run_of("plain", 1, rate, None, best) for rate, best in ((slow, 0.85), (fast, 0.87), (lucky, 0.86))]
+    assert learning.best_rate(nobody, (0.8, 0.9)) == fast
+    with pytest.raises(SystemExit, match="status 1"):
+        learning.best_rate([failed_run("plain", 1, slow)], (0.8, 0.9))
+
+
+def test_a_run_that_never_arrives_or_fails_is_shown(learning, capsys):
+    runs = [run_of("plain", 1, 0.1, steps) for steps in (40, 20, 30)]
+    runs += [run_of("averaged", 2, 0.1, 15), run_of("averaged", 2, 0.1, None), run_of("averaged", 2, 0.1, 10)]
+    runs += [run_of("easgd", 2, 0.1, 10), run_of("easgd", 2, 0.1, None), failed_run("easgd", 2, 0.1)]
+    plain, averaged, easgd = rows = learning.summarize(runs, (0.8, 0.9), 0.1)
+    assert plain["to_target"]["0.9"]["steps"] == 30
+    assert averaged["to_target"]["0.9"]["steps"] == 15, "never is longer than 10 and 15"
+    assert averaged["to_target"]["0.9"]["times_fewer_steps"] == 2
+    assert easgd["to_target"]["0.9"]["steps"] is None
+    assert easgd["to_target"]["0.9"]["reached"] == 1
+    assert easgd["to_target"]["0.8"]["reached"] == 2
+    assert easgd["failed"] == 1
+    assert [learning.cell(row["to_target"]["0.9"], 3) for row in rows] == [
+        "30 (20 to 40)",
+        "15 (10 to 15; 1 of 3 never)",
+        "2 of 3 never",
+    ]
+    learning.show(
+        {
+            "targets": (0.8, 0.9),
+            "results": rows,
+            "options": {"task": "digits", "epochs": 2, "seeds": [1, 2, 3]},
+            "backend": "none",
+        }
+    )
+    assert "never" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib: `make setup` installs it")
+def test_the_plots_are_drawn_from_the_results_alone(learning, tmp_path):
+    runs = [run_of("plain", 1, 0.1, 40), run_of("averaged", 2, 0.1, 15), failed_run("easgd", 2, 0.1)]
+    results = {
+        "targets": [0.8, 0.9], "best_rate": 0.1, "backend": "none", "options": {"task": "digits"}, "runs": runs,
+        "results": learning.summarize(runs, (0.8, 0.9), 0.1),
+    }  # fmt: skip
+    (tmp_path / "results.json").write_text(json.dumps(results))
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "learning.py", "--plot", tmp_path / "results.json"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_fashion_mnist_is_read_from_the_package_or_its_name_is_told(learning, tmp_path):
+    from scripts import learning_tasks
+
+    with pytest.raises(learning_tasks.DataMissing, match="apt-get install dataset-fashion-mnist"):
+        learning_tasks.fashion_mnist(tmp_path)
+    for part, rows in (("train", 3), ("t10k", 2)):
+        sizes = b"".join(size.to_bytes(4, "big") for size in (rows, 28, 28))
+        with gzip.open(tmp_path / f"{part}-images-idx3-ubyte.gz", "wb") as file:
+            file.write(b"\0\0\x08\x03" + sizes + bytes([0, 255] * (rows * 28 * 14)))
+        with gzip.open(tmp_path / f"{part}-labels-idx1-ubyte.gz", "wb") as file:
+            file.write(b"\0\0\x08\x01" + sizes[:4] + bytes(range(rows)))
+    (x, y), (x_valid, y_valid) = learning_tasks.fashion_mnist(tmp_path)
+    assert (x.shape, y.shape, x_valid.shape, y_valid.shape) == ((3, 784), (3, 10), (2, 784), (2, 10))
+    assert x[0, :4].tolist() == [0, 1, 0, 1]
+    assert y.argmax(axis=1).tolist() == [0, 1, 2]
+    with gzip.open(tmp_path / "t10k-labels-idx1-ubyte.gz", "wb") as file:
+        file.write(b"no array")
+    with pytest.raises(ValueError, match="no IDX file"):
+        learning_tasks.fashion_mnist(tmp_path)
+
+
+def test_without_the_data_it_says_how_to_install_them_and_runs_nothing(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "learning.py", "--task", "fashion-mnist", "--out", tmp_path],
+        env={**os.environ, "FASHION_MNIST": str(tmp_path)},
+        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    (line,) = done.stdout.splitlines()
+    assert "apt-get install dataset-fashion-mnist" in line
+    assert not list(tmp_path.iterdir())
