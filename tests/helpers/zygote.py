@@ -22,7 +22,6 @@ from pathlib import Path
 # What a script may do that must come before its imports.
 PREPARATIONS = ("environ", "sys.path", "sys.modules", "sys.meta_path", "zygote")
 OF_ONE_WORKER = ("PLATOON_JOB", "PLATOON_RANK", "PYTEST_CURRENT_TEST")
-KERAS_BACKENDS = {"torch": "torch", "jax": "jax", "tensorflow": "tensorflow", "theano": "theano"}
 
 _zygotes = {}
 _asked = set()
@@ -32,7 +31,7 @@ def modules_for(text, environment):
     """Name what the workers of a script import, by the packages that its text names."""
     modules = ["numpy", "platoon_base"]
     if "keras" in text:
-        modules += [KERAS_BACKENDS[environment.get("KERAS_BACKEND", "theano")], "platoon_plugins.keras", "keras"]
+        modules += [environment.get("KERAS_BACKEND", "theano"), "platoon_plugins.keras", "keras"]
     elif "lasagne" in text:
         modules += ["platoon_plugins.lasagne", "lasagne", "platoon_base.theano_ops"]
     elif "blocks" in text:
@@ -133,12 +132,12 @@ def main():
         reading, writing = os.pipe()
         between = os.fork()
         if between == 0:
-            pid = os.fork()
-            if pid:
-                os.write(writing, b"%d" % pid)
+            if os.fork():
                 os._exit(0)
             answers.detach()
-            become_worker(request, reading, writing)
+            os.setsid()  # before anybody knows of it: signals go to its process group
+            os.write(writing, b"%d" % os.getpid())
+            become_worker(request)
             return
         os.waitpid(between, 0)  # from now on the worker is a child of the tests' process
         os.close(writing)
@@ -146,11 +145,8 @@ def main():
         os.close(reading)
 
 
-def become_worker(request, *descriptors):
+def become_worker(request):
     """Make up for what differs from a process that was started by itself, and run the script."""
-    os.setsid()
-    for descriptor in descriptors:
-        os.close(descriptor)
     os.closerange(3, 64)
     for path, flags, target in ((os.devnull, os.O_RDONLY, 0), (request["log"], os.O_WRONLY | os.O_APPEND, 1)):
         opened = os.open(path, flags | os.O_CREAT, 0o666)
