@@ -11,7 +11,7 @@ from pathlib import Path
 
 from platoon_base.system.warn import warn_once
 
-__all__ = ["completed_flags", "flags_with_blas", "is_chosen", "worker_flags"]
+__all__ = ["completed_flags", "flags_with_blas", "worker_flags"]
 
 _WHERE_COMPILED = ("base_compiledir", "compiledir")
 
@@ -88,11 +88,6 @@ def _last(flags: str, option: str) -> str | None:
     """Return what flags say of an option, of several times the last; None if they do not."""
     pairs = (flag.partition("=") for flag in flags.split(","))
     return next((value.strip() for name, _, value in reversed(list(pairs)) if name.strip() == option), None)
-
-
-def is_chosen(option: str, environment: Mapping[str, str], section: str = "global") -> bool:
-    """Tell whether the user has set an option, in ``THEANO_FLAGS`` or in a configuration file."""
-    return _Options(environment).chosen(option, section)
 
 
 class _Options:
