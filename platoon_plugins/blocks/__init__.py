@@ -16,10 +16,13 @@ _MODULES = {
     "DistributedMonitoring": "evaluation",
     "DistributedTrainingMonitoring": "evaluation",
     "LEADER_ONLY": "extensions",
+    "LearningRateWarmup": "learning_rate",
     "ParameterSync": "sync",
     "ShardedScheme": "schemes",
     "StopTogether": "stopping",
     "register_aggregation": "aggregation",
+    "scale_learning_rate": "learning_rate",
+    "scale_schedule": "learning_rate",
     "shard_stream": "data",
 }
 

@@ -1,4 +1,4 @@
-"""The learning rate of synchronous training: scaled with the number of workers, and warmed up."""
+"""The learning rate of N workers: scaled with their number, and warmed up."""
 
 from __future__ import annotations
 
@@ -9,21 +9,32 @@ import keras
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
+from platoon_base.learning_rate import Warmup, scaled
 from platoon_plugins.keras import backends
 
 __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule"]
 
 
-def scale_learning_rate(learning_rate: float, *, worker: Worker | None = None) -> float:
-    """Multiply a learning rate by the number of workers, as the mini-batch of all of them together is larger by that.
+def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
+    """Multiply a learning rate by the number of workers, or by its square root, as averaged gradients allow.
 
-    References
+    Parameters
     ----------
-    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.1.
+    learning_rate : float
+        That of one process with the batch size of one worker.
+    how : {"linear", "sqrt", "none"}
+        "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see `platoon_base.learning_rate.scale_factor`.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    float
+        For an optimizer. In a job of one as it was.
     """
     if callable(learning_rate):
         raise ConfigurationError(f"got {learning_rate!r}: pass a number, such as the schedule's initial learning rate")
-    return learning_rate * (connect() if worker is None else worker).global_size
+    return scaled(learning_rate, (connect() if worker is None else worker).global_size, how)
 
 
 def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
@@ -84,11 +95,8 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
     """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
 
-    ::
-
-        lr := initial_lr / N (e (N - 1) / warmup_epochs + 1)        for e, the epochs done, up to warmup_epochs
-
-    With one worker the learning rate is ``initial_lr`` throughout.
+    It follows the equation of `platoon_base.learning_rate.Warmup`, which is Horovod's for ``how="linear"``. With one
+    worker the learning rate is ``initial_lr`` from the first epoch on.
 
     Parameters
     ----------
@@ -97,12 +105,14 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
     warmup_epochs : float
     steps_per_epoch : int, optional
         Taken from ``fit``, where it knows; without it the rate is raised epoch by epoch.
+    how : {"linear", "sqrt", "none"}
+        How ``initial_lr`` was scaled.
     worker : Worker, optional
         The default is ``connect()``.
 
     References
     ----------
-    Goyal et al. (above), section 2.2; the formula is Horovod's.
+    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.2.
     """
 
     def __init__(
@@ -111,19 +121,15 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         warmup_epochs: float = 5,
         steps_per_epoch: int | None = None,
         *,
+        how: str = "linear",
         worker: Worker | None = None,
     ) -> None:
         super().__init__()
-        if not (initial_lr > 0 and warmup_epochs > 0):
-            raise ConfigurationError(
-                f"got initial_lr={initial_lr!r}, warmup_epochs={warmup_epochs!r}: both must be greater than 0"
-            )
-        self._initial_lr, self._warmup_epochs = initial_lr, warmup_epochs
+        size = (connect() if worker is None else worker).global_size
+        self._warmup = Warmup(initial_lr, warmup_epochs, size, how)
         self._steps_per_epoch = steps_per_epoch
-        self._size = (connect() if worker is None else worker).global_size
         self._backend = backends.current()
         self._epoch = 0
-        self._done = False
         self._owner: Any = None
 
     def set_model(self, model: Any) -> None:
@@ -139,15 +145,13 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the rate of a batch."""
         steps = self._steps_per_epoch or steps_in_epoch(self.params or {})
-        if steps and not self._done:
+        if steps and not self._warmup.finished:
             self._set(self._epoch + batch / steps)
 
     def _set(self, epochs: float) -> None:
-        if self._done:
+        rate = self._warmup.at(epochs)
+        if rate is None:
             return
-        self._done = epochs >= self._warmup_epochs
-        progress = min(epochs / self._warmup_epochs, 1.0)
-        rate = self._initial_lr / self._size * (progress * (self._size - 1) + 1)
         try:
             self._backend.set_learning_rate(self._owner, rate)
         except TypeError as exc:

@@ -7,6 +7,11 @@ compat.apply()  # before Lasagne is imported, by this package or by the script
 from platoon_plugins.lasagne.data import iterate_minibatches, shard  # noqa: E402
 from platoon_plugins.lasagne.evaluation import evaluate  # noqa: E402
 from platoon_plugins.lasagne.gradients import all_reduce_grads  # noqa: E402
+from platoon_plugins.lasagne.learning_rate import (  # noqa: E402
+    LearningRateWarmup,
+    scale_learning_rate,
+    scale_schedule,
+)
 from platoon_plugins.lasagne.stopping import StopOnPatience  # noqa: E402
 from platoon_plugins.lasagne.sync import sync_updates  # noqa: E402
 from platoon_plugins.lasagne.training import finish_training  # noqa: E402
@@ -14,11 +19,14 @@ from platoon_plugins.lasagne.training import finish_training  # noqa: E402
 __all__ = [
     "ASGD",
     "EASGD",
+    "LearningRateWarmup",
     "StopOnPatience",
     "all_reduce_grads",
     "evaluate",
     "finish_training",
     "iterate_minibatches",
+    "scale_learning_rate",
+    "scale_schedule",
     "shard",
     "sync_updates",
 ]

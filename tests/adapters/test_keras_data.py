@@ -325,6 +325,8 @@ def test_a_tf_dataset_is_asked_for_its_shard():
         (lambda w: DistributedOptimizer(3, worker=w), "pass an optimizer"),
         (lambda w: LearningRateWarmup(0.0, worker=w), "greater than 0"),
         (lambda w: LearningRateWarmup(0.1, warmup_epochs=0, worker=w), "greater than 0"),
+        (lambda w: LearningRateWarmup(0.1, how="log", worker=w), "linear, sqrt, none"),
+        (lambda w: scale_learning_rate(lambda step: 0.1, worker=w), "initial learning rate"),
     ],
 )
 def test_bad_arguments_are_refused(solo_worker, call, complaint):
@@ -401,7 +403,8 @@ def test_a_distributed_optimizer_without_the_callbacks_says_so():
 # The learning rate.
 
 
-def test_the_warmup_follows_its_formula():
+@pytest.mark.parametrize(("how", "factor"), [("linear", 4), ("sqrt", 2)])
+def test_the_warmup_follows_its_formula(how, factor):
     rates = []
 
     class Note(keras.callbacks.Callback):
@@ -410,12 +413,47 @@ def test_the_warmup_follows_its_formula():
                                else keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))  # fmt: skip
 
     worker = places(4)[0]
-    rate = scale_learning_rate(0.05, worker=worker)
-    assert rate == pytest.approx(0.2)
-    warmup = LearningRateWarmup(rate, warmup_epochs=2, worker=worker)
+    rate = scale_learning_rate(0.05, how=how, worker=worker)
+    assert rate == pytest.approx(0.05 * factor)
+    warmup = LearningRateWarmup(rate, warmup_epochs=2, how=how, worker=worker)
     _model(keras.optimizers.SGD(rate)).fit(*_data(), epochs=4, batch_size=10, verbose=0, callbacks=[warmup, Note()])
-    expected = [0.2 / 4 * (batch / 4 * 3 / 2 + 1) for batch in range(8)] + [0.2] * 8
+    expected = [0.05 * (batch / 4 * (factor - 1) / 2 + 1) for batch in range(8)] + [0.05 * factor] * 8
     assert rates == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("how", "factor"), [("linear", 2.0), ("sqrt", 2.0**0.5)])
+def test_two_workers_train_as_one_process_with_the_rates_of_the_formula(run_keras, how, factor):
+    """Least squares: NumPy takes the steps of batches twice as large, at rates computed by hand."""
+    run_keras(
+        f"""
+        from platoon_plugins.keras import LearningRateWarmup, scale_learning_rate
+        x = np.random.RandomState(0).randn(24, 6).astype("float32")
+        y = x.sum(axis=1, keepdims=True)
+        rate = scale_learning_rate(0.05, how="{how}")
+        first = [] if KERAS_2 else [keras.Input((6,))]
+        shape = {{"input_shape": (6,)}} if KERAS_2 else {{}}
+        model = keras.Sequential([*first, L.Dense(1, use_bias=False, kernel_initializer="zeros", **shape)])
+        model.compile(DistributedOptimizer(keras.optimizers.SGD(rate)), loss="mse")
+        warmup = LearningRateWarmup(rate, warmup_epochs=2, how="{how}")
+        options = {{"batch_size": 4, "epochs": 3, "shuffle": False, "verbose": 0}}
+        model.fit(*shard(x, y), callbacks=distribute([warmup]), **options)
+        alone = np.zeros((6, 1))
+        for k in range(9):
+            rows = slice(8 * (k % 3), 8 * (k % 3) + 8)
+            lr = 0.05 * (1 + ({factor} - 1) * min(k, 6) / 6)
+            alone -= lr * 2 / 8 * x[rows].T @ (x[rows] @ alone - y[rows])
+        assert abs(alone).max() > 0.1
+        np.testing.assert_allclose(flat(model.get_weights()), alone.ravel(), rtol=1e-4)
+        """
+    ).require_success()
+
+
+def test_alone_a_callback_may_lower_the_rate_from_the_first_epoch_on(solo_worker):
+    model = _model(keras.optimizers.SGD(0.3))
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, lr: lr / 2)
+    model.fit(*_data(), epochs=3, verbose=0, callbacks=[LearningRateWarmup(0.8, worker=solo_worker), halve])
+    lr = model.optimizer.lr if KERAS_2 else model.optimizer.learning_rate
+    assert float(keras.backend.get_value(lr) if KERAS_2 else keras.ops.convert_to_numpy(lr)) == pytest.approx(0.1)
 
 
 def test_alone_the_warmup_leaves_the_rate(solo_worker):

@@ -25,6 +25,7 @@ ROLES = {
         "lasagne": {"evaluate"},
     },
     "stopping": {"blocks": {"StopTogether"}, "keras": set(), "lasagne": {"StopOnPatience"}},  # callbacks of Keras stop
+    "learning_rate": {name: {"LearningRateWarmup", "scale_learning_rate", "scale_schedule"} for name in ADAPTERS},
     "training": {"blocks": set(), "keras": set(), "lasagne": {"finish_training"}},
 }
 
@@ -32,6 +33,10 @@ ROLES = {
 DEFAULTS = {
     "rule": "'auto'",
     "every_n_batches": "10",
+    "warmup_epochs": "5",
+    "steps_per_epoch": None,
+    "skip": "0",
+    "how": "'linear'",
     "policy": "'any'",
     "leader_only": None,
     "uneven": "'keep'",
@@ -42,7 +47,7 @@ DEFAULTS = {
     "worker": "None",
 }
 ORDER = list(DEFAULTS)
-BY_KEYWORD = set(ORDER) - {"rule", "every_n_batches"}
+BY_KEYWORD = set(ORDER) - {"rule", "every_n_batches", "warmup_epochs", "steps_per_epoch", "skip"}
 LAST = ("timeout_s", "worker")
 OTHER_WORDS = {
     "sync": "rule",
@@ -51,6 +56,8 @@ OTHER_WORDS = {
     "stop": "policy",
     "batchsize": "batch_size",
     "timeout": "timeout_s",
+    "scaling": "how",
+    "lr": "learning_rate",
 }
 
 
@@ -154,3 +161,15 @@ def test_the_entry_has_a_rule_and_takes_a_worker(adapter):
     names = {argument.arg for argument in [*arguments.args, *arguments.kwonlyargs]}
     lacks = {f"{entry} has no {name}" for name in ("rule", "on_nonfinite", "worker") if name not in names}
     assert lacks == set()
+
+
+@pytest.mark.parametrize("name", ["scale_learning_rate", "scale_schedule", "LearningRateWarmup"])
+def test_the_learning_rate_takes_the_same_in_all_adapters(name):
+    """A warm-up gets a variable in Lasagne and Blocks, and a number in Keras; `skip` is for loops of one's own."""
+    found = set()
+    for adapter in ADAPTERS:
+        arguments = signature(parse(adapter, "learning_rate.py"), name)
+        names = [argument.arg for argument in [*arguments.args, *arguments.kwonlyargs] if argument.arg != "self"]
+        by_adapter = {"initial_lr": "learning_rate"}
+        found.add(tuple(by_adapter.get(word, word) for word in names if word != "skip"))
+    assert len(found) == 1

@@ -35,7 +35,7 @@ ROOMS = [
     {"system"},
     {"errors"},
 ]
-VOCABULARY = {"fingerprint", "layout", "metrics", "parameters", "schedule", "sharding", "views"}
+VOCABULARY = {"fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule", "sharding", "views"}
 # The face of the package, and ``python -m platoon_base``, which stand above all rooms.
 ABOVE_ALL = {"__init__", "__main__"}
 
@@ -43,7 +43,7 @@ ABOVE_ALL = {"__init__", "__main__"}
 PUBLIC_FACE = {"platoon_base"} | {
     f"platoon_base.{name}"
     for name in (
-        "errors", "fingerprint", "layout", "metrics", "parameters", "schedule", "sharding",
+        "errors", "fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule", "sharding",
         "compat", "devices", "job", "rules", "theano_ops", "worker",
     )
 }  # fmt: skip
@@ -53,6 +53,7 @@ PURE = [
     "rules.center",
     *(f"coordination.{path.stem}" for path in sorted((BASE / "coordination").glob("[a-z]*.py"))),
     "layout",
+    "learning_rate",
     "schedule",
     "sharding",
     "metrics",

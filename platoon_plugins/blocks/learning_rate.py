@@ -1,0 +1,159 @@
+"""The learning rate of N workers: scaled with their number, and warmed up."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from blocks.extensions import SimpleExtension
+from theano.compile import SharedVariable
+from theano.tensor import float_dtypes
+
+from platoon_base import Worker, connect
+from platoon_base.errors import ConfigurationError
+from platoon_base.learning_rate import Warmup, scaled, scaled_schedule
+
+__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule"]
+
+_TRIGGERS = SimpleExtension.INTEGER_TRIGGERS | SimpleExtension.BOOLEAN_TRIGGERS
+
+
+def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
+    """Multiply a learning rate by the number of workers, or by its square root, as averaged gradients allow.
+
+    Parameters
+    ----------
+    learning_rate : float
+        That of one process with the batch size of one worker.
+    how : {"linear", "sqrt", "none"}
+        "linear" for plain gradient descent and momentum, "sqrt" for Adam and RMSProp; see
+        `platoon_base.learning_rate.scale_factor`.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    float
+        For a step rule. In a job of one as it was.
+
+    Examples
+    --------
+    >>> step_rule = AllReduceGradients(Momentum(scale_learning_rate(0.1), 0.9))     # doctest: +SKIP
+    """
+    return scaled(learning_rate, (connect() if worker is None else worker).global_size, how)
+
+
+def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = None) -> Callable[[int], float]:
+    """Let a schedule that was written for one process end at the same epoch on N workers.
+
+    ::
+
+        lr(k) := schedule(N k)        for k, the batches of this worker
+
+    (Do not scale a schedule that was written for batches N times as large.)
+
+    Parameters
+    ----------
+    schedule : callable
+        A function of the number of batches done, for `SharedVariableModifier`. Its learning rates stay as they are; see
+        `scale_learning_rate` for those.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    callable
+        In a job of one, the schedule itself. A pickled one keeps the number of workers that it was made for.
+
+    Examples
+    --------
+    >>> schedule = scale_schedule(lambda n: numpy.float32(0.1 * 0.5 ** (n // 5000)))  # doctest: +SKIP
+    >>> SharedVariableModifier(rule.learning_rate, schedule)                        # doctest: +SKIP
+    """
+    if callable(schedule) and _takes_the_old_value(schedule):
+        raise ConfigurationError(
+            f"got {schedule!r}, which takes the old value too: pass a function of the number of batches done alone, or "
+            "have this one change the value at the ends of epochs, as SharedVariableModifier(..., after_batch=False, "
+            "after_epoch=True) does, where it needs no scaling"
+        )
+    return scaled_schedule(schedule, (connect() if worker is None else worker).global_size)
+
+
+def _takes_the_old_value(schedule: Callable[..., Any]) -> bool:
+    try:
+        signature = inspect.signature(schedule)
+    except ValueError:  # of some functions in C
+        return False
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return len([p for p in signature.parameters.values() if p.kind in kinds and p.default is p.empty]) > 1
+
+
+class LearningRateWarmup(SimpleExtension):  # type: ignore[misc]
+    """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
+
+    Each trigger sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`, until that has the
+    value which it had at first. From then on the extension leaves it alone, so that a `SharedVariableModifier` may
+    change it. In a job of one the value stays.
+
+    Epochs are counted by the main loop. So a main loop that `Checkpoint` pickled goes on in the midst of the warm-up.
+
+    Parameters
+    ----------
+    learning_rate : Theano shared variable
+        That of a step rule, with the learning rate after the warm-up, such as that of `scale_learning_rate`.
+    warmup_epochs : float
+    steps_per_epoch : int, optional
+        Batches of this worker in an epoch. Without it the rate is raised epoch by epoch.
+    how : {"linear", "sqrt", "none"}
+        How the learning rate was scaled.
+    worker : Worker, optional
+        The default is ``connect()``.
+    **kwargs
+        The triggers of `SimpleExtension`, and its ``name``; without triggers ``before_batch=True``.
+
+    References
+    ----------
+    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.2.
+
+    Examples
+    --------
+    >>> rule = Momentum(scale_learning_rate(0.1), 0.9)                              # doctest: +SKIP
+    >>> extensions = [ParameterSync(), LearningRateWarmup(rule.learning_rate, steps_per_epoch=500)]  # doctest: +SKIP
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        warmup_epochs: float = 5,
+        steps_per_epoch: int | None = None,
+        *,
+        how: str = "linear",
+        worker: Worker | None = None,
+        **kwargs: Any,
+    ) -> None:
+        shared = isinstance(learning_rate, SharedVariable)
+        if not shared or getattr(learning_rate, "ndim", None) != 0 or learning_rate.dtype not in float_dtypes:
+            raise ConfigurationError(
+                f"got {learning_rate!r} as learning_rate: pass the shared variable of the step rule, a float scalar "
+                "such as Momentum(0.1, 0.9).learning_rate"
+            )
+        if steps_per_epoch is not None and not steps_per_epoch >= 1:
+            raise ConfigurationError(f"got steps_per_epoch={steps_per_epoch!r}: it counts batches, 1 at least")
+        super().__init__(**(kwargs if kwargs.keys() & _TRIGGERS else {**kwargs, "before_batch": True}))
+        size = (connect() if worker is None else worker).global_size
+        self.learning_rate = learning_rate
+        self.steps_per_epoch = steps_per_epoch
+        self._warmup = Warmup(learning_rate.get_value(), warmup_epochs, size, how)
+
+    def do(self, which_callback: str, *args: Any) -> None:
+        """Set the learning rate."""
+        status = self.main_loop.status
+        epochs = status["epochs_done"]
+        if self.steps_per_epoch is not None:
+            ends = status["_epoch_ends"]
+            epochs += (status["iterations_done"] - (ends[-1] if ends else 0)) / self.steps_per_epoch
+        rate = self._warmup.at(epochs)
+        if rate is not None:
+            self.learning_rate.set_value(np.asarray(rate, self.learning_rate.dtype))

@@ -1,0 +1,141 @@
+"""The learning rate of N workers: scaled with their number, and warmed up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import theano
+
+from platoon_base import Worker, connect
+from platoon_base.errors import ConfigurationError
+from platoon_base.learning_rate import Warmup, scaled, scaled_schedule
+
+__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule"]
+
+
+def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
+    """Multiply a learning rate by the number of workers, or by its square root, as averaged gradients allow.
+
+    Parameters
+    ----------
+    learning_rate : float
+        That of one process with the batch size of one worker.
+    how : {"linear", "sqrt", "none"}
+        "linear" for SGD and momentum, "sqrt" for Adam and RMSProp; see `platoon_base.learning_rate.scale_factor`.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    float
+        For a function of `lasagne.updates`, or a shared variable of dtype floatX. In a job of one as it was.
+
+    Examples
+    --------
+    >>> rate = theano.shared(lasagne.utils.floatX(scale_learning_rate(0.1)))        # doctest: +SKIP
+    >>> updates = lasagne.updates.momentum(all_reduce_grads(loss, params), params, rate)  # doctest: +SKIP
+    """
+    return scaled(learning_rate, (connect() if worker is None else worker).global_size, how)
+
+
+def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = None) -> Callable[[Any], Any]:
+    """Let a schedule that was written for one process end at the same epoch on N workers.
+
+    ::
+
+        lr(k) := schedule(N k)        for k, the mini-batches of this worker
+
+    (Do not scale a schedule that was written for batches N times as large.)
+
+    Parameters
+    ----------
+    schedule : callable
+        A function of the number of mini-batches done, which may be a Theano expression. Its learning rates stay as they
+        are; see `scale_learning_rate` for those.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    callable
+        In a job of one, the schedule itself.
+
+    Examples
+    --------
+    >>> schedule = scale_schedule(lambda step: 0.1 * 0.5 ** (step // 5000))         # doctest: +SKIP
+    >>> rate.set_value(lasagne.utils.floatX(schedule(step)))                        # doctest: +SKIP
+    """
+    return scaled_schedule(schedule, (connect() if worker is None else worker).global_size)
+
+
+class LearningRateWarmup:
+    """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
+
+    Call it before each mini-batch. It sets the shared variable by the equation of `platoon_base.learning_rate.Warmup`,
+    until that has the value which it had at first, and from then on leaves it alone. In a job of one the value stays.
+    A late joiner makes a warm-up of its own.
+
+    Parameters
+    ----------
+    learning_rate : Theano shared variable
+        A float scalar, with the learning rate after the warm-up, such as that of `scale_learning_rate`.
+    warmup_epochs : float
+    steps_per_epoch : int
+        Mini-batches of this worker in an epoch.
+    skip : int
+        Number of mini-batches that are done already: ``worker.resume_at.steps`` when a job was resumed, or a worker
+        started again.
+    how : {"linear", "sqrt", "none"}
+        How the learning rate was scaled.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    References
+    ----------
+    Goyal et al.: Accurate, large minibatch SGD: training ImageNet in 1 hour, arXiv 1706.02677, section 2.2.
+
+    Examples
+    --------
+    >>> warmup = LearningRateWarmup(rate, warmup_epochs=5, steps_per_epoch=500)     # doctest: +SKIP
+    >>> for batch in iterate_minibatches(X, Y, 32, epoch=epoch, uneven="drop"):     # doctest: +SKIP
+    ...     warmup()
+    ...     train(*batch)
+    """
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        warmup_epochs: float = 5,
+        *,
+        steps_per_epoch: int,
+        skip: int = 0,
+        how: str = "linear",
+        worker: Worker | None = None,
+    ) -> None:
+        shared = isinstance(learning_rate, theano.compile.SharedVariable)
+        if (
+            not shared
+            or getattr(learning_rate, "ndim", None) != 0
+            or learning_rate.dtype not in theano.tensor.float_dtypes
+        ):
+            raise ConfigurationError(
+                f"got {learning_rate!r} as learning_rate: pass the shared variable that the updates are made with, a "
+                "float scalar such as theano.shared(lasagne.utils.floatX(0.1)); a number is compiled into the function"
+            )
+        if not steps_per_epoch >= 1:
+            raise ConfigurationError(f"got steps_per_epoch={steps_per_epoch!r}: it counts mini-batches, 1 at least")
+        if skip < 0:
+            raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
+        size = (connect() if worker is None else worker).global_size
+        self._variable = learning_rate
+        self._warmup = Warmup(learning_rate.get_value(), warmup_epochs, size, how)
+        self._steps, self._steps_per_epoch = skip, steps_per_epoch
+
+    def __call__(self) -> None:
+        """Set the learning rate of the next mini-batch."""
+        rate = self._warmup.at(self._steps / self._steps_per_epoch)
+        self._steps += 1
+        if rate is not None:
+            self._variable.set_value(np.asarray(rate, self._variable.dtype))

@@ -1,0 +1,148 @@
+"""The learning rate of main loops: scaled, warmed up, and by schedules."""
+
+import numpy as np
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
+
+import theano
+from blocks.algorithms import TrainingAlgorithm
+from blocks.extensions import FinishAfter, SimpleExtension
+from blocks.extensions.training import SharedVariableModifier
+from blocks.main_loop import MainLoop
+from fuel.datasets import IterableDataset
+from fuel.streams import DataStream
+
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.blocks import LearningRateWarmup, scale_learning_rate, scale_schedule
+
+pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
+
+WARMUP = """
+from blocks.serialization import load
+from platoon_plugins.blocks import LearningRateWarmup, scale_learning_rate
+
+class Rates(TrainingExtension):
+    seen = ()
+    def before_batch(self, batch):
+        self.seen += (float(self.main_loop.algorithm.step_rule.step_rule.learning_rate.get_value()),)
+
+how, resumed = sys.argv[2], len(sys.argv) > 3
+factor = {"linear": 2.0, "sqrt": 2.0 ** 0.5}[how]
+if resumed:
+    with open(tmp + "/loop.tar", "rb") as file:
+        main_loop = load(file)
+    assert main_loop.status["iterations_done"] == 4
+else:
+    rule = Scale(scale_learning_rate(0.1, how=how))
+    warmup = LearningRateWarmup(rule.learning_rate, warmup_epochs=2, steps_per_epoch=3, how=how)
+    extensions = [ParameterSync(), warmup, Rates(), FinishAfter(after_n_epochs=3),
+                  Checkpoint(tmp + "/loop.tar", after_n_batches=4, after_training=False)]
+    train = shard_stream(stream(48), uneven="drop")
+    main_loop = loop(network()[0], train, extensions, AllReduceGradients(rule))
+main_loop.run()
+(rates,) = [extension.seen for extension in main_loop.extensions if isinstance(extension, Rates)]
+expected = [0.1 * (1 + (factor - 1) * min(k, 6) / 6) for k in range(9)]
+np.testing.assert_allclose(rates, expected, rtol=1e-6)
+ends = values(main_loop)
+assert (everyones(ends) == ends).all()
+
+if resumed:
+    np.testing.assert_array_equal(ends, np.load(tmp + "/ends.npy"))
+else:
+    # One process with batches twice as large, at these rates.
+    rule = Scale(0.1)
+    steps = iter(expected)
+    set_rate = Look(before_batch=lambda main_loop: rule.learning_rate.set_value(np.float32(next(steps))))
+    alone = loop(network()[0], stream(48, batch=16), [set_rate, FinishAfter(after_n_epochs=3)], rule)
+    begun = values(alone)
+    alone.run()
+    assert abs(values(alone) - begun).max() > 0.01
+    np.testing.assert_allclose(ends, values(alone), rtol=1e-4, atol=1e-6)
+    if rank == 0:
+        np.save(tmp + "/ends.npy", ends)
+"""
+
+
+@pytest.mark.parametrize("how", ["linear", "sqrt"])
+def test_two_workers_train_as_one_process_with_the_rates_of_the_formula(run_blocks, how):
+    """Then once more, resumed in the midst of the warm-up: the same bits."""
+    run_blocks(WARMUP, args=[how]).require_success()
+    run_blocks(WARMUP, args=[how, "resume"]).require_success()
+
+
+class Nothing(TrainingAlgorithm):
+    def initialize(self, **kwargs):
+        """Needs nothing."""
+
+    def process_batch(self, batch):
+        """Trains nothing."""
+
+
+class Rates(SimpleExtension):
+    def __init__(self, variable):
+        super().__init__(before_batch=True)
+        self.variable, self.seen = variable, []
+
+    def do(self, which_callback, *args):
+        self.seen.append(float(self.variable.get_value()))
+
+
+def rates_of(variable, *extensions, epochs):
+    """Return the values of a variable before each batch of a main loop with 2 batches an epoch."""
+    rates = Rates(variable)
+    stream = DataStream(IterableDataset([1, 2]))
+    MainLoop(Nothing(), stream, extensions=[*extensions, rates, FinishAfter(after_n_epochs=epochs)]).run()
+    return rates.seen
+
+
+def test_without_the_number_of_batches_the_rate_is_raised_epoch_by_epoch(solo_worker, monkeypatch):
+    monkeypatch.setattr(solo_worker, "global_size", 4)
+    rate = theano.shared(0.8)
+    seen = rates_of(rate, LearningRateWarmup(rate, 3, worker=solo_worker), epochs=4)
+    assert seen == pytest.approx([0.2, 0.2, 0.4, 0.4, 0.6, 0.6, 0.8, 0.8])
+
+
+def test_others_may_change_the_rate_after_the_warmup(solo_worker, monkeypatch):
+    monkeypatch.setattr(solo_worker, "global_size", 2)
+    rate = theano.shared(0.8)
+    warmup = LearningRateWarmup(rate, 1, 2, worker=solo_worker)
+    seen = rates_of(rate, warmup, SharedVariableModifier(rate, lambda n: 1.0 / n), epochs=3)
+    assert seen == pytest.approx([0.4, 0.6, 0.8, 1 / 3, 1 / 4, 1 / 5])
+
+
+def test_a_schedule_for_one_process_ends_at_the_same_epoch(solo_worker, monkeypatch):
+    monkeypatch.setattr(solo_worker, "global_size", 3)
+    rate = theano.shared(1.0)
+    schedule = scale_schedule(lambda n: 1 - n / 24, worker=solo_worker)
+    assert rates_of(rate, SharedVariableModifier(rate, schedule), epochs=2) == pytest.approx(
+        [1, 21 / 24, 18 / 24, 15 / 24]
+    )
+
+
+def test_alone_the_rate_and_the_schedule_stay(solo_worker):
+    rate = theano.shared(scale_learning_rate(0.1, worker=solo_worker))
+    warmup = LearningRateWarmup(rate, steps_per_epoch=2, worker=solo_worker)
+    assert rates_of(rate, warmup, epochs=2) == [0.1] * 4
+    assert scale_schedule(np.sqrt, worker=solo_worker) is np.sqrt
+
+
+@pytest.mark.parametrize(
+    ("call", "complaint"),
+    [
+        (lambda w: scale_learning_rate(theano.shared(0.1), worker=w), "pass a finite number"),
+        (lambda w: scale_learning_rate(0.1, how="log", worker=w), "linear, sqrt, none"),
+        (lambda w: LearningRateWarmup(0.1, worker=w), "pass the shared variable"),
+        (lambda w: LearningRateWarmup(theano.shared(1), worker=w), "a float scalar"),
+        (lambda w: LearningRateWarmup(theano.shared(0.0), worker=w), "greater than 0"),
+        (lambda w: LearningRateWarmup(theano.shared(0.1), steps_per_epoch=0, worker=w), "1 at least"),
+        (lambda w: scale_schedule(0.1, worker=w), "scale_learning_rate"),
+        (lambda w: scale_schedule(lambda n, old: old, worker=w), "the old value too"),
+    ],
+)
+def test_bad_arguments_are_refused(solo_worker, call, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        call(solo_worker)
