@@ -1,19 +1,25 @@
 """How soon N workers learn what one process learns: steps per worker and seconds to targets, on real data.
 
-    KERAS_BACKEND=torch python benchmarks/learning.py --task fashion-mnist [--quick] [--out FOLDER]
+    KERAS_BACKEND=torch python benchmarks/learning.py --task fashion-mnist [--jobs 8] [--quick] [--out FOLDER]
 
-Tasks, targets and methods are the tables in scripts/learning_tasks.py. Plain training comes first, with each learning
-rate; the best one, by the steps to the highest target, is kept for all methods, multiplied by what a method documents.
-Every run makes as many passes over the data. One job runs at a time, each worker with one thread, on the CPU.
+Tasks and targets are the table in scripts/learning_tasks.py, methods that in scripts/learning_methods.py. Plain
+training comes first, with each learning rate; the best one, by the steps to the hardest target, is kept for all
+methods, multiplied by what a method documents. Every run makes as many passes over the data. Each worker has one thread
+of the CPU, or with --device cuda a GPU: worker i has GPU i modulo their number.
 
 All rows are validated on after each pass over the data, which takes a worker 1/N of the steps. So the steps to a target
 are interpolated between the validation that reaches it and the one before; else the coarser steps of plain training
 would speak for the methods. A target that the first validation has reached counts at its end. Medians are over
-the seeds, and a run that never reached the target is the longest of all. Steps per worker hold on any machine; seconds
-need as many idle cores as there are workers.
+the seeds, and a run that never reached the target is the longest of all. Steps per worker hold on any machine. Seconds
+hold if one run is made at a time, with as many idle cores or GPUs as there are workers; elsewhere the table has none.
 
-Results are written after each run: a study that is interrupted keeps them. A run that fails is kept as such, and the
-others go on; the exit status is 1 then. Keras's environments have no matplotlib; draw the plots with one that has it:
+--slow R runs each method a second time, in which rank R takes twice as long for each mini-batch. Where workers do not
+wait for one another it makes half the mini-batches of an epoch, so all come to the validation at the same time. Where
+they wait, each step takes twice as long. So "fast steps" tell the time in steps that a fast worker makes by itself.
+
+Results are written after each run; --resume goes on from those that an interrupted study has left. A run that fails is
+kept as such, and the others go on; the exit status is 1 then. Keras's environments have no matplotlib; draw the plots
+with one that has it:
 
     python benchmarks/learning.py --plot docs/benchmarks/learning-digits.json
 """
@@ -22,22 +28,29 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
+import queue
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import util
 from pathlib import Path
 
 import report
 from keras_fit import ONE_THREAD, backend
-from scripts.learning_tasks import METHODS, PLAIN, TASKS, DataMissing
+from learning_report import Arm, best_rate, describe, draw, first_reach, show, summarize
+from scripts.learning_methods import METHODS, PLAIN
+from scripts.learning_tasks import TASKS, DataMissing
+
+from platoon_base.devices.discovery import cuda_devices
 
 SCRIPT = Path(__file__).parent / "scripts" / "learning_train.py"
 WORKERS, SEEDS = [2, 4], [1, 2, 3, 4, 5]
 QUICK_EPOCHS = 8
+GRACE_S = 20
 
 
 class Study:
@@ -48,268 +61,184 @@ class Study:
     rate : float or None
         The learning rate that plain training does best with, once that is known.
     runs : list of dict
+        In the order of the arms and seeds, whichever ended first.
     """
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.task = options, TASKS[options.task]
         self.runs: list[dict] = []
         self.rate: float | None = None
+        self._order: list[tuple[Arm, int]] = []
+        self._gpus = cuda_devices().names if options.device == "cuda" else []
+        self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for slot in range(options.jobs):
+            self._slots.put(slot)
+        self._processes: set[subprocess.Popen] = set()
+        self._kept = earlier_runs(self.path.with_suffix(".json"), self.about()) if options.resume else {}
 
     def run(self) -> None:
         """Run everything: plain training with each learning rate, then the methods with the best one."""
         options = self.options
-        for rate in options.rates:
-            self._measure(PLAIN, 1, rate)
+        self._measure([Arm(PLAIN, 1, rate) for rate in options.rates])
         self.rate = best_rate(self.runs, self.task.targets)
         print(f"plain training does best with the learning rate {self.rate:g}", flush=True)
         if len(options.rates) > 2 and self.rate in (min(options.rates), max(options.rates)):
             print("WARNING: no rate beyond it was tried: plain may do better still; pass more with --rates", flush=True)
-        for count in options.workers:
-            for name in options.methods:
-                self._measure(name, count, self.rate * METHODS[name].scale(count))
+        slow = [None] if options.slow is None else [None, options.slow]
+        self._measure(
+            [
+                Arm(name, count, self.rate * METHODS[name].scale(count), rank)
+                for count in options.workers
+                for name in options.methods
+                for rank in slow
+            ]
+        )
 
-    def _measure(self, method: str, workers: int, rate: float) -> None:
-        for seed in self.options.seeds:
-            run = {"method": method, "workers": workers, "rate": rate, "seed": seed}
-            run.update(self._job(method, workers, rate, seed))
-            points = run["curve"]
-            run["to_target"] = {f"{target:g}": first_reach(points, target) for target in self.task.targets}
-            run["best"] = max((value for _, _, value in points), default=None)
-            run["final"] = points[-1][2] if points else None
-            run["bytes_sent"] = METHODS[method].bytes_sent
-            self.runs.append(run)
-            self.save()
-            print(f"[{time.monotonic() - BEGAN:5.0f} s] {describe(run)}", flush=True)
+    def _measure(self, arms: list[Arm]) -> None:
+        """Make the runs of these arms with all seeds, some side by side; keep each as it ends."""
+        wanted = [(arm, seed) for arm in arms for seed in self.options.seeds]
+        self._order += wanted
+        self.runs += [self._kept[key] for key in wanted if key in self._kept]
+        with ThreadPoolExecutor(self.options.jobs) as pool:
+            try:
+                futures = {pool.submit(self._job, *key): key for key in wanted if key not in self._kept}
+                for future in as_completed(futures):
+                    self._keep(*futures[future], future.result())
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                stop(self._processes)
+                raise
+        self.save()
 
-    def _job(self, method: str, workers: int, rate: float, seed: int) -> dict:
+    def _keep(self, arm: Arm, seed: int, found: dict) -> None:
+        """Take a run in, write all results, and print a line on it."""
+        points = found["curve"]
+        run = {**arm._asdict(), "seed": seed, "bytes_sent": None, **found}
+        run["to_target"] = {f"{target:g}": first_reach(points, target) for target in self.task.targets}
+        run["best"] = max((value for _, _, value in points), default=None)
+        run["final"] = points[-1][2] if points else None
+        processors = len(self._gpus) or len(os.sched_getaffinity(0))
+        run["at_once"] = self.options.jobs
+        run["seconds_hold"] = self.options.jobs == 1 and arm.workers <= processors
+        self.runs.append(run)
+        self.runs.sort(key=lambda run: self._order.index((Arm.of(run), run["seed"])))
+        self.save()
+        print(f"[{time.monotonic() - BEGAN:5.0f} s] {describe(run)}", flush=True)
+
+    def _job(self, arm: Arm, seed: int) -> dict:
         """Run one job to its end; returns what rank 0 wrote, or how it failed and an empty curve."""
+        slot = self._slots.get()
         with tempfile.TemporaryDirectory() as folder:
-            begin = ["launch", "-n", workers, "--log-dir", f"{folder}/logs", SCRIPT, f"{folder}/result.json"]
-            words = ["--task", self.options.task, "--method", method, "--rate", rate, "--seed", seed]
-            words += ["--epochs", self.options.epochs]
-            done = subprocess.run(
-                [sys.executable, "-m", "platoon_base", *map(str, [*begin, *words])],
-                env={**os.environ, **ONE_THREAD, "KERAS_BACKEND": backend()},
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-            )
-            if done.returncode == 0:
+            try:
+                begin = ["launch", *device_words(arm.workers, slot, self._gpus)]
+                begin += ["--seed", seed, "--log-dir", f"{folder}/logs"]
+                words = [SCRIPT, f"{folder}/result.json", "--task", self.options.task, "--method", arm.method]
+                words += ["--rate", arm.rate, "--seed", seed, "--epochs", self.options.epochs]
+                words += [] if arm.slow is None else ["--slow", arm.slow]
+                failed = self._process([*map(str, [*begin, *words])], Path(folder, "output.log"))
+                if failed:
+                    return {"failed": failed, "curve": []}
                 return json.loads(Path(folder, "result.json").read_text())
-            return {"failed": f"status {done.returncode}: {done.stdout[-2000:]}", "curve": []}
+            finally:
+                self._slots.put(slot)
+
+    def _process(self, words: list[str], output: Path) -> str:
+        """Run a launcher to its end; returns how it failed, or nothing."""
+        command = [sys.executable, "-m", "platoon_base", *words]
+        with output.open("w") as file:
+            process = subprocess.Popen(command, env=environment(self._gpus), stdout=file, stderr=subprocess.STDOUT)
+        self._processes.add(process)
+        try:
+            status = f"status {process.wait(self.options.limit)}"
+        except subprocess.TimeoutExpired:
+            status = f"no end within {self.options.limit:g} s"
+            stop({process})
+        finally:
+            self._processes.discard(process)
+        return "" if status == "status 0" else f"{status}: {output.read_text()[-2000:]}"
+
+    def about(self) -> dict:
+        """Return what all runs of a study have in common."""
+        return {
+            "framework": f"Keras on {backend()}",
+            "task": self.options.task,
+            "epochs": self.options.epochs,
+            "device": self.options.device,
+        }
 
     def results(self) -> dict:
         """Return all that is known so far, as it is written."""
-        options = {name: value for name, value in vars(self.options).items() if name not in ("out", "plot")}
+        left_out = ("out", "plot", "resume")
+        options = {name: value for name, value in vars(self.options).items() if name not in left_out}
         return {
-            "backend": backend(),
+            **self.about(),
             "options": options,
+            "runs_at_once": self.options.jobs,
+            "gpus": len(self._gpus),
+            "value": self.task.value,
             "targets": self.task.targets,
             "batch_size": self.task.batch_size,
-            "methods": {name: {"what": each.what, "rate": each.scaling} for name, each in METHODS.items()},
+            "methods": {name: {"what": each.what, "rate": each.rate} for name, each in METHODS.items()},
             "best_rate": self.rate,
             "results": summarize(self.runs, self.task.targets, self.rate),
             "runs": self.runs,
         }
 
-    def save(self) -> Path | None:
-        """Write the results; returns the path for the plots, or None if nothing is to be kept."""
-        if self.options.quick and not self.options.out:
-            return None
-        return report.save(f"learning-{self.options.task}", self.results(), self.options.out or report.FOLDER)
+    @property
+    def path(self) -> Path:
+        """Where the plots go; the results lie beside them."""
+        return (self.options.out or report.FOLDER) / f"learning-{self.options.task}.png"
+
+    def save(self) -> None:
+        """Write the results, unless nothing is to be kept."""
+        if self.keeps:
+            report.save(self.path.stem, self.results(), self.path.parent)
+
+    @property
+    def keeps(self) -> bool:
+        """Whether results are written."""
+        return bool(self.options.out) or not self.options.quick
 
 
-def first_reach(points: list, target: float) -> dict | None:
-    """Return steps and seconds to a target, interpolated between two validations; None if it was never reached."""
-    before = None
-    for steps, seconds, value in points:
-        if value >= target:
-            if before is None:
-                return {"steps": steps, "seconds": seconds}
-            part = (target - before[2]) / (value - before[2])
-            return {
-                "steps": before[0] + part * (steps - before[0]),
-                "seconds": before[1] + part * (seconds - before[1]),
-            }
-        before = steps, seconds, value
-    return None
+def device_words(workers: int, slot: int, gpus: list[str]) -> list:
+    """Return the words that give a job its devices: jobs side by side begin with different GPUs."""
+    if not gpus:
+        return ["-n", workers, "-D", "cpu"]
+    return ["-D", *(gpus[(slot * workers + i) % len(gpus)] for i in range(workers))]
 
 
-def median_to(runs: list[dict], target: float, unit: str = "steps") -> float | None:
-    """Return the median over runs, in which never is longest; None if that is the median."""
-    reaches = [run["to_target"][f"{target:g}"] for run in runs]
-    median = report.median([math.inf if reach is None else reach[unit] for reach in reaches])
-    return None if math.isinf(median) else median
+def environment(gpus: list[str]) -> dict[str, str]:
+    """Return the environment of all jobs: one thread for each worker, and no GPU unless some are to be used."""
+    ours = {**ONE_THREAD, "KERAS_BACKEND": backend(), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if gpus:
+        del ours["CUDA_VISIBLE_DEVICES"]
+    return {**os.environ, **ours}
 
 
-def best_rate(runs: list[dict], targets: tuple[float, ...]) -> float:
-    """Return the rate of plain training with the fewest steps to the highest target, else to the next, or the best."""
-    by_rate: dict[float, list[dict]] = {}
-    for run in runs:
-        if run["method"] == PLAIN and run["curve"]:
-            by_rate.setdefault(run["rate"], []).append(run)
-    if not by_rate:
-        raise SystemExit(f"{runs[-1]['failed']}\nplain training FAILED with every learning rate")
-
-    def order(rate: float) -> tuple[float, ...]:
-        steps = [median_to(by_rate[rate], target) for target in reversed(targets)]
-        best = report.median([run["best"] for run in by_rate[rate]])
-        return (*(math.inf if each is None else each for each in steps), -best)
-
-    return min(by_rate, key=order)
+def earlier_runs(path: Path, about: dict) -> dict[tuple[Arm, int], dict]:
+    """Return the runs in a file of results that did not fail; raise unless they are of the same study."""
+    if not path.exists():
+        return {}
+    found = json.loads(path.read_text())
+    other = {name: found.get(name) for name, value in about.items() if found.get(name) != value}
+    if other:
+        raise SystemExit(
+            f"got --resume, and the runs in {path} are of {other}, these would be of "
+            f"{ {name: about[name] for name in other} }: pass the same options, or another --out"
+        )
+    return {(Arm.of(run), run["seed"]): run for run in found["runs"] if run["curve"]}
 
 
-def summarize(runs: list[dict], targets: tuple[float, ...], rate: float | None) -> list[dict]:
-    """Return a row for each method, number of workers and learning rate, over the seeds."""
-    groups: dict[tuple[str, int, float], list[dict]] = {}
-    for run in runs:
-        groups.setdefault((run["method"], run["workers"], run["rate"]), []).append(run)
-    plain = groups.get((PLAIN, 1, rate), [])
-    rows = []
-    for (method, workers, own), group in groups.items():
-        finished = [run for run in group if run["curve"]]
-        row = {"method": method, "workers": workers, "rate": own, "seeds": len(group)}
-        row["failed"] = len(group) - len(finished)
-        row["to_target"] = {f"{target:g}": to_target(group, plain, target) for target in targets}
-        for name in ("best", "final"):
-            values = [run[name] for run in finished]
-            row[name] = report.median(values) if values else None
-            row[f"{name}_range"] = [min(values), max(values)] if values else None
-        row["bytes_sent"] = group[0]["bytes_sent"]
-        rows.append(row)
-    return rows
-
-
-def to_target(group: list[dict], plain: list[dict], target: float) -> dict:
-    """Return how soon runs reached a target, and how many times sooner than plain ones at the best rate."""
-    reaches = [run["to_target"][f"{target:g}"] for run in group]
-    found: dict = {"reached": sum(reach is not None for reach in reaches)}
-    for unit in ("steps", "seconds"):
-        values = [reach[unit] for reach in reaches if reach is not None]
-        median, alone = median_to(group, target, unit), median_to(plain, target, unit) if plain else None
-        found[unit] = median
-        found[f"{unit}_range"] = [min(values), max(values)] if values else None
-        found[f"times_fewer_{unit}"] = alone / median if alone and median else None
-    return found
-
-
-def describe(run: dict) -> str:
-    """Return a line on a run."""
-    count = run["workers"]
-    what = f"{run['method']}, {count} worker{'s' * (count > 1)}, rate {run['rate']:g}, seed {run['seed']}"
-    if not run["curve"]:
-        return f"{what} FAILED with {run['failed']}"
-    reaches = [
-        f"{target} never" if reach is None else f"{target} after {reach['steps']:.0f} steps"
-        for target, reach in run["to_target"].items()
-    ]
-    return f"{what}: {', '.join(reaches)}; best {run['best']:.4f}, final {run['final']:.4f}"
-
-
-def cell(found: dict, seeds: int) -> str:
-    """Return a median with its range, and how many runs never reached the target."""
-    missing = "" if found["reached"] == seeds else f"; {seeds - found['reached']} of {seeds} never"
-    if found["steps"] is None:
-        return "never" if not found["reached"] else missing[2:]
-    low, high = found["steps_range"]
-    return f"{found['steps']:.0f}" if seeds == 1 else f"{found['steps']:.0f} ({low:.0f} to {high:.0f}{missing})"
-
-
-def show(results: dict) -> None:
-    """Print the table."""
-    last = f"{results['targets'][-1]:g}"
-    headings = ["method", "workers", "rate", *(f"steps to {target:g}" for target in results["targets"])]
-    headings += [f"s to {last}", "x fewer steps", "x sooner", "best", "final", "bytes sent", "failed"]
-    rows = []
-    for row in results["results"]:
-        found = row["to_target"][last]
-        rows.append([row["method"], row["workers"], f"{row['rate']:g}"])
-        rows[-1] += [cell(each, row["seeds"]) for each in row["to_target"].values()]
-        for name in ("seconds", "times_fewer_steps", "times_fewer_seconds"):
-            rows[-1].append("-" if found[name] is None else found[name])
-        rows[-1] += ["-" if row[name] is None else f"{row[name]:.4f}" for name in ("best", "final")]
-        rows[-1] += [row["bytes_sent"], row["failed"] or ""]
-    options = results["options"]
-    title = f"{options['task']}, Keras on {results['backend']}, {options['epochs']} epochs, seeds {options['seeds']}"
-    report.table(f"{title}; medians (ranges)", headings, rows)
-
-
-def draw(results: dict, path: Path) -> None:
-    """Plot accuracy over steps, steps to each target, and the speed-up over the number of workers."""
-    figure, (curves, bars, speedups) = report.figure(ncols=3, figsize=(17, 5))
-    rows = [row for row in results["results"] if row["method"] != PLAIN or row["rate"] == results["best_rate"]]
-    labels = [f"{row['method']}, {row['workers']}" for row in rows]
-    draw_curves(curves, rows, results["runs"])
-    draw_bars(bars, rows, labels)
-    draw_speedups(speedups, rows, f"{results['targets'][-1]:g}")
-    figure.suptitle(f"{results['options']['task']}, Keras on {results['backend']}: medians and ranges over the seeds")
-    figure.tight_layout()
-    figure.savefig(path, dpi=120)
-
-
-def color(method: str) -> str:
-    return f"C{list(METHODS).index(method) % 10}"
-
-
-def draw_curves(axes, rows: list[dict], runs: list[dict]) -> None:
-    """Draw the accuracy over steps per worker: the median, and the range in a band."""
-    dashes = {
-        workers: style for workers, style in zip(sorted({row["workers"] for row in rows}), ("-", "--", ":", "-."))
-    }
-    for row in rows:
-        key = row["method"], row["workers"], row["rate"]
-        points = [run["curve"] for run in runs if (run["method"], run["workers"], run["rate"]) == key and run["curve"]]
-        if points:
-            steps = [point[0] for point in points[0]]
-            values = [sorted(point[2] for point in at) for at in zip(*points)]
-            look = {"color": color(row["method"]), "linestyle": dashes.get(row["workers"], "-.")}
-            axes.plot(steps, [report.median(at) for at in values], label=f"{key[0]}, {key[1]}", **look)
-            axes.fill_between(
-                steps, [at[0] for at in values], [at[-1] for at in values], alpha=0.15, color=look["color"]
-            )
-    axes.set_xscale("log")
-    axes.set_xlabel("steps per worker")
-    axes.set_ylabel("validation accuracy")
-    axes.legend(fontsize=8, title="method, workers")
-
-
-def draw_bars(axes, rows: list[dict], labels: list[str]) -> None:
-    """Draw steps to each target; a target that most runs never reach is written in the place of its bar."""
-    targets = list(rows[0]["to_target"])
-    width = 0.8 / len(targets)
-    for i, target in enumerate(targets):
-        found = [row["to_target"][target] for row in rows]
-        places = [at + (i - (len(targets) - 1) / 2) * width for at in range(len(rows))]
-        heights = [each["steps"] or 0 for each in found]
-        bars = axes.bar(places, heights, width, color=f"C{i}", alpha=0.8, label=target)
-        for bar, each in zip(bars, found):
-            middle = bar.get_x() + width / 2
-            if each["steps"] is None:
-                axes.text(middle, 0, " never", rotation=90, ha="center", va="bottom", fontsize=7)
-            else:
-                axes.vlines(middle, *each["steps_range"], color="black", linewidth=1)
-    axes.set_xticks(range(len(rows)), labels, rotation=30, ha="right", fontsize=8)
-    axes.set_ylabel("steps per worker to the target")
-    axes.legend(fontsize=8, title="accuracy")
-
-
-def draw_speedups(axes, rows: list[dict], target: str) -> None:
-    """Draw how many times fewer steps N workers need, beside the ideal."""
-    counts = sorted({row["workers"] for row in rows})
-    axes.plot(counts, counts, color="gray", linestyle="--", label="ideal")
-    for method in dict.fromkeys(row["method"] for row in rows if row["method"] != PLAIN):
-        own = [
-            (row["workers"], row["to_target"][target]["times_fewer_steps"]) for row in rows if row["method"] == method
-        ]
-        reached = [point for point in own if point[1] is not None]
-        never = [str(count) for count, times in own if times is None]
-        label = method + (f" (never with {', '.join(never)})" if never else "")
-        axes.plot(*(zip(*reached) if reached else ([], [])), marker="o", color=color(method), label=label)
-    axes.set_xticks(counts)
-    axes.set_xlabel("workers")
-    axes.set_ylabel(f"times fewer steps per worker to {target}")
-    axes.legend(fontsize=8)
+def stop(processes: set[subprocess.Popen]) -> None:
+    """End launchers, politely first: each then ends its workers."""
+    for process in list(processes):
+        process.send_signal(signal.SIGTERM)
+    for process in list(processes):
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def settle(options: argparse.Namespace) -> None:
@@ -322,25 +251,41 @@ def settle(options: argparse.Namespace) -> None:
     options.methods = [name for name in options.methods or METHODS if name != PLAIN]
 
 
+def problem(options: argparse.Namespace) -> str:
+    """Return why a study with these options cannot be made; nothing if it can."""
+    if options.jobs < 1:
+        return f"got --jobs {options.jobs}: it counts runs side by side, and must be at least 1"
+    if options.slow is not None and not 1 <= options.slow < min(options.workers):
+        return (
+            f"got --slow {options.slow} with --workers {options.workers}: it is a rank that each of these jobs has, "
+            "and not 0, which measures"
+        )
+    if options.device == "cuda" and not cuda_devices().names:
+        return f"got --device cuda, but {cuda_devices().why_none()}: leave it out for the CPU"
+    try:
+        TASKS[options.task].data()
+    except DataMissing as exc:
+        return str(exc)
+    return ""
+
+
 def main(options: argparse.Namespace) -> int:
     """Measure, print, save, draw; returns the exit status."""
     if options.plot:
         draw(json.loads(options.plot.read_text()), options.plot.with_suffix(".png"))
         return 0
     settle(options)
-    try:
-        TASKS[options.task].data()
-    except DataMissing as exc:
-        print(exc)
+    why = problem(options)
+    if why:
+        print(why)
         return 1
     study = Study(options)
     study.run()
     show(study.results())
-    path = study.save()
-    if path and util.find_spec("matplotlib"):
-        draw(study.results(), path)
-    elif path:
-        print(f"no plots: this Python has no matplotlib; one that has it draws them with --plot {path.stem}.json")
+    if study.keeps and util.find_spec("matplotlib"):
+        draw(json.loads(json.dumps(study.results())), study.path)
+    elif study.keeps:
+        print(f"no plots: this Python has no matplotlib; one that has it draws them with --plot {study.path.stem}.json")
     return int(any("failed" in run for run in study.runs))
 
 
@@ -356,8 +301,13 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seeds", nargs="+", type=int, help=f"one run for each  {SEEDS}")
     parser.add_argument("--rates", nargs="+", type=float, help="learning rates of plain training  [the task's]")
     parser.add_argument("--epochs", type=int, help="passes over the data  [the task's]")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where workers compute  [cpu]")
+    parser.add_argument("--jobs", type=int, default=1, metavar="K", help="runs side by side, without seconds  [1]")
+    parser.add_argument("--slow", type=int, metavar="R", help="run each method also with rank R at half the speed")
+    parser.add_argument("--limit", type=float, default=7200, help="seconds after which a run is given up  [7200]")
     parser.add_argument("--quick", action="store_true", help="few runs; nothing is saved unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for the results  [docs/benchmarks]")
+    parser.add_argument("--resume", action="store_true", help="keep the runs that the file of results has already")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the plots of these results")
     return parser.parse_args(words)
 

@@ -56,14 +56,14 @@ def machine() -> dict:
     }
 
 
-def table(title: str, headings: list[str], rows: list[list]) -> None:
+def table(title: str, headings: list[str], rows: list[list], width: int = 140) -> None:
     """Print a table."""
     shown = Table(title=title, box=None, pad_edge=False, title_justify="left")
     for heading in headings:
         shown.add_column(heading, justify="right")
     for row in rows:
         shown.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in row))
-    Console(width=140).print(shown)
+    Console(width=width).print(shown)
 
 
 def goal(text: str, reached: float, wanted: float, at_least: bool = True) -> dict:

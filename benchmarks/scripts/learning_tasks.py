@@ -1,4 +1,4 @@
-"""The tasks and the methods of benchmarks/learning.py; it needs the tables where no Keras is imported."""
+"""The tasks of benchmarks/learning.py; it needs the table where no framework is imported."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,24 @@ class DataMissing(Exception):
     """The data of a task are not installed; the text says how to install them."""
 
 
+class Network(NamedTuple):
+    """Layers in their order: convolutions of 3x3 with relu and 2x2 max pooling, dense ones with relu, softmax.
+
+    Attributes
+    ----------
+    inputs : tuple of int
+        Shape of a row; convolutions see the last number as the channels.
+    filters, dense : tuple of int
+        Filters of each convolution, units of each dense layer.
+    classes : int
+    """
+
+    inputs: tuple[int, ...]
+    filters: tuple[int, ...] = ()
+    dense: tuple[int, ...] = ()
+    classes: int = 10
+
+
 class Task(NamedTuple):
     """Real data, the network that learns them, and the targets, which were set before any method was measured.
 
@@ -26,8 +44,7 @@ class Task(NamedTuple):
     ----------
     data : callable() -> ((x, y), (x, y))
         Rows to train on and rows to validate on, float32, with labels as one-hot rows.
-    units : tuple of int
-        Numbers of inputs, of hidden units, and of classes.
+    network : Network
     batch_size : int
         Rows of a mini-batch of each worker.
     epochs : int
@@ -35,21 +52,26 @@ class Task(NamedTuple):
     rates : tuple of float
         Learning rates of Adam; the best one for a single process is kept for all methods.
     targets : tuple of float
-        Accuracies on the validation rows, the highest last.
+        On the validation rows, the hardest last.
+    value : str
+        What is validated.
     """
 
     data: Callable[[], tuple[Rows, Rows]]
-    units: tuple[int, ...]
+    network: Network
     batch_size: int
     epochs: int
     rates: tuple[float, ...]
     targets: tuple[float, ...]
+    value: str = "validation accuracy"
 
 
 def digits() -> tuple[Rows, Rows]:
     """Return scikit-learn's handwritten digits: 1,437 rows to train on, 360 to validate on."""
-    from sklearn.datasets import load_digits
-
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as exc:
+        raise DataMissing(f"{exc}: `pip install scikit-learn` installs the handwritten digits") from exc
     found = load_digits()
     order = np.random.RandomState(0).permutation(len(found.target))
     x, y = (found.data[order] / 16).astype("float32"), one_hot(found.target[order])
@@ -89,57 +111,16 @@ def one_hot(labels: np.ndarray) -> np.ndarray:
 
 
 TASKS = {
-    "digits": Task(digits, (64, 32, 10), 32, 40, (0.002, 0.005, 0.01, 0.02), (0.93, 0.95, 0.96)),
-    "fashion-mnist": Task(fashion_mnist, (784, 128, 10), 128, 30, (0.0005, 0.001, 0.002, 0.004), (0.87, 0.88, 0.885)),
-}
-
-
-class Method(NamedTuple):
-    """A way to train one model on N workers.
-
-    Attributes
-    ----------
-    what : str
-    arguments : callable(optimizer) -> (optimizer, dict or None)
-        What ``compile`` gets, and the options of ``distribute``; None if it is not called.
-    scale : callable(int) -> float
-        By what the best learning rate of a single process is multiplied on N workers.
-    scaling : str
-        The same in words, with its source.
-    bytes_sent : int or None
-        By all workers in a run; None if nothing counts them.
-    """
-
-    what: str
-    arguments: Callable[[Any], tuple[Any, dict[str, Any] | None]]
-    scale: Callable[[int], float] = lambda workers: 1.0
-    scaling: str = "unchanged"
-    bytes_sent: int | None = None
-
-
-def alone(optimizer: Any) -> tuple[Any, None]:
-    return optimizer, None
-
-
-def by_default_rule(optimizer: Any) -> tuple[Any, dict[str, Any]]:
-    return optimizer, {}
-
-
-def averaged(optimizer: Any) -> tuple[Any, dict[str, Any]]:
-    from platoon_plugins.keras import DistributedOptimizer
-
-    return DistributedOptimizer(optimizer), {}
-
-
-PLAIN = "plain"
-METHODS = {
-    PLAIN: Method("one worker of a job, without distribute", alone, bytes_sent=0),
-    "easgd": Method("distribute() with its defaults: asynchronous EASGD, every 10 mini-batches", by_default_rule),
-    "averaged": Method("DistributedOptimizer: the mean of all gradients in each step", averaged),
-    "averaged-linear": Method(
-        "the same with a larger learning rate",
-        averaged,
-        scale=float,
-        scaling="times N, without warm-up (Goyal et al., arXiv 1706.02677, section 2.1)",
+    "digits": Task(digits, Network((64,), dense=(32,)), 32, 40, (0.002, 0.005, 0.01, 0.02), (0.93, 0.95, 0.96)),
+    "fashion-mnist": Task(
+        fashion_mnist, Network((784,), dense=(128,)), 128, 30, (0.0005, 0.001, 0.002, 0.004), (0.87, 0.88, 0.885)
+    ),
+    "fashion-mnist-conv": Task(
+        fashion_mnist,
+        Network((28, 28, 1), filters=(16, 32), dense=(64,)),
+        128,
+        12,
+        (0.001, 0.002, 0.004, 0.008),
+        (0.88, 0.895, 0.905),
     ),
 }

@@ -1,22 +1,22 @@
-"""Train one task by one method, and write down what each validation gave.
+"""Train one task by one method in Keras, and write down what each validation gave.
 
-    platoon launch -n 2 learning_train.py FILE --task digits --method easgd --rate 0.01 --seed 1 --epochs 5
+    platoon launch -n 2 learning_train.py FILE --task digits --method easgd-10 --rate 0.01 --seed 1 --epochs 5
 
 Started by benchmarks/learning.py. Rank 0 writes the file.
 """
 
 # ruff: noqa: I001 - platoon_plugins.keras comes before keras
 
-import argparse
-import json
+import math
 import time
-from pathlib import Path
 
-from platoon_plugins.keras import distribute, shard
+from platoon_plugins.keras import DistributedOptimizer, distribute, shard
 import keras
 import numpy as np
 
-from learning_tasks import METHODS, TASKS
+from learning_methods import ALONE, AVERAGED, DEFAULTS, METHODS
+from learning_run import parse, write
+from learning_tasks import TASKS
 from platoon_base import connect
 
 
@@ -40,43 +40,74 @@ class Curve(keras.callbacks.Callback):
         self.points.append((self.steps, time.perf_counter() - self.began, float(logs["val_accuracy"])))
 
 
-def build(units):
-    layers = [keras.layers.Dense(n, activation="relu") for n in units[1:-1]]
-    last = keras.layers.Dense(units[-1], activation="softmax")
-    return keras.Sequential([keras.layers.InputLayer((units[0],)), *layers, last])
+class Slow(keras.callbacks.Callback):
+    """Makes mini-batches take twice as long; a load, no synchronization.
+
+    It waits at the begin of the next one: a hook at their ends would change how Keras treats them.
+    """
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.last = None
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if self.last is not None:
+            time.sleep(time.perf_counter() - self.last)
+        self.last = time.perf_counter()
+
+
+def build(network):
+    layers = [keras.layers.InputLayer(network.inputs)]
+    for filters in network.filters:
+        layers += [keras.layers.Conv2D(filters, 3, activation="relu"), keras.layers.MaxPooling2D(2)]
+    layers += [keras.layers.Flatten()] * bool(network.filters)
+    layers += [keras.layers.Dense(units, activation="relu") for units in network.dense]
+    return keras.Sequential([*layers, keras.layers.Dense(network.classes, activation="softmax")])
+
+
+def callbacks_of(method, mine):
+    """Return the callbacks of a method, with one's own."""
+    if method.rule == ALONE:
+        return mine
+    if method.rule in (DEFAULTS, AVERAGED):
+        return distribute(mine)
+    return distribute(mine, rule=method.rule(), every_n_batches=method.every_n_batches)
+
+
+def half(x, y, batch_size):
+    """Return rows of an even number of mini-batches, and half that number: two epochs are one pass over them."""
+    steps = max(1, math.ceil(len(x) / batch_size) // 2)
+    rows = 2 * steps * batch_size
+    return (x[:rows], y[:rows]), steps
 
 
 def main(args):
     worker, task, method = connect(), TASKS[args.task], METHODS[args.method]
-    rows, validation_rows = task.data()
+    training, validation = ((x.reshape(-1, *task.network.inputs), y) for x, y in task.data())
     getattr(keras.utils, "set_random_seed", np.random.seed)(args.seed)  # Keras 2 on Theano knows NumPy's alone
-    model, curve = build(task.units), Curve()
-    optimizer, options = method.arguments(keras.optimizers.Adam(args.rate))
-    model.compile(optimizer, loss="categorical_crossentropy", metrics=["accuracy"])
+    model, curve = build(task.network), Curve()
+    optimizer = keras.optimizers.Adam(args.rate)
+    model.compile(
+        DistributedOptimizer(optimizer) if method.rule == AVERAGED else optimizer,
+        loss="categorical_crossentropy",
+        metrics=["accuracy"],
+    )
+    rows, steps, mine = shard(*training), None, [curve]
+    if worker.global_rank == args.slow:
+        mine.append(Slow())
+        if not method.waits:
+            rows, steps = half(*rows, task.batch_size)
     model.fit(
-        *shard(*rows),
-        validation_data=shard(*validation_rows),
+        *rows,
+        validation_data=shard(*validation),
         batch_size=task.batch_size,
         epochs=args.epochs,
-        callbacks=[curve] if options is None else distribute([curve], **options),
+        steps_per_epoch=steps,
+        callbacks=callbacks_of(method, mine),
         verbose=0,
     )
-    if worker.global_rank == 0:
-        result = {
-            "keras": keras.__version__,
-            "parameters": int(sum(weights.size for weights in model.get_weights())),
-            "workers": worker.global_size,
-            "curve": curve.points,
-        }
-        Path(args.file).write_text(json.dumps(result))
+    parameters = sum(int(np.prod(weights.shape)) for weights in model.get_weights())
+    write(args, worker, f"Keras {keras.__version__}", parameters, curve.steps, curve.points)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", help="for the results, as JSON")
-    parser.add_argument("--task", choices=TASKS, required=True)
-    parser.add_argument("--method", choices=METHODS, required=True)
-    parser.add_argument("--rate", type=float, required=True)
-    parser.add_argument("--seed", type=int, required=True)
-    parser.add_argument("--epochs", type=int, required=True)
-    main(parser.parse_args())
+    main(parse(__doc__))

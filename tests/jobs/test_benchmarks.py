@@ -42,6 +42,13 @@ def learning(monkeypatch):
     return learning
 
 
+@pytest.fixture
+def learning_report(learning):
+    import learning_report
+
+    return learning_report
+
+
 @needs_theano
 @pytest.mark.timeout(400)  # seven starts, the first of which may compile
 @pytest.mark.slow
@@ -126,72 +133,99 @@ def test_keras_fit_measures_all_ways_and_keeps_its_results(tmp_path):
     assert len(written["goals"]) == 2
 
 
+def learn(folder, *words, **environment):
+    """Run the study of digits in its small form; returns the process that has ended."""
+    return subprocess.run(
+        [sys.executable, BENCHMARKS / "learning.py", "--task", "digits", "--quick", "--out", folder, *words],
+        env={**os.environ, **environment},
+        cwd=folder, capture_output=True, text=True, timeout=230, check=False,
+    )  # fmt: skip
+
+
 @pytest.mark.keras
 @needs_torch
 @pytest.mark.timeout(240)
-def test_learning_measures_all_methods_and_keeps_its_results(tmp_path):
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "learning.py", "--task", "digits", "--quick", "--out", tmp_path],
-        cwd=tmp_path, capture_output=True, text=True, timeout=230, check=False,
-    )  # fmt: skip
+def test_learning_measures_methods_and_keeps_its_results(tmp_path):
+    methods = ["--methods", "defaults", "averaged-linear", "--slow", "1", "--jobs", "2", "--epochs", "6"]
+    done = learn(tmp_path, *methods)
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads((tmp_path / "learning-digits.json").read_text())
-    best, epochs = written["best_rate"], written["options"]["epochs"]
-    plain = {("plain", 1, rate) for rate in written["options"]["rates"]}
-    others = {("easgd", 2, best), ("averaged", 2, best), ("averaged-linear", 2, 2 * best)}
-    runs = {(run["method"], run["workers"], run["rate"]): run for run in written["runs"]}
-    rows = {(row["method"], row["workers"], row["rate"]): row for row in written["results"]}
-    assert set(runs) == set(rows) == plain | others
-    for (method, workers, _), run in runs.items():
-        assert len(run["curve"]) == epochs
+    best, rates = written["best_rate"], written["options"]["rates"]
+    plain = [("plain", 1, rate, None) for rate in rates]
+    names = {"defaults": best, "averaged-linear": 2 * best}
+    others = [(name, 2, rate, slow) for name, rate in names.items() for slow in (None, 1)]
+    key = ("method", "workers", "rate", "slow")
+    runs = {tuple(run[name] for name in key): run for run in written["runs"]}
+    rows = {tuple(row[name] for name in key): row for row in written["results"]}
+    assert list(runs) == list(rows) == plain + others, "in the order of the methods, whichever ended first"
+    for (method, workers, _, slow), run in runs.items():
+        assert len(run["curve"]) == 6
         # 1,437 rows in mini-batches of 32; of two workers the first has one row more.
-        assert run["curve"][-1][0] == epochs * (45 if workers == 1 else 23)
+        full = 6 * (45 if workers == 1 else 23)
+        half = 6 * 11 if slow and method == "defaults" else full
+        assert run["steps_by_rank"] == [full, half][:workers]
+        assert run["curve"][-1][0] == full
         assert 0.5 < run["final"] <= run["best"] <= 1
-        assert run["bytes_sent"] == (0 if method == "plain" else None)
+        assert (run["at_once"], run["seconds_hold"]) == (2, False)
+        # 64 x 32 + 32 + 32 x 10 + 10 numbers of 4 bytes, there and back; a rule's every 10 steps and at an epoch's end.
+        exchanges = {"plain": 0, "defaults": 6 * (3 + (2 if slow else 3)), "averaged-linear": 2 * full}[method]
+        assert run["bytes_sent"] == exchanges * 2 * 4 * 2410
         assert method in done.stdout
-    assert rows["plain", 1, best]["to_target"]["0.93"]["times_fewer_steps"] == 1
+    assert written["runs_at_once"] == 2
+    assert rows["plain", 1, best, None]["to_target"]["0.93"]["times_fewer_steps"] == 1
+    again = learn(tmp_path, *methods, "--resume")
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert " after " not in again.stdout, "nothing is run a second time"
+    assert json.loads((tmp_path / "learning-digits.json").read_text())["runs"] == written["runs"]
+    other = learn(tmp_path, "--epochs", "7", "--resume")
+    assert other.returncode == 1
+    assert "{'epochs': 6}" in other.stderr
 
 
-def test_steps_to_a_target_lie_between_two_validations(learning):
+def test_steps_to_a_target_lie_between_two_validations(learning_report):
     curve = [(10, 1.0, 0.5), (20, 2.0, 0.7), (30, 3.0, 0.6), (40, 5.0, 0.9)]
-    assert learning.first_reach(curve, 0.4) == {"steps": 10, "seconds": 1.0}
-    assert learning.first_reach(curve, 0.6) == pytest.approx({"steps": 15, "seconds": 1.5})
-    assert learning.first_reach(curve, 0.8) == pytest.approx({"steps": 30 + 20 / 3, "seconds": 3 + 4 / 3})
-    assert learning.first_reach(curve, 0.95) is None
+    assert learning_report.first_reach(curve, 0.4) == {"steps": 10, "seconds": 1.0}
+    assert learning_report.first_reach(curve, 0.6) == pytest.approx({"steps": 15, "seconds": 1.5})
+    assert learning_report.first_reach(curve, 0.8) == pytest.approx({"steps": 30 + 20 / 3, "seconds": 3 + 4 / 3})
+    assert learning_report.first_reach(curve, 0.95) is None
+    falling = [(steps, seconds, 1 - value) for steps, seconds, value in curve]
+    assert learning_report.first_reach(falling, 0.4, lower=True) == pytest.approx({"steps": 15, "seconds": 1.5})
+    assert learning_report.first_reach(falling, 0.05, lower=True) is None
 
 
-def run_of(method, workers, rate, steps, best=0.9):
+def run_of(method, workers, rate, steps, best=0.9, slow=None):
     """Return a run that reached 0.8 after 5 steps and 0.9 after so many, or never."""
     reach = {"0.8": {"steps": 5, "seconds": 0.5}, "0.9": steps and {"steps": steps, "seconds": steps / 10}}
     return {
         "method": method, "workers": workers, "rate": rate, "seed": 1, "curve": [(5, 0.5, 0.8), (50, 5.0, best)],
-        "to_target": reach, "best": best, "final": best, "bytes_sent": None,
+        "to_target": reach, "best": best, "final": best, "bytes_sent": 2e6, "slow": slow, "seconds_hold": True,
     }  # fmt: skip
 
 
 def failed_run(method, workers, rate):
     run = {**run_of(method, workers, rate, None), "curve": [], "failed": "status 1", "best": None, "final": None}
-    return {**run, "to_target": {"0.8": None, "0.9": None}}
+    return {**run, "to_target": {"0.8": None, "0.9": None}, "bytes_sent": None}
 
 
-def test_the_learning_rate_kept_is_that_of_the_fewest_steps_to_the_highest_target(learning):
+def test_the_learning_rate_kept_is_that_of_the_fewest_steps_to_the_highest_target(learning_report):
     slow, fast, lucky = 0.1, 0.2, 0.3
     runs = [
         run_of("plain", 1, rate, steps) for rate in (slow, fast) for steps in ((40, 30) if rate == slow else (20, 30))
     ]
     runs += [run_of("plain", 1, lucky, steps) for steps in (10, None, None)]  # most of its runs never arrive
-    assert learning.best_rate(runs, (0.8, 0.9)) == fast
+    assert learning_report.best_rate(runs, (0.8, 0.9)) == fast
     nobody = [run_of("plain", 1, rate, None, best) for rate, best in ((slow, 0.85), (fast, 0.87), (lucky, 0.86))]
-    assert learning.best_rate(nobody, (0.8, 0.9)) == fast
+    assert learning_report.best_rate(nobody, (0.8, 0.9)) == fast
+    assert learning_report.best_rate(nobody, (0.9, 0.8), lower=True) == slow
     with pytest.raises(SystemExit, match="status 1"):
-        learning.best_rate([failed_run("plain", 1, slow)], (0.8, 0.9))
+        learning_report.best_rate([failed_run("plain", 1, slow)], (0.8, 0.9))
 
 
-def test_a_run_that_never_arrives_or_fails_is_shown(learning, capsys):
+def test_a_run_that_never_arrives_or_fails_is_shown(learning_report, capsys):
     runs = [run_of("plain", 1, 0.1, steps) for steps in (40, 20, 30)]
     runs += [run_of("averaged", 2, 0.1, 15), run_of("averaged", 2, 0.1, None), run_of("averaged", 2, 0.1, 10)]
-    runs += [run_of("easgd", 2, 0.1, 10), run_of("easgd", 2, 0.1, None), failed_run("easgd", 2, 0.1)]
-    plain, averaged, easgd = rows = learning.summarize(runs, (0.8, 0.9), 0.1)
+    runs += [run_of("easgd-10", 2, 0.1, 10), run_of("easgd-10", 2, 0.1, None), failed_run("easgd-10", 2, 0.1)]
+    plain, averaged, easgd = rows = learning_report.summarize(runs, (0.8, 0.9), 0.1)
     assert plain["to_target"]["0.9"]["steps"] == 30
     assert averaged["to_target"]["0.9"]["steps"] == 15, "never is longer than 10 and 15"
     assert averaged["to_target"]["0.9"]["times_fewer_steps"] == 2
@@ -199,28 +233,91 @@ def test_a_run_that_never_arrives_or_fails_is_shown(learning, capsys):
     assert easgd["to_target"]["0.9"]["reached"] == 1
     assert easgd["to_target"]["0.8"]["reached"] == 2
     assert easgd["failed"] == 1
-    assert [learning.cell(row["to_target"]["0.9"], 3) for row in rows] == [
+    assert [learning_report.cell(row["to_target"]["0.9"], 3) for row in rows] == [
         "30 (20 to 40)",
         "15 (10 to 15; 1 of 3 never)",
         "2 of 3 never",
     ]
-    learning.show(
+    learning_report.show(
         {
             "targets": (0.8, 0.9),
             "results": rows,
             "options": {"task": "digits", "epochs": 2, "seeds": [1, 2, 3]},
-            "backend": "none",
+            "framework": "none",
         }
     )
     assert "never" in capsys.readouterr().out
 
 
+def test_seconds_are_told_only_where_they_hold(learning_report, capsys):
+    results = {"targets": (0.8, 0.9), "framework": "none", "options": {"task": "digits", "epochs": 2, "seeds": [1]}}
+    runs = [run_of("plain", 1, 0.1, 47), run_of("averaged", 2, 0.1, 23)]
+    learning_report.show({**results, "results": learning_report.summarize(runs, (0.8, 0.9), 0.1)})
+    assert "2.3" in capsys.readouterr().out
+    runs[1]["seconds_hold"] = False
+    rows = learning_report.summarize(runs, (0.8, 0.9), 0.1)
+    learning_report.show({**results, "results": rows})
+    told = capsys.readouterr().out
+    assert "4.7" in told
+    assert "2.3" not in told
+    assert "in place of seconds" in told
+
+
+def test_a_slow_worker_costs_those_that_wait_twice_the_time(learning_report):
+    runs = [run_of("plain", 1, 0.1, 40), run_of("easgd-10", 2, 0.1, 20), run_of("averaged", 2, 0.1, 20)]
+    runs += [run_of("easgd-10", 2, 0.1, 25, slow=1), run_of("averaged", 2, 0.1, 20, slow=1)]
+    rows = {(row["method"], row["slow"]): row for row in learning_report.summarize(runs, (0.8, 0.9), 0.1)}
+    found = rows["easgd-10", 1]["to_target"]["0.9"]
+    assert (found["fast_steps"], found["share_of_speedup"]) == (25, 0.8)
+    found = rows["averaged", 1]["to_target"]["0.9"]
+    assert (found["fast_steps"], found["share_of_speedup"]) == (40, 0.5)
+    assert "fast_steps" not in rows["averaged", None]["to_target"]["0.9"]
+
+
+def test_every_method_says_its_rate_and_how_often_it_sends(learning):
+    methods = learning.METHODS
+    assert [methods[name].scale(4) for name in ("averaged", "averaged-sqrt", "averaged-linear")] == [1, 2, 4]
+    assert "arXiv" in methods["averaged-linear"].rate
+    assert all(method.what for method in methods.values())
+    # Of 3 epochs of 25 steps: after 10 and 20 steps of each and at its end.
+    counts = {name: methods[name].exchanges(75, 3) for name in ("plain", "easgd-10", "easgd-4-sqrt", "averaged")}
+    assert counts == {"plain": 0, "easgd-10": 9, "easgd-4-sqrt": 21, "averaged": 75}
+
+
+def test_jobs_side_by_side_begin_with_different_gpus(learning, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,3")
+    gpus = ["cuda0", "cuda1", "cuda2"]
+    assert learning.device_words(2, 0, gpus) == ["-D", "cuda0", "cuda1"]
+    assert learning.device_words(2, 1, gpus) == ["-D", "cuda2", "cuda0"]
+    assert learning.device_words(4, 0, gpus) == ["-D", "cuda0", "cuda1", "cuda2", "cuda0"]
+    assert learning.device_words(2, 1, []) == ["-n", 2, "-D", "cpu"]
+    assert learning.environment(gpus)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert learning.environment([])["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--jobs", "0"], "got --jobs 0"),
+        (["--slow", "0"], "got --slow 0"),
+        (["--slow", "2", "--workers", "2", "4"], "got --slow 2"),
+        (["--device", "cuda"], "got --device cuda"),
+    ],
+)
+def test_a_study_that_cannot_be_made_is_refused(tmp_path, words, told):
+    done = learn(tmp_path, *words, CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert told in done.stdout
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib: `make setup` installs it")
-def test_the_plots_are_drawn_from_the_results_alone(learning, tmp_path):
-    runs = [run_of("plain", 1, 0.1, 40), run_of("averaged", 2, 0.1, 15), failed_run("easgd", 2, 0.1)]
+def test_the_plots_are_drawn_from_the_results_alone(learning_report, tmp_path):
+    runs = [run_of("plain", 1, 0.1, 40), run_of("averaged", 2, 0.1, 15), failed_run("easgd-10", 2, 0.1)]
     results = {
-        "targets": [0.8, 0.9], "best_rate": 0.1, "backend": "none", "options": {"task": "digits"}, "runs": runs,
-        "results": learning.summarize(runs, (0.8, 0.9), 0.1),
+        "targets": [0.8, 0.9], "best_rate": 0.1, "framework": "none", "value": "accuracy", "runs": runs,
+        "options": {"task": "digits", "epochs": 2, "seeds": [1]},
+        "results": learning_report.summarize(runs, (0.8, 0.9), 0.1),
     }  # fmt: skip
     (tmp_path / "results.json").write_text(json.dumps(results))
     done = subprocess.run(

@@ -1,0 +1,83 @@
+"""The methods of benchmarks/learning.py: a line each in the table at the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from platoon_base import EASGD
+
+ALONE, DEFAULTS, AVERAGED = "alone", "defaults", "averaged"
+SCALINGS: dict[str, tuple[str, Callable[[int], float]]] = {
+    "unchanged": ("unchanged", lambda workers: 1.0),
+    "sqrt": ("times the square root of N (Krizhevsky, arXiv 1404.5997, section 5)", math.sqrt),
+    "linear": ("times N, without warm-up (Goyal et al., arXiv 1706.02677, section 2.1)", float),
+}
+
+
+class Method(NamedTuple):
+    """A way to train one model on N workers.
+
+    Attributes
+    ----------
+    rule : callable() -> Rule, or one of ALONE, DEFAULTS, AVERAGED
+        What the workers synchronize by. ALONE calls nothing of an adapter, DEFAULTS calls it without arguments, and
+        AVERAGED takes the mean of all gradients in each step.
+    every_n_batches : int
+        Mini-batches of a worker from one synchronization to the next; those of the adapters for DEFAULTS.
+    scaling : str
+        By what the best learning rate of a single process is multiplied on N workers, a key of SCALINGS.
+    waits : bool
+        Whether workers wait for one another before the end of an epoch, so that a slow one slows all.
+    """
+
+    rule: Callable[[], Any] | str
+    every_n_batches: int = 10
+    scaling: str = "unchanged"
+    waits: bool = False
+
+    @property
+    def what(self) -> str:
+        """The method in words."""
+        if self.rule == ALONE:
+            return "one worker of a job, which shares nothing"
+        if self.rule == DEFAULTS:
+            return "what an adapter does when it is told nothing"
+        if self.rule == AVERAGED:
+            return "the mean of all gradients in each step"
+        return f"{self.rule()!r} every {self.every_n_batches} mini-batches"
+
+    @property
+    def rate(self) -> str:
+        """The scaling of the learning rate in words, with its source."""
+        return SCALINGS[self.scaling][0]
+
+    def scale(self, workers: int) -> float:
+        """Return by what the best learning rate of a single process is multiplied."""
+        return SCALINGS[self.scaling][1](workers)
+
+    def exchanges(self, steps: int, epochs: int) -> int:
+        """Return how many times a worker that makes so many steps exchanges its parameters, or its gradients.
+
+        A rule does so in each of its periods, which begin anew with each epoch, and at the end of an epoch.
+        """
+        if self.rule == ALONE:
+            return 0
+        if self.rule == AVERAGED:
+            return steps
+        return epochs * (steps // epochs // self.every_n_batches + 1)
+
+
+PLAIN = "plain"
+METHODS = {
+    PLAIN: Method(ALONE),
+    "defaults": Method(DEFAULTS),
+    "easgd-10": Method(EASGD, 10),
+    "easgd-4-sqrt": Method(EASGD, 4, "sqrt"),
+    "easgd-4-linear": Method(EASGD, 4, "linear"),
+    "easgd-1-linear": Method(EASGD, 1, "linear"),
+    "averaged": Method(AVERAGED, waits=True),
+    "averaged-sqrt": Method(AVERAGED, scaling="sqrt", waits=True),
+    "averaged-linear": Method(AVERAGED, scaling="linear", waits=True),
+}
