@@ -1,7 +1,8 @@
-/* Fused one-pass forms of the synchronization rules, for float32 and float64; the equations stand in rules/center.py.
+/* Fused one-pass forms of the synchronization rules, for float32 and float64; the equations stand in rules/.
  *
- * A table of 64-bit rows, one for each piece of memory, names the addresses: (x, c, n) or (x, c, x_old, n), with n in
- * elements. An element whose new center value would not be finite is left as it is on all sides.
+ * A table of 64-bit rows, one for each piece of memory, names the addresses: (x, c, n), (x, c, x_old, n) or
+ * (x, c, s_x, m, s, n), with n in elements. An element whose new center value would not be finite is left as it is on
+ * all sides.
  * Compile without contraction of a * b + c: the results are the bits that NumPy gives.
  */
 
@@ -14,9 +15,11 @@
 /* Measured: AVX-512 makes EASGD faster within the caches, and ASGD, with its three arrays, slower everywhere. */
 #define FOR_EASGD __attribute__((target_clones("avx512f", "avx2", "default")))
 #define FOR_ASGD __attribute__((target_clones("avx2", "default")))
+#define FOR_CENTER_MOMENTUM __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_EASGD
 #define FOR_ASGD
+#define FOR_CENTER_MOMENTUM
 #endif
 
 /* All exponent bits are set in NaN and infinity, and in nothing else. */
@@ -75,11 +78,31 @@
         }                                                                                                        \
         return refused != 0;                                                                                     \
     }                                                                                                            \
+                                                                                                                 \
+    FOR_CENTER_MOMENTUM static int center_momentum_piece_##T(T *restrict x, T *restrict c, T *restrict s_x,      \
+                                                             T *restrict m, T *restrict s, int64_t n, T alpha,   \
+                                                             T decay, T step)                                    \
+    {                                                                                                            \
+        BITS_##T refused = 0;                                                                                    \
+        for (int64_t i = 0; i < n; i++) {                                                                        \
+            T local = x[i] + (s[i] - s_x[i]), d = alpha * (local - c[i]), momentum = decay * m[i] + d;           \
+            T j = step * momentum, center = c[i] + (j + d), moved = s[i] + j;                                    \
+            BITS_##T keep = -(BITS_##T)(finite_##T(center) & finite_##T(momentum) & finite_##T(moved));          \
+            refused |= ~keep;                                                                                    \
+            x[i] = select_##T(keep, local + (j - d), x[i]);                                                      \
+            c[i] = select_##T(keep, center, c[i]);                                                               \
+            m[i] = select_##T(keep, momentum, m[i]);                                                             \
+            s_x[i] = select_##T(keep, moved, s_x[i]);                                                            \
+            s[i] = select_##T(keep, moved, s[i]);                                                                \
+        }                                                                                                        \
+        return refused != 0;                                                                                     \
+    }                                                                                                            \
+                                                                                                                 \
     /* Return the index of the first element left out, or -1: such an element is still as it was. */             \
     /* 0 if it is found no more: another worker changed the center meanwhile. It was left out all the same. */   \
-    static int64_t easgd_##T(const int64_t *row, double scalar)                                                  \
+    static int64_t easgd_##T(const int64_t *row, const double *scalars)                                          \
     {                                                                                                            \
-        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], alpha = (T)scalar;                             \
+        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], alpha = (T)scalars[0];                         \
         int64_t n = row[2];                                                                                      \
         if (!easgd_piece_##T(x, c, n, alpha))                                                                    \
             return -1;                                                                                           \
@@ -89,7 +112,7 @@
         return 0;                                                                                                \
     }                                                                                                            \
                                                                                                                  \
-    static int64_t asgd_##T(const int64_t *row, double unused)                                                   \
+    static int64_t asgd_##T(const int64_t *row, const double *unused)                                            \
     {                                                                                                            \
         T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], *x_old = (T *)(intptr_t)row[2];                \
         int64_t n = row[3];                                                                                      \
@@ -100,23 +123,39 @@
             if (!finite_##T(c[i] + (x[i] - x_old[i])))                                                           \
                 return i;                                                                                        \
         return 0;                                                                                                \
+    }                                                                                                            \
+                                                                                                                 \
+    static int64_t center_momentum_##T(const int64_t *row, const double *scalars)                                \
+    {                                                                                                            \
+        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], *s_x = (T *)(intptr_t)row[2];                  \
+        T *m = (T *)(intptr_t)row[3], *s = (T *)(intptr_t)row[4];                                                \
+        T alpha = (T)scalars[0], decay = (T)scalars[1], step = (T)scalars[2];                                    \
+        int64_t n = row[5];                                                                                      \
+        if (!center_momentum_piece_##T(x, c, s_x, m, s, n, alpha, decay, step))                                  \
+            return -1;                                                                                           \
+        for (int64_t i = 0; i < n; i++) {                                                                        \
+            T d = alpha * ((x[i] + (s[i] - s_x[i])) - c[i]), momentum = decay * m[i] + d, j = step * momentum;   \
+            if (!(finite_##T(c[i] + (j + d)) && finite_##T(momentum) && finite_##T(s[i] + j)))                   \
+                return i;                                                                                        \
+        }                                                                                                        \
+        return 0;                                                                                                \
     }
 
 DEFINE_KERNELS(float)
 DEFINE_KERNELS(double)
 
-typedef int64_t (*kernel)(const int64_t *row, double scalar);
+typedef int64_t (*kernel)(const int64_t *row, const double *scalars);
 
 /* Run one kernel over all rows of the table, without the interpreter's lock. */
 static PyObject *run(PyObject *args, const char *format, kernel update, int columns)
 {
     unsigned long long address;
     Py_ssize_t pieces;
-    double scalar = 0.0;
+    double scalars[3] = {0.0, 0.0, 0.0};
     int64_t piece = -1, element = -1;
 
-    /* A format that asks for no scalar leaves the last pointer alone. */
-    if (!PyArg_ParseTuple(args, format, &address, &pieces, &scalar))
+    /* A format that asks for fewer scalars leaves the last pointers alone. */
+    if (!PyArg_ParseTuple(args, format, &address, &pieces, &scalars[0], &scalars[1], &scalars[2]))
         return NULL;
     if (pieces < 0) {
         PyErr_Format(PyExc_ValueError, "got %zd pieces: must be 0 or more", pieces);
@@ -132,7 +171,7 @@ static PyObject *run(PyObject *args, const char *format, kernel update, int colu
     }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < pieces; i++, row += columns) {
-        int64_t refused = update(row, scalar);
+        int64_t refused = update(row, scalars);
         if (refused >= 0 && piece < 0) {
             piece = i;
             element = refused;
@@ -155,12 +194,18 @@ ENTRY(easgd, float, 3, "Knd:easgd_float32")
 ENTRY(easgd, double, 3, "Knd:easgd_float64")
 ENTRY(asgd, float, 4, "Kn:asgd_float32")
 ENTRY(asgd, double, 4, "Kn:asgd_float64")
+ENTRY(center_momentum, float, 6, "Knddd:center_momentum_float32")
+ENTRY(center_momentum, double, 6, "Knddd:center_momentum_float64")
 
 static PyMethodDef methods[] = {
     {"easgd_float32", py_easgd_float, METH_VARARGS, "easgd_float32(table_address, pieces, alpha)"},
     {"easgd_float64", py_easgd_double, METH_VARARGS, "easgd_float64(table_address, pieces, alpha)"},
     {"asgd_float32", py_asgd_float, METH_VARARGS, "asgd_float32(table_address, pieces)"},
     {"asgd_float64", py_asgd_double, METH_VARARGS, "asgd_float64(table_address, pieces)"},
+    {"center_momentum_float32", py_center_momentum_float, METH_VARARGS,
+     "center_momentum_float32(table_address, pieces, alpha, decay, step)"},
+    {"center_momentum_float64", py_center_momentum_double, METH_VARARGS,
+     "center_momentum_float64(table_address, pieces, alpha, decay, step)"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -14,7 +14,7 @@ from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout, Piece
-from platoon_base.rules.center import Rule
+from platoon_base.rules.center import Rule, local_sources
 from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
 
@@ -83,8 +83,11 @@ class HostCenter:
     ----------
     segment : Segment
     layout : Layout
-    local_states, center_states : int
-        How many buffers the rule has beside the worker's values and beside the center's.
+    local_sources : sequence of (int or None)
+        For each of the rule's buffers beside the worker's values: the center state that it starts with, or None for the
+        center's values.
+    center_states : int
+        How many buffers the rule has beside the center's values.
     rank : int
         Of this worker, for the holder words and for the stripe to begin with.
     stripe_bytes : int
@@ -101,7 +104,7 @@ class HostCenter:
         self,
         segment: Segment,
         layout: Layout,
-        local_states: int,
+        local_sources: Sequence[int | None],
         center_states: int,
         rank: int,
         stripe_bytes: int,
@@ -114,7 +117,8 @@ class HostCenter:
         first, step = _buffers_start(len(pieces)), layout.nbytes
         center = layout.views(segment.buffer, first)
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(center_states)]
-        self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in range(local_states)]
+        self._local_sources = local_sources
+        self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in local_sources]
         self._stripes = [
             _Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
         ]
@@ -195,9 +199,9 @@ class HostCenter:
 
     def start_from(self, values: Sequence[Array]) -> None:
         """See `Center.start_from`."""
-        for state in self._local_states:
-            for target, source in zip(state, values):
-                np.copyto(target, source)
+        for state, source in zip(self._local_states, self._local_sources):
+            for target, start in zip(state, values if source is None else self.states[source]):
+                np.copyto(target, start)
 
     def holder(self, stripe: int) -> int | None:
         """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
@@ -325,7 +329,7 @@ class HostCenters:
         """Make the segment, in place of one that a creator left when it died."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
-        local_states, center_states = len(rule.local_state), len(rule.center_state)
+        center_states = len(rule.center_state)
         segment = Segment.create(self.name, HostCenter.size_bytes(layout, center_states, stripe_bytes))
         header: Any = array_on(segment.buffer, (), _HEADER)
         stripes = len(layout.stripes(stripe_bytes))
@@ -333,7 +337,7 @@ class HostCenters:
         header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, stripe_bytes
         header["fingerprint"] = np.void(layout.fingerprint)
         header["magic"] = MAGIC
-        return HostCenter(segment, layout, local_states, center_states, rank, stripe_bytes)
+        return HostCenter(segment, layout, local_sources(rule), center_states, rank, stripe_bytes)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -347,13 +351,13 @@ class HostCenters:
         LayoutMismatchError
             If the segment was made for another model or by another version of this package.
         """
-        return self._open(layout, len(rule.local_state), len(rule.center_state), rank)
+        return self._open(layout, local_sources(rule), len(rule.center_state), rank)
 
     def watch(self, layout: Layout) -> HostCenter:
         """Open the segment for the controller, see `Readable`; its memory is looked at only when it is read."""
-        return self._open(layout, 0, None, CONTROLLER)
+        return self._open(layout, [], None, CONTROLLER)
 
-    def _open(self, layout: Layout, local_states: int, center_states: int | None, rank: int) -> HostCenter:
+    def _open(self, layout: Layout, sources: Sequence[int | None], center_states: int | None, rank: int) -> HostCenter:
         segment = Segment.attach(self.name, populate=rank != CONTROLLER)
         if len(segment.buffer) >= _HEADER.itemsize:
             header: Any = array_on(segment.buffer, (), _HEADER)
@@ -364,7 +368,7 @@ class HostCenters:
                 buffers = len(segment.buffer) - _buffers_start(header["stripes"].item())
                 center_states = buffers // layout.nbytes - 1
             if known and len(segment.buffer) == HostCenter.size_bytes(layout, center_states, stripe_bytes):
-                return HostCenter(segment, layout, local_states, center_states, rank, stripe_bytes)
+                return HostCenter(segment, layout, sources, center_states, rank, stripe_bytes)
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

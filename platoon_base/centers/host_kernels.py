@@ -34,6 +34,8 @@ PieceArrays = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 
 BLOCK = 32768  # elements that the NumPy form treats at a time: few calls, and copies that stay in the cache
 HAVE_FUSED = EXTENSION is not None
+# The fused forms, with the numbers of local and center states that they work on.
+_FUSED_STATES = {"easgd": (0, 0), "asgd": (1, 0), "center_momentum": (1, 2)}
 _FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # of this machine's byte order
 
 
@@ -70,8 +72,8 @@ class Plan:
             for array in (c, *own, *shared):
                 _require_like(array, c)
         self._dtype = self._fused_dtype()
-        fixed = [(c, *states) for c, states in zip(self._center, self._local_states)]
-        # Columns: address of x, of c, of each local state; number of elements.
+        fixed = [(c, *own, *shared) for c, own, shared in zip(self._center, self._local_states, self._center_states)]
+        # Columns: address of x, of c, of each local and each center state; number of elements.
         rows = [[0, *(a.ctypes.data for a in arrays), arrays[0].size] for arrays in fixed]
         self._table = np.array(rows, dtype=np.int64).reshape(len(rows), -1)
         self._address = self._table.ctypes.data
@@ -127,7 +129,8 @@ class Plan:
 
     def _fused_dtype(self) -> str | None:
         """Name the one dtype of all pieces if there are fused loops for it and for how they lie in memory."""
-        arrays = [a for c, own in zip(self._center, self._local_states) for a in (c, *own)]
+        states = zip(self._center, self._local_states, self._center_states)
+        arrays = [a for c, own, shared in states for a in (c, *own, *shared)]
         dtypes = {a.dtype for a in arrays}
         if len(dtypes) != 1 or not all(a.flags.carray for a in arrays):
             return None
@@ -135,7 +138,7 @@ class Plan:
 
     def fused_form(self, rule: Rule) -> Fused | None:
         """Return the loops in C for a rule; None if NumPy has to do it."""
-        if rule.kernel is None or self._dtype is None or rule.center_state:
+        if rule.kernel is None or self._dtype is None or _FUSED_STATES.get(rule.kernel) != self._states:
             return None
         return _find_fused(rule.kernel, self._dtype)
 

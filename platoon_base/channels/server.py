@@ -78,6 +78,7 @@ class ControlServer:
                 self._on_drop(action.shared)
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))
+        self._job_state.living = self.coordinator.roster.living
 
     def _reply(self, action: SendReply) -> None:
         if isinstance(action.reply, msg.Failure):

@@ -99,6 +99,11 @@ class Roster(Mapping[int, Participant]):
         return {rank for rank, participant in self._participants.items() if participant.awaited}
 
     @property
+    def living(self) -> int:
+        """Number of workers that take part or are expected."""
+        return sum(not participant.phase.gone for participant in self._participants.values())
+
+    @property
     def late(self) -> set[int]:
         """Ranks that were not launched with the others."""
         return {rank for rank, participant in self._participants.items() if not participant.launched}

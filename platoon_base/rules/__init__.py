@@ -4,6 +4,12 @@ Equations alone: arrays in, arrays changed in place, no lock, message or framewo
 `center`; `synchronous` are functions over an all-reduce.
 """
 
-from platoon_base.rules.center import ASGD, EASGD, Adopt, Rule, default_rule, require_rule, settings_of
+from platoon_base.rules.center import ASGD, EASGD, Adopt, Rule, require_rule, settings_of
+from platoon_base.rules.center_momentum import CenterMomentum
 
-__all__ = ["ASGD", "EASGD", "Adopt", "Rule", "default_rule", "require_rule", "settings_of"]
+__all__ = ["ASGD", "EASGD", "Adopt", "CenterMomentum", "Rule", "default_rule", "require_rule", "settings_of"]
+
+
+def default_rule() -> Rule:
+    """Return the rule that holds where the user names none: ``CenterMomentum()``."""
+    return CenterMomentum()

@@ -16,7 +16,7 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["ASGD", "EASGD", "Adopt", "Rule", "default_rule", "require_rule", "settings_of"]
+__all__ = ["ASGD", "EASGD", "Adopt", "Array", "Rule", "State", "local_sources", "require_rule", "settings_of"]
 
 Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
@@ -31,8 +31,8 @@ class Rule(Protocol):
     kernel : str or None
         Name of the fused form in `platoon_base.centers.host_kernels`, or None if there is only the NumPy form.
     local_state : tuple of str
-        Names of the extra buffers that each worker keeps for the rule, each shaped like the parameters and
-        started with the center's values.
+        Names of the extra buffers that each worker keeps for the rule, each shaped like the parameters. One that has
+        the name of a center state starts with that one's values, any other with the center's.
     center_state : tuple of str
         Names of the extra buffers that lie beside the center, started with zeros.
     """
@@ -163,9 +163,10 @@ class Adopt:
     ::
 
         c := x
-        x_old := x                (if the rule keeps one)
+        x_old := x                (if the rule remembers the center)
 
-    The center is for checkpoints and for workers that join late. When one has joined, the rule takes over.
+    The center is for checkpoints and for workers that join late. When one has joined, the rule takes over. Local states
+    that follow a center state stay what they are, as that one does.
 
     Parameters
     ----------
@@ -179,7 +180,8 @@ class Adopt:
 
     def __init__(self, rule: Rule) -> None:
         self.local_state, self.center_state = rule.local_state, rule.center_state
-        self.kernel = "adopt_remembering" if rule.local_state else "adopt"
+        self._remembering = [source is None for source in local_sources(rule)]
+        self.kernel = "adopt_remembering" if any(self._remembering) else "adopt"
 
     def resolved(self, size: int) -> Adopt:
         """Return the rule itself: it has no parameter."""
@@ -191,13 +193,16 @@ class Adopt:
 
     def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
         """Apply the equations above in place."""
-        for array in (center, *local_state):
-            array[...] = local
+        center[...] = local
+        for array, remembers in zip(local_state, self._remembering):
+            if remembers:
+                array[...] = local
 
 
-def default_rule() -> Rule:
-    """Return the rule that holds where the user names none: ``EASGD()``."""
-    return EASGD()
+def local_sources(rule: Rule) -> list[int | None]:
+    """Return for each local state the index of the center state that it starts with; None for the center's values."""
+    names = rule.center_state
+    return [names.index(name) if name in names else None for name in rule.local_state]
 
 
 def require_rule(rule: Any, argument: str = "rule") -> None:

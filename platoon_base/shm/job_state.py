@@ -18,7 +18,7 @@ from platoon_base.views import array_on
 __all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 5
+VERSION = 6
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
@@ -26,7 +26,15 @@ USER_LOCK = 1  # Worker.lock() and unlock()
 WORKER_LOCKS = 1024  # + rank: held while that worker takes part
 
 _HEADER = np.dtype(
-    [("magic", "S8"), ("version", "u4"), ("rows", "u4"), ("stop", "u4"), ("several", "u4"), ("reason", "S256")],
+    [
+        ("magic", "S8"),
+        ("version", "u4"),
+        ("rows", "u4"),
+        ("stop", "u4"),
+        ("several", "u4"),
+        ("living", "u4"),
+        ("reason", "S256"),
+    ],
     align=True,
 )
 _ROW = np.dtype(
@@ -168,6 +176,15 @@ class JobState:
     def note_several(self) -> None:
         """Take note that several workers share parameters, from now on."""
         self._header["several"] = 1
+
+    @property
+    def living(self) -> int:
+        """The number of workers that take part, or are expected to: those that left or died do not count."""
+        return max(1, int(self._header["living"]))
+
+    @living.setter
+    def living(self, count: int) -> None:
+        self._header["living"] = count
 
     def row(self, rank: int) -> Any:
         """Return the row of a rank, to write to by field name."""

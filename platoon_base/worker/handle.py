@@ -11,7 +11,7 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_value, encode_value
 from platoon_base.errors import ConfigurationError
 from platoon_base.metrics import means
-from platoon_base.rules.center import Rule, default_rule
+from platoon_base.rules import Rule, default_rule
 from platoon_base.schedule import require_policy
 from platoon_base.sharding import shard, shard_seed
 from platoon_base.shm.stop_votes import StopVotes

@@ -41,7 +41,7 @@ class SharedParameters:
         While `Connection.shares_alone`, the center follows the parameters, and no rule acts.
     parameters : Parameters
     rule : Rule
-        With its defaults filled in.
+        Its defaults are filled in for the number of workers that live, at each synchronization.
     on_nonfinite : {"raise", "skip", "restore"}
         See `Worker.init_shared_params`.
     """
@@ -50,7 +50,8 @@ class SharedParameters:
         require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
         self.center: Center | None = None
-        self._rule = rule
+        self._given, self._workers = rule, max(2, connection.identity.size)
+        self._rule = rule.resolved(self._workers)
         self._on_nonfinite = on_nonfinite
         self._connection = connection
         self._rank = connection.identity.rank
@@ -73,10 +74,10 @@ class SharedParameters:
         try:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
-            self.start(create, timeout_s)
             for state, saved in zip(self.center.states, states):
                 for array, values in zip(state, saved):
                     array[...] = values
+            self.start(create, timeout_s)  # a worker's own states may begin with these
             if create:
                 client.ask(msg.CenterReady(), msg.Done, timeout_s)
                 self._unlink = centers.unlink
@@ -134,7 +135,7 @@ class SharedParameters:
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
-        rule: Any = Adopt(self._rule) if alone else self._rule
+        rule: Any = Adopt(self._given) if alone else self._rule_now()
         refused = center.sync(rule, taken, synchronous or alone, timeout_s)
         self._progress.count_sync(began, center.whole)
         try:
@@ -144,6 +145,13 @@ class SharedParameters:
             for array, values in zip(arrays, taken):
                 if array is not values:
                     assign(array, values)
+
+    def _rule_now(self) -> Rule:
+        """Return the rule for as many workers as live now."""
+        living = self._connection.job_state.living
+        if living != self._workers:
+            self._workers, self._rule = living, self._given.resolved(living)
+        return self._rule
 
     def copy_to_local(self, timeout_s: float) -> None:
         """Parameters := center; alone, the other way round."""
@@ -256,13 +264,12 @@ def share(
     """Check the parameters and share them by a rule; see `Worker.init_shared_params`."""
     require_rule(rule)
     params = list(params) if isinstance(params, Iterator) else params
-    # Alone no rule is at work: it is when a second worker has come.
-    parameters, resolved = Parameters(params), rule.resolved(max(2, connection.identity.size))
+    parameters = Parameters(params)
     warn_if_not_on_device(connection.identity.device, params)
-    shared = SharedParameters(connection, parameters, resolved, on_nonfinite)
+    shared = SharedParameters(connection, parameters, rule, on_nonfinite)
     require_finite(parameters.layout, parameters.borrow())
     if connection.centers is not None:
-        shared.open_center(connection.centers(parameters, resolved), timeout_s)
+        shared.open_center(connection.centers(parameters, rule), timeout_s)
     if connection.identity.size > 1:  # and not refused
         connection.job_state.note_several()
     return shared

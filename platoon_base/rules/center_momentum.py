@@ -1,0 +1,121 @@
+"""Elastic averaging with momentum at the center, which all workers go along with: the default rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules.center import EASGD, Array, State
+
+__all__ = ["CenterMomentum"]
+
+# Measured on 2, 4 and 8 workers, see docs/learning.md: N workers bear a center that moves sqrt(N) times as far.
+_GAIN_OF_ONE = 0.15
+
+
+@dataclass(frozen=True)
+class CenterMomentum:
+    """Elastic averaging in a frame of reference that the center's momentum moves, and all workers with it.
+
+    ::
+
+        x := x + (s - s_x)                      what the momentum has moved since this worker was here
+        d := alpha (x - c)
+        m := mu^(1/N) m + d
+        j := gain mu / N m
+        x := x - d + j
+        c := c + d + j
+        s := s + j
+        s_x := s
+
+    ``s`` is the sum of all moves ``j``, and ``s_x`` its value at this worker's latest synchronization. In the moving
+    frame, ``x - s_x`` and ``c - s`` follow `EASGD`. So nobody waits, no worker is torn from where it trains, and yet
+    the center goes on in the direction in which the workers agree: over N synchronizations ``m`` decays by ``mu``, and
+    a steady pull moves the center ``1 + gain mu / (1 - mu)`` times as far as EASGD does. With gain 0 it is EASGD.
+
+    N is the number of workers that live at the moment: workers may come, go and die.
+
+    Parameters
+    ----------
+    alpha : float in (0, 1], optional
+        Strength of the spring; 0.9 / N by default, as for `EASGD`.
+    momentum : float in [0, 1)
+        mu: how much of the center's momentum is left after each worker has synchronized once.
+    gain : float, at least 0, optional
+        How far the momentum moves the center; ``0.15 sqrt(N)`` by default.
+
+    Raises
+    ------
+    ConfigurationError
+        If a value is outside its range.
+
+    Notes
+    -----
+    Momentum that moves the center alone, as in Delayed Nesterov (Liu et al. 2024, arXiv 2401.09135, algorithm 3), does
+    harm when workers come one after the other: each is thrown back to a center that the others' momentum has moved
+    past it. docs/learning.md has the measurements.
+
+    References
+    ----------
+    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, equations 5 and 6, for the springs.
+    The moving frame is this project's.
+    """
+
+    alpha: float | None = None
+    momentum: float = 0.9
+    gain: float | None = None
+
+    kernel: ClassVar[str | None] = "center_momentum"
+    local_state: ClassVar[tuple[str, ...]] = ("s",)
+    center_state: ClassVar[tuple[str, ...]] = ("m", "s")
+
+    # By how many workers the momentum's decay and moves are divided: `resolved` says.
+    workers: int = field(default=1, repr=False)
+
+    def __post_init__(self) -> None:
+        EASGD(self.alpha)
+        _require_number("momentum", self.momentum, 0 <= _number(self.momentum) < 1, "[0, 1)", "0.9")
+        if self.gain is not None:
+            _require_number("gain", self.gain, 0 <= _number(self.gain) < np.inf, "[0, infinity)", "0.3")
+
+    def resolved(self, size: int) -> CenterMomentum:
+        """Fill in the defaults for ``size`` workers."""
+        return replace(
+            self,
+            alpha=0.9 / size if self.alpha is None else self.alpha,
+            gain=_GAIN_OF_ONE * size**0.5 if self.gain is None else self.gain,
+            workers=size,
+        )
+
+    def kernel_args(self) -> tuple[float, ...]:
+        """Return alpha, the decay of the momentum at one synchronization, and by how much of it the center moves."""
+        if self.alpha is None or self.gain is None:
+            raise ConfigurationError("alpha and gain are not known yet: they depend on N; call resolved(N) first")
+        decay = float(self.momentum) ** (1 / self.workers)
+        return float(self.alpha), decay, float(self.gain) * float(self.momentum) / self.workers
+
+    def sync(self, local: Array, center: Array, local_state: State, center_state: State) -> None:
+        """Apply the equations above in place; ``local_state = (s_x,)``, ``center_state = (m, s)``."""
+        alpha, decay, step = (local.dtype.type(value) for value in self.kernel_args())
+        (s_x,), (m, s) = local_state, center_state
+        local += s - s_x
+        d = alpha * (local - center)
+        m *= decay
+        m += d
+        j = step * m
+        local += j - d
+        center += j + d
+        s += j
+        s_x[...] = s
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, (int, float, np.number)) else np.nan
+
+
+def _require_number(name: str, value: object, within: bool, span: str, advice: str) -> None:
+    if not within:
+        raise ConfigurationError(f"got {name}={value!r}: it must be in {span}; leave it out, or try {advice}")
