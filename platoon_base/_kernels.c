@@ -81,12 +81,13 @@
                                                                                                                  \
     FOR_CENTER_MOMENTUM static int center_momentum_piece_##T(T *restrict x, T *restrict c, T *restrict s_x,      \
                                                              T *restrict m, T *restrict s, int64_t n, T alpha,   \
-                                                             T decay, T step)                                    \
+                                                             T decay, T gain)                                    \
     {                                                                                                            \
+        T rest = 1 - decay;                                                                                      \
         BITS_##T refused = 0;                                                                                    \
         for (int64_t i = 0; i < n; i++) {                                                                        \
-            T local = x[i] + (s[i] - s_x[i]), d = alpha * (local - c[i]), momentum = decay * m[i] + d;           \
-            T j = step * momentum, center = c[i] + (j + d), moved = s[i] + j;                                    \
+            T local = x[i] + (s[i] - s_x[i]), d = alpha * (local - c[i]), momentum = decay * m[i] + rest * d;    \
+            T j = gain * momentum, center = c[i] + (j + d), moved = s[i] + j;                                    \
             BITS_##T keep = -(BITS_##T)(finite_##T(center) & finite_##T(momentum) & finite_##T(moved));          \
             refused |= ~keep;                                                                                    \
             x[i] = select_##T(keep, local + (j - d), x[i]);                                                      \
@@ -129,12 +130,13 @@
     {                                                                                                            \
         T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], *s_x = (T *)(intptr_t)row[2];                  \
         T *m = (T *)(intptr_t)row[3], *s = (T *)(intptr_t)row[4];                                                \
-        T alpha = (T)scalars[0], decay = (T)scalars[1], step = (T)scalars[2];                                    \
+        T alpha = (T)scalars[0], decay = (T)scalars[1], gain = (T)scalars[2], rest = 1 - decay;                  \
         int64_t n = row[5];                                                                                      \
-        if (!center_momentum_piece_##T(x, c, s_x, m, s, n, alpha, decay, step))                                  \
+        if (!center_momentum_piece_##T(x, c, s_x, m, s, n, alpha, decay, gain))                                  \
             return -1;                                                                                           \
         for (int64_t i = 0; i < n; i++) {                                                                        \
-            T d = alpha * ((x[i] + (s[i] - s_x[i])) - c[i]), momentum = decay * m[i] + d, j = step * momentum;   \
+            T d = alpha * ((x[i] + (s[i] - s_x[i])) - c[i]), momentum = decay * m[i] + rest * d;                 \
+            T j = gain * momentum;                                                                               \
             if (!(finite_##T(c[i] + (j + d)) && finite_##T(momentum) && finite_##T(s[i] + j)))                   \
                 return i;                                                                                        \
         }                                                                                                        \
@@ -203,9 +205,9 @@ static PyMethodDef methods[] = {
     {"asgd_float32", py_asgd_float, METH_VARARGS, "asgd_float32(table_address, pieces)"},
     {"asgd_float64", py_asgd_double, METH_VARARGS, "asgd_float64(table_address, pieces)"},
     {"center_momentum_float32", py_center_momentum_float, METH_VARARGS,
-     "center_momentum_float32(table_address, pieces, alpha, decay, step)"},
+     "center_momentum_float32(table_address, pieces, alpha, decay, gain)"},
     {"center_momentum_float64", py_center_momentum_double, METH_VARARGS,
-     "center_momentum_float64(table_address, pieces, alpha, decay, step)"},
+     "center_momentum_float64(table_address, pieces, alpha, decay, gain)"},
     {NULL, NULL, 0, NULL},
 };
 

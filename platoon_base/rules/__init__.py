@@ -11,5 +11,5 @@ __all__ = ["ASGD", "EASGD", "Adopt", "CenterMomentum", "Rule", "default_rule", "
 
 
 def default_rule() -> Rule:
-    """Return the rule that holds where the user names none: ``CenterMomentum()``."""
-    return CenterMomentum()
+    """Return the rule that holds where the user names none: ``EASGD()``."""
+    return EASGD()

@@ -15,7 +15,7 @@ from platoon_base.centers.host import STRIPE_BYTES, HostCenter, HostCenters
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
-from platoon_base.rules import ASGD, EASGD
+from platoon_base.rules import ASGD, EASGD, CenterMomentum
 from platoon_base.shm.segments import Segment
 
 pytestmark = pytest.mark.base
@@ -90,6 +90,34 @@ def test_asgd_adds_the_progress_of_both(pair):
     for a, b, s in zip(x, y, start):
         np.testing.assert_array_equal(a, b)
         np.testing.assert_allclose(a, s + 3, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+def test_center_momentum_carries_the_workers_along(pair, dtype):
+    """Two workers in turn, against the equations on whole arrays; one that attaches later starts where the frame is."""
+    rule = CenterMomentum().resolved(2)
+    start = model(2, dtype)
+    centers = pair(rule, start)
+    workers = [model(seed, dtype) for seed in (0, 1)]
+    c, m, s = [a.copy() for a in start], [np.zeros_like(a) for a in start], [np.zeros_like(a) for a in start]
+    expected = [([a.copy() for a in x], [np.zeros_like(a) for a in x]) for x in workers]
+    for turn in (0, 1, 1, 0, 1):
+        x, s_x = expected[turn]
+        for arrays in zip(x, c, s_x, m, s):
+            rule.sync(*arrays[:2], arrays[2:3], arrays[3:])
+        assert centers[turn].sync(rule, workers[turn], True, 10) is None
+    read = [np.empty_like(a) for a in start]
+    centers[0].read(read, True, 10)
+    for got, want in zip([*read, *workers[0], *workers[1]], [*c, *expected[0][0], *expected[1][0]]):
+        np.testing.assert_array_equal(got, want)
+    for got, want in zip(centers[0].states, (m, s)):
+        for a, b in zip(got, want):
+            np.testing.assert_array_equal(a, b)
+    centers[0].start_from(read)
+    centers[0].sync(rule, read, True, 10)  # at the center, and on its frame: there is no pull, and none to ride after
+    for got, center, momentum in zip(read, c, m):
+        _, decay, gain = (a.dtype.type(value) for a in (got,) for value in rule.kernel_args())
+        np.testing.assert_array_equal(got, center + gain * (decay * momentum))
 
 
 def test_a_block_that_is_not_finite_stays_out_and_is_told(pair):

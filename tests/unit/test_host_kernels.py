@@ -9,7 +9,7 @@ from hypothesis.extra import numpy as hnp
 from platoon_base.centers import host_kernels as kernels
 from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import ASGD, EASGD
+from platoon_base.rules import ASGD, EASGD, CenterMomentum
 
 pytestmark = pytest.mark.base
 
@@ -17,7 +17,7 @@ needs_fused = pytest.mark.skipif(
     not HAVE_FUSED, reason="no C extension (or PLATOON_NO_KERNELS is set): python setup.py build_ext --inplace"
 )
 FORMS = [pytest.param("fused", marks=needs_fused), "numpy"]
-RULES = [EASGD(0.5), EASGD(0.1), EASGD(0.9 / 7), EASGD(1.0), ASGD()]
+RULES = [EASGD(0.5), EASGD(0.1), EASGD(0.9 / 7), EASGD(1.0), ASGD(), CenterMomentum().resolved(4)]
 SIZES = [0, 1, 15, 16, BLOCK - 1, BLOCK, BLOCK + 1, 100_001]
 DTYPES = ["float32", "float64"]
 
@@ -39,13 +39,14 @@ def form(request, monkeypatch):
 
 
 def arrays(rule, size, dtype, seed=0):
-    """Local, center and local states, of ordinary values."""
+    """Local, center, local states and center states, of ordinary values."""
     rng = np.random.default_rng(seed)
-    return [rng.standard_normal(size).astype(dtype) for _ in range(2 + len(rule.local_state))]
+    count = 2 + len(rule.local_state) + len(rule.center_state)
+    return [rng.standard_normal(size).astype(dtype) for _ in range(count)]
 
 
 def piece(x, c, *states):
-    return x, c, tuple(states), ()
+    return x, c, tuple(states[:1]), tuple(states[1:])
 
 
 def oracle(rule, before):
@@ -55,10 +56,18 @@ def oracle(rule, before):
         if isinstance(rule, EASGD):
             d = x.dtype.type(rule.alpha) * (x - c)
             after = [x - d, c + d]
+        elif isinstance(rule, CenterMomentum):
+            s_x, m, s = before[2:]
+            alpha, decay, gain = (x.dtype.type(value) for value in rule.kernel_args())
+            ridden = x + (s - s_x)
+            d = alpha * (ridden - c)
+            m = decay * m + (x.dtype.type(1) - decay) * d
+            j = gain * m
+            after = [ridden + (j - d), c + (j + d), s + j, m, s + j]
         else:
             value = c + (x - before[2])
             after = [value, value, value]
-    finite = np.isfinite(after[1])
+    finite = np.isfinite([after[1], *after[3:]]).all(axis=0)
     after = [np.where(finite, new, old) for new, old in zip(after, before)]
     return after, None if finite.all() else int(np.argmin(finite))
 

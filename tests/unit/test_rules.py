@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from platoon_base.centers.host_kernels import BLOCK, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import ASGD, EASGD, Rule, default_rule, require_rule
+from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, Rule, default_rule, require_rule
 
 pytestmark = pytest.mark.base
 
@@ -255,3 +255,77 @@ def test_a_state_beside_the_center_is_carried_on_by_hand():
     x += 2
     apply(Momentum(0.5), [(x, c, (x_old,), (v,))])  # v = 2 + 2, c = 8
     assert (v[0], c[0], x[0], x_old[0]) == (4.0, 8.0, 8.0, 8.0)
+
+
+def test_center_momentum_by_hand():
+    """N = 1, so that the decay is mu itself."""
+    rule = CenterMomentum(alpha=0.5, momentum=0.5, gain=2.0).resolved(1)
+    x, c, s_x, m, s = (np.array([value]) for value in (8.0, 2.0, 1.0, 4.0, 3.0))
+    rule.sync(x, c, (s_x,), (m, s))
+    # x rides to 10; d = 4; m = 2 + 2; j = 8
+    assert [float(a[0]) for a in (x, c, s_x, m, s)] == [14.0, 14.0, 11.0, 4.0, 11.0]
+
+
+def test_center_momentum_fills_in_its_defaults():
+    assert CenterMomentum().resolved(4).kernel_args() == (0.9 / 4, 0.9**0.25, 2.7)
+    again = CenterMomentum(alpha=0.5, gain=0.2).resolved(4).resolved(9)
+    assert again.kernel_args() == (0.5, 0.9 ** (1 / 9), 0.2)
+    with pytest.raises(ConfigurationError, match=r"resolved\(N\)"):
+        CenterMomentum().kernel_args()
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"alpha": 0}, {"alpha": 1.1}, {"momentum": 1}, {"momentum": -0.1}, {"gain": -1}, {"gain": math.inf}]
+)
+def test_center_momentum_refuses_what_cannot_work(arguments):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ConfigurationError, match=f"got {name}={value!r}"):
+        CenterMomentum(**arguments)
+
+
+moves = st.lists(st.tuples(st.integers(0, 3), st.integers(-8, 8)), max_size=30)
+
+
+@EXAMPLES
+@given(moves=moves, alpha=halves, gain=st.sampled_from([0.0, 1.0, 4.0]))
+def test_center_momentum_is_easgd_in_a_moving_frame(moves, alpha, gain):
+    """Four workers step and synchronize in any order: x - s_x and c - s are those of EASGD."""
+    rule, plain = CenterMomentum(alpha, 0.5, gain).resolved(4), EASGD(alpha)
+    center, m, s = (np.zeros(1) for _ in range(3))
+    workers = [(np.zeros(1), np.zeros(1)) for _ in range(4)]
+    easgd_center, easgd_workers = np.zeros(1), [np.zeros(1) for _ in range(4)]
+    for rank, step in moves:
+        x, s_x = workers[rank]
+        x += step
+        easgd_workers[rank] += step
+        rule.sync(x, center, (s_x,), (m, s))
+        plain.sync(easgd_workers[rank], easgd_center)
+    np.testing.assert_allclose(center - s, easgd_center, rtol=1e-9, atol=1e-9)
+    for (x, s_x), expected in zip(workers, easgd_workers):
+        np.testing.assert_allclose(x - s_x, expected, rtol=1e-9, atol=1e-9)
+    if not gain:
+        np.testing.assert_array_equal(s, 0)
+
+
+def test_center_momentum_moves_the_center_as_far_as_it_says():
+    """Workers that all step alike pull steadily: in the end the center goes 1 + gain times as far as that of EASGD.
+
+    That one goes N / (N + 1) a round: the N steps are divided among the workers and the center.
+    """
+    rule = CenterMomentum(gain=1.5).resolved(4)
+    center, m, s = (np.zeros(1) for _ in range(3))
+    workers = [(np.zeros(1), np.zeros(1)) for _ in range(4)]
+    for _ in range(300):
+        before = float(center[0])
+        for x, s_x in workers:
+            x += 1.0
+            rule.sync(x, center, (s_x,), (m, s))
+    assert center[0] - before == pytest.approx(2.5 * 4 / 5, rel=1e-9)
+
+
+def test_alone_a_moved_frame_stays_where_it_is():
+    x, c, s_x, m, s = (np.array([value]) for value in (8.0, 2.0, 1.0, 4.0, 1.0))
+    Adopt(CenterMomentum()).sync(x, c, (s_x,), (m, s))
+    assert [float(a[0]) for a in (x, c, s_x, m, s)] == [8.0, 8.0, 1.0, 4.0, 1.0]
+    assert Adopt(CenterMomentum()).kernel == "adopt"
+    assert Adopt(ASGD()).kernel == "adopt_remembering"
