@@ -9,8 +9,9 @@ import numpy as np
 
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule
+from platoon_base.rules.outer import OuterRule
 
-__all__ = ["Center", "CenterFactory", "NonFiniteElement"]
+__all__ = ["Center", "CenterFactory", "NonFiniteElement", "RoundCenter"]
 
 Array = np.ndarray[Any, Any]
 
@@ -89,6 +90,32 @@ class Center(Protocol):
 
     def close(self) -> None:
         """Let go of the memory; a second call does nothing."""
+        ...
+
+
+class RoundCenter(Center, Protocol):
+    """A center for an outer-step rule, by which all workers synchronize together in rounds."""
+
+    def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
+        """Add this worker's progress since it took the center over, wherever it began from the center as it is.
+
+        An element whose progress is not finite contributes nothing.
+
+        Returns
+        -------
+        NonFiniteElement or None
+            The first element left out.
+        """
+        ...
+
+    def take_over(
+        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
+    ) -> NonFiniteElement | None:
+        """Set ``arrays`` to the center after round ``number``, and make the outer step where nobody has made it yet.
+
+        All workers of a round have contributed before one of them calls this, with the same number, which is greater
+        than that of the round before.
+        """
         ...
 
 

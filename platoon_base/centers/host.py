@@ -12,9 +12,11 @@ import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host_kernels import Plan
+from platoon_base.centers.host_rounds import WORDS, Rounds, StripeArrays
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout, Piece
 from platoon_base.rules.center import Rule, local_sources
+from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
 
@@ -25,7 +27,7 @@ Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
 MAGIC = b"PLTNCNTR"
-VERSION = 2
+VERSION = 3
 STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
 STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
 FREE, CONTROLLER = -1, -2  # holders that are no ranks
@@ -36,11 +38,19 @@ _GLANCE_S = 0.02
 PATIENCE_S = 3.0
 
 _HEADER = np.dtype(
-    [("magic", "S8"), ("version", "u4"), ("stripes", "u4"), ("stripe_bytes", "u8"), ("fingerprint", "V32")]
+    [
+        ("magic", "S8"),
+        ("version", "u4"),
+        ("stripes", "u4"),
+        ("stripe_bytes", "u8"),
+        ("fingerprint", "V32"),
+        ("states", "u4"),  # buffers of the rule beside the center
+        ("rounds", "u4"),  # 1 if a buffer for the totals of rounds follows them
+    ]
 )
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
 # The worker that has a stripe, and the count of all visits: a stripe that stays taken without a new visit is stuck.
-_HOLDER = np.dtype([("rank", "i4"), ("visits", "u4")])
+_HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), *WORDS])
 
 
 class _Stripe:
@@ -74,10 +84,11 @@ class HostCenter:
     """The center on one host.
 
     The segment holds a header (magic, version, fingerprint of the layout), a holder word for each stripe, the
-    center's values and the rule's center state. A stripe's lock is the kernel's lock on its holder word, so it is
-    freed when its holder dies; the word tells who holds it. Workers begin at different stripes and pass over those
-    that are taken, so N workers move N stripes at once. A stripe whose holder does not go on is left out by the others
-    until it does: rules are element-wise, so the rest of the center is as good without it.
+    center's values, the rule's center state, and the totals of rounds if there are rounds. A stripe's lock is the
+    kernel's lock on its holder word, so it is freed when its holder dies; the word tells who holds it. Workers begin at
+    different stripes and pass over those that are taken, so N workers move N stripes at once. A stripe whose holder
+    does not go on is left out by the others until it does: rules are element-wise, so the rest of the center is as good
+    without it.
 
     Parameters
     ----------
@@ -88,6 +99,8 @@ class HostCenter:
         center's values.
     center_states : int
         How many buffers the rule has beside the center's values.
+    rounds : bool
+        Whether the rule is an outer step, which the workers make together.
     rank : int
         Of this worker, for the holder words and for the stripe to begin with.
     stripe_bytes : int
@@ -106,6 +119,7 @@ class HostCenter:
         layout: Layout,
         local_sources: Sequence[int | None],
         center_states: int,
+        rounds: bool,
         rank: int,
         stripe_bytes: int,
     ) -> None:
@@ -122,15 +136,25 @@ class HostCenter:
         self._stripes = [
             _Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
         ]
+        self._rounds = self._open_rounds(center, first + step * (1 + center_states)) if rounds else None
         self.whole = True
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
+    def _open_rounds(self, center: list[Array], totals_start: int) -> Rounds:
+        totals = self._layout.views(self._segment.buffer, totals_start)
+        stripes = []
+        for stripe in self._stripes:
+            states = [_cut(state, stripe.pieces) for state in self.states]
+            each = [tuple(state[i] for state in states) for i in range(len(stripe.pieces))]
+            stripes.append(StripeArrays(stripe.holder, stripe.center, _cut(totals, stripe.pieces), each))
+        return Rounds(stripes)
+
     @staticmethod
-    def size_bytes(layout: Layout, center_states: int, stripe_bytes: int) -> int:
+    def size_bytes(layout: Layout, center_states: int, stripe_bytes: int, rounds: bool = False) -> int:
         """Bytes of shared memory that the center takes."""
         stripes = len(layout.stripes(stripe_bytes))
-        return _buffers_start(stripes) + layout.nbytes * (1 + center_states)
+        return _buffers_start(stripes) + layout.nbytes * (1 + center_states + rounds)
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """See `Center.sync`; stripes that somebody has held for longer than `PATIENCE_S` are left out this time."""
@@ -139,6 +163,8 @@ class HostCenter:
 
         def update(stripe: _Stripe) -> None:
             refused = stripe.plan.run(rule, [flat[p.parameter][p.start : p.stop] for p in stripe.pieces])
+            if self._rounds is not None:
+                self._rounds.note_changed(stripe.index)
             if refused is not None:
                 piece = stripe.pieces[refused[0]]
                 refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
@@ -153,10 +179,49 @@ class HostCenter:
         self._left_out = left_out
         return min(refusals, default=None)
 
+    def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
+        """See `RoundCenter.contribute`."""
+
+        def add(rounds: Rounds, stripe: _Stripe) -> tuple[int, int] | None:
+            return rounds.contribute(stripe.index, _cut(arrays, stripe.pieces), part)
+
+        return self._visit_round(add, timeout_s)
+
+    def take_over(
+        self, rule: OuterRule, arrays: Sequence[Array], number: int, timeout_s: float
+    ) -> NonFiniteElement | None:
+        """See `RoundCenter.take_over`."""
+
+        def take(rounds: Rounds, stripe: _Stripe) -> tuple[int, int] | None:
+            return rounds.take_over(stripe.index, rule, _cut(arrays, stripe.pieces), number)
+
+        return self._visit_round(take, timeout_s)
+
+    def _visit_round(
+        self, work: Callable[[Rounds, _Stripe], tuple[int, int] | None], timeout_s: float
+    ) -> NonFiniteElement | None:
+        """Do one step of a round on each stripe; no stripe is left out, since all workers wait for this one anyway."""
+        rounds, refusals = self._rounds, []
+        if rounds is None:
+            raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
+
+        def visit(stripe: _Stripe) -> None:
+            refused = work(rounds, stripe)
+            if refused is not None:
+                piece = stripe.pieces[refused[0]]
+                refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
+
+        left = self._visit(visit, True, timeout_s)
+        if left:
+            raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
+        return min(refusals, default=None)
+
     def read(self, out: Sequence[Array], locked: bool, timeout_s: float) -> None:
         """See `Center.read`; stripes that somebody has held for longer than `PATIENCE_S` are read as they are."""
 
         def copy(stripe: _Stripe) -> None:
+            if self._rounds is not None:
+                self._rounds.note_read(stripe.index)
             for target, source in zip(_cut(out, stripe.pieces), stripe.center):
                 np.copyto(target, source)
 
@@ -170,6 +235,9 @@ class HostCenter:
         """See `Center.write`."""
 
         def copy(stripe: _Stripe) -> None:
+            if self._rounds is not None:
+                self._rounds.write(stripe.index, _cut(values, stripe.pieces))
+                return
             for target, source in zip(stripe.center, _cut(values, stripe.pieces)):
                 np.copyto(target, source)
 
@@ -199,6 +267,8 @@ class HostCenter:
 
     def start_from(self, values: Sequence[Array]) -> None:
         """See `Center.start_from`."""
+        if self._rounds is not None:
+            self._rounds.begin()
         for state, source in zip(self._local_states, self._local_sources):
             for target, start in zip(state, values if source is None else self.states[source]):
                 np.copyto(target, start)
@@ -220,7 +290,7 @@ class HostCenter:
     def close(self) -> None:
         """See `Center.close`."""
         self._segment.close()
-        self._stripes, self._local_states, self.states = [], [], []
+        self._stripes, self._local_states, self.states, self._rounds = [], [], [], None
         self._holders = np.empty(0, dtype=_HOLDER)
 
     def _visit(
@@ -329,15 +399,16 @@ class HostCenters:
         """Make the segment, in place of one that a creator left when it died."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
-        center_states = len(rule.center_state)
-        segment = Segment.create(self.name, HostCenter.size_bytes(layout, center_states, stripe_bytes))
+        center_states, rounds = len(rule.center_state), waits(rule)
+        segment = Segment.create(self.name, HostCenter.size_bytes(layout, center_states, stripe_bytes, rounds))
         header: Any = array_on(segment.buffer, (), _HEADER)
         stripes = len(layout.stripes(stripe_bytes))
         _holders(segment, stripes)["rank"] = FREE
         header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, stripe_bytes
         header["fingerprint"] = np.void(layout.fingerprint)
+        header["states"], header["rounds"] = center_states, rounds
         header["magic"] = MAGIC
-        return HostCenter(segment, layout, local_sources(rule), center_states, rank, stripe_bytes)
+        return HostCenter(segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -351,24 +422,24 @@ class HostCenters:
         LayoutMismatchError
             If the segment was made for another model or by another version of this package.
         """
-        return self._open(layout, local_sources(rule), len(rule.center_state), rank)
+        return self._open(layout, rule, rank)
 
     def watch(self, layout: Layout) -> HostCenter:
         """Open the segment for the controller, see `Readable`; its memory is looked at only when it is read."""
-        return self._open(layout, [], None, CONTROLLER)
+        return self._open(layout, None, CONTROLLER)
 
-    def _open(self, layout: Layout, sources: Sequence[int | None], center_states: int | None, rank: int) -> HostCenter:
+    def _open(self, layout: Layout, rule: Rule | None, rank: int) -> HostCenter:
         segment = Segment.attach(self.name, populate=rank != CONTROLLER)
         if len(segment.buffer) >= _HEADER.itemsize:
             header: Any = array_on(segment.buffer, (), _HEADER)
             found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
             stripe_bytes = header["stripe_bytes"].item()
             known = found == (MAGIC, VERSION, layout.fingerprint) and stripe_bytes >= STRIPE_BYTES
-            if center_states is None:
-                buffers = len(segment.buffer) - _buffers_start(header["stripes"].item())
-                center_states = buffers // layout.nbytes - 1
-            if known and len(segment.buffer) == HostCenter.size_bytes(layout, center_states, stripe_bytes):
-                return HostCenter(segment, layout, sources, center_states, rank, stripe_bytes)
+            states, rounds = header["states"].item(), bool(header["rounds"].item())
+            known = known and (rule is None or (states, rounds) == (len(rule.center_state), waits(rule)))
+            if known and len(segment.buffer) == HostCenter.size_bytes(layout, states, stripe_bytes, rounds):
+                sources = [] if rule is None else local_sources(rule)
+                return HostCenter(segment, layout, sources, states, rounds, rank, stripe_bytes)
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

@@ -26,12 +26,15 @@ class Terms(NamedTuple):
         The workers that have come need each other from now on: one that is lost cannot come again alone.
     combines : bool
         The workers exchange values; otherwise they merely wait for each other.
+    leaves_out : bool
+        Once all others wait in other calls, those that have come go on without them.
     """
 
     lets_late_pass: bool = False
     launched_only: bool = False
     binds: bool = False
     combines: bool = False
+    leaves_out: bool = False
 
 
 @functools.singledispatch
@@ -66,6 +69,11 @@ def _(call: msg.Meet) -> Terms:
 
 
 @terms_of.register
+def _(call: msg.Round) -> Terms:
+    return Terms(leaves_out=True)
+
+
+@terms_of.register
 def _(call: msg.ReleaseCenter) -> Terms:
     return Terms(lets_late_pass=not call.shares)
 
@@ -84,7 +92,7 @@ def invalid(call: msg.CollectiveCall) -> str:
     return ""
 
 
-def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: list[int], stop: str) -> msg.Reply:
+def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: list[int], stop: str, rounds: int) -> msg.Reply:
     """Make the answer for all workers that have come.
 
     Parameters
@@ -94,6 +102,8 @@ def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: list[int], stop: str
     lost : list of int
     stop : str
         The reason why the job stops; empty while it does not.
+    rounds : int
+        Number of the latest round.
     """
     ranks, kind = list(calls), next(iter(calls.values()))
     if isinstance(kind, msg.Sum):
@@ -104,6 +114,8 @@ def reply_to(calls: Mapping[int, msg.CollectiveCall], lost: list[int], stop: str
         values = [call.value for call in calls.values() if isinstance(call, msg.Gather)]
         values += [call.note for call in calls.values() if isinstance(call, msg.FormGroup)]
         return msg.Gathered(values=values, ranks=ranks, lost=lost, stop=stop)
+    if isinstance(kind, msg.Round):
+        return msg.RoundMet(number=rounds, ranks=ranks, lost=lost, stop=stop)
     return msg.Met(ranks=ranks, lost=lost, stop=stop)
 
 

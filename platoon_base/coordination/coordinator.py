@@ -45,6 +45,7 @@ class Coordinator:
         self.roster = Roster(size, seed)
         self.cooperated: set[int] = set()
         self.bound = False
+        self._rounds = 0
         self._election = CenterElection(self.roster)
         self._rendezvous = Rendezvous(self.roster)
         self._poll = StopPoll()
@@ -209,7 +210,8 @@ class Coordinator:
                 self.roster[rank].for_center = None  # it has met the others: the next center is its own too
             actions = self._election.drop()
         self.bound |= binds
-        reply = reply_to(calls, self.roster.lost, self.stop_reason or "")
+        self._rounds += any(isinstance(call, msg.Round) for call in calls.values())
+        reply = reply_to(calls, self.roster.lost, self.stop_reason or "", self._rounds)
         return [*actions, *(SendReply(asker, reply) for asker in askers.values())]
 
 

@@ -41,6 +41,8 @@ __all__ = [
     "Reply",
     "Report",
     "Request",
+    "Round",
+    "RoundMet",
     "Same",
     "StopVote",
     "Sum",
@@ -51,7 +53,7 @@ __all__ = [
     "Withdraw",
 ]
 
-PROTOCOL = 5
+PROTOCOL = 6
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
 MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 256 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
@@ -173,6 +175,17 @@ class Meet(_NamedCall, frozen=True, kw_only=True, tag="meet"):
         return f"meet {self.name}"
 
 
+class Round(CollectiveCall, frozen=True, kw_only=True, tag="round"):
+    """Wait for all that synchronize in rounds, and learn the number of this round.
+
+    Unlike other calls it goes on without workers that wait in another call: they have fewer rounds to make.
+    """
+
+    @property
+    def title(self) -> str:
+        return "synchronization round"
+
+
 class AgreeToStop(CollectiveCall, frozen=True, kw_only=True, tag="agree-to-stop"):
     """Learn whether the job stops, with the same answer for all."""
 
@@ -291,6 +304,12 @@ class Met(CollectiveReply, frozen=True, kw_only=True, tag="met"):
     """All have come."""
 
 
+class RoundMet(CollectiveReply, frozen=True, kw_only=True, tag="round-met"):
+    """The number of the round, greater than that of the round before."""
+
+    number: int
+
+
 class Sums(CollectiveReply, frozen=True, kw_only=True, tag="sums"):
     """The sums over the ranks."""
 
@@ -337,6 +356,7 @@ Request = Union[
     FormGroup,
     Barrier,
     Meet,
+    Round,
     AgreeToStop,
     ReleaseCenter,
     Report,
@@ -347,4 +367,4 @@ Request = Union[
     Leave,
     UserRequest,
 ]
-Reply = Union[Welcome, CenterRole, Met, Sums, Gathered, Done, UserReply, Failure]
+Reply = Union[Welcome, CenterRole, Met, RoundMet, Sums, Gathered, Done, UserReply, Failure]

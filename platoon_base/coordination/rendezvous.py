@@ -118,7 +118,10 @@ class Rendezvous:
         waits = self._waits[name]
         if waits and self._missing(waits):
             return []
-        del self._waits[name]
+        return self._take_out(name)
+
+    def _take_out(self, name: _Name) -> list[Outcome]:
+        waits = self._waits.pop(name)
         if not waits:
             return []
         # Before the next call is looked at: that one may have to wait for a late joiner from now on.
@@ -133,6 +136,9 @@ class Rendezvous:
         awaited = self._roster.awaited
         if not awaited or not awaited <= set(names):
             return []
+        unequal = {names[rank] for rank in awaited if self._waits[names[rank]][rank].terms.leaves_out}
+        if unequal:  # some workers have more rounds to make than those that wait elsewhere
+            return [outcome for name in unequal for outcome in self._take_out(name)]
         late = awaited & self._roster.late
         if late and any(self._roster[rank].launched for rank in names):
             # One that came later is in another part of the script: the others go on, and it waits until they come by.

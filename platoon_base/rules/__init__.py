@@ -6,8 +6,22 @@ Equations alone: arrays in, arrays changed in place, no lock, message or framewo
 
 from platoon_base.rules.center import ASGD, EASGD, Adopt, Rule, require_rule, settings_of
 from platoon_base.rules.center_momentum import CenterMomentum
+from platoon_base.rules.outer import EAMSGD, DiLoCo, LocalSGD, SlowMo
 
-__all__ = ["ASGD", "EASGD", "Adopt", "CenterMomentum", "Rule", "default_rule", "require_rule", "settings_of"]
+__all__ = [
+    "ASGD",
+    "EAMSGD",
+    "EASGD",
+    "Adopt",
+    "CenterMomentum",
+    "DiLoCo",
+    "LocalSGD",
+    "Rule",
+    "SlowMo",
+    "default_rule",
+    "require_rule",
+    "settings_of",
+]
 
 
 def default_rule() -> Rule:

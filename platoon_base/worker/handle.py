@@ -17,6 +17,7 @@ from platoon_base.sharding import shard, shard_seed
 from platoon_base.shm.stop_votes import StopVotes
 from platoon_base.system.text import legible
 from platoon_base.worker.connection import Connection
+from platoon_base.worker.rounds import require_part
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
 from platoon_base.worker.shared_parameters import SharedParameters, share
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
@@ -160,13 +161,21 @@ class Worker:
         """Number of the call of `init_shared_params` whose parameters are shared, 1 for the first; 0 if none are."""
         return 0 if self._shared is None else self._sharings
 
-    def sync_params(self, synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+    def sync_params(self, synchronous: bool = True, *, part: float = 1.0, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Apply the rule once between the parameters and the center.
+
+        By an outer-step rule, such as `DiLoCo`, it waits for the other workers, which call it too.
 
         Parameters
         ----------
         synchronous : bool
-            Lock each stripe of the center while it is updated. False may lose a part of simultaneous updates.
+            Lock each stripe of the center while it is updated. False may lose a part of simultaneous updates. Outer
+            steps are always made under locks.
+        part : float in [0, 1]
+            For outer-step rules: the batches since the last synchronization over the period, if there are fewer, as at
+            the end of an epoch. Momentum acts for that part only. Other rules do not look at it.
+        timeout_s : float
+            Bound on the wait for the center, or for the other workers.
 
         Raises
         ------
@@ -174,13 +183,21 @@ class Worker:
             If a value that was not finite had to be kept out of the center and ``on_nonfinite="raise"``.
         WorkerLostError
             If the controller is gone.
+        CollectiveTimeoutError
+            If some workers did not synchronize by an outer-step rule within ``timeout_s``; the message names them.
         """
+        require_part(part)
         shared = self._require_shared()
         self._connection.require_controller()
-        shared.sync(synchronous, timeout_s)
+        shared.sync(synchronous, part, timeout_s)
 
     def sync_arrays(
-        self, arrays: Sequence[Any], synchronous: bool = True, *, timeout_s: float = DEFAULT_TIMEOUT_S
+        self,
+        arrays: Sequence[Any],
+        synchronous: bool = True,
+        *,
+        part: float = 1.0,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         """Like `sync_params`, on values that are about to become the parameters'.
 
@@ -189,9 +206,10 @@ class Worker:
         arrays : sequence of ndarray or GpuArray
             C-contiguous, one for each shared parameter, with its shape and dtype; changed in place.
         """
+        require_part(part)
         shared = self._require_shared()
         self._connection.require_controller()
-        shared.sync_arrays(arrays, synchronous, timeout_s)
+        shared.sync_arrays(arrays, synchronous, part, timeout_s)
 
     def copy_to_local(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take the center's values over: parameters := center."""

@@ -20,7 +20,9 @@ from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFini
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules.center import Adopt, Rule, require_rule, settings_of
+from platoon_base.rules.outer import waits
 from platoon_base.worker.connection import Connection
+from platoon_base.worker.rounds import make_round
 from platoon_base.worker.standstill import Standstill
 
 __all__ = ["ON_NONFINITE", "SharedParameters", "require_finite", "require_on_nonfinite", "share"]
@@ -110,7 +112,7 @@ class SharedParameters:
                 self._give_back(arrays)
             self.center.start_from(arrays)
 
-    def sync(self, synchronous: bool, timeout_s: float) -> None:
+    def sync(self, synchronous: bool, part: float, timeout_s: float) -> None:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
         if self.center is None:
             return
@@ -118,25 +120,29 @@ class SharedParameters:
             arrays = self._borrow()
             self._standstill.before_sync(arrays)
             try:
-                self._sync(self.center, arrays, synchronous, left_s)
+                self._sync(self.center, arrays, synchronous, part, left_s)
             finally:
                 self._give_back(arrays)
             self._standstill.after_sync(arrays)
 
-    def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, timeout_s: float) -> None:
+    def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
         """Apply the rule to ``arrays``; see `Worker.sync_arrays`."""
         if self.center is None:
             return
         with self._turns.take("sync_arrays", timeout_s) as left_s:
-            self._sync(self.center, arrays, synchronous, left_s)
+            self._sync(self.center, arrays, synchronous, part, left_s)
 
-    def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, timeout_s: float) -> None:
+    def _sync(self, center: Center, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
         self._require_layout(arrays)
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
         rule: Any = Adopt(self._given) if alone else self._rule_now()
-        refused = center.sync(rule, taken, synchronous or alone, timeout_s)
+        rounds: Any = center
+        if waits(rule):
+            refused = make_round(self._connection.client, rounds, rule, taken, part, timeout_s)
+        else:
+            refused = center.sync(rule, taken, synchronous or alone, timeout_s)
         self._progress.count_sync(began, center.whole)
         try:
             if refused is not None:
@@ -156,7 +162,7 @@ class SharedParameters:
     def copy_to_local(self, timeout_s: float) -> None:
         """Parameters := center; alone, the other way round."""
         if self._alone():
-            self.sync(True, timeout_s)
+            self.sync(True, 1.0, timeout_s)
         elif self.center is not None:
             self.start(create=False, timeout_s=timeout_s)
             self._progress.count_copy()

@@ -37,6 +37,7 @@ REQUESTS = [
     msg.Same(name="the data", fingerprint="100 rows 1f00", remedy="Seed the split."),
     msg.Withdraw(),
     msg.Leave(),
+    msg.Round(timeout_s=1.0),
     msg.UserRequest(req="next", info={"seen": [1, 2.5, "x", None, True, b"\0\1"]}),
 ]
 REPLIES = [
@@ -55,6 +56,7 @@ REPLIES = [
     msg.CenterRole(create=True, resume=True),
     msg.CenterRole(create=False),
     msg.Met(ranks=[0, 2], lost=[1]),
+    msg.RoundMet(number=2**33, ranks=[0, 2], lost=[1]),
     msg.Sums(pairs={"loss": (1.5, 64.0)}, ranks=[0, 2], lost=[1]),
     msg.Sums(pairs={}, ranks=[0], lost=[], stop="patience", vector=b"\1" * 8),
     msg.Gathered(values=[b"\0", b""], ranks=[0, 2], lost=[]),

@@ -314,6 +314,69 @@ def test_calls_of_two_kinds_and_one_name_are_not_the_same():
         require_failure(reply, "ProtocolError", "rank 0 in 'form a group' (Sum), rank 1 in 'form a group' (FormGroup)")
 
 
+ROUND = msg.Round(timeout_s=10.0)
+
+
+def rounds_of(answered):
+    """The numbers of the rounds that were answered, by peer."""
+    return {peer: reply.number for peer, reply in answered.items()}
+
+
+def test_the_rounds_are_counted_and_all_learn_the_same_number():
+    job = Job(2).join(0, 1)
+    for number in (1, 2, 3):
+        assert job.ask(0, ROUND) == []
+        assert rounds_of(replies(job.ask(1, ROUND))) == {"0": number, "1": number}
+
+
+def test_a_round_goes_on_without_those_that_wait_elsewhere():
+    job = Job(3).join(0, 1, 2)
+    assert job.ask(0, total("epoch 1")) == []
+    assert job.ask(1, ROUND) == []
+    assert rounds_of(replies(job.ask(2, ROUND))) == {"1": 1, "2": 1}
+    assert job.ask(1, total("epoch 1")) == []
+    assert rounds_of(replies(job.ask(2, ROUND))) == {"2": 2}
+    assert set(replies(job.ask(2, total("epoch 1")))) == {"0", "1", "2"}
+
+
+def test_a_round_waits_for_who_still_trains():
+    job = Job(3).join(0, 1, 2)
+    assert job.ask(0, total("epoch 1")) == []
+    assert job.ask(1, ROUND) == []
+    assert rounds_of(replies(job.coordinator.worker_ended(2, lost=True))) == {"1": 1}
+
+
+def test_one_that_leaves_a_round_unfinished_does_not_end_it_for_the_others():
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, ROUND)
+    job.ask(1, ROUND)
+    assert rounds_of({p: r for p, r in replies(job.ask(2, msg.Leave())).items() if p != "2"}) == {"0": 1, "1": 1}
+
+
+def test_waits_for_different_calls_are_refused_though_one_that_came_later_waits_in_a_round():
+    job = Job(2).join(0, 1)
+    job.answer("late", hello())
+    job.ask("late", ROUND)
+    job.ask(0, total("train"))
+    answered = replies(job.ask(1, total("valid")))
+    require_failure(answered["0"], "ProtocolError", "all workers wait")
+
+
+def test_a_late_joiner_meets_the_others_in_their_next_round_and_is_waited_for_then():
+    job = Job(1).join(0)
+    job.answer("late", hello())
+    assert rounds_of(replies(job.ask(0, ROUND))) == {"0": 1}
+    assert job.ask("late", ROUND) == []
+    assert rounds_of(replies(job.ask(0, ROUND))) == {"0": 2, "late": 2}
+    assert job.ask(0, ROUND) == []
+
+
+def test_a_round_that_is_too_long_names_who_is_missing():
+    job = Job(2).join(0, 1)
+    job.ask(0, ROUND)
+    require_failure(replies(job.tick(110))["0"], "CollectiveTimeoutError", "'synchronization round'", "rank 1")
+
+
 def test_a_group_is_formed_without_late_joiners():
     job = Job(2).join(0, 1)
     job.answer("late", hello())

@@ -1,0 +1,60 @@
+"""One round of an outer-step rule, on one worker: add the progress, meet the others, take the center over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.base import NonFiniteElement, RoundCenter
+from platoon_base.channels.client import ControlClient
+from platoon_base.coordination import messages as msg
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules.outer import OuterRule
+
+__all__ = ["make_round", "require_part"]
+
+_LEAST_S = 3.0  # to take the center over, once the others have been met at the last moment
+
+
+def make_round(
+    client: ControlClient, center: RoundCenter, rule: OuterRule, arrays: Sequence[Any], part: float, timeout_s: float
+) -> NonFiniteElement | None:
+    """Synchronize ``arrays``, changed in place, with all workers that synchronize at this time.
+
+    A worker whose parameters did not begin from the center as it is, such as one that joined in the midst of a round,
+    adds nothing, and goes on from the center with the others.
+
+    Parameters
+    ----------
+    client : ControlClient
+    center : RoundCenter
+    rule : OuterRule
+    arrays : sequence of ndarray
+    part : float in [0, 1]
+        Of this worker; see `platoon_base.rules.outer`.
+    timeout_s : float
+        Bound on the wait for the others, and on that for the center's stripes.
+
+    Returns
+    -------
+    NonFiniteElement or None
+        The first element that was kept out of the center.
+    """
+    deadline = time.monotonic() + timeout_s
+    refused = center.contribute(arrays, part, timeout_s)
+    met = client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundMet)
+    left_s = max(deadline - time.monotonic(), min(_LEAST_S, timeout_s))
+    stepped = center.take_over(rule, arrays, met.number, left_s)
+    return refused if stepped is None else stepped
+
+
+def require_part(part: Any) -> None:
+    """Raise `ConfigurationError` unless ``part`` is a number in [0, 1]."""
+    if not (isinstance(part, (int, float, np.number)) and 0 <= part <= 1):
+        raise ConfigurationError(
+            f"got part={part!r}: it is the number of batches since the last synchronization over the period, from 0 to "
+            "1; leave it out for a whole period"
+        )

@@ -1,0 +1,329 @@
+"""The center's part of rounds: no interleaving mixes them, and a death at any instruction leaves a sound center."""
+
+import itertools
+import os
+
+import numpy as np
+import pytest
+from interrupting import at_instruction
+
+from platoon_base.centers.base import NonFiniteElement
+from platoon_base.centers.host import STRIPE_BYTES, HostCenters
+from platoon_base.centers.host_kernels import BLOCK
+from platoon_base.errors import ConfigurationError, LayoutMismatchError
+from platoon_base.job.files import segment_prefix
+from platoon_base.layout import Layout
+from platoon_base.rules import EASGD, Adopt, DiLoCo, LocalSGD
+from platoon_base.shm.segments import Segment
+
+pytestmark = pytest.mark.base
+
+SHAPES = [(3, 5), (STRIPE_BYTES // 4 + 17,), (), (700_000,)]  # three stripes
+
+
+def model(value, shapes=SHAPES, dtype="float32"):
+    return [np.full(shape, value, dtype) for shape in shapes]
+
+
+@pytest.fixture
+def open_centers():
+    """Make a center of given values, and handles of it for so many workers that begin from them."""
+    name, opened = f"{segment_prefix()}test{os.getpid()}-rounds", []
+
+    def open_them(rule, values, workers):
+        centers = HostCenters(name, workers=3)
+        layout = Layout.of(values)
+        for rank in range(workers):
+            opened.append((centers.attach if rank else centers.create)(layout, rule, rank))
+            if rank:
+                opened[-1].read([np.empty_like(v) for v in values], True, 10)
+            else:
+                opened[-1].write(values, True, 10)
+            opened[-1].start_from(values)
+        return opened
+
+    yield open_them
+    for center in opened:
+        center.close()
+    Segment.unlink(name)
+
+
+def values_of(center, like):
+    out = [np.empty_like(v) for v in like]
+    center.read(out, True, 10)
+    return out
+
+
+def plus(progress, arrays):
+    return [np.asarray(a + a.dtype.type(progress)) for a in arrays]
+
+
+def require_all(arrays, value):
+    for array in arrays:
+        np.testing.assert_allclose(array, value, rtol=1e-6)
+
+
+def test_a_round_of_three(open_centers):
+    rule = DiLoCo(0.5, 0.5)
+    centers = open_centers(rule, model(10), 3)
+    c, m = 10.0, 0.0
+    for number in (1, 2, 5):
+        learned = [model(c + d) for d in (1, 2, 6)]
+        for center, x in zip(centers, learned):
+            assert center.contribute(x, 1.0, 10) is None
+        require_all(values_of(centers[0], learned[0]), c)
+        for center, x in reversed(list(zip(centers, learned))):
+            assert center.take_over(rule, x, number, 10) is None
+        m = 0.5 * m + 3
+        c += 0.5 * (3 + 0.5 * m)
+        for x in learned:
+            require_all(x, c)
+
+
+def test_the_part_of_a_round_is_the_mean_of_the_workers_parts(open_centers):
+    rule = DiLoCo(1, 0.25)
+    one, two = open_centers(rule, model(0), 2)
+    for number, parts in ((1, (1, 1)), (2, (0.25, 0.75))):
+        x = plus(1, values_of(one, model(0)))
+        for center, part in zip((one, two), parts):
+            center.contribute(x, part, 10)
+        one.take_over(rule, x, number, 10)
+        two.take_over(rule, [a.copy() for a in x], number, 10)
+    # m: 1, then 0.25 ** 0.5 + 1; c: 1 + 0.25, then + 1 + 0.5 * 0.25 * 1.5
+    require_all(x, 1.25 + 1 + 0.125 * 1.5)
+
+
+def test_no_order_of_the_steps_of_three_workers_mixes_rounds(open_centers):
+    """Worker 0 may be two rounds' steps ahead of the others wherever the meeting lets it: all orders, one stripe."""
+    shapes, rule = [(7,)], LocalSGD()
+    centers = open_centers(rule, model(0, shapes), 3)
+    number = itertools.count(1)
+    for order in set(itertools.permutations([0, 1, 1, 2, 2])):
+        first, second = next(number), next(number)
+        start = float(values_of(centers[0], model(0, shapes))[0][0])
+        x = [model(start + d, shapes) for d in (3, 6, 9)]
+        for center, values in zip(centers, x):
+            center.contribute(values, 1.0, 10)
+        # All have met. Each takes over and contributes to the next round, the three of them in any order.
+        centers[0].take_over(rule, x[0], first, 10)
+        seen = {0: 1}
+        for rank in order:
+            if seen.get(rank, 0) == 0:
+                centers[rank].take_over(rule, x[rank], first, 10)
+                require_all(x[rank], start + 6)
+            else:
+                for values in x[rank]:
+                    values += 30 * (rank + 1)
+                centers[rank].contribute(x[rank], 1.0, 10)
+            seen[rank] = seen.get(rank, 0) + 1
+        for center, values in zip(centers, x):
+            center.take_over(rule, values, second, 10)
+            require_all(values, start + 6 + 60)
+
+
+def test_who_began_elsewhere_adds_nothing_and_goes_on_with_the_others(open_centers):
+    rule = LocalSGD()
+    one, two, late = open_centers(rule, model(0), 3)
+    x, y, z = model(2), model(4), model(50)
+    one.contribute(x, 1.0, 10)
+    two.contribute(y, 1.0, 10)
+    one.take_over(rule, x, 1, 10)
+    two.take_over(rule, y, 1, 10)
+    assert late.contribute(z, 1.0, 10) is None  # began from 0, and the center is at 3
+    one.contribute(plus(1, x), 1.0, 10)
+    for center, values in ((late, z), (one, x)):
+        center.take_over(rule, values, 2, 10)
+        require_all(values, 4)
+    late.contribute(plus(2, z), 1.0, 10)
+    one.contribute(x, 1.0, 10)
+    late.take_over(rule, z, 3, 10)
+    require_all(z, 5)
+
+
+def test_a_second_contribution_to_a_round_does_not_count(open_centers):
+    """A worker whose meeting has timed out tries again."""
+    rule = LocalSGD()
+    one, two = open_centers(rule, model(0), 2)
+    one.contribute(model(1), 1.0, 10)
+    one.contribute(model(100), 1.0, 10)
+    two.contribute(model(3), 1.0, 10)
+    x = model(100)
+    one.take_over(rule, x, 1, 10)
+    require_all(x, 2)
+
+
+def test_who_took_the_center_over_by_a_copy_goes_on_from_there(open_centers):
+    rule = LocalSGD()
+    one, two = open_centers(rule, model(0), 2)
+    one.contribute(model(1), 1.0, 10)
+    one.take_over(rule, model(1), 1, 10)
+    x = values_of(two, model(0))
+    two.start_from(x)
+    two.contribute(plus(4, x), 1.0, 10)
+    two.take_over(rule, x, 2, 10)
+    require_all(x, 5)
+
+
+def test_progress_from_values_that_were_overwritten_does_not_count(open_centers):
+    rule = LocalSGD()
+    one, two = open_centers(rule, model(0), 2)
+    one.contribute(model(1), 1.0, 10)
+    two.write(model(50), True, 10)
+    two.contribute(model(52), 1.0, 10)
+    x, y = model(1), model(52)
+    one.take_over(rule, x, 1, 10)
+    two.take_over(rule, y, 1, 10)
+    require_all([*x, *y], 52)
+
+
+def test_the_same_values_written_by_all_take_no_progress_away(open_centers):
+    """As workers do whose callbacks have put the same weights into all models."""
+    rule = LocalSGD()
+    one, two = open_centers(rule, model(0), 2)
+    one.write(model(50), True, 10)
+    one.contribute(model(54), 1.0, 10)
+    two.write(model(50), True, 10)
+    two.contribute(model(52), 1.0, 10)
+    x = model(0)
+    one.take_over(rule, x, 1, 10)
+    require_all(x, 53)
+
+
+def test_a_worker_alone_hands_over_to_rounds(open_centers):
+    rule = LocalSGD()
+    one, late = open_centers(rule, model(0), 2)
+    x = model(7)
+    one.sync(Adopt(rule), x, True, 10)
+    late.contribute(model(1), 1.0, 10)  # began from what is gone
+    one.contribute(plus(1, x), 1.0, 10)
+    one.take_over(rule, x, 1, 10)
+    require_all(x, 8)
+
+
+@pytest.mark.parametrize("rule", [LocalSGD(), DiLoCo()], ids=str)
+def test_what_is_not_finite_contributes_nothing_and_is_told(open_centers, rule):
+    one, two = open_centers(rule, model(0), 2)
+    x = model(1)
+    x[3][600_000] = np.nan
+    x[1][5] = np.inf
+    assert one.contribute(x, 1.0, 10) == NonFiniteElement(parameter=1, element=5)
+    assert two.contribute(model(1), 1.0, 10) is None
+    y = model(1)
+    assert one.take_over(rule, x, 1, 10) is None
+    assert two.take_over(rule, y, 1, 10) is None
+    c = {LocalSGD: 1.0, DiLoCo: 0.7 * 1.8}[type(rule)]
+    bad = [(1, 5), (3, 600_000)]
+    for parameter, element in bad:
+        assert x[parameter][element] == y[parameter][element] == pytest.approx(c / 2)  # its half of the mean is 0
+        x[parameter][element] = c
+    require_all(x, c)
+
+
+def test_a_step_that_would_overflow_is_left_out_and_told(open_centers):
+    rule, huge = DiLoCo(1, 0.9), float(np.finfo("float32").max)
+    (one,) = open_centers(rule, model(0), 1)
+    x = model(0)
+    x[3][9] = 0.9 * huge
+    assert one.contribute(x, 1.0, 10) is None
+    assert one.take_over(rule, x, 1, 10) == NonFiniteElement(parameter=3, element=9)
+    require_all(x, 0)
+    one.contribute(model(1), 1.0, 10)
+    assert one.take_over(rule, x, 2, 10) is None
+    require_all(x, 1.9)
+
+
+class Died(BaseException):
+    """What ends a worker in the midst of something."""
+
+
+def die():
+    raise Died
+
+
+def deaths(do):
+    """Let a worker die after one more instruction each time, until it comes to the end; it never lets go itself."""
+    for instruction in itertools.count(1, 7):
+        try:
+            at_instruction(instruction, do, die)
+        except Died:
+            yield instruction
+        else:
+            return
+
+
+@pytest.mark.parametrize("rule", [LocalSGD(), DiLoCo(0.5, 0.5)], ids=str)
+def test_a_death_while_it_contributes_leaves_at_most_its_own_progress_out(open_centers, rule):
+    shapes = [(BLOCK + 5,), (3,)]
+    one, two = open_centers(rule, model(0, shapes), 2)
+    x, number = model(0, shapes), 0
+    died = deaths(lambda: two.contribute(plus(1, y), 1.0, 10))
+    while True:
+        start = values_of(one, x)
+        y = [a.copy() for a in start]
+        if next(died, None) is None:
+            break
+        m = [state.copy() for state in one.snapshot()[1][0]] if rule.center_state else start
+        one.contribute(plus(1, start), 1.0, 10)
+        number += 1
+        one.take_over(rule, x, number, 10)
+        # Of two contributions or one, and if the death came between the count and the parts, of a round half as long.
+        found = [(1.0, 1.0), (0.5, 1.0), (0.5, 0.5)]
+        for i, (a, s) in enumerate(zip(x, start)):
+            possible = [plus(0, [s])[0] for _ in found]
+            for c, (d, part) in zip(possible, found):
+                rule.step(np.full_like(s, d), c, (m[i].copy(),) if rule.center_state else (), part)
+            assert np.all(np.any([np.isclose(a, c, rtol=1e-6) for c in possible], axis=0)), number
+        two.read(y, True, 10)
+        two.start_from(y)
+    assert number > 20
+
+
+def test_a_death_in_the_midst_of_the_step_is_made_good_by_the_next(open_centers):
+    """The step that was begun is finished, block by block, and made once, but for one block."""
+    rule, shapes = LocalSGD(), [(2 * BLOCK + 5,), (3,)]
+    one, two = open_centers(rule, model(0, shapes), 2)
+    x, number, lost = model(0, shapes), 0, 0
+    died = deaths(lambda: two.take_over(rule, y, number, 10))
+    while True:
+        start = values_of(one, x)
+        y = [a.copy() for a in start]
+        two.read(y, True, 10)
+        two.start_from(y)
+        one.contribute(plus(2, start), 1.0, 10)
+        two.contribute(plus(4, start), 1.0, 10)
+        number += 1
+        ended = next(died, None) is None
+        one.take_over(rule, x, number, 10)
+        moved = np.concatenate([a - s for a, s in zip(x, start)])
+        assert np.all((moved == 3) | (moved == 0)), number
+        assert np.count_nonzero(moved == 0) <= BLOCK
+        lost += np.any(moved == 0)
+        if ended:
+            break
+    assert number > 20
+    assert lost < number / 4, "only a death within the copies of one block leaves its elements where they were"
+
+
+def test_a_center_for_rounds_is_none_for_other_rules(open_centers):
+    open_centers(LocalSGD(), model(0), 1)
+    with pytest.raises(LayoutMismatchError, match="another model"):
+        HostCenters(f"{segment_prefix()}test{os.getpid()}-rounds").attach(Layout.of(model(0)), EASGD(0.5), 1)
+
+
+def test_another_rule_has_no_rounds(open_centers):
+    center, *_ = open_centers(EASGD(0.5), model(0), 1)
+    with pytest.raises(ConfigurationError, match="no rounds"):
+        center.contribute(model(0), 1.0, 10)
+
+
+def test_the_totals_are_no_part_of_a_checkpoint(open_centers):
+    rule = DiLoCo(1, 0.5)
+    center, *_ = open_centers(rule, model(3), 1)
+    x = model(4)
+    center.contribute(x, 1.0, 10)
+    center.take_over(rule, x, 1, 10)
+    center.contribute(plus(7, x), 1.0, 10)
+    values, states = center.snapshot()
+    require_all(values, 4.5)
+    assert len(states) == 1
+    require_all(states[0], 1)

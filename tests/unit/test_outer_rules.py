@@ -1,0 +1,158 @@
+"""Outer steps against values by hand and other implementations, their identities, and the direction of each."""
+
+import numpy as np
+import pytest
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import ASGD, EAMSGD, EASGD, DiLoCo, LocalSGD, SlowMo, require_rule
+from platoon_base.rules.outer import waits
+
+pytestmark = pytest.mark.base
+
+OUTER = [LocalSGD(), SlowMo(0.5, 1.25), DiLoCo(), DiLoCo(0.5, 0.75)]
+
+
+def states(rule, like):
+    return tuple(np.zeros_like(like) for _ in rule.center_state)
+
+
+def rounds(rule, progress, parts=None, dtype="float64"):
+    """The centers after rounds of one element each, from 0 on."""
+    c = np.zeros(1, dtype)
+    kept = states(rule, c)
+    found = []
+    for d, part in zip(progress, parts or [1.0] * len(progress)):
+        rule.step(np.array([d], dtype), c, kept, part)
+        found.append(float(c[0]))
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("rule", "after"),
+    [
+        (LocalSGD(), [4.0, 6.0, 6.0]),
+        (SlowMo(0.5, 0.5), [2.0, 4.0, 5.0]),  # u: 4, 4, 2
+        (DiLoCo(0.5, 0.5), [3.0, 5.0, 5.5]),  # m: 4, 4, 2; d + m / 2: 6, 4, 1
+    ],
+    ids=str,
+)
+def test_three_rounds_by_hand(rule, after, dtype):
+    assert rounds(rule, [4.0, 2.0, 0.0], dtype=dtype) == after
+
+
+@pytest.mark.parametrize("rule", OUTER, ids=str)
+def test_the_center_moves_the_way_that_the_workers_moved(rule):
+    assert np.all(np.diff([0, *rounds(rule, [1.0] * 5)]) > 0)
+    assert np.all(np.diff([0, *rounds(rule, [-1.0] * 5)]) < 0)
+
+
+@pytest.mark.parametrize("rule", OUTER, ids=str)
+def test_steady_progress_becomes_steady_steps(rule):
+    """The sum of the geometric series: lr d / (1 - mu)."""
+    centers = rounds(rule, [1.0] * 200)
+    lr, mu = getattr(rule, "outer_lr", 1.0), getattr(rule, "momentum", 0.0)
+    assert centers[-1] - centers[-2] == pytest.approx(lr / (1 - mu))
+
+
+def test_diloco_is_pytorchs_sgd_with_nesterov_momentum():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(3)
+    start, progress = rng.standard_normal(50), rng.standard_normal((7, 50))
+    theta = torch.nn.Parameter(torch.tensor(start))
+    outer = torch.optim.SGD([theta], lr=0.7, momentum=0.8, nesterov=True)
+    c, m = start.copy(), np.zeros(50)
+    for d in progress:
+        theta.grad = torch.tensor(-d)  # theta - mean(theta_i)
+        outer.step()
+        DiLoCo(0.7, 0.8).step(d.copy(), c, (m,), 1.0)
+        np.testing.assert_allclose(c, theta.detach().numpy(), rtol=1e-12)
+
+
+def test_slowmo_is_the_papers_with_a_constant_rate():
+    rng = np.random.default_rng(4)
+    x0, progress, rate, alpha, beta = rng.standard_normal(50), rng.standard_normal((7, 50)), 0.05, 0.9, 0.6
+    c, m, u = x0.copy(), np.zeros(50), np.zeros(50)
+    for d in progress:
+        mean = x0 + d
+        u = beta * u + (x0 - mean) / rate
+        x0 = x0 - alpha * rate * u
+        SlowMo(beta, alpha).step(d.copy(), c, (m,), 1.0)
+        np.testing.assert_allclose(c, x0, rtol=1e-10)
+
+
+@pytest.mark.parametrize("rule", [DiLoCo(1, 0), SlowMo(0), SlowMo().resolved(3)], ids=str)
+@pytest.mark.parametrize("part", [1.0, 0.3])
+def test_without_momentum_it_is_local_sgd(rule, part):
+    progress = np.random.default_rng(0).standard_normal(9)
+    assert rounds(rule, progress, [part] * 9) == rounds(LocalSGD(), progress)
+
+
+@pytest.mark.parametrize("rule", OUTER, ids=str)
+def test_a_round_of_no_length_does_nothing(rule):
+    rng = np.random.default_rng(1)
+    c, kept = rng.standard_normal(5), tuple(rng.standard_normal(5) for _ in rule.center_state)
+    before = [c.copy(), *(state.copy() for state in kept)]
+    rule.step(np.zeros(5), c, kept, 0.0)
+    for now, then in zip([c, *kept], before):
+        np.testing.assert_array_equal(now, then)
+
+
+@pytest.mark.parametrize("rule", [DiLoCo(0.7, 0.8), SlowMo(0.8, 0.7)], ids=str)
+def test_four_quarters_go_about_as_far_as_a_whole_round(rule):
+    whole = np.array(rounds(rule, [1.0] * 8))
+    quarters = np.array(rounds(rule, [0.25] * 32, [0.25] * 32))[3::4]
+    not_told = np.array(rounds(rule, [0.25] * 32))[3::4]
+    assert np.all(np.abs(quarters / whole - 1) < 0.3)
+    assert np.all(not_told / whole > 1.3)
+
+
+@pytest.mark.parametrize("rule", OUTER, ids=str)
+def test_a_round_of_one_is_the_step_and_a_copy(rule):
+    x, c = np.array([3.0, -1.0]), np.array([1.0, 1.0])
+    expected, kept = c.copy(), states(rule, c)
+    rule.step(x - c, expected, states(rule, c), 1.0)
+    rule.sync(x, c, (), kept)
+    np.testing.assert_array_equal(c, expected)
+    np.testing.assert_array_equal(x, expected)
+
+
+@pytest.mark.parametrize(("workers", "momentum"), [(1, 0), (3, 0), (4, 0.2), (7, 0.2), (8, 0.5), (16, 0.6), (99, 0.6)])
+def test_slow_momentum_goes_by_the_number_of_workers(workers, momentum):
+    assert SlowMo().resolved(workers) == SlowMo(momentum)
+    assert SlowMo(0.3).resolved(workers) == SlowMo(0.3)
+
+
+def test_slow_momentum_must_be_known_before_use():
+    with pytest.raises(ConfigurationError, match=r"resolved\(N\)"):
+        SlowMo().step(np.zeros(1), np.zeros(1), (np.zeros(1),), 1.0)
+
+
+@pytest.mark.parametrize("rule", [DiLoCo, SlowMo])
+@pytest.mark.parametrize("bad", [{"outer_lr": 0}, {"outer_lr": -0.7}, {"outer_lr": np.inf}, {"outer_lr": np.nan},
+                                 {"outer_lr": "1"}, {"momentum": 1}, {"momentum": -0.1}, {"momentum": np.nan},
+                                 {"momentum": [0.5]}])  # fmt: skip
+def test_what_diverges_is_refused(rule, bad):
+    (name,) = bad
+    with pytest.raises(ConfigurationError, match=rf"got {name}=.*"):
+        rule(**bad)
+
+
+@pytest.mark.parametrize("rule", OUTER, ids=str)
+def test_they_are_rules_that_wait(rule):
+    require_rule(rule)
+    assert waits(rule.resolved(2))
+    assert eval(repr(rule)) == rule
+    assert not waits(EASGD())
+    assert not waits(ASGD())
+
+
+def test_eamsgd_is_easgd_between_worker_and_center():
+    assert EAMSGD().resolved(4) == EAMSGD(0.225)
+    assert EAMSGD(0.5) != EASGD(0.5)
+    assert repr(EAMSGD(0.5)) == "EAMSGD(alpha=0.5)"
+    assert not waits(EAMSGD())
+    for rule in (EASGD(0.25), EAMSGD(0.25)):
+        x, c = np.array([4.0]), np.array([0.0])
+        rule.sync(x, c)
+        assert (x[0], c[0]) == (3.0, 1.0)
