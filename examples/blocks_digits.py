@@ -1,6 +1,6 @@
 """A Blocks MLP learns scikit-learn's handwritten digits, read through Fuel.
 
-Start it with `platoon launch -n 2 examples/blocks_digits.py` for two workers and asynchronous EASGD, with
+Start it with `platoon launch -n 2 examples/blocks_digits.py` for two workers and asynchronous training, with
 `platoon launch -n 2 examples/blocks_digits.py --sync` for averaged gradients, or with
 `python examples/blocks_digits.py` alone.
 """
@@ -126,6 +126,6 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-epochs", type=int, default=100)
     parser.add_argument("--patience", type=int, default=10, help="epochs without improvement that are tolerated")
-    parser.add_argument("--sync", action="store_true", help="average gradients in each step, instead of EASGD")
+    parser.add_argument("--sync", action="store_true", help="average gradients in each step")
     parser.add_argument("--summary", help="file for the summary, as JSON")
     print(json.dumps(main(**vars(parser.parse_args())), indent=2))

@@ -1,6 +1,6 @@
 """A Blocks LSTM learns to tell which of two Markov chains made a sequence, read through Fuel.
 
-Start it with `platoon launch -n 2 examples/blocks_sequences.py` for two workers and asynchronous EASGD, with
+Start it with `platoon launch -n 2 examples/blocks_sequences.py` for two workers and asynchronous training, with
 `platoon launch -n 2 examples/blocks_sequences.py --sync` for averaged gradients, or with
 `python examples/blocks_sequences.py` alone.
 """
@@ -145,6 +145,6 @@ def main(num_epochs=20, sync=False, summary=None):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-epochs", type=int, default=20)
-    parser.add_argument("--sync", action="store_true", help="average gradients in each step, instead of EASGD")
+    parser.add_argument("--sync", action="store_true", help="average gradients in each step")
     parser.add_argument("--summary", help="file for the summary, as JSON")
     print(json.dumps(main(**vars(parser.parse_args())), indent=2))

@@ -1,6 +1,6 @@
 """A Keras network learns scikit-learn's handwritten digits, on Keras 3 (torch, JAX, TensorFlow) and 2.3.1 (Theano).
 
-Start it with `platoon launch -n 2 examples/keras_digits.py` for two workers and asynchronous EASGD, with
+Start it with `platoon launch -n 2 examples/keras_digits.py` for two workers and asynchronous training, with
 `platoon launch -n 2 examples/keras_digits.py --sync` for averaged gradients, or with
 `python examples/keras_digits.py` alone. The environment variable KERAS_BACKEND chooses the back end.
 """
@@ -12,7 +12,6 @@ import json
 import time
 
 from platoon_plugins.keras import (
-    EASGD,
     DistributedOptimizer,
     LearningRateWarmup,
     distribute,
@@ -73,7 +72,7 @@ def main(num_epochs=30, sync=False, conv=False, summary=None):
         callbacks = distribute([LearningRateWarmup(rate, WARMUP_EPOCHS), *callbacks])
     else:
         optimizer = keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
-        callbacks = distribute(callbacks, rule=EASGD(), every_n_batches=SYNC_EVERY)
+        callbacks = distribute(callbacks, every_n_batches=SYNC_EVERY)
     model.compile(optimizer, loss="categorical_crossentropy", metrics=["accuracy"])
 
     began = time.monotonic()
@@ -104,7 +103,7 @@ def main(num_epochs=30, sync=False, conv=False, summary=None):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-epochs", type=int, default=30)
-    parser.add_argument("--sync", action="store_true", help="average gradients in each step, instead of EASGD")
+    parser.add_argument("--sync", action="store_true", help="average gradients in each step")
     parser.add_argument("--conv", action="store_true", help="a small convolutional network")
     parser.add_argument("--summary", help="file for the summary, as JSON")
     main(**vars(parser.parse_args()))

@@ -1,6 +1,6 @@
 """A Lasagne network learns scikit-learn's handwritten digits.
 
-Start it with `platoon launch -n 2 examples/lasagne_digits.py` for two workers and asynchronous EASGD, with
+Start it with `platoon launch -n 2 examples/lasagne_digits.py` for two workers and asynchronous training, with
 `platoon launch -n 2 examples/lasagne_digits.py --sync` for averaged gradients, or with
 `python examples/lasagne_digits.py` alone. With `--save digits.npz` the first worker saves the trained network.
 """
@@ -12,7 +12,6 @@ import time
 import numpy as np
 
 from platoon_plugins.lasagne import (  # isort: skip
-    EASGD,
     StopOnPatience,
     all_reduce_grads,
     evaluate,
@@ -68,10 +67,10 @@ def build(worker, sync):
     loss = lasagne.objectives.categorical_crossentropy(get_output(network), y).mean()
     if sync:
         updates = lasagne.updates.adam(all_reduce_grads(loss, params), params, LEARNING_RATE)
-        worker.init_shared_params(params, EASGD())  # never synchronized: a place for checkpoints
+        worker.init_shared_params(params)  # never synchronized: a place for checkpoints
     else:
         updates = lasagne.updates.adam(loss, params, LEARNING_RATE)
-        updates = sync_updates(updates, params, EASGD(), every_n_batches=SYNC_EVERY)
+        updates = sync_updates(updates, params, every_n_batches=SYNC_EVERY)
     train = theano.function([x, y], loss, updates=updates)
 
     prediction = get_output(network, deterministic=True)
@@ -121,7 +120,7 @@ def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None, sa
         if save:
             np.savez(save, *get_all_param_values(network))
         if plot:
-            draw(history, plot, "averaged gradients" if sync else "EASGD")
+            draw(history, plot, "averaged gradients" if sync else "asynchronous")
         if summary:
             with open(summary, "w") as file:
                 json.dump(result, file, indent=2)
@@ -148,7 +147,7 @@ def draw(history, path, title):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--num-epochs", type=int, default=500)
-    parser.add_argument("--sync", action="store_true", help="average gradients in each step, instead of EASGD")
+    parser.add_argument("--sync", action="store_true", help="average gradients in each step")
     parser.add_argument("--plot", default="lasagne_digits.png", help="file for the plot; empty for none")
     parser.add_argument("--save", help="file for the trained network, as get_all_param_values gives it")
     parser.add_argument("--summary", help="file for the summary, as JSON")

@@ -25,5 +25,5 @@ __all__ = [
 
 
 def default_rule() -> Rule:
-    """Return the rule that holds where the user names none: ``EASGD()``."""
-    return EASGD()
+    """Return the rule that holds where the user names none: ``CenterMomentum()``."""
+    return CenterMomentum()

@@ -1,4 +1,4 @@
-"""Elastic averaging with momentum at the center, which all workers go along with."""
+"""Elastic averaging with momentum at the center, which all workers go along with: the default rule."""
 
 from __future__ import annotations
 

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 ON_NONFINITE = ("raise", "skip", "restore")
+# Worker and center would all but change places at each synchronization if the last of several counted as one.
+_FEWEST = 2
 
 
 class SharedParameters:
@@ -52,7 +54,7 @@ class SharedParameters:
         require_on_nonfinite(on_nonfinite)
         self.parameters = parameters
         self.center: Center | None = None
-        self._given, self._workers = rule, max(2, connection.identity.size)
+        self._given, self._workers = rule, max(_FEWEST, connection.identity.size)
         self._rule = rule.resolved(self._workers)
         self._on_nonfinite = on_nonfinite
         self._connection = connection
@@ -154,7 +156,7 @@ class SharedParameters:
 
     def _rule_now(self) -> Rule:
         """Return the rule for as many workers as live now."""
-        living = self._connection.job_state.living
+        living = max(_FEWEST, self._connection.job_state.living)
         if living != self._workers:
             self._workers, self._rule = living, self._given.resolved(living)
         return self._rule

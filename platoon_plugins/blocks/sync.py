@@ -57,7 +57,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
     ----------
     rule : Rule, None or "auto"
         Such as ``EASGD()``; None with `AllReduceGradients`. "auto" chooses: None if the algorithm averages gradients,
-        whatever the triggers are, or else `platoon_base.rules.default_rule`.
+        whatever the triggers are, or else `platoon_base.rules.default_rule`, ``CenterMomentum()``.
     parameters : list of Theano shared variable, optional
         Of float dtypes. The default is those of the algorithm, or else of the model.
     leader_only : tuple of type

@@ -1,6 +1,6 @@
 """Data parallelism for Keras scripts: callbacks passed to ``fit``, on Keras 2.3.1 with Theano and on Keras 3."""
 
-from platoon_base import ASGD, EASGD, compat
+from platoon_base import ASGD, EASGD, CenterMomentum, compat
 
 compat.apply()  # before Keras is imported, by this package or by the script
 
@@ -14,6 +14,7 @@ __all__ = [
     "ASGD",
     "EASGD",
     "LEADER_ONLY",
+    "CenterMomentum",
     "DistributedOptimizer",
     "LearningRateWarmup",
     "broadcast_variables",

@@ -67,9 +67,9 @@ def distribute(
     ----------
     callbacks : list of keras.callbacks.Callback
     rule : Rule, None or "auto"
-        `EASGD`, `ASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer, and for a plain one
-        `platoon_base.rules.default_rule`, ``EASGD()``. It is refused for a plain one that has made steps without a
-        rule, such as that of a loaded model, which may have been distributed.
+        Such as `CenterMomentum`, `EASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer, and
+        for a plain one `platoon_base.rules.default_rule`, ``CenterMomentum()``. It is refused for a plain one that has
+        made steps without a rule, such as that of a loaded model, which may have been distributed.
     every_n_batches : int
         Batches from one synchronization to the next.
     policy : {"any", "all", "leader"}
@@ -98,7 +98,7 @@ def distribute(
     Examples
     --------
     >>> model.fit(*shard(x, y), validation_data=shard(xv, yv),                      # doctest: +SKIP
-    ...           callbacks=distribute([EarlyStopping()], rule=EASGD()))
+    ...           callbacks=distribute([EarlyStopping()]))
     """
     callbacks = _checked(callbacks)
     if rule is not None and rule != "auto":

@@ -1,6 +1,6 @@
 """Data parallelism for Lasagne scripts: wrap the updates, and leave the loop as it is."""
 
-from platoon_base import ASGD, EASGD, compat
+from platoon_base import ASGD, EASGD, CenterMomentum, compat
 
 compat.apply()  # before Lasagne is imported, by this package or by the script
 
@@ -19,6 +19,7 @@ from platoon_plugins.lasagne.training import finish_training  # noqa: E402
 __all__ = [
     "ASGD",
     "EASGD",
+    "CenterMomentum",
     "LearningRateWarmup",
     "StopOnPatience",
     "all_reduce_grads",

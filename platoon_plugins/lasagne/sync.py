@@ -46,8 +46,9 @@ def sync_updates(
     params : list of Theano shared variable
         The parameters to share, each of which must have an update.
     rule : Rule, None or "auto"
-        `EASGD`, `ASGD`; None with `all_reduce_grads`, where no synchronization is needed: the updates stay as they are.
-        "auto" is None if `all_reduce_grads` has averaged the gradients of ``params``, and ``EASGD()`` otherwise.
+        Such as `CenterMomentum`, `EASGD`; None with `all_reduce_grads`, where no synchronization is needed: the updates
+        stay as they are. "auto" is None if `all_reduce_grads` has averaged the gradients of ``params``, and
+        `platoon_base.rules.default_rule`, ``CenterMomentum()``, otherwise.
     every_n_batches : int, at least 1
         Batches, each of which is one call of the compiled function, from one synchronization to the next.
     on_nonfinite : {"raise", "skip", "restore"}
@@ -76,7 +77,7 @@ def sync_updates(
     Examples
     --------
     >>> updates = lasagne.updates.adam(loss, params)                                # doctest: +SKIP
-    >>> updates = sync_updates(updates, params, EASGD(), every_n_batches=10)        # doctest: +SKIP
+    >>> updates = sync_updates(updates, params)                                     # doctest: +SKIP
     """
     period = EveryN(every_n_batches)
     if not isinstance(updates, Mapping):

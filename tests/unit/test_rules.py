@@ -191,8 +191,8 @@ def test_equal_rules_read_the_same():
     assert repr(EASGD(0.5)) != repr(ASGD())
 
 
-def test_the_default_rule_is_elastic_averaging():
-    assert default_rule() == EASGD()
+def test_the_default_rule_is_elastic_averaging_with_momentum_at_the_center():
+    assert default_rule() == CenterMomentum()
 
 
 @pytest.mark.parametrize("rule", [None, "auto", 0.5, EASGD, Rule], ids=str)

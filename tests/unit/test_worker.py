@@ -212,8 +212,8 @@ def test_a_rule_is_optional(job_of_one):
     job_of_one.init_shared_params([x])
     x += 1
     job_of_one.sync_params()
-    expected, center = np.ones(1), np.zeros(1)
-    default_rule().resolved(1).sync(expected, center, (), ())
+    expected, center, *states = (np.full(1, value) for value in (1.0, 0.0, 0.0, 0.0, 0.0))
+    default_rule().resolved(2).sync(expected, center, states[:1], states[1:])
     np.testing.assert_allclose(x, expected[0])
 
 
