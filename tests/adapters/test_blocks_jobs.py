@@ -47,7 +47,7 @@ def test_easgd_follows_its_equations_and_ends_with_the_center(run_blocks):
     ).require_success()
 
 
-@pytest.mark.parametrize("rule", ["EASGD()", "ASGD()"])
+@pytest.mark.parametrize("rule", ["CenterMomentum()", "EASGD()", "ASGD()"])
 def test_workers_learn_together_and_only_the_first_prints(run_blocks, rule, tmp_path):
     outcome = run_blocks(
         f"""
@@ -134,7 +134,7 @@ def test_without_a_rule_the_algorithm_decides(run_blocks):
         original = worker.sync_params
         worker.sync_params = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
         for step_rule, rule, triggers, count in (
-            (Scale(0.1), EASGD(), dict(every_n_batches=2), 3), (AllReduceGradients(Scale(0.1)), None, {}, 0)
+            (Scale(0.1), CenterMomentum(), dict(every_n_batches=2), 3), (AllReduceGradients(Scale(0.1)), None, {}, 0)
         ):
             together = ParameterSync(rule, **triggers) if rank else ParameterSync(every_n_batches=2)
             extensions = [together, FinishAfter(after_n_batches=4)]

@@ -208,14 +208,18 @@ def test_what_is_no_rule_is_refused(solo_worker, rule):
         sync_updates({p: p for p in params}, params, rule, worker=solo_worker)
 
 
-def test_the_rule_is_easgd_if_none_is_named(job_worker):
-    """By hand: of one step of 1 away from the center alpha = 0.9 / 2 is taken back, as there may be two workers."""
+def test_the_rule_is_center_momentum_if_none_is_named(job_worker):
+    """By hand: of one step of 1 away from the center alpha = 0.9 / 2 is taken back, as there may be two workers.
+
+    The mean pull is (1 - sqrt(0.9)) alpha then, and moves worker and center 1.35 sqrt(2) times as far.
+    """
     params = make_params()
     start = [p.get_value() for p in params]
     updates = sync_updates({p: p + 1 for p in params}, params, every_n_batches=1, worker=job_worker)
     theano.function([], updates=updates)()
     for value, first in zip(params, start):
-        np.testing.assert_allclose(value.get_value(), first + 0.55, rtol=1e-5, atol=1e-6)
+        expected = first + 0.55 + 1.35 * 2**0.5 * (1 - 0.9**0.5) * 0.45
+        np.testing.assert_allclose(value.get_value(), expected, rtol=1e-5, atol=1e-6)
 
 
 def averaged(params, worker):

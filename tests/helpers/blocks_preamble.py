@@ -9,6 +9,7 @@ import numpy as np
 from platoon_plugins.blocks import (
     ASGD,
     EASGD,
+    CenterMomentum,
     AllReduceGradients,
     DistributedMonitoring,
     DistributedTrainingMonitoring,
