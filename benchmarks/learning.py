@@ -1,6 +1,7 @@
 """How soon N workers learn what one process learns: steps per worker and seconds to targets, on real data.
 
     KERAS_BACKEND=torch python benchmarks/learning.py --task fashion-mnist [--jobs 8] [--quick] [--out FOLDER]
+    python benchmarks/learning.py --framework lasagne --task stdlib-lstm
 
 Tasks and targets are the table in scripts/learning_tasks.py, methods that in scripts/learning_methods.py. Plain
 training comes first, with each learning rate; the best one, by the steps to the hardest target, is kept for all
@@ -47,7 +48,7 @@ from scripts.learning_tasks import TASKS, DataMissing
 
 from platoon_base.devices.discovery import cuda_devices
 
-SCRIPT = Path(__file__).parent / "scripts" / "learning_train.py"
+SCRIPTS = {"keras": "learning_train.py", "lasagne": "learning_train_lasagne.py"}
 WORKERS, SEEDS = [2, 4], [1, 2, 3, 4, 5]
 QUICK_EPOCHS = 8
 GRACE_S = 20
@@ -80,7 +81,7 @@ class Study:
         """Run everything: plain training with each learning rate, then the methods with the best one."""
         options = self.options
         self._measure([Arm(PLAIN, 1, rate) for rate in options.rates])
-        self.rate = best_rate(self.runs, self.task.targets)
+        self.rate = best_rate(self.runs, self.task.targets, self.task.lower)
         print(f"plain training does best with the learning rate {self.rate:g}", flush=True)
         if len(options.rates) > 2 and self.rate in (min(options.rates), max(options.rates)):
             print("WARNING: no rate beyond it was tried: plain may do better still; pass more with --rates", flush=True)
@@ -114,8 +115,9 @@ class Study:
         """Take a run in, write all results, and print a line on it."""
         points = found["curve"]
         run = {**arm._asdict(), "seed": seed, "bytes_sent": None, **found}
-        run["to_target"] = {f"{target:g}": first_reach(points, target) for target in self.task.targets}
-        run["best"] = max((value for _, _, value in points), default=None)
+        lower = self.task.lower
+        run["to_target"] = {f"{target:g}": first_reach(points, target, lower) for target in self.task.targets}
+        run["best"] = (min if lower else max)((value for _, _, value in points), default=None)
         run["final"] = points[-1][2] if points else None
         processors = len(self._gpus) or len(os.sched_getaffinity(0))
         run["at_once"] = self.options.jobs
@@ -132,7 +134,8 @@ class Study:
             try:
                 begin = ["launch", *device_words(arm.workers, slot, self._gpus)]
                 begin += ["--seed", seed, "--log-dir", f"{folder}/logs"]
-                words = [SCRIPT, f"{folder}/result.json", "--task", self.options.task, "--method", arm.method]
+                script = Path(__file__).parent / "scripts" / SCRIPTS[self.options.framework]
+                words = [script, f"{folder}/result.json", "--task", self.options.task, "--method", arm.method]
                 words += ["--rate", arm.rate, "--seed", seed, "--epochs", self.options.epochs]
                 words += [] if arm.slow is None else ["--slow", arm.slow]
                 failed = self._process([*map(str, [*begin, *words])], Path(folder, "output.log"))
@@ -145,8 +148,9 @@ class Study:
     def _process(self, words: list[str], output: Path) -> str:
         """Run a launcher to its end; returns how it failed, or nothing."""
         command = [sys.executable, "-m", "platoon_base", *words]
+        env = environment(self.options.framework, self._gpus)
         with output.open("w") as file:
-            process = subprocess.Popen(command, env=environment(self._gpus), stdout=file, stderr=subprocess.STDOUT)
+            process = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT)
         self._processes.add(process)
         try:
             status = f"status {process.wait(self.options.limit)}"
@@ -160,7 +164,7 @@ class Study:
     def about(self) -> dict:
         """Return what all runs of a study have in common."""
         return {
-            "framework": f"Keras on {backend()}",
+            "framework": "Lasagne" if self.options.framework == "lasagne" else f"Keras on {backend()}",
             "task": self.options.task,
             "epochs": self.options.epochs,
             "device": self.options.device,
@@ -176,6 +180,7 @@ class Study:
             "runs_at_once": self.options.jobs,
             "gpus": len(self._gpus),
             "value": self.task.value,
+            "lower": self.task.lower,
             "targets": self.task.targets,
             "batch_size": self.task.batch_size,
             "methods": {name: {"what": each.what, "rate": each.rate} for name, each in METHODS.items()},
@@ -187,7 +192,9 @@ class Study:
     @property
     def path(self) -> Path:
         """Where the plots go; the results lie beside them."""
-        return (self.options.out or report.FOLDER) / f"learning-{self.options.task}.png"
+        framework = self.options.framework
+        suffix = "" if framework == self.task.frameworks[0] else f"-{framework}"
+        return (self.options.out or report.FOLDER) / f"learning-{self.options.task}{suffix}.png"
 
     def save(self) -> None:
         """Write the results, unless nothing is to be kept."""
@@ -207,9 +214,13 @@ def device_words(workers: int, slot: int, gpus: list[str]) -> list:
     return ["-D", *(gpus[(slot * workers + i) % len(gpus)] for i in range(workers))]
 
 
-def environment(gpus: list[str]) -> dict[str, str]:
+def environment(framework: str, gpus: list[str]) -> dict[str, str]:
     """Return the environment of all jobs: one thread for each worker, and no GPU unless some are to be used."""
-    ours = {**ONE_THREAD, "KERAS_BACKEND": backend(), "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    ours = {**ONE_THREAD, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    if framework == "keras":
+        ours["KERAS_BACKEND"] = backend()
+    else:
+        ours["THEANO_FLAGS"] = ",".join(filter(None, [os.environ.get("THEANO_FLAGS"), "floatX=float32"]))
     if gpus:
         del ours["CUDA_VISIBLE_DEVICES"]
     return {**os.environ, **ours}
@@ -244,6 +255,7 @@ def stop(processes: set[subprocess.Popen]) -> None:
 def settle(options: argparse.Namespace) -> None:
     """Fill in what was not given: from the task, or little of it with --quick."""
     task, quick = TASKS[options.task], options.quick
+    options.framework = options.framework or task.frameworks[0]
     options.rates = options.rates or list(task.rates[1:3] if quick else task.rates)
     options.epochs = options.epochs or (QUICK_EPOCHS if quick else task.epochs)
     options.workers = options.workers or (WORKERS[:1] if quick else WORKERS)
@@ -253,6 +265,11 @@ def settle(options: argparse.Namespace) -> None:
 
 def problem(options: argparse.Namespace) -> str:
     """Return why a study with these options cannot be made; nothing if it can."""
+    task = TASKS[options.task]
+    if options.framework not in task.frameworks:
+        return f"got --framework {options.framework}: {options.task} is written for {', '.join(task.frameworks)}"
+    if options.framework == "lasagne" and options.device != "cpu":
+        return f"got --device {options.device} with Lasagne: its tasks run on the CPU; leave it out"
     if options.jobs < 1:
         return f"got --jobs {options.jobs}: it counts runs side by side, and must be at least 1"
     if options.slow is not None and not 1 <= options.slow < min(options.workers):
@@ -263,7 +280,7 @@ def problem(options: argparse.Namespace) -> str:
     if options.device == "cuda" and not cuda_devices().names:
         return f"got --device cuda, but {cuda_devices().why_none()}: leave it out for the CPU"
     try:
-        TASKS[options.task].data()
+        task.data()
     except DataMissing as exc:
         return str(exc)
     return ""
@@ -272,7 +289,7 @@ def problem(options: argparse.Namespace) -> str:
 def main(options: argparse.Namespace) -> int:
     """Measure, print, save, draw; returns the exit status."""
     if options.plot:
-        draw(json.loads(options.plot.read_text()), options.plot.with_suffix(".png"))
+        draw(json.loads(options.plot.read_text()), options.plot.with_suffix(".png"), options.methods)
         return 0
     settle(options)
     why = problem(options)
@@ -296,6 +313,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", choices=TASKS, default="digits")
+    parser.add_argument("--framework", choices=SCRIPTS, help="[the task's]")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="beside plain, which always runs  [all]")
     parser.add_argument("--workers", nargs="+", type=int, help=f"numbers of workers  {WORKERS}")
     parser.add_argument("--seeds", nargs="+", type=int, help=f"one run for each  {SEEDS}")
@@ -308,7 +326,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="few runs; nothing is saved unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for the results  [docs/benchmarks]")
     parser.add_argument("--resume", action="store_true", help="keep the runs that the file of results has already")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw the plots of these results")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="only draw results, of --methods if given")
     return parser.parse_args(words)
 
 

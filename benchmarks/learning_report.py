@@ -142,7 +142,7 @@ def slowed(group: list[dict], unhindered: list[dict], target: Target) -> dict:
     return {"fast_steps": None if steps is None else factor * steps, "share_of_speedup": share}
 
 
-def describe(run: dict, lower: bool = False) -> str:
+def describe(run: dict) -> str:
     """Return a line on a run."""
     count = run["workers"]
     slow = "" if run["slow"] is None else f", rank {run['slow']} slowed"
@@ -202,9 +202,19 @@ def title(results: dict) -> str:
     return f"{options['task']}, {results['framework']}, {options['epochs']} epochs, seeds {options['seeds']}"
 
 
-def draw(results: dict, path: Path) -> None:
-    """Plot the value, the way to each target and the speed-up: over steps, and over seconds where those hold."""
+def draw(results: dict, path: Path, methods: list[str] | None = None) -> None:
+    """Plot the value, the way to each target and the speed-up: over steps, and over seconds where those hold.
+
+    Parameters
+    ----------
+    results : dict
+        As they were read from the file.
+    path : Path
+    methods : list of str, optional
+        Beside plain training; the default are all.
+    """
     rows = [row for row in results["results"] if row["method"] != PLAIN or row["rate"] == results["best_rate"]]
+    rows = [row for row in rows if not methods or row["method"] in (PLAIN, *methods)]
     timed = [row for row in rows if row["seconds_hold"]]
     panels = [("steps", "steps per worker", rows)]
     panels += [("seconds", "seconds", timed)] * any(row["workers"] > 1 for row in timed)
@@ -223,8 +233,12 @@ def draw(results: dict, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def color(method: str) -> str:
-    return f"C{list(METHODS).index(method) % 10}" if method in METHODS else "black"
+def color(method: str) -> tuple[float, ...]:
+    """Return the color of a method: the same in all plots, as long as none is added before it."""
+    import matplotlib
+
+    known = list(METHODS)
+    return matplotlib.colormaps["tab20"](known.index(method) % 20 if method in known else 14)
 
 
 def draw_curves(axes, rows: list[dict], runs: list[dict], column: int) -> None:
@@ -238,6 +252,7 @@ def draw_curves(axes, rows: list[dict], runs: list[dict], column: int) -> None:
             at = [report.median([point[column] for point in points]) for points in zip(*curves)]
             values = [sorted(point[2] for point in points) for points in zip(*curves)]
             look = {"color": color(arm.method), "linestyle": dashes.get(arm.workers, "-.")}
+            look["marker"] = None if arm.slow is None else "v"
             axes.plot(at, [report.median(each) for each in values], label=arm.label, **look)
             low, high = [each[0] for each in values], [each[-1] for each in values]
             axes.fill_between(at, low, high, alpha=0.15, color=look["color"])

@@ -57,16 +57,17 @@ class Method(NamedTuple):
         """Return by what the best learning rate of a single process is multiplied."""
         return SCALINGS[self.scaling][1](workers)
 
-    def exchanges(self, steps: int, epochs: int) -> int:
+    def exchanges(self, steps: int, ends: int) -> int:
         """Return how many times a worker that makes so many steps exchanges its parameters, or its gradients.
 
-        A rule does so in each of its periods, which begin anew with each epoch, and at the end of an epoch.
+        A rule does so every so many steps, and at an end, after which it counts anew: with Keras that of each epoch,
+        with Lasagne that of the training.
         """
         if self.rule == ALONE:
             return 0
         if self.rule == AVERAGED:
             return steps
-        return epochs * (steps // epochs // self.every_n_batches + 1)
+        return ends * (steps // ends // self.every_n_batches + 1)
 
 
 PLAIN = "plain"

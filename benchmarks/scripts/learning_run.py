@@ -26,7 +26,7 @@ def parse(description: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def write(args: argparse.Namespace, worker: Any, version: str, parameters: int, steps: int, points: list) -> None:
+def write(args: argparse.Namespace, worker: Any, version: str, parameters: int, points: list, ends: int) -> None:
     """Write what a run gave, on rank 0; all ranks call it.
 
     Parameters
@@ -37,13 +37,14 @@ def write(args: argparse.Namespace, worker: Any, version: str, parameters: int, 
         Of the framework.
     parameters : int
         How many numbers the model has.
-    steps : int
-        Of this worker.
     points : list of (steps, seconds, value)
+        Of this worker.
+    ends : int
+        How many times a rule synchronizes and then counts its period anew.
     """
-    by_rank = worker.gather(steps)
+    by_rank = worker.gather(points[-1][0])
     if worker.global_rank == 0:
-        exchanges = [METHODS[args.method].exchanges(count, args.epochs) for count in by_rank]
+        exchanges = [METHODS[args.method].exchanges(count, ends) for count in by_rank]
         result = {
             "version": version,
             "parameters": parameters,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,11 @@ from typing import NamedTuple
 import numpy as np
 
 PACKAGE = "dataset-fashion-mnist"  # of Debian and Ubuntu
-FASHION_MNIST = Path(os.environ.get("FASHION_MNIST", "/usr/share/datasets/fashion-mnist"))
+INSTALLED = "usr/share/datasets/fashion-mnist"
+CACHE = Path(__file__).parents[2] / ".cache" / "data"  # where `make data` puts them
+FASHION_MNIST = (
+    [Path(os.environ["FASHION_MNIST"])] if "FASHION_MNIST" in os.environ else [CACHE / INSTALLED, Path("/", INSTALLED)]
+)
 Rows = tuple[np.ndarray, np.ndarray]
 
 
@@ -37,14 +42,33 @@ class Network(NamedTuple):
     classes: int = 10
 
 
+class Recurrent(NamedTuple):
+    """An embedding, an LSTM layer, softmax over the characters at each position.
+
+    Attributes
+    ----------
+    embedding, units : int
+    length : int
+        Characters in a sequence, each of which begins with a state of zeros.
+    classes : int
+        Different characters.
+    """
+
+    embedding: int
+    units: int
+    length: int
+    classes: int
+
+
 class Task(NamedTuple):
     """Real data, the network that learns them, and the targets, which were set before any method was measured.
 
     Attributes
     ----------
     data : callable() -> ((x, y), (x, y))
-        Rows to train on and rows to validate on, float32, with labels as one-hot rows.
-    network : Network
+        Rows to train on and rows to validate on: float32, with labels as one-hot rows; or characters as numbers, with
+        the characters that follow.
+    network : Network or Recurrent
     batch_size : int
         Rows of a mini-batch of each worker.
     epochs : int
@@ -55,15 +79,21 @@ class Task(NamedTuple):
         On the validation rows, the hardest last.
     value : str
         What is validated.
+    lower : bool
+        Whether lower values are better.
+    frameworks : tuple of str
+        Those that it is written for.
     """
 
     data: Callable[[], tuple[Rows, Rows]]
-    network: Network
+    network: Network | Recurrent
     batch_size: int
     epochs: int
     rates: tuple[float, ...]
     targets: tuple[float, ...]
     value: str = "validation accuracy"
+    lower: bool = False
+    frameworks: tuple[str, ...] = ("keras", "lasagne")
 
 
 def digits() -> tuple[Rows, Rows]:
@@ -78,14 +108,19 @@ def digits() -> tuple[Rows, Rows]:
     return (x[:1437], y[:1437]), (x[1437:], y[1437:])
 
 
-def fashion_mnist(folder: Path = FASHION_MNIST) -> tuple[Rows, Rows]:
-    """Return Fashion-MNIST: 60,000 rows to train on, and the 10,000 test images to validate on."""
+def fashion_mnist(*folders: Path) -> tuple[Rows, Rows]:
+    """Return Fashion-MNIST: 60,000 rows to train on, and the 10,000 test images to validate on.
+
+    It is read from the first folder that is there, of those that FASHION_MNIST, `make data` or the package fill.
+    """
+    folders = folders or FASHION_MNIST
+    folder = next((each for each in folders if each.is_dir()), folders[-1])
     try:
         return _images_and_labels(folder, "train"), _images_and_labels(folder, "t10k")
     except FileNotFoundError as exc:
         raise DataMissing(
-            f"{exc.filename} is not here: `apt-get install {PACKAGE}` installs it, or name the folder of the four "
-            "files in the environment variable FASHION_MNIST"
+            f"{exc.filename} is not here: `make data` or `apt-get install {PACKAGE}` gets it, or name the folder of "
+            "the four files in the environment variable FASHION_MNIST"
         ) from exc
 
 
@@ -110,6 +145,33 @@ def one_hot(labels: np.ndarray) -> np.ndarray:
     return np.eye(10, dtype="float32")[labels]
 
 
+# Modules that are plain files from Python 3.9 to 3.13, and have changed little.
+TRAINING_TEXT = ("argparse", "ast", "configparser", "contextlib", "difflib", "functools", "mailbox", "shutil")
+VALIDATION_TEXT = ("smtplib", "textwrap")
+FIRST, LAST = 32, 126  # the characters of ASCII that are kept; a line's end is one more, and so is all the rest
+
+
+def stdlib(length: int = 50) -> tuple[Rows, Rows]:
+    """Return sources of Python's standard library as sequences of characters, and the character that follows each."""
+    return _sequences(TRAINING_TEXT, length), _sequences(VALIDATION_TEXT, length)
+
+
+def _sequences(modules: tuple[str, ...], length: int) -> Rows:
+    folder = Path(sysconfig.get_path("stdlib"))
+    try:
+        text = b"".join((folder / f"{name}.py").read_bytes() for name in modules)
+    except FileNotFoundError as exc:
+        raise DataMissing(
+            f"{exc.filename} is not here: take a Python that has its standard library as sources"
+        ) from exc
+    characters = np.frombuffer(text, np.uint8).astype("int32")
+    kept = (characters >= FIRST) & (characters <= LAST)
+    numbers = np.where(kept, characters - FIRST, np.where(characters == ord("\n"), LAST - FIRST + 1, LAST - FIRST + 2))
+    count = (len(numbers) - 1) // length
+    numbers = numbers.astype("int32")
+    return numbers[: count * length].reshape(count, length), numbers[1 : count * length + 1].reshape(count, length)
+
+
 TASKS = {
     "digits": Task(digits, Network((64,), dense=(32,)), 32, 40, (0.002, 0.005, 0.01, 0.02), (0.93, 0.95, 0.96)),
     "fashion-mnist": Task(
@@ -122,5 +184,16 @@ TASKS = {
         12,
         (0.001, 0.002, 0.004, 0.008),
         (0.88, 0.895, 0.905),
+    ),
+    "stdlib-lstm": Task(
+        stdlib,
+        Recurrent(embedding=32, units=64, length=50, classes=97),
+        32,
+        8,
+        (0.0025, 0.005, 0.01),
+        (3.5, 3.0, 2.8),
+        value="validation, bits per character",
+        lower=True,
+        frameworks=("lasagne",),
     ),
 }

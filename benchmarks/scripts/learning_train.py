@@ -106,7 +106,7 @@ def main(args):
         verbose=0,
     )
     parameters = sum(int(np.prod(weights.shape)) for weights in model.get_weights())
-    write(args, worker, f"Keras {keras.__version__}", parameters, curve.steps, curve.points)
+    write(args, worker, f"Keras {keras.__version__}", parameters, curve.points, ends=args.epochs)
 
 
 if __name__ == "__main__":

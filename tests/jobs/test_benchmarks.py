@@ -3,10 +3,12 @@
 import gzip
 import json
 import os
+import smtplib
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 
 import pytest
 from needing import needs_theano
@@ -182,6 +184,28 @@ def test_learning_measures_methods_and_keeps_its_results(tmp_path):
     assert "{'epochs': 6}" in other.stderr
 
 
+@needs_theano
+@pytest.mark.timeout(240)  # two functions to compile for each of three jobs
+def test_the_tasks_on_lasagne_train_the_same_networks(tmp_path):
+    words = ["--methods", "defaults", "averaged", "--slow", "1", "--rates", "0.005", "--epochs", "3"]
+    done = learn(tmp_path, "--framework", "lasagne", *words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads((tmp_path / "learning-digits-lasagne.json").read_text())
+    assert written["framework"] == "Lasagne"
+    runs = {(run["method"], run["slow"]): run for run in written["runs"]}
+    assert list(runs) == [("plain", None), ("defaults", None), ("defaults", 1), ("averaged", None), ("averaged", 1)]
+    # Of 1,437 rows two synchronous workers leave one out: 718 are 23 mini-batches, the last one smaller.
+    by_rank = {("plain", None): [135], ("defaults", 1): [69, 33]}
+    for key, run in runs.items():
+        assert run["parameters"] == 2410
+        assert run["steps_by_rank"] == by_rank.get(key, [69, 69])
+        assert 0.3 < run["final"] <= run["best"] <= 1
+        assert run["curve"][-1][1] > 0
+    # 69 steps are six periods, 33 are three, and there is one synchronization at the end of training.
+    assert runs["defaults", 1]["bytes_sent"] == (7 + 4) * 2 * 4 * 2410
+    assert runs["averaged", 1]["bytes_sent"] == (69 + 69) * 2 * 4 * 2410
+
+
 def test_steps_to_a_target_lie_between_two_validations(learning_report):
     curve = [(10, 1.0, 0.5), (20, 2.0, 0.7), (30, 3.0, 0.6), (40, 5.0, 0.9)]
     assert learning_report.first_reach(curve, 0.4) == {"steps": 10, "seconds": 1.0}
@@ -291,8 +315,8 @@ def test_jobs_side_by_side_begin_with_different_gpus(learning, monkeypatch):
     assert learning.device_words(2, 1, gpus) == ["-D", "cuda2", "cuda0"]
     assert learning.device_words(4, 0, gpus) == ["-D", "cuda0", "cuda1", "cuda2", "cuda0"]
     assert learning.device_words(2, 1, []) == ["-n", 2, "-D", "cpu"]
-    assert learning.environment(gpus)["CUDA_VISIBLE_DEVICES"] == "2,3"
-    assert learning.environment([])["CUDA_VISIBLE_DEVICES"] == ""
+    assert learning.environment("keras", gpus)["CUDA_VISIBLE_DEVICES"] == "2,3"
+    assert learning.environment("keras", [])["CUDA_VISIBLE_DEVICES"] == ""
 
 
 @pytest.mark.parametrize(
@@ -302,6 +326,8 @@ def test_jobs_side_by_side_begin_with_different_gpus(learning, monkeypatch):
         (["--slow", "0"], "got --slow 0"),
         (["--slow", "2", "--workers", "2", "4"], "got --slow 2"),
         (["--device", "cuda"], "got --device cuda"),
+        (["--device", "cuda", "--framework", "lasagne"], "got --device cuda with Lasagne"),
+        (["--task", "stdlib-lstm", "--framework", "keras"], "stdlib-lstm is written for lasagne"),
     ],
 )
 def test_a_study_that_cannot_be_made_is_refused(tmp_path, words, told):
@@ -320,12 +346,16 @@ def test_the_plots_are_drawn_from_the_results_alone(learning_report, tmp_path):
         "results": learning_report.summarize(runs, (0.8, 0.9), 0.1),
     }  # fmt: skip
     (tmp_path / "results.json").write_text(json.dumps(results))
-    done = subprocess.run(
-        [sys.executable, BENCHMARKS / "learning.py", "--plot", tmp_path / "results.json"],
-        cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+    drawn = []
+    for words in ([], ["--methods", "averaged"]):
+        done = subprocess.run(
+            [sys.executable, BENCHMARKS / "learning.py", "--plot", tmp_path / "results.json", *words],
+            cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stdout + done.stderr
+        drawn.append((tmp_path / "results.png").read_bytes())
+        assert drawn[-1].startswith(b"\x89PNG")
+    assert drawn[0] != drawn[1]
 
 
 def test_fashion_mnist_is_read_from_the_package_or_its_name_is_told(learning, tmp_path):
@@ -347,6 +377,44 @@ def test_fashion_mnist_is_read_from_the_package_or_its_name_is_told(learning, tm
         file.write(b"no array")
     with pytest.raises(ValueError, match="no IDX file"):
         learning_tasks.fashion_mnist(tmp_path)
+
+
+def test_the_first_folder_with_the_data_counts(learning, tmp_path):
+    from scripts import learning_tasks
+
+    (tmp_path / "there").mkdir()
+    with pytest.raises(learning_tasks.DataMissing, match="there/train"):
+        learning_tasks.fashion_mnist(tmp_path / "missing", tmp_path / "there", tmp_path)
+
+
+@pytest.mark.parametrize("missing", ["apt-get", "package"])
+def test_make_data_says_why_it_cannot_fetch(tmp_path, missing):
+    if missing == "package":
+        (tmp_path / "apt-get").write_text("#!/bin/sh\nexit 100\n")
+        (tmp_path / "dpkg").write_text("#!/bin/sh\n")
+        (tmp_path / "mkdir").symlink_to(which("mkdir"))
+        for name in ("apt-get", "dpkg"):
+            (tmp_path / name).chmod(0o755)
+    done = subprocess.run(
+        ["/bin/sh", BENCHMARKS.parent / ".ci" / "fetch_data", tmp_path / "data"],
+        env={"PATH": str(tmp_path)}, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert {"apt-get": "FASHION_MNIST", "package": "apt-get update"}[missing] in done.stderr
+
+
+def test_characters_are_those_of_the_sources_and_the_next_ones(learning):
+    from scripts import learning_tasks
+
+    (x, y), (x_valid, y_valid) = learning_tasks.stdlib()
+    assert x.shape == y.shape
+    assert x_valid.shape == y_valid.shape
+    assert x.shape[1] == x_valid.shape[1] == 50
+    assert x.max() < learning_tasks.TASKS["stdlib-lstm"].network.classes
+    assert (x.ravel()[1:] == y.ravel()[:-1]).all()
+    source = Path(smtplib.__file__).read_text()[:50]
+    assert source.isascii()
+    assert "".join("\n" if number == 95 else chr(32 + number) for number in x_valid[0]) == source
 
 
 def test_without_the_data_it_says_how_to_install_them_and_runs_nothing(tmp_path):
