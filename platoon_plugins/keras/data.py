@@ -13,6 +13,7 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import epoch_indices, require_uneven, shard_bounds, take
 from platoon_plugins.keras import seeds
+from platoon_plugins.keras.parts import Cut, is_nested, keep_part, map_arrays
 from platoon_plugins.keras.same_data import SameBatches, require_same_data, sources
 from platoon_plugins.keras.torch_loaders import is_loader, shard_loader
 
@@ -21,12 +22,30 @@ __all__ = ["shard"]
 _SequenceBase = getattr(keras.utils, "PyDataset", None) or keras.utils.Sequence
 
 
-def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worker: Worker | None = None) -> Any:
+def shard(
+    *data: Any,
+    uneven: str = "keep",
+    validation_split: float = 0.0,
+    reshuffle: bool = True,
+    worker: Worker | None = None,
+) -> Any:
     """Return this worker's part of each argument, ready for ``fit(*shard(x, y))``.
 
-    Of arrays, worker r of N takes the rows r, r + N, r + 2N, ...: each row is one worker's, and together the k-th
+    Of arrays, worker r of N gets the rows r, r + N, r + 2N, ...: each row is one worker's, and together the k-th
     mini-batches of all workers are the k-th of one process with mini-batches N times as large. Lists, tuples and dicts
-    of arrays are taken apart. A `keras.utils.PyDataset` or `Sequence` becomes one with the same number of batches on
+    of arrays are taken apart.
+
+    By default a ``fit`` that shuffles, with the callbacks of `distribute`, deals the rows of these arrays out anew in
+    each epoch: it draws one permutation of all rows, the same on all workers, of which each takes every N-th. So a row
+    is seen once in an epoch, by one worker, and by others in other epochs. The arrays returned here stay as they are;
+    ``fit`` reads copies of the epoch's rows. That needs the memory of one more shard, and keeps the whole arrays that
+    were passed here alive as long as those returned. With ``fit(shuffle=False)`` and in validation each worker keeps
+    rows and order. It also keeps its rows if ``fit`` gets anything but unchanged arrays of `shard`, such as ``x / 255``
+    (with a warning if only some are), or ``steps_per_epoch``, ``validation_split``, ``shuffle="batch"`` or, on Keras 2,
+    ``class_weight``; if arrays are in files (`numpy.memmap`), on a GPU, or of objects or TensorFlow's tensors; and in
+    loops of your own. So prepare arrays before `shard`.
+
+    A `keras.utils.PyDataset` or `Sequence` becomes one with the same number of batches on
     every worker: if N does not divide their number, the rows of those left over are dealt out in a last step, so each
     row still comes once in an epoch. Its ``on_epoch_begin`` and ``on_epoch_end`` draw the same random numbers on all
     workers, so that a shuffle leaves one data set. A generator of its own must be seeded alike on all workers:
@@ -47,6 +66,9 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
         Set this fraction apart for validation, the last rows of the whole as ``fit`` does for one process, and return
         ``(train, validation)``, two tuples. (``fit(validation_split=...)`` would take the last rows of each shard:
         other rows for each number of workers.) For arrays.
+    reshuffle : bool
+        Whether ``fit`` may deal the rows out anew in each epoch, as above. If not, each worker keeps its rows. For
+        arrays.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -74,10 +96,10 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
     worker = connect() if worker is None else worker
     sets = [part for part in data if _is_sequence(part) or _is_dataset(part) or is_loader(part)]
     if sets:
-        if validation_split or uneven != "keep":
+        if validation_split or uneven != "keep" or not reshuffle:
             raise ConfigurationError(
-                f"got {type(sets[0]).__name__} with validation_split or uneven: they are for arrays; make two data "
-                "sets, and shard each"
+                f"got {type(sets[0]).__name__} with validation_split, uneven or reshuffle: they are for arrays; make "
+                "two data sets, and shard each; whether a data set shuffles is said where it is made"
             )
         parts = tuple(_shard_set(part, worker) for part in data)
         require_same_data(data, worker)
@@ -89,36 +111,20 @@ def shard(*data: Any, uneven: str = "keep", validation_split: float = 0.0, worke
             f"got {at} rows for {worker.global_size} workers: some would have none; use fewer workers"
         )
     require_same_data(data, worker)
-    train = tuple(_map(part, lambda array: _rows(array, 0, at, uneven, worker)) for part in data)
+    train = tuple(map_arrays(part, lambda array: _rows(array, 0, at, uneven, worker, reshuffle)) for part in data)
     if validation_split:
         if rows - at < worker.global_size:
             raise ConfigurationError(
                 f"got validation_split={validation_split!r} of {rows} rows, {rows - at} for {worker.global_size} "
                 "workers: some would have none; take more, or use fewer workers"
             )
-        return train, tuple(_map(part, lambda array: _rows(array, at, rows, "keep", worker)) for part in data)
+        return train, tuple(
+            map_arrays(part, lambda array: _rows(array, at, rows, "keep", worker, False)) for part in data
+        )
     return train if len(train) > 1 else train[0]
 
 
 # Arrays.
-
-
-def _map(data: Any, function: Any) -> Any:
-    """Apply a function to the arrays in nested data; None stays."""
-    if data is None:
-        return None
-    if isinstance(data, Mapping):
-        return {key: _map(value, function) for key, value in data.items()}
-    if _is_nested(data):
-        return type(data)(_map(value, function) for value in data)
-    return function(data)
-
-
-def _is_nested(data: Any) -> bool:
-    """Whether a list or tuple holds arrays, or is one itself: of numbers or strings."""
-    return isinstance(data, (list, tuple)) and any(
-        value is None or hasattr(value, "shape") or isinstance(value, (Mapping, list, tuple)) for value in data
-    )
 
 
 def _common_rows(data: tuple[Any, ...]) -> int:
@@ -135,7 +141,7 @@ def _common_rows(data: tuple[Any, ...]) -> int:
 def _counts(data: Any) -> list[int]:
     """Return the number of rows of each array in nested data."""
     counts: list[int] = []
-    _map(data, lambda array: counts.append(_count(array)))
+    map_arrays(data, lambda array: counts.append(_count(array)))
     return counts
 
 
@@ -150,10 +156,18 @@ def _count(array: Any) -> int:
     return int(array.shape[0]) if hasattr(array, "shape") else len(array)
 
 
-def _rows(array: Any, start: int, stop: int, uneven: str, worker: Worker) -> Any:
+def _rows(array: Any, start: int, stop: int, uneven: str, worker: Worker, reshuffle: bool) -> Any:
     rank, size = worker.global_rank, worker.global_size
     if size == 1 and (start, stop) == (0, _count(array)):
         return array
+    mine = _first_rows(array, Cut(start, stop, rank, size, uneven))
+    if reshuffle and size > 1:
+        keep_part(mine, array, Cut(start, stop, rank, size, uneven))
+    return mine
+
+
+def _first_rows(array: Any, cut: Cut) -> Any:
+    start, stop, rank, size, uneven = cut
     left_over = (stop - start) % size
     if uneven == "wrap" and left_over and rank >= left_over:
         return take(array, start + epoch_indices(stop - start, rank, size, uneven=uneven))
@@ -260,7 +274,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
             together = _joined([self._whole[i] for i in range(full * self._size, batches)])
             start, stop = shard_bounds(_counts(together)[0], self._rank, self._size)
             if start < stop:
-                own.append(_map(together, lambda array: array[start:stop]))
+                own.append(map_arrays(together, lambda array: array[start:stop]))
         return own[0] if len(own) == 1 else _joined(own)
 
     def on_epoch_begin(self) -> None:
@@ -298,6 +312,6 @@ def _joined(batches: list[Any]) -> Any:
     first = batches[0]
     if isinstance(first, Mapping):
         return {key: _joined([batch[key] for batch in batches]) for key in first}
-    if _is_nested(first):
+    if is_nested(first):
         return type(first)(_joined(list(values)) for values in zip(*batches))
     return None if first is None else np.concatenate(batches)

@@ -19,6 +19,7 @@ from platoon_plugins.keras.evaluation import Evaluation
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import first_values
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
+from platoon_plugins.keras.reshuffling import Reshuffling
 from platoon_plugins.keras.same_data import data_of_fit, warn_if_not_sharded
 from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.stopping import Stopping
@@ -72,6 +73,7 @@ class Training:
         average = require_distributable(model, backend)
         warn_if_not_on_device(worker.device, backend.weights(model))
         self._data = data_of_fit(model)
+        self._reshuffling = Reshuffling(worker, model)
         self._mode = self._choose_mode(average)
         self._evaluation = Evaluation(worker, backend, model, average)
         self._statistics = Statistics(worker, backend, model)
@@ -138,6 +140,7 @@ class Training:
             self._shares_next = True
             _trained_by_rule.add(self._model.optimizer)
         warn_if_not_sharded(self._data, self._worker)
+        self._reshuffling.agree()
 
     def _release_earlier(self) -> None:
         """Release what a fit shared that was interrupted, and nothing that the script shares itself."""
@@ -158,6 +161,7 @@ class Training:
         self._evaluation.epoch_begins(epoch)
         if self._data is not None:
             tell_epoch(self._data[0], epoch)
+        self._reshuffling.epoch_begins(epoch)
         self._epoch, self._batches = epoch, _Batches()
         self._worker.progress(epoch=epoch + 1)
 
@@ -232,6 +236,7 @@ class Training:
         _sharing.discard(self._worker)
         self._evaluation.end()
         self._data = None
+        self._reshuffling.end()
         plain, own = self._random_state
         seeds.go_on(plain)
         self._backend.restore_random_state(own, self._worker.seed + seeds.fits())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -39,7 +40,7 @@ def iterate_minibatches(
     *arrays: Any,
     batch_size: int | None = None,
     shuffle: bool = False,
-    epoch: int = 0,
+    epoch: int | None = None,
     skip: int = 0,
     inputs: Any = None,
     targets: Any = None,
@@ -62,9 +63,11 @@ def iterate_minibatches(
     batch_size : int
         Rows in a mini-batch of one worker. It may also stand behind the arrays, and ``shuffle`` behind it.
     shuffle : bool
-        Draw a new order, common to all workers, from the job's seed and ``epoch``.
-    epoch : int
-        Pass the number of the epoch when shuffling, or every epoch has the same order.
+        Draw a permutation of all rows, common to all workers, from the job's seed and ``epoch``. So each row is seen
+        once in an epoch, by one worker, and by others in other epochs. Without it, the order is that of the arrays.
+    epoch : int, optional
+        The default counts the calls with ``shuffle``, from ``worker.resume_at.epoch`` on. Pass the number of the epoch
+        where workers may join late or be started again alone, which would count from another one.
     skip : int
         Number of mini-batches to leave out at the beginning: ``worker.resume_at.done_in(epoch)`` are done already when
         a job was resumed, or a worker started again.
@@ -94,8 +97,20 @@ def iterate_minibatches(
         raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
     worker = connect() if worker is None else worker
     worker.require_same_data(*data)
+    if epoch is None:
+        epoch = _next_epoch(worker) if options["shuffle"] else 0
     rows = worker.shard(count, shuffle=options["shuffle"], epoch=epoch, uneven=uneven)
     return _batches(data, rows, rows_in_batch, skip)
+
+
+def _next_epoch(worker: Worker) -> int:
+    epoch = _next_epochs.get(worker, worker.resume_at.epoch)
+    _next_epochs[worker] = epoch + 1
+    return epoch
+
+
+# The epochs that calls without a number begin next.
+_next_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 
 
 def _batches(data: Sequence[Any], rows: Any, batch_size: int, skip: int) -> Iterator[tuple[Any, ...]]:

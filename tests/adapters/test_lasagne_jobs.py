@@ -10,6 +10,7 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.sharding import epoch_indices
 from platoon_plugins.lasagne import StopOnPatience, evaluate, iterate_minibatches, shard
 
 pytestmark = pytest.mark.theano
@@ -168,9 +169,11 @@ def test_a_model_of_another_shape_is_refused_when_the_graph_is_built(run_job):
     assert "w float64[2, 3]" in outcome.reported["error"]
 
 
-def test_minibatches_cover_each_row_once_over_all_workers(run_job):
+@pytest.mark.parametrize("number", ["", ", epoch=epoch"])
+def test_minibatches_cover_each_row_once_over_all_workers(run_job, number):
+    """Calls without a number of the epoch count from 0 on."""
     outcome = run_job(
-        """
+        f"""
         import numpy as np
         from platoon_plugins.lasagne import iterate_minibatches
         from platoon_base import connect
@@ -178,8 +181,9 @@ def test_minibatches_cover_each_row_once_over_all_workers(run_job):
         worker = connect()
         rows = np.arange(103)
         for epoch in range(2):
-            seen = np.concatenate([a for a, b in iterate_minibatches(rows, -rows, 10, shuffle=True, epoch=epoch)])
-            worker.report({f"{epoch} {worker.global_rank}": " ".join(map(str, seen))})
+            seen = np.concatenate([a for a, b in iterate_minibatches(rows, -rows, 10, shuffle=True{number})])
+            worker.report({{f"{{epoch}} {{worker.global_rank}}": " ".join(map(str, seen))}})
+        worker.report({{"seed": worker.seed}})
         """,
         workers=3,
     ).require_success()
@@ -188,6 +192,10 @@ def test_minibatches_cover_each_row_once_over_all_workers(run_job):
         seen = [int(i) for rank in range(3) for i in outcome.reported[f"{epoch} {rank}"].split()]
         assert sorted(seen) == list(range(103))
         orders.append(seen)
+        expected = [
+            epoch_indices(103, r, 3, shuffle=True, seed=int(outcome.reported["seed"]), epoch=epoch) for r in range(3)
+        ]
+        assert seen == np.concatenate(expected).tolist()
     assert orders[0] != orders[1]
 
 

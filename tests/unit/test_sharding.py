@@ -88,6 +88,30 @@ def test_all_ranks_deal_out_the_same_permutation(n, size, seed, epoch):
 
 
 @EXAMPLES
+@given(n=rows, size=sizes, seed=st.integers(0, 2**63), epoch=st.integers(0, 100), uneven=st.sampled_from(UNEVEN))
+def test_a_rank_has_as_many_rows_in_each_epoch(n, size, seed, epoch, uneven):
+    assume(n >= size)
+    found = [
+        [len(shard) for shard in shards(n, size, shuffle=True, seed=seed, epoch=epoch + i, uneven=uneven)]
+        for i in range(3)
+    ]
+    assert found[0] == found[1] == found[2] == [len(shard) for shard in shards(n, size, uneven=uneven)]
+
+
+@EXAMPLES
+@given(n=st.integers(2, 60), size=st.integers(2, 5), seed=st.integers(0, 2**63))
+def test_every_row_comes_to_every_rank_in_the_course_of_epochs(n, size, seed):
+    """In 200 epochs; that one of 60 rows misses one of 5 ranks has the probability 300 * 0.8**200 < 1e-16."""
+    assume(n >= size)
+    seen = np.zeros((n, size), int)
+    for epoch in range(200):
+        for rank, shard in enumerate(shards(n, size, shuffle=True, seed=seed, epoch=epoch)):
+            seen[shard, rank] += 1
+    assert (seen.sum(axis=1) == 200).all()
+    assert (seen > 0).all()
+
+
+@EXAMPLES
 @given(n=rows, size=sizes, batch=st.integers(1, 20), shuffle=st.booleans())
 def test_the_mini_batches_of_all_ranks_are_the_large_ones_of_one_process(n, size, batch, shuffle):
     whole, found = epoch_indices(n, 0, 1, shuffle=shuffle), shards(n, size, shuffle=shuffle)

@@ -1,0 +1,175 @@
+"""Rows that are dealt out anew in each epoch of a fit: arrays of `shard` take other rows of the whole."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from platoon_base import Worker
+from platoon_base.errors import PlatoonWarning
+from platoon_base.sharding import shard_seed, take
+from platoon_plugins.keras import seeds
+from platoon_plugins.keras.parts import Cut, Part, leaves, map_arrays, part_at, part_of
+
+__all__ = ["Reshuffling"]
+
+
+class Reshuffling:
+    """Deals the rows of one fit out anew in each epoch; made from a callback's ``on_train_begin``.
+
+    ::
+
+        order := permutation of all rows, drawn from (seed of the job, number of the fit, epoch)
+        rows  := order[rank], order[rank + size], order[rank + 2 size], ...
+
+    ``fit`` then shuffles the rows of this worker as it does without. The arrays that `shard` returned stay as they are.
+    Rows stay with their worker where ``fit`` was told not to shuffle or to count steps, and where it was given anything
+    but unchanged arrays of `shard`: other arrays beside them would no longer go with their rows.
+
+    Parameters
+    ----------
+    worker : Worker
+    model : keras.Model
+    """
+
+    def __init__(self, worker: Worker, model: Any) -> None:
+        self._worker = worker
+        self._inputs: _Keras3Inputs | _Keras2Inputs | None = None
+        self._cut: Cut | None = None
+        self._why_not = ""
+        self._seed = 0
+        inputs = _inputs_of_fit(model)
+        if inputs is not None:
+            self._cut, self._why_not = _common_cut(inputs.parts())
+            self._inputs = None if self._cut is None else inputs
+
+    def agree(self) -> None:
+        """Find out whether all workers can; a collective call. The first one's count of fits holds for all."""
+        mine = "" if self._cut is None else f"{self._cut.start} {self._cut.stop} {self._cut.uneven}"
+        told = self._worker.gather([self._worker.global_rank, seeds.fits(), mine], name="keras fit rows")
+        leader, number, _ = told[0]
+        if len({cut for *_, cut in told}) > 1:
+            self._why_not = self._why_not or "another worker cannot"
+            self._inputs = None
+        if self._why_not and self._worker.global_rank == leader:
+            warnings.warn(
+                f"every worker keeps its rows in all epochs of this fit: {self._why_not}; prepare arrays before shard, "
+                "and pass what it returns to fit, or say shard(..., reshuffle=False)",
+                PlatoonWarning,
+                stacklevel=2,
+            )
+        self._seed = shard_seed(self._worker.seed, number) if number else self._worker.seed
+
+    def epoch_begins(self, epoch: int) -> None:
+        """Give ``fit`` the rows of this epoch, before it reads the first batch."""
+        if self._inputs is None or self._cut is None:
+            return
+        rows, taken = self._cut.rows(self._seed, epoch), {}
+
+        def rows_of(part: Part) -> Any:
+            if id(part.whole) not in taken:
+                taken[id(part.whole)] = take(part.whole, rows)
+            return taken[id(part.whole)]
+
+        self._inputs.replace(rows_of)
+
+    def end(self) -> None:
+        """Let the data go."""
+        self._inputs = None
+
+
+def _common_cut(arrays: list[tuple[Any, Part | None]]) -> tuple[Cut | None, str]:
+    """Return how all the arrays are dealt out; or None, and why not if some are parts."""
+    parts = [part for _, part in arrays if part is not None]
+    if not parts:
+        return None, ""
+    if len(parts) < len(arrays):
+        return None, "fit was given arrays of shard together with one that shard has not returned"
+    if len({part.cut for part in parts}) > 1:
+        return None, "fit was given arrays that shard has cut in different ways"
+    if not all(part.is_unchanged(array) for array, part in arrays if part is not None):
+        return None, "an array has been changed since shard returned it"
+    return parts[0].cut, ""
+
+
+def _inputs_of_fit(model: Any) -> _Keras3Inputs | _Keras2Inputs | None:
+    """Return the arrays that the calling ``fit`` reads batches from; None if it does not shuffle all of them."""
+    for name, values in _callers():
+        if name == "fit_loop" and values.get("model") is model and "fit_inputs" in values:
+            kind: Any = _Keras2Inputs
+            shuffles, steps = values.get("shuffle"), values.get("steps_per_epoch")
+        elif name == "fit" and values.get("self") is model and "epoch_iterator" in values:
+            kind = _Keras3Inputs
+            shuffles, steps = values.get("shuffle"), values["epoch_iterator"].steps_per_epoch
+        else:
+            continue
+        return kind(values) if shuffles and not isinstance(shuffles, str) and not steps else None
+    return None
+
+
+def _callers() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield name and variables of the functions that are being called, the innermost first."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        yield frame.f_code.co_name, frame.f_locals
+        frame = frame.f_back
+
+
+class _Keras3Inputs:
+    """Keras 3 reads batches from the arrays of an adapter, which is replaced by one like it.
+
+    On TensorFlow the data set that was made of the adapter is replaced too: it holds a copy of the arrays.
+    """
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._iterator = values["epoch_iterator"]
+        self._data = tuple(values.get(name) for name in ("x", "y", "sample_weight"))
+        self._options = {"class_weight": values.get("class_weight"), "shuffle": True}
+
+    def parts(self) -> list[tuple[Any, Part | None]]:
+        """Return the arrays, each with where it is from."""
+        return [(array, part_of(array)) for array in leaves(self._data)]
+
+    def replace(self, rows_of: Callable[[Part], Any]) -> None:
+        """Put other rows of the same wholes in."""
+        iterator, adapter = self._iterator, self._iterator.data_adapter
+        kind, batch_size = type(adapter), adapter.batch_size
+        iterator.data_adapter = iterator._current_iterator = adapter = None  # and with it the rows of the last epoch
+        x, y, sample_weight = map_arrays(self._data, lambda array: rows_of(part_of(array)))
+        adapter = kind(x, y, sample_weight=sample_weight, batch_size=batch_size, **self._options)
+        if hasattr(iterator, "_distributed_dataset"):
+            iterator._distributed_dataset = iterator._distribute_strategy.experimental_distribute_dataset(
+                adapter.get_tf_dataset()
+            )
+        iterator.data_adapter = adapter
+
+
+class _Keras2Inputs:
+    """Keras 2 reads batches from a list of arrays: inputs, targets and weights, which are ones if none were given."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._list: list[Any] = values["fit_inputs"]
+        self._found = {
+            i: part_at(array)
+            for i, array in enumerate(self._list)
+            if hasattr(array, "shape") and not _is_all_ones(array)
+        }
+
+    def parts(self) -> list[tuple[Any, Part | None]]:
+        """Return the arrays, each with where it is from."""
+        return [(self._list[i], None) if found is None else found for i, found in self._found.items()]
+
+    def replace(self, rows_of: Callable[[Part], Any]) -> None:
+        """Put other rows of the same wholes in."""
+        for i, (_, part) in [(i, found) for i, found in self._found.items() if found is not None]:
+            shape = self._list[i].shape
+            self._list[i] = None  # and with it the rows of the last epoch
+            self._list[i] = rows_of(part).reshape(shape)
+
+
+def _is_all_ones(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and array.dtype.kind == "f" and bool((array == 1).all())
