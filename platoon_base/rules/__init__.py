@@ -6,6 +6,7 @@ Equations alone: arrays in, arrays changed in place, no lock, message or framewo
 
 from platoon_base.rules.center import ASGD, EASGD, Adopt, Rule, require_rule, settings_of
 from platoon_base.rules.center_momentum import CenterMomentum
+from platoon_base.rules.defaults import default_period, default_rule, parse_rule
 from platoon_base.rules.outer import EAMSGD, DiLoCo, LocalSGD, SlowMo
 
 __all__ = [
@@ -18,12 +19,9 @@ __all__ = [
     "LocalSGD",
     "Rule",
     "SlowMo",
+    "default_period",
     "default_rule",
+    "parse_rule",
     "require_rule",
     "settings_of",
 ]
-
-
-def default_rule() -> Rule:
-    """Return the rule that holds where the user names none: ``CenterMomentum()``."""
-    return CenterMomentum()

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["DEVICE", "JOB", "MAX_WORKERS", "NAMESPACE", "NO_FORK_SERVER", "NO_KERNELS", "PREFIX", "RANK", "TIMEOUT_S"]
+__all__ = [
+    "DEVICE",
+    "EVERY_N_BATCHES",
+    "JOB",
+    "MAX_WORKERS",
+    "NAMESPACE",
+    "NO_FORK_SERVER",
+    "NO_KERNELS",
+    "PREFIX",
+    "RANK",
+    "RULE",
+    "TIMEOUT_S",
+]
 
 PREFIX = "PLATOON_"  # of every name here
 
@@ -11,6 +23,7 @@ JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
 
 # Set by users.
 TIMEOUT_S = "PLATOON_TIMEOUT_S"
+RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # where the script names none
 NAMESPACE = "PLATOON_NAMESPACE"  # jobs of another one are neither seen nor removed: for tests beside real jobs
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
 

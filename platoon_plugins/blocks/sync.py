@@ -11,7 +11,7 @@ from blocks.extensions import SimpleExtension
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule, require_rule
+from platoon_base.rules import Rule, default_period, require_rule
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_on_nonfinite
 from platoon_plugins.blocks.extensions import LEADER_ONLY, DistributedExtension, find
 from platoon_plugins.blocks.model import require_loaded_model
@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 # Triggers that fire while the main loop trains.
 _DURING_TRAINING = {"before_epoch", "after_epoch", "before_batch", "after_batch", *SimpleExtension.INTEGER_TRIGGERS}
-_EVERY_N_BATCHES = 10
 
 
 class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc]
@@ -70,7 +69,8 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
     worker : Worker, optional
         The default is ``connect()``.
     **kwargs
-        The triggers of `SimpleExtension`, and its ``name``; without triggers ``every_n_batches=10``.
+        The triggers of `SimpleExtension`, and its ``name``; without triggers ``every_n_batches`` is
+        `platoon_base.rules.default_period`, 10.
 
     Raises
     ------
@@ -172,4 +172,4 @@ def _with_triggers(rule: Rule | str | None, kwargs: dict[str, Any]) -> dict[str,
             f"got {', '.join(sorted(triggers))}, by which nothing is synchronized while the main loop trains: pass "
             "every_n_batches=10, or after_epoch=True"
         )
-    return {**kwargs, "every_n_batches": _EVERY_N_BATCHES}
+    return {**kwargs, "every_n_batches": default_period()}

@@ -9,7 +9,7 @@ import keras
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule, require_rule
+from platoon_base.rules import Rule, default_period, require_rule
 from platoon_base.schedule import EveryN, require_policy
 from platoon_base.sharding import shard_seed
 from platoon_base.worker import require_on_nonfinite
@@ -36,7 +36,7 @@ LEADER_ONLY: tuple[type, ...] = tuple(
 def distribute(
     callbacks: Iterable[Any] = (),
     rule: Rule | str | None = "auto",
-    every_n_batches: int = 10,
+    every_n_batches: int | None = None,
     *,
     policy: str = "any",
     leader_only: tuple[type, ...] = LEADER_ONLY,
@@ -70,8 +70,8 @@ def distribute(
         Such as `CenterMomentum`, `EASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer, and
         for a plain one `platoon_base.rules.default_rule`, ``CenterMomentum()``. It is refused for a plain one that has
         made steps without a rule, such as that of a loaded model, which may have been distributed.
-    every_n_batches : int
-        Batches from one synchronization to the next.
+    every_n_batches : int, optional
+        Batches from one synchronization to the next; `platoon_base.rules.default_period`, 10, by default.
     policy : {"any", "all", "leader"}
         If a callback sets ``model.stop_training``: end the fit on all workers, once all have, or if rank 0 has. A
         stop at an epoch's end holds after that epoch; one in the middle of an epoch reaches the others within a batch
@@ -103,6 +103,7 @@ def distribute(
     callbacks = _checked(callbacks)
     if rule is not None and rule != "auto":
         require_rule(rule)
+    every_n_batches = default_period() if every_n_batches is None else every_n_batches
     EveryN(every_n_batches)
     require_policy(policy)
     if not isinstance(leader_only, tuple) or not all(isinstance(writer, type) for writer in leader_only):

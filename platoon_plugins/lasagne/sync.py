@@ -8,7 +8,7 @@ from typing import Any
 
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import default_rule, require_rule
+from platoon_base.rules import default_period, default_rule, require_rule
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import Sync, Synchronizer
 from platoon_base.worker import DEFAULT_TIMEOUT_S
@@ -22,7 +22,7 @@ def sync_updates(
     updates: Mapping[Any, Any],
     params: Sequence[Any],
     rule: Rule | str | None = "auto",
-    every_n_batches: int = 10,
+    every_n_batches: int | None = None,
     *,
     on_nonfinite: str = "raise",
     statistics: Iterable[Any] = (),
@@ -49,8 +49,9 @@ def sync_updates(
         Such as `CenterMomentum`, `EASGD`; None with `all_reduce_grads`, where no synchronization is needed: the updates
         stay as they are. "auto" is None if `all_reduce_grads` has averaged the gradients of ``params``, and
         `platoon_base.rules.default_rule`, ``CenterMomentum()``, otherwise.
-    every_n_batches : int, at least 1
-        Batches, each of which is one call of the compiled function, from one synchronization to the next.
+    every_n_batches : int, at least 1, optional
+        Batches, each of which is one call of the compiled function, from one synchronization to the next. The default
+        is `platoon_base.rules.default_period`: 10.
     on_nonfinite : {"raise", "skip", "restore"}
         What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
     statistics : list of Theano shared variable
@@ -79,7 +80,7 @@ def sync_updates(
     >>> updates = lasagne.updates.adam(loss, params)                                # doctest: +SKIP
     >>> updates = sync_updates(updates, params)                                     # doctest: +SKIP
     """
-    period = EveryN(every_n_batches)
+    period = EveryN(default_period() if every_n_batches is None else every_n_batches)
     if not isinstance(updates, Mapping):
         raise ConfigurationError(
             f"got {type(updates).__name__} as updates: pass what a function of lasagne.updates returned"

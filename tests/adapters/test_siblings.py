@@ -32,7 +32,7 @@ ROLES = {
 # Arguments that mean the same in all adapters, in their order, with the default that they have wherever they have one.
 DEFAULTS = {
     "rule": "'auto'",
-    "every_n_batches": "10",
+    "every_n_batches": "None",
     "warmup_epochs": "5",
     "steps_per_epoch": None,
     "skip": "0",
@@ -115,13 +115,13 @@ def complaints(arguments):
     ("arguments", "complaint"),
     [
         (
-            "x, rule='auto', every_n_batches=10, *, policy='any', timeout_s=DEFAULT_TIMEOUT_S, worker=None, **kwargs",
+            "x, rule='auto', every_n_batches=None, *, policy='any', timeout_s=DEFAULT_TIMEOUT_S, worker=None, **kwargs",
             None,
         ),
         ("*arrays, uneven='keep', part=0.5, worker=None", None),
         ("rule, *, worker=None", "rule is None"),
         ("rule=None", "rule is None"),
-        ("every_n_batches=10, rule='auto'", "order every_n_batches, rule"),
+        ("every_n_batches=None, rule='auto'", "order every_n_batches, rule"),
         ("*, worker=None, timeout_s=DEFAULT_TIMEOUT_S", "order worker, timeout_s"),
         ("*, worker=None, name=''", "worker not last"),
         ("policy='any'", "policy by position"),
