@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from platoon_base import EASGD
+from platoon_base import EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo
 
 ALONE, DEFAULTS, AVERAGED = "alone", "defaults", "averaged"
 SCALINGS: dict[str, tuple[str, Callable[[int], float]]] = {
@@ -74,6 +74,12 @@ PLAIN = "plain"
 METHODS = {
     PLAIN: Method(ALONE),
     "defaults": Method(DEFAULTS),
+    "defaults-sqrt": Method(CenterMomentum, scaling="sqrt"),
+    "diloco-10": Method(DiLoCo, 10, waits=True),
+    "diloco-20": Method(DiLoCo, 20, waits=True),
+    "local-sgd-10": Method(LocalSGD, 10, waits=True),
+    "local-sgd-10-sqrt": Method(LocalSGD, 10, "sqrt", waits=True),
+    "slowmo-10": Method(SlowMo, 10, waits=True),
     "easgd-10": Method(EASGD, 10),
     "easgd-4-sqrt": Method(EASGD, 4, "sqrt"),
     "easgd-4-linear": Method(EASGD, 4, "linear"),
