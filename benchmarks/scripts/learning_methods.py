@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from platoon_base import EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo
+from platoon_base.rules import default_period, default_rule
 
 ALONE, DEFAULTS, AVERAGED = "alone", "defaults", "averaged"
 SCALINGS: dict[str, tuple[str, Callable[[int], float]]] = {
@@ -28,14 +29,18 @@ class Method(NamedTuple):
         Mini-batches of a worker from one synchronization to the next; those of the adapters for DEFAULTS.
     scaling : str
         By what the best learning rate of a single process is multiplied on N workers, a key of SCALINGS.
-    waits : bool
-        Whether workers wait for one another before the end of an epoch, so that a slow one slows all.
     """
 
     rule: Callable[[], Any] | str
     every_n_batches: int = 10
     scaling: str = "unchanged"
-    waits: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether workers wait for one another before the end of an epoch, so that a slow one slows all."""
+        if isinstance(self.rule, str) and self.rule != DEFAULTS:
+            return self.rule == AVERAGED
+        return bool(getattr(default_rule() if self.rule == DEFAULTS else self.rule(), "waits", False))
 
     @property
     def what(self) -> str:
@@ -43,7 +48,7 @@ class Method(NamedTuple):
         if self.rule == ALONE:
             return "one worker of a job, which shares nothing"
         if self.rule == DEFAULTS:
-            return "what an adapter does when it is told nothing"
+            return f"what an adapter does when it is told nothing: {default_rule()!r} every {default_period()} mini-batches"
         if self.rule == AVERAGED:
             return "the mean of all gradients in each step"
         return f"{self.rule()!r} every {self.every_n_batches} mini-batches"
@@ -67,24 +72,31 @@ class Method(NamedTuple):
             return 0
         if self.rule == AVERAGED:
             return steps
-        return ends * (steps // ends // self.every_n_batches + 1)
+        period = default_period() if self.rule == DEFAULTS else self.every_n_batches
+        return ends * (steps // ends // period + 1)
 
 
 PLAIN = "plain"
 METHODS = {
     PLAIN: Method(ALONE),
     "defaults": Method(DEFAULTS),
-    "defaults-sqrt": Method(CenterMomentum, scaling="sqrt"),
-    "diloco-10": Method(DiLoCo, 10, waits=True),
-    "diloco-20": Method(DiLoCo, 20, waits=True),
-    "local-sgd-10": Method(LocalSGD, 10, waits=True),
-    "local-sgd-10-sqrt": Method(LocalSGD, 10, "sqrt", waits=True),
-    "slowmo-10": Method(SlowMo, 10, waits=True),
+    "defaults-sqrt": Method(DEFAULTS, scaling="sqrt"),
+    "diloco-10": Method(DiLoCo, 10),
+    "diloco-20": Method(DiLoCo, 20),
+    "local-sgd-10": Method(LocalSGD, 10),
+    "local-sgd-10-sqrt": Method(LocalSGD, 10, "sqrt"),
+    "slowmo-10": Method(SlowMo, 10),
     "easgd-10": Method(EASGD, 10),
     "easgd-4-sqrt": Method(EASGD, 4, "sqrt"),
     "easgd-4-linear": Method(EASGD, 4, "linear"),
     "easgd-1-linear": Method(EASGD, 1, "linear"),
-    "averaged": Method(AVERAGED, waits=True),
-    "averaged-sqrt": Method(AVERAGED, scaling="sqrt", waits=True),
-    "averaged-linear": Method(AVERAGED, scaling="linear", waits=True),
-}
+    "averaged": Method(AVERAGED),
+    "averaged-sqrt": Method(AVERAGED, scaling="sqrt"),
+    "averaged-linear": Method(AVERAGED, scaling="linear"),
+    "momentum-4": Method(CenterMomentum, 4),
+    "momentum-4-sqrt": Method(CenterMomentum, 4, "sqrt"),
+    "diloco-10-sqrt": Method(DiLoCo, 10, "sqrt"),
+    "diloco-paper-20": Method(lambda: DiLoCo(0.7, 0.9), 20),
+    "local-sgd-4-sqrt": Method(LocalSGD, 4, "sqrt"),
+    "slowmo-10-sqrt": Method(SlowMo, 10, "sqrt"),
+}  # EAMSGD is for workers that train by SGD with momentum: with Adam it is EASGD

@@ -302,6 +302,11 @@ def test_every_method_says_its_rate_and_how_often_it_sends(learning):
     methods = learning.METHODS
     assert [methods[name].scale(4) for name in ("averaged", "averaged-sqrt", "averaged-linear")] == [1, 2, 4]
     assert "arXiv" in methods["averaged-linear"].rate
+    assert [name for name in ("averaged", "easgd-10", "diloco-20", "plain") if methods[name].waits] == [
+        "averaged",
+        "diloco-20",
+    ]
+    assert "DiLoCo(outer_lr=0.7, momentum=0.9) every 20" in methods["diloco-paper-20"].what
     assert all(method.what for method in methods.values())
     # Of 3 epochs of 25 steps: after 10 and 20 steps of each and at its end.
     counts = {name: methods[name].exchanges(75, 3) for name in ("plain", "easgd-10", "easgd-4-sqrt", "averaged")}
