@@ -48,7 +48,7 @@ class Method(NamedTuple):
         if self.rule == ALONE:
             return "one worker of a job, which shares nothing"
         if self.rule == DEFAULTS:
-            return f"what an adapter does when it is told nothing: {default_rule()!r} every {default_period()} mini-batches"
+            return f"an adapter that is told nothing: {default_rule()!r} every {default_period()} mini-batches"
         if self.rule == AVERAGED:
             return "the mean of all gradients in each step"
         return f"{self.rule()!r} every {self.every_n_batches} mini-batches"

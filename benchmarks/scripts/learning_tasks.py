@@ -190,7 +190,7 @@ TASKS = {
         Recurrent(embedding=32, units=64, length=50, classes=97),
         32,
         6,
-        (0.0025, 0.005, 0.01, 0.02),
+        (0.005, 0.01, 0.02, 0.04),
         (2.9, 2.8, 2.75),
         value="validation, bits per character",
         lower=True,

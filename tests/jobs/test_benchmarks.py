@@ -148,7 +148,7 @@ def learn(folder, *words, **environment):
 @needs_torch
 @pytest.mark.timeout(240)
 def test_learning_measures_methods_and_keeps_its_results(tmp_path):
-    methods = ["--methods", "defaults", "averaged-linear", "--slow", "1", "--jobs", "2", "--epochs", "6"]
+    methods = ["--methods", "defaults", "averaged-linear", "--slow", "1", "--jobs", "2", "--epochs", "3"]
     done = learn(tmp_path, *methods)
     assert done.returncode == 0, done.stdout + done.stderr
     written = json.loads((tmp_path / "learning-digits.json").read_text())
@@ -161,16 +161,16 @@ def test_learning_measures_methods_and_keeps_its_results(tmp_path):
     rows = {tuple(row[name] for name in key): row for row in written["results"]}
     assert list(runs) == list(rows) == plain + others, "in the order of the methods, whichever ended first"
     for (method, workers, _, slow), run in runs.items():
-        assert len(run["curve"]) == 6
+        assert len(run["curve"]) == 3
         # 1,437 rows in mini-batches of 32; of two workers the first has one row more.
-        full = 6 * (45 if workers == 1 else 23)
-        half = 6 * 11 if slow and method == "defaults" else full
+        full = 3 * (45 if workers == 1 else 23)
+        half = 3 * 11 if slow and method == "defaults" else full
         assert run["steps_by_rank"] == [full, half][:workers]
         assert run["curve"][-1][0] == full
         assert 0.5 < run["final"] <= run["best"] <= 1
         assert (run["at_once"], run["seconds_hold"]) == (2, False)
         # 64 x 32 + 32 + 32 x 10 + 10 numbers of 4 bytes, there and back; a rule's every 10 steps and at an epoch's end.
-        exchanges = {"plain": 0, "defaults": 6 * (3 + (2 if slow else 3)), "averaged-linear": 2 * full}[method]
+        exchanges = {"plain": 0, "defaults": 3 * (3 + (2 if slow else 3)), "averaged-linear": 2 * full}[method]
         assert run["bytes_sent"] == exchanges * 2 * 4 * 2410
         assert method in done.stdout
     assert written["runs_at_once"] == 2
@@ -181,7 +181,7 @@ def test_learning_measures_methods_and_keeps_its_results(tmp_path):
     assert json.loads((tmp_path / "learning-digits.json").read_text())["runs"] == written["runs"]
     other = learn(tmp_path, "--epochs", "7", "--resume")
     assert other.returncode == 1
-    assert "{'epochs': 6}" in other.stderr
+    assert "{'epochs': 3}" in other.stderr
 
 
 @needs_theano
