@@ -40,6 +40,11 @@ class EveryN:
         self.count = 0
         return True
 
+    @property
+    def part(self) -> float:
+        """The steps since the last that was due, as a part of the period: from 0 to less than 1."""
+        return self.count / self.n
+
 
 @dataclass
 class EverySeconds:

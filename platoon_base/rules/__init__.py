@@ -7,7 +7,7 @@ Equations alone: arrays in, arrays changed in place, no lock, message or framewo
 from platoon_base.rules.center import ASGD, EASGD, Adopt, Rule, require_rule, settings_of
 from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.rules.defaults import default_period, default_rule, parse_rule
-from platoon_base.rules.outer import EAMSGD, DiLoCo, LocalSGD, SlowMo
+from platoon_base.rules.outer import EAMSGD, DiLoCo, LocalSGD, SlowMo, waits
 
 __all__ = [
     "ASGD",
@@ -24,4 +24,5 @@ __all__ = [
     "parse_rule",
     "require_rule",
     "settings_of",
+    "waits",
 ]

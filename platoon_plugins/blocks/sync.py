@@ -55,8 +55,8 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
     Parameters
     ----------
     rule : Rule, None or "auto"
-        Such as ``EASGD()``; None with `AllReduceGradients`. "auto" chooses: None if the algorithm averages gradients,
-        whatever the triggers are, or else `platoon_base.rules.default_rule`, ``CenterMomentum()``.
+        Such as ``EASGD()``, ``DiLoCo()``; None with `AllReduceGradients`. "auto" chooses: None if the algorithm
+        averages gradients, whatever the triggers are, or else `platoon_base.rules.default_rule`, ``CenterMomentum()``.
     parameters : list of Theano shared variable, optional
         Of float dtypes. The default is those of the algorithm, or else of the model.
     leader_only : tuple of type
@@ -103,8 +103,10 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         require_on_nonfinite(on_nonfinite)
         if rule is None:
             refuse_on_nonfinite(on_nonfinite)
-        super().__init__(**_with_triggers(rule, kwargs))
-        self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker)
+        kwargs = _with_triggers(rule, kwargs)
+        super().__init__(**kwargs)
+        period = kwargs.get("every_n_batches")
+        self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker, period)
         self._syncs = 0
 
     def __getstate__(self) -> dict[str, Any]:

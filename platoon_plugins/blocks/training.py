@@ -49,6 +49,8 @@ class Settings(NamedTuple):
         Bound on each wait for the other workers.
     worker : Worker or None
         None for the worker of this process.
+    period : int or None
+        Batches from one synchronization to the next, if the triggers tell.
     """
 
     rule: Rule | str | None
@@ -57,6 +59,7 @@ class Settings(NamedTuple):
     on_nonfinite: str = "raise"
     timeout_s: float = DEFAULT_TIMEOUT_S
     worker: Worker | None = None
+    period: int | None = None
 
 
 class Training:
@@ -99,6 +102,8 @@ class Training:
         self._meetings = Meetings(worker, self._name, stops_together or self.lockstep, self.timeout_s)
         self._statistics = Statistics(worker, self._name, self.timeout_s)
         self._rule = self._chosen_rule(main_loop.algorithm)
+        self._synchronized_at = 0
+        self._longest = settings.period or 0
 
     @property
     def ranks(self) -> list[int]:
@@ -156,6 +161,7 @@ class Training:
         for stream in all_streams(main_loop.data_stream):
             draw_by_rank(stream, self.worker.global_rank)
         self._statistics.start(main_loop)
+        self._synchronized_at = main_loop.status["iterations_done"]
         self.started = True
 
     def _compare_main_loops(self, participants: Sequence[int]) -> None:
@@ -198,7 +204,14 @@ class Training:
     def synchronize(self) -> None:
         """Apply the rule once, if there is one."""
         if self.worker.shares:
-            self.worker.sync_params(timeout_s=self.timeout_s)
+            self.worker.sync_params(part=self._part_of_period(), timeout_s=self.timeout_s)
+
+    def _part_of_period(self) -> float:
+        """Return the batches since the last synchronization over the period: that given, or the longest so far."""
+        done = self._main_loop.status["iterations_done"]
+        batches, self._synchronized_at = done - self._synchronized_at, done
+        self._longest = max(self._longest, batches)
+        return batches / self._longest if self._longest else 1.0
 
     @contextlib.contextmanager
     def center(self) -> Iterator[None]:

@@ -1,6 +1,6 @@
 """Data parallelism for Keras scripts: callbacks passed to ``fit``, on Keras 2.3.1 with Theano and on Keras 3."""
 
-from platoon_base import ASGD, EASGD, CenterMomentum, compat
+from platoon_base import ASGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, compat
 
 compat.apply()  # before Keras is imported, by this package or by the script
 
@@ -15,8 +15,10 @@ __all__ = [
     "EASGD",
     "LEADER_ONLY",
     "CenterMomentum",
+    "DiLoCo",
     "DistributedOptimizer",
     "LearningRateWarmup",
+    "LocalSGD",
     "broadcast_variables",
     "distribute",
     "scale_learning_rate",

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from typing import Any
 
 import numpy as np
 
 from platoon_base import Worker
-from platoon_base.rules import Rule
+from platoon_base.rules import Rule, waits
 from platoon_base.schedule import EveryN
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.mode import Mode
 
 __all__ = ["Asynchronous"]
+
+log = logging.getLogger(__name__)
 
 
 class Asynchronous(Mode):
@@ -33,6 +36,7 @@ class Asynchronous(Mode):
         self.rule = rule
         self._worker, self._backend, self._policy = worker, backend, policy
         self._period = EveryN(every_n_batches)
+        self._periods_over = self._epochs_over = 0
         self._participants: list[int] = []
         self._model: Any = None
         self._swapped: contextlib.ExitStack | None = None
@@ -50,7 +54,8 @@ class Asynchronous(Mode):
         """Synchronize, if it is time."""
         due = [self._period.due() for _ in range(count)]
         if any(due):
-            self._sync()
+            self._periods_over += 1
+            self._sync(1.0)
 
     @property
     def stops(self) -> bool:
@@ -64,7 +69,16 @@ class Asynchronous(Mode):
 
     def epoch_ends(self) -> None:
         """Give the center what was learned since the last synchronization."""
-        self._sync()
+        self._epochs_over += 1
+        if self._epochs_over == 1 and not self._periods_over and waits(self.rule):
+            log.warning(
+                "rank %d: an epoch has %d batches, so every_n_batches=%d is never reached: the workers synchronize at "
+                "the end of epochs only; make it smaller, or let epochs be longer",
+                self._worker.global_rank,
+                self._period.count,
+                self._period.n,
+            )
+        self._sync(self._period.part)
         self._period = EveryN(self._period.n)
 
     def set_participants(self, ranks: list[int]) -> None:
@@ -89,6 +103,8 @@ class Asynchronous(Mode):
             for variable, value in zip(self._backend.weights(self._model), now):
                 variable.set_value(value)
             self._worker.copy_to_global()
+        elif waits(self.rule):  # also those that had fewer rounds to make than others
+            self._worker.copy_to_local()
 
     @contextlib.contextmanager
     def center(self) -> Any:
@@ -105,11 +121,11 @@ class Asynchronous(Mode):
         self._worker.copy_to_local()
         self._worker.release_shared_params()
 
-    def _sync(self) -> None:
+    def _sync(self, part: float) -> None:
         self._backend.attach(self._model)
         if self.stops and not all(np.isfinite(values).all() for values in self._copies()):
             return  # TerminateOnNaN has seen it: no other error is needed
-        self._worker.sync_params()
+        self._worker.sync_params(part=part)
 
     def _copies(self) -> list[np.ndarray[Any, Any]]:
         return [np.array(v.get_value(borrow=True)) for v in self._backend.weights(self._model)]

@@ -49,7 +49,8 @@ def distribute(
     statistics and optimizer of rank 0, and random layers and shuffling other seeds on each worker. Then they train
 
     - asynchronously, with a rule: trainable weights and those of a common center pull at each other every N batches
-      and at the end of an epoch; evaluation, checkpoints and ``model`` after ``fit`` have the center's weights;
+      and at the end of an epoch; evaluation, checkpoints and ``model`` after ``fit`` have the center's weights. By an
+      outer-step rule, such as `DiLoCo`, they wait for one another every N batches, and go on from the center;
     - synchronously, if the model is compiled with `DistributedOptimizer`: each step uses the gradients of all.
 
     Either way, at the end of an epoch the float state that is not trained (running statistics of BatchNormalization)
@@ -67,9 +68,9 @@ def distribute(
     ----------
     callbacks : list of keras.callbacks.Callback
     rule : Rule, None or "auto"
-        Such as `CenterMomentum`, `EASGD`; None with a DistributedOptimizer. "auto" is None for such an optimizer, and
-        for a plain one `platoon_base.rules.default_rule`, ``CenterMomentum()``. It is refused for a plain one that has
-        made steps without a rule, such as that of a loaded model, which may have been distributed.
+        Such as `CenterMomentum`, `EASGD`, `DiLoCo`; None with a DistributedOptimizer. "auto" is None for such an
+        optimizer, and for a plain one `platoon_base.rules.default_rule`, ``CenterMomentum()``. It is refused for a
+        plain one that has made steps without a rule, such as that of a loaded model, which may have been distributed.
     every_n_batches : int, optional
         Batches from one synchronization to the next; `platoon_base.rules.default_period`, 10, by default.
     policy : {"any", "all", "leader"}

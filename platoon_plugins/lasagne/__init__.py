@@ -1,6 +1,6 @@
 """Data parallelism for Lasagne scripts: wrap the updates, and leave the loop as it is."""
 
-from platoon_base import ASGD, EASGD, CenterMomentum, compat
+from platoon_base import ASGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, compat
 
 compat.apply()  # before Lasagne is imported, by this package or by the script
 
@@ -20,7 +20,9 @@ __all__ = [
     "ASGD",
     "EASGD",
     "CenterMomentum",
+    "DiLoCo",
     "LearningRateWarmup",
+    "LocalSGD",
     "StopOnPatience",
     "all_reduce_grads",
     "evaluate",

@@ -46,8 +46,8 @@ def sync_updates(
     params : list of Theano shared variable
         The parameters to share, each of which must have an update.
     rule : Rule, None or "auto"
-        Such as `CenterMomentum`, `EASGD`; None with `all_reduce_grads`, where no synchronization is needed: the updates
-        stay as they are. "auto" is None if `all_reduce_grads` has averaged the gradients of ``params``, and
+        Such as `CenterMomentum`, `EASGD`, `DiLoCo`; None with `all_reduce_grads`, where no synchronization is needed:
+        the updates stay as they are. "auto" is None if `all_reduce_grads` has averaged the gradients of ``params``, and
         `platoon_base.rules.default_rule`, ``CenterMomentum()``, otherwise.
     every_n_batches : int, at least 1, optional
         Batches, each of which is one call of the compiled function, from one synchronization to the next. The default
@@ -105,6 +105,7 @@ def sync_updates(
     vary_noise_once(used, worker.global_rank)
     wrapped = OrderedDict(updates)
     if rule is not None and worker.shares:
+        training.period = period
         sync = Sync(Synchronizer(worker, period, timeout_s))
         wrapped.update(zip(params, sync(*(updates[p] for p in params), return_list=True)))
     return wrapped

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker, connect
+from platoon_base.schedule import EveryN
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values
 
 __all__ = ["Training", "finish_training"]
@@ -28,6 +29,8 @@ class Training:
         Averaged over the workers when they meet: running means of batch normalization and the like.
     shares : bool
         Whether `sync_updates` shares parameters.
+    period : EveryN or None
+        That of the compiled function which synchronizes them.
     averaged : weak set of Theano shared variable
         Parameters whose gradients `all_reduce_grads` averages.
     """
@@ -35,6 +38,7 @@ class Training:
     def __init__(self, late: bool) -> None:
         self.statistics: list[Any] = []
         self.shares = False
+        self.period: EveryN | None = None
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
         self._fresh = late  # the statistics of a worker that comes later are worth nothing before it has met the others
         self._to_compare: list[Any] = []
@@ -144,7 +148,7 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
     training = Training.of(worker)
     shares = training.shares and bool(worker.sharing)
     if shares:
-        worker.sync_params(timeout_s=timeout_s)
+        worker.sync_params(part=1.0 if training.period is None else training.period.part, timeout_s=timeout_s)
     training.meet(worker, "finish_training", timeout_s)
     training.require_same_model(worker, timeout_s)
     if shares:

@@ -1,0 +1,160 @@
+"""Outer-step rules in Keras, Lasagne and Blocks: against one process, with uneven batches, and short last rounds."""
+
+import pytest
+from needing import needs, needs_theano
+
+pytestmark = pytest.mark.timeout(300)
+
+needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
+
+
+@pytest.mark.keras
+def test_keras_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_keras):
+    run_keras(
+        """
+        from platoon_plugins.keras import LocalSGD
+        x, y = data(10 * size * 8)
+        alone = dense(optimizer=keras.optimizers.SGD(0.5))
+        alone.fit(x, y, batch_size=8 * size, shuffle=False, verbose=0)
+        model = dense(optimizer=keras.optimizers.SGD(0.5))
+        if rank:
+            model.set_weights([w + 1 for w in model.get_weights()])  # rank 0's count
+        model.fit(*shard(x, y), batch_size=8, shuffle=False, verbose=0,
+                  callbacks=distribute(rule=LocalSGD(), every_n_batches=1))
+        assert abs(flat(alone.get_weights()) - flat(dense().get_weights())).max() > 0.02
+        assert abs(flat(alone.get_weights()) - flat(model.get_weights())).max() < 1e-5
+        assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+        """,
+        workers=2,
+    ).require_success()
+
+
+@pytest.mark.keras
+def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras):
+    """5 and 7 batches at a period of 3, and short rounds at the ends of epochs; all begin each epoch at the center."""
+    outcome = run_keras(
+        """
+        from platoon_plugins.keras import DiLoCo
+        x, y = data((40, 56)[rank], seed=rank)
+        begins = []
+        watch = Watch(epoch_begin=lambda callback, epoch: begins.append(flat(callback.model.get_weights())))
+        model = dense(optimizer=keras.optimizers.SGD(0.2))
+        logs = model.fit(x, y, batch_size=8, epochs=4, verbose=0, validation_data=data(60, seed=7),
+                         callbacks=distribute([watch], rule=DiLoCo(), every_n_batches=3)).history
+        assert logs["val_loss"][-1] < 0.9 * logs["val_loss"][0], logs
+        for at_begin in begins[1:]:
+            assert (everyones(at_begin) == at_begin).all()
+        assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+        worker.report({f"val_loss {rank}": logs["val_loss"][-1]})
+        """,
+        workers=2,
+    ).require_success()
+    assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 1"]
+    assert not any("never reached" in log for log in outcome.logs)
+
+
+@pytest.mark.keras
+def test_keras_says_that_a_period_is_longer_than_the_epoch(run_keras):
+    outcome = run_keras(
+        """
+        from platoon_plugins.keras import LocalSGD
+        model = dense()
+        before = flat(model.get_weights())
+        model.fit(*shard(*data(64)), batch_size=8, epochs=2, verbose=0,
+                  callbacks=distribute(rule=LocalSGD(), every_n_batches=50))
+        assert abs(flat(model.get_weights()) - before).max() > 1e-4
+        """,
+        workers=2,
+    ).require_success()
+    for log in outcome.logs:
+        assert log.count("an epoch has 4 batches, so every_n_batches=50 is never reached") == 1, log
+
+
+@needs_theano
+def test_lasagne_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_lasagne):
+    run_lasagne(
+        """
+        from platoon_plugins.lasagne import LocalSGD
+        w = theano.shared(np.zeros(3, "f4"), name="w")
+        x, y = T.fmatrix("x"), T.fvector("y")
+        loss = T.sqr(T.dot(x, w) - y).mean()
+        updates = sync_updates(lasagne.updates.sgd(loss, [w], 0.05), [w], LocalSGD(), every_n_batches=1)
+        train = theano.function([x, y], loss, updates=updates)
+        expected = np.zeros(3)
+        for first in range(0, 24, 8):
+            rows, targets = X[first : first + 8], Y[first : first + 8]
+            train(rows[rank::size], targets[rank::size])
+            expected -= 0.05 * 2 * rows.T.dot(rows.dot(expected) - targets) / 8
+            np.testing.assert_allclose(w.get_value(), expected, atol=1e-6)
+        finish_training()
+        np.testing.assert_allclose(w.get_value(), expected, atol=1e-6)
+        """,
+        workers=2,
+    ).require_success()
+
+
+@needs_theano
+@pytest.mark.parametrize("rule", ["DiLoCo(0.5, 0.5)", "LocalSGD()"])
+def test_lasagne_workers_with_more_batches_make_their_rounds_alone(run_lasagne, rule):
+    """5 and 8 batches an epoch at a period of 3; the evaluations and the end meet all the same."""
+    outcome = run_lasagne(
+        f"""
+        from platoon_plugins.lasagne import DiLoCo, LocalSGD
+        w = theano.shared(np.zeros(3, "f4"), name="w")
+        x, y = T.fmatrix("x"), T.fvector("y")
+        loss = T.sqr(T.dot(x, w) - y).mean()
+        updates = sync_updates(lasagne.updates.sgd(loss, [w], 0.05), [w], {rule}, every_n_batches=3)
+        train, error = theano.function([x, y], loss, updates=updates), theano.function([x, y], loss)
+        errors = []
+        for epoch in range(6):
+            for step in range(5 + 3 * rank):
+                train(X[step::8], Y[step::8])
+            errors.append(float(evaluate(error, X, Y, 6)))
+        finish_training()
+        assert errors[-1] < 0.2 * errors[0], errors
+        worker.report({{f"w {{rank}}": w.get_value().tobytes().hex(), f"errors {{rank}}": str(errors)}})
+        """,
+        workers=2,
+    ).require_success()
+    for name in ("w", "errors"):
+        assert outcome.reported[f"{name} 0"] == outcome.reported[f"{name} 1"]
+
+
+@needs_blocks
+def test_blocks_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_blocks):
+    run_blocks(
+        """
+        from platoon_plugins.blocks import LocalSGD
+        cost, _ = network(seed=1)
+        alone = loop(cost, stream(48, batch=8 * size), [FinishAfter(after_n_epochs=2)], Scale(0.5))
+        alone.run()
+        cost, _ = network(seed=1)
+        sync = ParameterSync(LocalSGD(), every_n_batches=1)
+        main_loop = loop(cost, shard_stream(stream(48)), [sync, FinishAfter(after_n_epochs=2)], Scale(0.5))
+        main_loop.run()
+        cost, _ = network(seed=1)
+        assert abs(values(alone) - values(loop(cost, stream(8), []))).max() > 0.02
+        np.testing.assert_allclose(values(main_loop), values(alone), atol=1e-5)
+        """,
+        workers=2,
+    ).require_success()
+
+
+@needs_blocks
+def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks):
+    """5 and 8 batches an epoch at a period of 3, with monitoring at each epoch and a common end."""
+    run_blocks(
+        """
+        from platoon_plugins.blocks import DiLoCo
+        cost, error = network()
+        monitoring = DistributedMonitoring([cost], stream(40, seed=1), prefix="valid", before_first_epoch=True,
+                                           after_epoch=True)
+        extensions = [monitoring, ParameterSync(DiLoCo(), every_n_batches=3), FinishAfter(after_n_epochs=4)]
+        main_loop = loop(cost, stream(40 + 24 * rank), extensions, Scale(0.1))
+        main_loop.run()
+        costs = [row["valid_cost"] for row in main_loop.log.values() if "valid_cost" in row]
+        assert len(costs) == 5 and costs[-1] < costs[0], costs
+        assert (everyones(values(main_loop)) == values(main_loop)).all()
+        """,
+        workers=2,
+    ).require_success()
