@@ -297,6 +297,7 @@ def main(options: argparse.Namespace) -> int:
         print(why)
         return 1
     study = Study(options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the jobs end too
     study.run()
     show(study.results())
     if study.keeps and util.find_spec("matplotlib"):
