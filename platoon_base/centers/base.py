@@ -42,13 +42,10 @@ class Center(Protocol):
         Whether the arrays are GpuArrays, or else ndarrays.
     whole : bool
         Whether the latest synchronization reached all of the center.
-    states : list of list of ndarray
-        The rule's buffers beside the center, each one array for each parameter; none on devices.
     """
 
     on_device: bool
     whole: bool
-    states: list[list[Array]]
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """Apply the rule once between ``arrays``, changed in place, and the center.
@@ -76,8 +73,12 @@ class Center(Protocol):
         """Copy ``values`` into the center."""
         ...
 
+    def set_states(self, states: Sequence[Sequence[Array]]) -> None:
+        """Set the rule's buffers beside the center, of one array for each parameter; before the first `write`."""
+        ...
+
     def start_from(self, values: Sequence[Array]) -> None:
-        """Set the rule's state on this worker to ``values``, as if the worker had just seen them in the center."""
+        """Set the rule's state on this worker, as if it had just seen ``values`` in the center, and its states."""
         ...
 
     def finish(self) -> None:

@@ -1,8 +1,8 @@
 """A center in the memory of the job's CUDA devices: each owns a partition, which the others open through CUDA IPC.
 
 A synchronization is one kernel over all tiles, on whichever device they lie. Nothing passes the host, and nobody
-waits. A segment of shared memory, the directory, tells who owns which partition. It also holds a mirror of the values,
-copied every few seconds.
+waits. A segment of shared memory, the directory, tells who owns which partition. It also holds a mirror of the values
+and center states, copied every few seconds.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from pygpu import gpuarray
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.cuda import DeviceMemory, Driver, HostMemory
 from platoon_base.centers.device_directory import NOBODY, DeviceDirectory, DirectoryLayout
+from platoon_base.centers.device_forms import FORMS, form_of, operations
 from platoon_base.centers.device_kernels import MOST_PARAMETERS, compile_kernel
 from platoon_base.centers.device_tiles import Tiling, split_word, tile_table
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
-from platoon_base.rules.center import Rule
+from platoon_base.rules.center import Rule, local_sources
 from platoon_base.shm.segments import Segment
 
 __all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
@@ -40,7 +41,8 @@ _NOTHING_REFUSED = np.iinfo(np.uint64).max
 class DeviceCenter:
     """One worker's handle of the center; see `Center`. Arrays are C-contiguous GpuArrays of one context.
 
-    A value refused is told at a later synchronization, since nobody waits for the device.
+    A value refused is told at a later synchronization, since nobody waits for the device. Rules that cannot be told
+    as one addition to the center synchronize under locks, whatever is asked for.
 
     Parameters
     ----------
@@ -48,6 +50,7 @@ class DeviceCenter:
     context : pygpu GpuContext
     layout : Layout
     rule : Rule
+        One that `DeviceCenters.takes`.
     rank : int
         In the job. A rank below the number of partitions makes the partition of that number.
     gone : callable
@@ -68,7 +71,6 @@ class DeviceCenter:
         gone: Callable[[int], bool],
         mirror_every_s: float = MIRROR_EVERY_S,
     ) -> None:
-        self.states: list[list[np.ndarray[Any, Any]]] = []  # the rules that it takes have none
         self._directory = directory
         self._context = context
         self._layout = layout
@@ -81,8 +83,11 @@ class DeviceCenter:
         self._partitions: dict[int, tuple[int, DeviceMemory]] = {}  # partition -> generation and memory
         self._own: set[int] = set()
         self._version = -1
+        self._form, self._operations = FORMS[str(rule.kernel)], operations(rule)
         self._kernels: dict[tuple[str, Any, int], Any] = {}
-        self._state = gpuarray.zeros((self._tiling.state_bytes if rule.local_state else 1,), "uint8", context=context)
+        self._sources = local_sources(rule)
+        states_bytes = self._tiling.state_bytes * len(self._sources)
+        self._states = gpuarray.zeros((max(states_bytes, 1),), "uint8", context=context)
         self._refused = gpuarray.empty((1,), "uint64", context=context)
         self._refused[...] = _NOTHING_REFUSED
         self._launches: list[_Launch] = []
@@ -95,8 +100,9 @@ class DeviceCenter:
         """See `Center.sync`."""
         self._look_after(timeout_s)
         refused = self._take_refused()
-        alpha = rule.kernel_args()[0] if rule.kernel_args() else 0.0
-        self._launch(f"{rule.kernel}{'' if locked else '_atomic'}", arrays, alpha)
+        atomic = f"{rule.kernel}_atomic"
+        kernel = atomic if not locked and atomic in self._operations else str(rule.kernel)
+        self._launch(kernel, arrays, rule.kernel_args())
         self._tell_of_mirror()
         if time.monotonic() >= self._next_mirror or self._directory.wanted != self._mirror[0]:
             self.mirror()
@@ -108,21 +114,32 @@ class DeviceCenter:
             self._look_after(timeout_s)
             self._launch("pull", out)
         else:  # nobody has synchronized yet
-            self._directory.read_values(out)
+            self._directory.read_buffer(0, out)
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
         """See `Center.write`."""
         if self._own or self._directory.complete:
             self._look_after(timeout_s)
-            self._launch("push", values)
+            self._launch("adopt", values)  # c := x
         else:  # a new center
-            self._directory.write_values(values)
+            self._directory.write_buffer(0, values)
             self.make_partition()
+
+    def set_states(self, states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
+        """See `Center.set_states`: partitions are made out of the mirror."""
+        for i, state in enumerate(states):
+            self._directory.write_buffer(1 + i, state)
 
     def start_from(self, values: Sequence[DeviceArray]) -> None:
         """See `Center.start_from`."""
-        if self._state.size > 1:
-            self._launch("remember", values)
+        if not self._sources:
+            return
+        if self._directory.complete:
+            self._look_after(_PATIENCE_S)
+            self._launch("start", values)
+        else:  # nobody has synchronized yet: the values are in the mirror still
+            buffers = [0 if source is None else 1 + source for source in self._sources]
+            self._states.write(np.concatenate([self._directory.buffer_as_state(buffer) for buffer in buffers]))
 
     def make_partition(self) -> None:
         """Make this worker's partition out of the mirror, unless somebody has it, or this worker has none."""
@@ -248,7 +265,7 @@ class DeviceCenter:
 
     # The kernels.
 
-    def _launch(self, kernel: str, arrays: Sequence[DeviceArray], alpha: float = 0.0) -> None:
+    def _launch(self, kernel: str, arrays: Sequence[DeviceArray], scalars: Sequence[float] = ()) -> None:
         if not self._launches:
             self._launches = self._plan()
         for launch in self._launches:
@@ -263,10 +280,10 @@ class DeviceCenter:
                 launch.table,
                 launch.count,
                 launch.first,
-                alpha,
                 self._rank + 1,
                 self._refused,
                 self._memory.device_address + self._directory.flag_offset(self._rank),
+                *scalars,
                 *taken,
                 gs=min(launch.count, self._context.numprocs * _BLOCKS_EACH),
                 ls=_THREADS,
@@ -275,7 +292,9 @@ class DeviceCenter:
     def _kernel(self, name: str, launch: _Launch) -> Any:
         key = name, launch.dtype, len(launch.parameters)
         if key not in self._kernels:
-            self._kernels[key] = compile_kernel(name, launch.dtype, len(launch.parameters), self._context, LOCK_NS)
+            self._kernels[key] = compile_kernel(
+                name, self._form, self._operations[name], launch.dtype, len(launch.parameters), self._context, LOCK_NS
+            )
         return self._kernels[key]
 
     def _plan(self) -> list[_Launch]:
@@ -294,7 +313,8 @@ class DeviceCenter:
 
     def _plan_one(self, dtype: Any, parameters: list[int]) -> _Launch:
         partition_at = {number: memory.address for number, (_, memory) in self._partitions.items()}
-        rows = tile_table(self._tiling, parameters, partition_at, self._state.gpudata)
+        states_at = [self._states.gpudata + self._tiling.state_bytes * i for i in range(len(self._sources))]
+        rows = tile_table(self._tiling, parameters, partition_at, states_at)
         first = len(rows) * (self._rank % max(self._directory.workers, 1)) // max(self._directory.workers, 1)
         return _Launch(parameters, dtype, gpuarray.array(rows, context=self._context), len(rows), first, self._context)
 
@@ -350,11 +370,11 @@ class DeviceCenters:
     @staticmethod
     def takes(layout: Layout, rule: Rule) -> bool:
         """Tell whether there are kernels for a rule on these parameters."""
-        return rule.kernel in ("easgd", "asgd") and {spec.dtype for spec in layout.specs} <= {"float32", "float64"}
+        return form_of(rule) is not None and {spec.dtype for spec in layout.specs} <= {"float32", "float64"}
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> DeviceCenter:
         """Make the segment, in place of one that a creator left when it died."""
-        tiling = Tiling(layout, self._workers)
+        tiling = Tiling(layout, self._workers, len(rule.center_state))
         plan = DirectoryLayout(layout, tiling)
         directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)
         directory.begin()
@@ -374,7 +394,7 @@ class DeviceCenters:
         """
         segment = Segment.attach(self.name)
         directory = DeviceDirectory.of(segment, layout)
-        if directory is not None:
+        if directory is not None and directory.tiling.center_states == len(rule.center_state):
             center = DeviceCenter(directory, self._context, layout, rule, rank, self._gone)
             center.make_partition()
             return center

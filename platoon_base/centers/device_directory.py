@@ -1,18 +1,18 @@
-"""The directory of a center on devices: the owner of each partition, and a mirror of the values.
+"""The directory of a center on devices: the owner of each partition, and a mirror of the values and center states.
 
 It lies in one segment of shared memory, which holds a header, a flag for each worker, an entry for each partition, and
-the values of all partitions, one after the other, as they were a few seconds ago.
+the buffers of all partitions, one after the other, as they were a few seconds ago.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base.centers.cuda import HANDLE_BYTES
-from platoon_base.centers.device_tiles import Tiling
+from platoon_base.centers.device_tiles import Tile, Tiling
 from platoon_base.layout import Layout
 from platoon_base.parameters import assign
 from platoon_base.shm.segments import Segment
@@ -22,7 +22,7 @@ from platoon_base.views import array_on
 __all__ = ["NOBODY", "DeviceDirectory", "DirectoryLayout", "Entry"]
 
 MAGIC = b"PLTNPART"
-VERSION = 3
+VERSION = 4
 NOBODY = -1
 FINAL = 1 << 62  # number of the mirror of an owner that has left
 _PAGE = 4096
@@ -32,13 +32,14 @@ _HEADER = np.dtype(
         ("magic", "S8"),
         ("version", "u4"),
         ("partitions", "u4"),
+        ("center_states", "i8"),
         ("changes", "i8"),
         ("wanted", "i8"),
         ("fingerprint", "V32"),
     ],
     align=True,
 )
-_FLAGS = 64
+_FLAGS = 128
 _FLAG_BYTES = 4
 _ENTRIES = _FLAGS + _FLAG_BYTES * MAX_WORKERS
 # ``writes`` is odd while an entry is written, and stays odd if its writer dies meanwhile.
@@ -80,9 +81,10 @@ class DirectoryLayout:
     def fits(self, segment: Segment) -> bool:
         """Tell whether a segment was made with this layout."""
         header: Any = array_on(segment.buffer, (), _HEADER)
-        return (
+        return bool(
             len(segment.buffer) == self.size_bytes
             and header["version"] == VERSION
+            and header["center_states"] == self.tiling.center_states
             and header["fingerprint"].tobytes() == self.layout.fingerprint
         )
 
@@ -125,12 +127,14 @@ class DeviceDirectory:
         partitions = cls.partitions_in(segment)
         if not partitions:
             return None
-        plan = DirectoryLayout(layout, Tiling(layout, partitions))
+        header: Any = array_on(segment.buffer, (), _HEADER)
+        plan = DirectoryLayout(layout, Tiling(layout, partitions, int(header["center_states"])))
         return cls(segment, plan) if plan.fits(segment) else None
 
     def begin(self) -> None:
         """Write the header of a new directory."""
         self._header["version"], self._header["partitions"] = VERSION, self._plan.partitions
+        self._header["center_states"] = self.tiling.center_states
         self._header["fingerprint"] = np.void(self._plan.layout.fingerprint)
         self._header["magic"] = MAGIC
 
@@ -204,35 +208,46 @@ class DeviceDirectory:
         return bool(((self._entries["mirrored"] >= number) | (self._entries["writes"] < 2)).all())
 
     def mirror_of(self, partition: int) -> tuple[int, int]:
-        """Return where the values of a partition are mirrored: offset in the segment, and size in bytes."""
+        """Return where the buffers of a partition are mirrored: offset in the segment, and size in bytes."""
         return self._plan.mirrors[partition]
 
     def mirror(self, partition: int) -> np.ndarray[Any, Any]:
-        """Return the mirrored values of a partition, as bytes."""
+        """Return the mirrored buffers of a partition, as bytes."""
         start, size = self._plan.mirrors[partition]
         found: np.ndarray[Any, Any] = self._bytes[start : start + size]
         return found
 
-    def read_values(self, out: Sequence[Any]) -> None:
-        """Copy the mirror into arrays, one for each parameter of the layout, of any kind."""
+    # Buffer 0 has the center's values, buffer 1 its first state, and so on.
+
+    def read_buffer(self, buffer: int, out: Sequence[Any]) -> None:
+        """Copy a buffer of the mirror into arrays, one for each parameter of the layout, of any kind."""
         values = [np.empty(spec.shape, spec.dtype) for spec in self._plan.layout.specs]
-        for flat, start, stop, mirrored in self._mirrored_tiles(values):
-            flat[start:stop] = mirrored
+        for tile, mirrored in self._mirrored_tiles(buffer):
+            flat = values[tile.parameter].reshape(-1)
+            flat[tile.start : tile.start + tile.size] = mirrored.view(flat.dtype)
         for array, value in zip(out, values):
             assign(array, value)
 
-    def write_values(self, values: Sequence[Any]) -> None:
-        """Copy arrays, one for each parameter of the layout, of any kind, into the mirror."""
-        for flat, start, stop, mirrored in self._mirrored_tiles([np.asarray(value, order="C") for value in values]):
-            mirrored[...] = flat[start:stop]
+    def write_buffer(self, buffer: int, values: Sequence[Any]) -> None:
+        """Copy arrays, one for each parameter of the layout, of any kind, into a buffer of the mirror."""
+        flat = [np.asarray(value, order="C").reshape(-1) for value in values]
+        for tile, mirrored in self._mirrored_tiles(buffer):
+            mirrored[:] = flat[tile.parameter][tile.start : tile.start + tile.size].view(np.uint8)
 
-    def _mirrored_tiles(self, values: list[np.ndarray[Any, Any]]) -> Any:
-        """Yield for each tile its flat parameter, where it starts and stops there, and its mirrored values."""
+    def buffer_as_state(self, buffer: int) -> np.ndarray[Any, Any]:
+        """Return a copy of a buffer of the mirror, as the bytes of a worker's own state."""
+        state = np.zeros(self.tiling.state_bytes, np.uint8)
+        for tile, mirrored in self._mirrored_tiles(buffer):
+            state[tile.state : tile.state + mirrored.size] = mirrored
+        return state
+
+    def _mirrored_tiles(self, buffer: int) -> Iterator[tuple[Tile, Any]]:
+        """Yield the tiles with the mirrored bytes of a buffer."""
         for t in self.tiling.tiles:
-            flat = values[t.parameter].reshape(-1)
-            start = self._plan.mirrors[t.partition][0] + t.offset - self.tiling.values_start[t.partition]
-            mirrored = self._bytes[start : start + t.size * flat.itemsize].view(flat.dtype)
-            yield flat, t.start, t.start + t.size, mirrored
+            start = self._plan.mirrors[t.partition][0] + self.tiling.buffer_bytes[t.partition] * buffer
+            start += t.offset - self.tiling.values_start[t.partition]
+            nbytes = t.size * np.dtype(self._plan.layout.specs[t.parameter].dtype).itemsize
+            yield t, self._bytes[start : start + nbytes]
 
     @property
     def closed(self) -> bool:

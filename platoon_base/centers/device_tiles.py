@@ -10,12 +10,11 @@ import numpy as np
 from platoon_base.layout import Layout
 
 __all__ = [
-    "ALIGNMENT", "COLUMNS", "ELEMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling", "split_word", "tile_table",
+    "ALIGNMENT", "ELEMENT", "LOCK_BYTES", "TILE_BYTES", "Tile", "Tiling", "split_word", "tile_table",
 ]  # fmt: skip
 
 TILE_BYTES = 1 << 16  # measured on NVLink: large against the cost of a lock, small enough for all blocks of a device
 ALIGNMENT = 256  # bytes
-COLUMNS = 5
 _ELEMENT_BITS = 40
 ELEMENT = (1 << _ELEMENT_BITS) - 1  # the bits of a word that number an element; those above number a parameter
 LOCK_BYTES = 32  # from one tile's lock to the next: a sector of the device's cache
@@ -30,7 +29,8 @@ class Tile(NamedTuple):
         ``start`` and ``size`` in elements of the flattened parameter.
     partition : int
     lock, offset : int
-        Bytes from the start of the partition to the tile's lock and to its values.
+        Bytes from the start of the partition to the tile's lock and to its values. The tile of the next center state
+        lies `Tiling.buffer_bytes` behind.
     state : int
         Bytes from the start of a state buffer of one worker, which holds all tiles.
     """
@@ -47,18 +47,29 @@ class Tile(NamedTuple):
 class Tiling:
     """Cut a layout into tiles, dealt out to the partitions in turn, so that all links are used at once.
 
+    Parameters
+    ----------
+    layout : Layout
+    partitions : int
+    center_states : int
+        How many buffers the rule has beside the center's values.
+
     Attributes
     ----------
     tiles : list of Tile
+    center_states : int
     partition_bytes : list of int
-        Size of each partition: its locks, then its values.
+        Size of each partition: its locks, then its values, then each center state.
     values_start : list of int
         Where the values begin in each partition, in bytes.
+    buffer_bytes : list of int
+        Size of the values of each partition, and of each center state.
     state_bytes : int
         Size of a state buffer.
     """
 
-    def __init__(self, layout: Layout, partitions: int) -> None:
+    def __init__(self, layout: Layout, partitions: int, center_states: int = 0) -> None:
+        self.center_states = center_states
         pieces = [
             (index, start, min(spec.size - start, step), np.dtype(spec.dtype).itemsize)
             for index, spec in enumerate(layout.specs)
@@ -75,18 +86,22 @@ class Tiling:
             self.tiles.append(Tile(parameter, start, size, partition, lock, ends[partition], state))
             ends[partition] += _aligned(size * itemsize)
             state += _aligned(size * itemsize)
-        self.partition_bytes = [max(end, ALIGNMENT) for end in ends]
+        self.buffer_bytes = [end - start for end, start in zip(ends, self.values_start)]
+        self.partition_bytes = [
+            max(start + size * (1 + center_states), ALIGNMENT)
+            for start, size in zip(self.values_start, self.buffer_bytes)
+        ]
         self.state_bytes = max(state, ALIGNMENT)
 
 
 def tile_table(
-    tiling: Tiling, parameters: Sequence[int], partition_at: Mapping[int, int], state_at: int
+    tiling: Tiling, parameters: Sequence[int], partition_at: Mapping[int, int], states_at: Sequence[int]
 ) -> np.ndarray[Any, np.dtype[np.uint64]]:
-    """Make the table that tells a kernel where the tiles of some parameters lie: one row of `COLUMNS` words for each.
+    """Make the table that tells a kernel where the tiles of some parameters lie: one row of words for each.
 
-    The words of a row are the address of the tile in the center, of its lock, and of its state; the parameter's number
-    in the layout, above the bits of `ELEMENT`, with the tile's first element; and the parameter's index in
-    ``parameters``, with the tile's size in the upper half.
+    The words of a row are the parameter's number in the layout, above the bits of `ELEMENT`, with the tile's first
+    element; the parameter's index in ``parameters``, with the tile's size in the upper half; the address of the tile's
+    lock; those of its values in the center, in each center state, and in each of the worker's own states.
 
     Parameters
     ----------
@@ -94,23 +109,20 @@ def tile_table(
     parameters : sequence of int
         Numbers of the parameters that the kernel gets, in its order.
     partition_at : mapping of int to int
-        The address of each partition; not all are open when a worker remembers its first values.
-    state_at : int
-        The address of the state buffer.
+        The address of each partition.
+    states_at : sequence of int
+        The addresses of the worker's state buffers.
     """
     index = {parameter: i for i, parameter in enumerate(parameters)}
-    rows = [
-        (
-            partition_at.get(t.partition, 0) + t.offset,
-            partition_at.get(t.partition, 0) + t.lock,
-            state_at + t.state,
-            t.parameter << _ELEMENT_BITS | t.start,
-            index[t.parameter] | t.size << 32,
-        )
-        for t in tiling.tiles
-        if t.parameter in index
-    ]
-    return np.array(rows, dtype=np.uint64).reshape(len(rows), COLUMNS)
+    rows = []
+    for t in tiling.tiles:
+        if t.parameter in index:
+            start, step = partition_at[t.partition], tiling.buffer_bytes[t.partition]
+            head = [t.parameter << _ELEMENT_BITS | t.start, index[t.parameter] | t.size << 32, start + t.lock]
+            shared = [start + t.offset + step * i for i in range(1 + tiling.center_states)]
+            rows.append([*head, *shared, *(state + t.state for state in states_at)])
+    columns = 4 + tiling.center_states + len(states_at)
+    return np.array(rows, dtype=np.uint64).reshape(len(rows), columns)
 
 
 def split_word(word: int) -> tuple[int, int]:

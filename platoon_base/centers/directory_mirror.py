@@ -1,4 +1,4 @@
-"""The mirror of a center on devices, from which the controller reads the values on the host."""
+"""The mirror of a center on devices, from which the controller reads its values and states on the host."""
 
 from __future__ import annotations
 
@@ -34,12 +34,16 @@ class DirectoryMirror:
         self._layout = layout
 
     def snapshot(self, may_wait: bool) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values, mirrored anew unless all owners have left; a center on devices has no states."""
+        """Copy the values and states, mirrored anew unless all owners have left; workers go on meanwhile."""
         if not self._directory.has_mirror(FINAL):
             self._await_mirror(may_wait)
-        values = [np.empty(spec.shape, spec.dtype) for spec in self._layout.specs]
-        self._directory.read_values(values)
-        return values, []
+        values, *states = (
+            [np.empty(spec.shape, spec.dtype) for spec in self._layout.specs]
+            for _ in range(1 + self._directory.tiling.center_states)
+        )
+        for buffer, arrays in enumerate([values, *states]):
+            self._directory.read_buffer(buffer, arrays)
+        return values, states
 
     def _await_mirror(self, may_wait: bool) -> None:
         if not may_wait:

@@ -265,6 +265,12 @@ class HostCenter:
             copy(stripe)
         return values, states
 
+    def set_states(self, states: Sequence[Sequence[Array]]) -> None:
+        """See `Center.set_states`."""
+        for state, values in zip(self.states, states):
+            for array, value in zip(state, values):
+                np.copyto(array, value)
+
     def start_from(self, values: Sequence[Array]) -> None:
         """See `Center.start_from`."""
         if self._rounds is not None:

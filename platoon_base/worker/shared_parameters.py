@@ -78,9 +78,7 @@ class SharedParameters:
         try:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
-            for state, saved in zip(self.center.states, states):
-                for array, values in zip(state, saved):
-                    array[...] = values
+            self.center.set_states(states)
             self.start(create, timeout_s)  # a worker's own states may begin with these
             if create:
                 client.ask(msg.CenterReady(), msg.Done, timeout_s)

@@ -10,6 +10,7 @@ from interrupting import at_each_instruction
 
 from platoon_base.centers.device_directory import FINAL, NOBODY, DeviceDirectory, DirectoryLayout
 from platoon_base.centers.device_tiles import ALIGNMENT, LOCK_BYTES, TILE_BYTES, Tiling, split_word, tile_table
+from platoon_base.centers.directory_mirror import DirectoryMirror
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.shm.segments import Segment
@@ -28,9 +29,11 @@ def layout_of(shapes, dtype="float32"):
     shapes=st.lists(st.sampled_from([*SHAPES, (40_000,), (17, 19)]), min_size=1, max_size=8),
     partitions=st.integers(1, 5),
     dtype=st.sampled_from(["float32", "float64"]),
+    center_states=st.integers(0, 2),
 )
-def test_every_element_lies_once_in_one_partition(shapes, partitions, dtype):
-    tiling, itemsize = Tiling(layout_of(shapes, dtype), partitions), np.dtype(dtype).itemsize
+def test_every_element_lies_once_in_one_partition(shapes, partitions, dtype, center_states):
+    """And as often as there are center states, each at the same distance behind the one before."""
+    tiling, itemsize = Tiling(layout_of(shapes, dtype), partitions, center_states), np.dtype(dtype).itemsize
     covered = [np.zeros(int(np.prod(shape)), int) for shape in shapes]
     taken = [np.zeros(size, int) for size in tiling.partition_bytes]
     state = np.zeros(tiling.state_bytes, int)
@@ -41,7 +44,11 @@ def test_every_element_lies_once_in_one_partition(shapes, partitions, dtype):
         assert tile.offset >= tiling.values_start[tile.partition]
         assert tile.lock + LOCK_BYTES <= tiling.values_start[tile.partition]
         covered[tile.parameter][tile.start : tile.start + tile.size] += 1
-        taken[tile.partition][tile.offset : tile.offset + nbytes] += 1
+        for buffer in range(1 + center_states):
+            start = tile.offset + buffer * tiling.buffer_bytes[tile.partition]
+            assert start % ALIGNMENT == 0
+            assert start + nbytes <= tiling.partition_bytes[tile.partition]
+            taken[tile.partition][start : start + nbytes] += 1
         taken[tile.partition][tile.lock : tile.lock + LOCK_BYTES] += 1
         state[tile.state : tile.state + nbytes] += 1
     assert all((c == 1).all() for c in covered)
@@ -61,63 +68,91 @@ def test_a_kernel_is_told_the_number_that_a_parameter_has_in_the_layout():
     layout = Layout(tuple(ParameterSpec(str(i), (3 + i,), dtype) for i, dtype in enumerate(specs)))
     tiling = Tiling(layout, 3)
     parameters = [i for i, dtype in enumerate(specs) if dtype == "float32"][400:]
-    rows = tile_table(tiling, parameters, {0: 1 << 20, 1: 1 << 30, 2: 1 << 40}, 1 << 50)
+    rows = tile_table(tiling, parameters, {0: 1 << 20, 1: 1 << 30, 2: 1 << 40}, [1 << 50])
     assert rows.shape == (len(parameters), 5)
     for row in rows.tolist():
-        index, size = row[4] & 0xFFFFFFFF, row[4] >> 32
+        index, size = row[1] & 0xFFFFFFFF, row[1] >> 32
         parameter = parameters[index]
-        assert split_word(row[3]) == (parameter, 0)
-        assert split_word(row[3] + 2) == (parameter, 2)  # as the kernel tells of its element 2
+        assert split_word(row[0]) == (parameter, 0)
+        assert split_word(row[0] + 2) == (parameter, 2)  # as the kernel tells of its element 2
         assert size == 3 + parameter
 
 
-def test_a_kernel_is_told_where_a_tile_of_a_large_parameter_begins():
+@pytest.mark.parametrize("center_states", [0, 2])
+@pytest.mark.parametrize("own_states", [0, 2])
+def test_a_kernel_is_told_where_a_tile_of_a_large_parameter_begins(center_states, own_states):
     elements = 3 * TILE_BYTES // 4 + 5
-    tiling = Tiling(layout_of([(7,), (elements,)]), 2)
-    partition_at, state_at = {0: 1 << 20, 1: 1 << 30}, 1 << 50
-    rows = tile_table(tiling, [1], partition_at, state_at).tolist()
+    tiling = Tiling(layout_of([(7,), (elements,)]), 2, center_states)
+    partition_at, states_at = {0: 1 << 20, 1: 1 << 30}, [1 << 50, 1 << 51][:own_states]
+    rows = tile_table(tiling, [1], partition_at, states_at).tolist()
     tiles = [tile for tile in tiling.tiles if tile.parameter == 1]
-    assert [split_word(row[3]) for row in rows] == [(1, tile.start) for tile in tiles]
-    assert [row[:3] for row in rows] == [
-        [partition_at[t.partition] + t.offset, partition_at[t.partition] + t.lock, state_at + t.state] for t in tiles
-    ]
-    assert sum(row[4] >> 32 for row in rows) == elements
+    assert [split_word(row[0]) for row in rows] == [(1, tile.start) for tile in tiles]
+    for row, t in zip(rows, tiles):
+        start, step = partition_at[t.partition], tiling.buffer_bytes[t.partition]
+        assert row[2] == start + t.lock
+        assert row[3 : 4 + center_states] == [start + t.offset + step * i for i in range(1 + center_states)]
+        assert row[4 + center_states :] == [at + t.state for at in states_at]
+    assert sum(row[1] >> 32 for row in rows) == elements
+
+
+PLAN = DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3, center_states=2))
 
 
 @pytest.fixture
 def segments():
     """One segment, opened twice, as two workers have it."""
-    plan = DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3))
     name = f"{segment_prefix()}test{os.getpid()}-center"
-    with Segment.create(name, plan.size_bytes) as first, Segment.attach(name) as second:
+    with Segment.create(name, PLAN.size_bytes) as first, Segment.attach(name) as second:
         yield first, second
     Segment.unlink(name)
 
 
 @pytest.fixture
 def directories(segments):
-    """Two handles of one directory, as two workers have them."""
-    plan = DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3))
-    first, second = (DeviceDirectory(segment, plan) for segment in segments)
+    """Two handles of one directory, as the worker that makes it and one that opens it have them."""
+    first = DeviceDirectory(segments[0], PLAN)
     first.begin()
+    second = DeviceDirectory.of(segments[1], layout_of(SHAPES))
     yield first, second
     first.close()
     second.close()
 
 
-def test_values_come_back_through_the_mirror(directories):
+def test_values_and_center_states_come_back_through_the_mirror(directories):
     first, second = directories
     rng = np.random.default_rng(0)
-    values = [np.asarray(rng.standard_normal(shape), "float32") for shape in SHAPES]
-    first.write_values(values)
-    found = [np.empty(shape, "float32") for shape in SHAPES]
-    second.read_values(found)
-    assert all(np.array_equal(a, b) for a, b in zip(values, found))
-    # Each partition's part of the mirror is its memory behind the locks.
-    for tile in first.tiling.tiles:
-        start = tile.offset - first.tiling.values_start[tile.partition]
-        part = second.mirror(tile.partition)[start : start + 4 * tile.size].view("float32")
-        assert np.array_equal(part, values[tile.parameter].reshape(-1)[tile.start : tile.start + tile.size])
+    buffers = [[np.asarray(rng.standard_normal(shape), "float32") for shape in SHAPES] for _ in range(3)]
+    for number, values in enumerate(buffers):
+        first.write_buffer(number, values)
+    assert second.tiling.center_states == 2
+    for number, values in enumerate(buffers):
+        found = [np.empty(shape, "float32") for shape in SHAPES]
+        second.read_buffer(number, found)
+        assert all(np.array_equal(a, b) for a, b in zip(values, found))
+        # Each partition's part of the mirror is its memory behind the locks.
+        state = second.buffer_as_state(number)
+        for tile in first.tiling.tiles:
+            expected = values[tile.parameter].reshape(-1)[tile.start : tile.start + tile.size]
+            start = tile.offset - first.tiling.values_start[tile.partition]
+            start += number * first.tiling.buffer_bytes[tile.partition]
+            part = second.mirror(tile.partition)[start : start + 4 * tile.size].view("float32")
+            assert np.array_equal(part, expected)
+            # A worker's own state that starts with these has the same at the tile's own place.
+            assert np.array_equal(state[tile.state : tile.state + 4 * tile.size].view("float32"), expected)
+
+
+def test_the_controller_reads_the_values_and_center_states_in_the_mirror(directories):
+    first, second = directories
+    buffers = [[np.full(shape, number + 1, "float32") for shape in SHAPES] for number in range(3)]
+    for number, values in enumerate(buffers):
+        first.write_buffer(number, values)
+    for partition in range(3):
+        first.publish(partition, owner=partition, handle=bytes(64))
+        first.mirrored(partition)  # its owner has left
+    values, states = DirectoryMirror(second, layout_of(SHAPES)).snapshot(may_wait=False)
+    for got, want in zip([values, *states], buffers):
+        assert all(np.array_equal(a, b) for a, b in zip(got, want))
+    assert len(states) == 2
 
 
 def test_owners_are_published_one_after_the_other(directories):
@@ -194,8 +229,9 @@ def test_a_directory_of_another_model_is_refused(directories, segments):
     segment, _ = segments
     other = layout_of([*SHAPES[:-1], (5,)])
     assert DeviceDirectory.partitions_in(segment) == 3
-    assert not DirectoryLayout(other, Tiling(other, 3)).fits(segment)
-    assert DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3)).fits(segment)
+    assert not DirectoryLayout(other, Tiling(other, 3, 2)).fits(segment)
+    assert not DirectoryLayout(layout_of(SHAPES), Tiling(layout_of(SHAPES), 3, 1)).fits(segment)
+    assert PLAN.fits(segment)
 
 
 def test_the_flag_of_a_worker_is_its_own(directories, segments):
