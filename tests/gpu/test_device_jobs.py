@@ -4,11 +4,10 @@ On CUDA devices that reach each other these are NCCL and the center in their mem
 what is common, through the host.
 """
 
-import textwrap
 import threading
 
 import pytest
-from devices_here import DEVICES, WHY_NOT
+from devices_here import DEVICES, WHY_NOT, on_devices
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.checkpoints.writer import Saving
@@ -21,38 +20,13 @@ if len(DEVICES) < 2:
 
 on_cuda = pytest.mark.skipif(bool(WHY_NOT), reason=f"needs two CUDA devices (README, 'Tests on GPUs'): {WHY_NOT}")
 
-HEAD = """
-import os, signal, sys, time
-import own_pocl_cache
-import numpy as np
-import pygpu
-from pygpu import gpuarray
-from platoon_base import ASGD, EASGD, connect
-from platoon_base.errors import *
-from watching import partitions_of, until
-
-context = pygpu.init(os.environ["PLATOON_DEVICE"])
-worker = connect()
-rank, size = worker.global_rank, worker.global_size
-
-def on_device(values, dtype=None):
-    return gpuarray.array(np.asarray(values, dtype=dtype), context=context)
-
-def draw(seed, shapes=((3, 5), (100_003,), (7,), (256, 300)), dtype="float32"):
-    rng = np.random.default_rng(seed)
-    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
-"""
+RULES = ["EASGD(0.3)", "ASGD()", "CenterMomentum(0.3, 0.9, 1.5)"]
 
 
 @pytest.fixture
 def run_on_devices(run_job):
     """Run a script, given as text, on the first N devices."""
-
-    def run(text, workers=2, **options):
-        place = "host" if WHY_NOT else "device"
-        return run_job(HEAD + textwrap.dedent(text), workers, devices=DEVICES[:workers], center=place, **options)
-
-    return run
+    return on_devices(run_job)
 
 
 def test_every_operation_and_dtype(run_on_devices):
@@ -134,7 +108,7 @@ def test_ranks_that_make_other_calls_are_told(run_on_devices):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("locked", [True, False])
-@pytest.mark.parametrize("rule", ["EASGD(0.3)", "ASGD()"])
+@pytest.mark.parametrize("rule", RULES)
 def test_the_rules_are_their_equations_bit_by_bit(run_on_devices, rule, locked, dtype):
     """The workers take turns, so NumPy can follow."""
     run_on_devices(
@@ -144,24 +118,20 @@ def test_the_rules_are_their_equations_bit_by_bit(run_on_devices, rule, locked, 
         arrays = [on_device(a) for a in starts]
         worker.init_shared_params(arrays, rule)
         worker.barrier()
-        center = [a.copy() for a in starts]
-        locals_ = [[a.copy() for a in starts] for _ in range(size)]
-        olds = [[a.copy() for a in starts] for _ in range(size)]
+        replay = Replay(rule, starts)
         for step in range(4):
             for turn in range(size):
-                for x, add in zip(locals_[turn], draw(100 * step + turn, dtype=dtype)):
-                    x += add
-                for x, c, o in zip(locals_[turn], center, olds[turn]):
-                    rule.sync(x, c, (o,) if rule.local_state else ())
+                progress = draw(100 * step + turn, dtype=dtype)
+                replay.sync(turn, progress)
                 if turn == rank:
-                    for array, add in zip(arrays, draw(100 * step + turn, dtype=dtype)):
+                    for array, add in zip(arrays, progress):
                         array[...] = np.asarray(array) + add
                     worker.sync_params({locked})
-                    for array, x in zip(arrays, locals_[turn]):
+                    for array, x in zip(arrays, replay.locals[turn]):
                         assert np.array_equal(np.asarray(array), x), (step, turn)
                 worker.barrier()
         with worker.center_params():
-            for array, c in zip(arrays, center):
+            for array, c in zip(arrays, replay.center):
                 assert np.allclose(np.asarray(array), c, rtol=1e-6), "center"
         worker.barrier()
         """,
@@ -192,7 +162,7 @@ def test_no_update_is_lost_when_all_synchronize_at_once(run_on_devices, locked):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rule", ["EASGD()", "ASGD()"])
+@pytest.mark.parametrize("rule", ["EASGD()", "ASGD()", "CenterMomentum()"])
 def test_the_only_worker_trains_as_if_it_were_alone(run_on_devices, rule, dtype):
     run_on_devices(
         f"""
@@ -406,16 +376,18 @@ def test_a_center_on_devices_is_saved_when_it_is_released(run_on_devices, tmp_pa
     folder.close()
 
 
-@pytest.mark.parametrize("rule", ["EASGD(0.5)", "ASGD()"])
+# The center moves from 0 towards 2: by a half at each synchronization, wholly, or by a half and its momentum.
+@pytest.mark.parametrize(
+    ("rule", "least", "most"), [("EASGD(0.5)", 1, 2), ("ASGD()", 2, 2), ("CenterMomentum(0.5, 0.9, 1.0)", 1.01, 3)]
+)
 @pytest.mark.parametrize("policy", ["raise", "skip", "restore"])
-def test_poison_by_rule_and_policy(run_on_devices, rule, policy):
+def test_poison_by_rule_and_policy(run_on_devices, rule, least, most, policy):
     """A NaN, an infinity and an overflow stay out; everything else is synchronized by the rule."""
     run_on_devices(
         f"""
         a = on_device(np.zeros(70_000), "float32")
         worker.init_shared_params([a], {rule}, on_nonfinite={policy!r})
         worker.barrier()
-        share = 0.5 if "EASGD" in {rule!r} else 1.0
         if rank == 1:
             values = np.full(70_000, 2.0, "float32")
             values[[5, 40_000]] = np.nan, np.inf
@@ -439,7 +411,7 @@ def test_poison_by_rule_and_policy(run_on_devices, rule, policy):
         assert np.isfinite(center).all()
         assert (center[[5, 40_000]] == 0).all(), center[[5, 40_000]]
         others = np.delete(center, [5, 40_000])
-        assert (others == others[0]).all() and 2 * share <= others[0] <= 2, others[0]
+        assert (others == others[0]).all() and {least} <= others[0] <= {most}, others[0]
         worker.barrier()
         """
     ).require_success()

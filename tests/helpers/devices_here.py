@@ -1,9 +1,12 @@
 """The devices that tests of whole jobs run on."""
 
+import textwrap
+from pathlib import Path
+
 from platoon_base.devices.discovery import can_share_center, list_devices
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["DEVICES", "WHY_NOT"]
+__all__ = ["DEVICES", "WHY_NOT", "on_devices"]
 
 
 def _find():
@@ -19,3 +22,14 @@ def _find():
 DEVICES = _find()
 # Why the center cannot be in their memory.
 WHY_NOT = can_share_center(DEVICES[:2]) if DEVICES else "there are no devices"
+
+
+def on_devices(run_job):
+    """Make a function that runs a script, given as text, on the first N devices, behind `device_preamble`."""
+    preamble = Path(__file__).with_name("device_preamble.py").read_text()
+
+    def run(text, workers=2, **options):
+        place = "host" if WHY_NOT else "device"
+        return run_job(preamble + textwrap.dedent(text), workers, devices=DEVICES[:workers], center=place, **options)
+
+    return run

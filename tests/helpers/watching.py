@@ -27,6 +27,7 @@ __all__ = [
     "ending",
     "exchange_pids",
     "is_stopped",
+    "living",
     "partitions_of",
     "progress",
     "takes_part",
@@ -99,6 +100,12 @@ def takes_part(rank):
     """Tell whether a worker is there: its process lives, and it has not said goodbye."""
     with _job_state() as (job_state, segment):
         return segment.locked(WORKER_LOCKS + rank) and not job_state.row(rank)["left"]
+
+
+def living():
+    """Return the number of workers that rules reckon with."""
+    with _job_state() as (job_state, _):
+        return job_state.living
 
 
 def controller_lives():
