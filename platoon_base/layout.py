@@ -122,6 +122,10 @@ class Layout:
             array_on(buffer, spec.shape, spec.dtype, offset + start) for spec, start in zip(self.specs, self.offsets)
         ]
 
+    def empty(self) -> list[np.ndarray[Any, Any]]:
+        """Make arrays of the right shapes and dtypes, of any values."""
+        return [np.empty(spec.shape, spec.dtype) for spec in self.specs]
+
     def stripes(self, stripe_bytes: int) -> list[tuple[Piece, ...]]:
         """Cut the parameters into stripes of about ``stripe_bytes`` each.
 

@@ -221,7 +221,7 @@ class DeviceDirectory:
 
     def read_buffer(self, buffer: int, out: Sequence[Any]) -> None:
         """Copy a buffer of the mirror into arrays, one for each parameter of the layout, of any kind."""
-        values = [np.empty(spec.shape, spec.dtype) for spec in self._plan.layout.specs]
+        values = self._plan.layout.empty()
         for tile, mirrored in self._mirrored_tiles(buffer):
             flat = values[tile.parameter].reshape(-1)
             flat[tile.start : tile.start + tile.size] = mirrored.view(flat.dtype)

@@ -66,7 +66,7 @@ FORMS = {
 
 
 class Operation(NamedTuple):
-    """What one kernel does to each element; see `Form`."""
+    """A change of each element, made by one kernel; its attributes are those of a `Form`."""
 
     new: Mapping[str, str]
     compute: str = ""

@@ -37,10 +37,7 @@ class DirectoryMirror:
         """Copy the values and states, mirrored anew unless all owners have left; workers go on meanwhile."""
         if not self._directory.has_mirror(FINAL):
             self._await_mirror(may_wait)
-        values, *states = (
-            [np.empty(spec.shape, spec.dtype) for spec in self._layout.specs]
-            for _ in range(1 + self._directory.tiling.center_states)
-        )
+        values, *states = (self._layout.empty() for _ in range(1 + self._directory.tiling.center_states))
         for buffer, arrays in enumerate([values, *states]):
             self._directory.read_buffer(buffer, arrays)
         return values, states

@@ -172,7 +172,7 @@ class HostCenter:
         left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
             raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
-        left_out = {stripe.index: self._visits(stripe) for stripe in left}
+        left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
         self.whole = not left_out
         if left_out.keys() - self._left_out.keys():
             log.warning("rank %d leaves out what another holds: %s", self._rank, self._timeout_text(left, PATIENCE_S))
@@ -251,9 +251,7 @@ class HostCenter:
             return self._snapshot()
 
     def _snapshot(self) -> tuple[list[Array], list[list[Array]]]:
-        values, *states = (
-            [np.empty(spec.shape, spec.dtype) for spec in self._layout.specs] for _ in range(1 + len(self.states))
-        )
+        values, *states = (self._layout.empty() for _ in range(1 + len(self.states)))
 
         def copy(stripe: _Stripe) -> None:
             sources = [stripe.center, *(_cut(state, stripe.pieces) for state in self.states)]
@@ -289,9 +287,6 @@ class HostCenter:
 
     def settle(self) -> None:
         """See `Center.settle`: the controller reads this very memory."""
-
-    def _visits(self, stripe: _Stripe) -> int:
-        return int(stripe.holder["visits"])
 
     def close(self) -> None:
         """See `Center.close`."""
@@ -334,7 +329,7 @@ class HostCenter:
             now = time.monotonic()
             # Not at once: a worker that has just locked a stripe has yet to count its visit.
             known = stuck if now - began > _GLANCE_S else {}
-            hopeless = [stripe for stripe in taken if known.get(stripe.index) == self._visits(stripe)]
+            hopeless = [stripe for stripe in taken if known.get(stripe.index) == int(stripe.holder["visits"])]
             given_up += hopeless
             todo = [stripe for stripe in taken if stripe not in hopeless]
             if worked:
