@@ -38,7 +38,6 @@ from platoon_base import connect
 
 BATCH_SIZE = 32
 LEARNING_RATE = 1e-3
-SYNC_EVERY = 10
 
 
 def load_data():
@@ -87,7 +86,7 @@ def main(num_epochs=100, patience=10, sync=False, summary=None):
         shard_stream(stream, uneven="drop"),
         model=Model(cost),
         extensions=[
-            ParameterSync(every_n_batches=SYNC_EVERY),
+            ParameterSync(),
             DistributedMonitoring([cost, error], whole(valid_set), prefix="valid"),
             DistributedMonitoring(
                 [error],

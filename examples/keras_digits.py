@@ -30,7 +30,6 @@ LEARNING_RATE = 0.05
 MOMENTUM = 0.9
 WARMUP_EPOCHS = 3
 PATIENCE = 5
-SYNC_EVERY = 10
 
 
 def load_data():
@@ -72,7 +71,7 @@ def main(num_epochs=30, sync=False, conv=False, summary=None):
         callbacks = distribute([LearningRateWarmup(rate, WARMUP_EPOCHS), *callbacks])
     else:
         optimizer = keras.optimizers.SGD(LEARNING_RATE, momentum=MOMENTUM)
-        callbacks = distribute(callbacks, every_n_batches=SYNC_EVERY)
+        callbacks = distribute(callbacks)
     model.compile(optimizer, loss="categorical_crossentropy", metrics=["accuracy"])
 
     began = time.monotonic()

@@ -41,7 +41,6 @@ from platoon_base import connect
 BATCH_SIZE = 32
 LEARNING_RATE = 1e-3
 PATIENCE = 15
-SYNC_EVERY = 10
 
 
 def load_data():
@@ -70,7 +69,7 @@ def build(worker, sync):
         worker.init_shared_params(params)  # never synchronized: a place for checkpoints
     else:
         updates = lasagne.updates.adam(loss, params, LEARNING_RATE)
-        updates = sync_updates(updates, params, every_n_batches=SYNC_EVERY)
+        updates = sync_updates(updates, params)
     train = theano.function([x, y], loss, updates=updates)
 
     prediction = get_output(network, deterministic=True)

@@ -7,7 +7,7 @@ answers those that it cannot decode with a failure, and logs them.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from platoon_base.channels.base import Received
@@ -38,6 +38,8 @@ class ControlServer:
         ``handler(req, rank, info)`` answers the requests that workers send by `Worker.send_req`.
     on_drop : callable, optional
         Called with the parameters and the rule that the workers shared, before they are told that all let go of them.
+    on_report : callable, optional
+        Called with the values that a worker reports, while that worker waits.
     """
 
     def __init__(
@@ -47,12 +49,14 @@ class ControlServer:
         send: Callable[[bytes, bytes, bytes], None],
         handler: UserHandler | None = None,
         on_drop: Callable[[Shared], None] = lambda shared: None,
+        on_report: Callable[[Mapping[str, float | str]], None] = lambda values: None,
     ) -> None:
         self.coordinator = coordinator
         self._job_state = job_state
         self._send = send
         self._handler = handler
         self._on_drop = on_drop
+        self._on_report = on_report
 
     def receive(self, received: Received, now: float) -> None:
         """Handle one request; bytes that are none are answered with a failure."""
@@ -64,6 +68,8 @@ class ControlServer:
         except ProtocolError as exc:
             self._reply(SendReply(Asker(peer, request_id), msg.Failure(kind="ProtocolError", message=str(exc))))
             return
+        if isinstance(request, msg.Report):
+            self._on_report(request.metrics)
         self.carry_out(self.coordinator.handle(peer, request_id, request, now))
 
     def carry_out(self, actions: Iterable[Action]) -> None:

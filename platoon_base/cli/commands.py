@@ -6,6 +6,7 @@ import contextlib
 import io
 import math
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,8 @@ from platoon_base.cli.launcher import (
 )
 from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder
 from platoon_base.cli.log_lines import MarkedLines
+from platoon_base.cli.study import Method, built_in, read_method
+from platoon_base.cli.tune import Tuning, tune, write_results
 from platoon_base.controller import child
 from platoon_base.controller.controller import Result, Snapshot
 from platoon_base.controller.processes import GRACE_S
@@ -164,8 +167,7 @@ def launch_command(
     chosen = choose_devices(workers, devices)
     require_runnable(program, chosen.devices)
     center = choose_center(center, chosen.devices)
-    if summary_file is not None and not summary_file.resolve().parent.is_dir():
-        raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
+    _require_folder_of(summary_file)
     folder = log_dir or new_log_folder(program.title)
     options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=grace)
     lines = [report.opening(chosen, center, folder)]
@@ -215,6 +217,122 @@ def _launch_and_show(
         result = launch(program, args, devices, folder, options._replace(observer=observe), signals)
     report.print_warnings(console, warned)
     return result
+
+
+@commands.command("tune", context_settings=_SCRIPT, short_help="Find out which method to train a script with.")
+@click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, as of launch.")
+@click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="As of launch.  [auto]")
+@click.option("--center", type=click.Choice(CENTERS), default="auto", show_default=True, help="As of launch.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="K", help="Compare after K mini-batches of each worker.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="M",
+    help="Compare after M minutes of training; with --steps a run ends at whichever comes first.  [1 without --steps]",
+)
+@click.option(
+    "--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each method; medians count."
+)
+@click.option(
+    "--watch",
+    metavar="NAME[:max]",
+    help="The reported value to compare; :max if higher is better.  [a validation loss, if there is one]",
+)
+@click.option(
+    "--method",
+    "texts",
+    multiple=True,
+    metavar="METHOD",
+    help='A method to try instead of the built-in ones: a rule, a period or both, such as "EASGD(alpha=0.2) every 4".',
+)
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="WORDS",
+    help="Try the script with these arguments too, such as --also=--sync or --also='--rate 0.002'.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600,
+    show_default=True,
+    metavar="S",
+    help="End a run after S seconds in all, its start included.",
+)
+@click.option(
+    "--summary", "summary_file", type=click.Path(path_type=Path), help="Write all results as JSON to this file."
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, as of launch.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def tune_command(
+    workers: int | None,
+    devices: tuple[str, ...],
+    center: str,
+    steps: int | None,
+    minutes: float | None,
+    seeds: int,
+    watch: str | None,
+    texts: tuple[str, ...],
+    also: tuple[str, ...],
+    limit: float,
+    summary_file: Path | None,
+    module: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT with ARGS by several methods, each for a short time, and tell which one to take.
+
+    First the script runs on one worker, as it is without this package. Then N workers train it by the default rule and
+    by others. They take the rule and the period where the script names none. So leave rule and every_n_batches out, or
+    the script's win. Values are compared that the script reports (connect().report; a fit of Keras reports its logs).
+
+    The script runs many times in this folder, and writes its files each time. It must begin anew each time.
+    """
+    console = report.open_console()
+    report.log_to(console)
+    program = Program(script, module)
+    program.require()
+    chosen = choose_devices(workers, devices)
+    require_runnable(program, chosen.devices)
+    count = len(chosen.devices)
+    if count < 2:
+        raise ConfigurationError("got one worker: methods differ with two or more; pass -n 2, or name two devices")
+    choose_center(center, chosen.devices)
+    _require_folder_of(summary_file)
+    plain, default, *others = built_in(count)
+    named = [read_method(text, count) for text in texts] if texts else [default, *others]
+    named += [Method(count, words=tuple(shlex.split(words))) for words in also]
+    folder = new_log_folder(f"{program.title}-tune")
+    report.print_line(console, f"{report.opening(chosen, center, folder)}, {len(named) + 1} methods, {seeds} seeds")
+    with StopSignals() as signals:
+        status, results = tune(
+            Tuning(
+                program,
+                args,
+                chosen.devices,
+                center,
+                methods=list(dict.fromkeys([plain, *named])),
+                default=default,
+                seeds=seeds,
+                steps=steps,
+                seconds=60 * minutes if minutes else None if steps else 60.0,
+                run_s=limit,
+                watch=watch,
+                folder=folder,
+            ),
+            console,
+            signals,
+        )
+        if summary_file is not None:
+            write_results(summary_file, results)
+        signals.ignore_from_now_on()
+    sys.exit(status)
+
+
+def _require_folder_of(summary_file: Path | None) -> None:
+    if summary_file is not None and not summary_file.resolve().parent.is_dir():
+        raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
 
 
 @commands.command("join", context_settings=_SCRIPT, short_help="Add one more worker to a running job.")

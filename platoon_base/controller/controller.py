@@ -17,6 +17,7 @@ from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWrit
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.actions import Shared
+from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
 from platoon_base.coordination.roster import Participant
@@ -24,13 +25,13 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.system.process import pid_namespace
 
-__all__ = ["Controller", "Result", "Snapshot"]
+__all__ = ["Controller", "Reported", "Result", "Snapshot"]
 
 log = logging.getLogger(__name__)
 
 UNSAVED = 2  # the status of a job whose workers have ended well, and whose end is in no checkpoint
 _LONGEST_SLEEP_S = 1.0
-_SLEEP_WHILE_STOPPING_S = 0.05
+_SLEEP_WHILE_STOPPING_S = _BUDGET_EVERY_S = 0.05
 _RESTART_GRACE_S = 0.8  # nothing that a worker saves then is of use: all go on from the checkpoint
 
 
@@ -43,6 +44,26 @@ class Snapshot(NamedTuple):
     stop_reason: str | None
     seconds: float
     missed_checkpoints: int = 0
+
+
+class Reported(NamedTuple):
+    """Values that a worker has just reported.
+
+    Attributes
+    ----------
+    values : mapping
+    spent : Spent
+        How far the job was.
+    syncs : float
+        Synchronizations of a launched worker, on average.
+    rule : str
+        The rule with its arguments, or its name if it does not tell them; empty while no parameters are shared.
+    """
+
+    values: Mapping[str, float | str]
+    spent: Spent
+    syncs: float
+    rule: str
 
 
 class Result(NamedTuple):
@@ -108,6 +129,10 @@ class Controller:
     observer : callable, optional
         Called with a `Snapshot` about every ``observe_every_s`` seconds.
     observe_every_s : float
+    on_report : callable, optional
+        Called with a `Reported` whenever a worker reports values, while that worker waits.
+    budget : Budget, optional
+        Ends the job.
     max_restarts : int
         How often, in all, workers that fail are started again.
     checkpointer : CheckpointWriter, optional
@@ -128,6 +153,8 @@ class Controller:
         handler: UserHandler | None = None,
         observer: Callable[[Snapshot], None] | None = None,
         observe_every_s: float = 0.5,
+        on_report: Callable[[Reported], None] | None = None,
+        budget: Budget | None = None,
         max_restarts: int = 0,
         checkpointer: CheckpointWriter | None = None,
         seconds_before: float = 0.0,
@@ -142,7 +169,11 @@ class Controller:
         self._grace_s = grace_s
         self._observer = observer
         self._observe_every_s = observe_every_s
-        self._requests = ControlServer(coordinator, job_state, server.reply, handler, self._save_last)
+        self._on_report = on_report
+        self._budget = None if budget is None else BudgetWatch(budget)
+        self._requests = ControlServer(
+            coordinator, job_state, server.reply, handler, self._save_last, self._take_report
+        )
         self._began = time.monotonic()
         self._next_look = self._began
         self._exits: list[Exit] = []
@@ -181,6 +212,7 @@ class Controller:
                         self._worker_ended(ended)
                 self._requests.carry_out(self._coordinator.tick(now))
                 self._save_if_due(now)
+                self._keep_to_budget()
                 self._observe(now)
             self._save_the_end(signals)
         self._next_look = 0.0
@@ -198,6 +230,8 @@ class Controller:
             wake = min(wake, self._coordinator.next_deadline)
         if self._checkpointer is not None:
             wake = min(wake, self._checkpointer.next_look(now))
+        if self._budget is not None:
+            wake = min(wake, now + _BUDGET_EVERY_S)
         return max(0.0, wake - now)
 
     def _take_signals(self, signals: list[signal.Signals]) -> None:
@@ -338,6 +372,31 @@ class Controller:
                 tally.missed,
             )
         )
+
+    def _keep_to_budget(self) -> None:
+        if self._budget is None or self._children.stopping:
+            return
+        order = self._budget.look(self._spent())
+        if order is not Order.GO_ON:
+            self._requests.carry_out(self._coordinator.stop(self._budget.reason))
+        if order is Order.END:
+            self._children.stop(self._grace_s)
+
+    def _launched(self) -> list[Progress]:
+        return [self._job_state.progress(each.rank) for each in self._coordinator.roster.values() if each.launched]
+
+    def _spent(self) -> Spent:
+        launched, now = self._launched(), time.monotonic()
+        began = min((each.started for each in launched if each.started), default=now)
+        return Spent(sum(each.steps for each in launched) / max(1, len(launched)), now - began, now - self._began)
+
+    def _take_report(self, values: Mapping[str, float | str]) -> None:
+        if self._on_report is None:
+            return
+        shared, launched = self._coordinator.shared, self._launched()
+        syncs = sum(each.syncs for each in launched) / max(1, len(launched))
+        rule = "" if shared is None else shared.settings or shared.rule
+        self._on_report(Reported(values, self._spent(), syncs, rule))
 
     @property
     def _tally(self) -> Tally | None:

@@ -89,6 +89,10 @@ class Coordinator:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         self.roster.expect_again(rank, resume_at, self._election.dropped)
 
+    def stop(self, reason: str) -> list[Action]:
+        """Stop the job, for a reason that is none of the workers'."""
+        return self._poll.decide(reason)
+
     def tick(self, now: float) -> list[Action]:
         """Refuse the waits whose deadline has passed."""
         return self._work_off(self._rendezvous.tick(now))

@@ -18,7 +18,7 @@ class StopPoll:
     Attributes
     ----------
     reason : str or None
-        The reason of the vote that decided; None while the job goes on.
+        The reason of the decision; None while the job goes on.
     """
 
     def __init__(self) -> None:
@@ -36,6 +36,13 @@ class StopPoll:
         self._latest = vote
         return None
 
+    def decide(self, reason: str) -> list[Action]:
+        """Stop the job without a vote, unless it stops already."""
+        if self.reason is not None:
+            return []
+        self.reason = reason[:_MAX_REASON]
+        return [StopJob(self.reason)]
+
     def depart(self, rank: int) -> None:
         """Forget the vote of a rank that is gone."""
         self._voters.discard(rank)
@@ -47,5 +54,4 @@ class StopPoll:
         # The vote of one that came later counts too, though nobody waits for it.
         if not votes_suffice(self._latest.policy, self._voters, awaited | self._voters):
             return []
-        self.reason = self._latest.reason[:_MAX_REASON]
-        return [StopJob(self.reason)]
+        return self.decide(self._latest.reason)

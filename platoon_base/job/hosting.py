@@ -13,11 +13,12 @@ from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
-from platoon_base.controller.controller import Controller, Result, Snapshot
+from platoon_base.controller.controller import Controller, Reported, Result, Snapshot
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
 from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.controller.watch import default_sigchld
+from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import backends
@@ -46,6 +47,10 @@ class JobOptions(NamedTuple):
     observer : callable or None
         Called with a `Snapshot` about every ``observe_every_s`` seconds.
     observe_every_s : float
+    on_report : callable or None
+        Called with a `Reported` whenever a worker reports values, while that worker waits.
+    budget : Budget or None
+        What the job may spend before it is stopped.
     max_restarts : int
         How often, in all, workers that fail are started again.
     saving : Saving or None
@@ -64,6 +69,8 @@ class JobOptions(NamedTuple):
     handler: UserHandler | None = None
     observer: Callable[[Snapshot], None] | None = None
     observe_every_s: float = 0.5
+    on_report: Callable[[Reported], None] | None = None
+    budget: Budget | None = None
     max_restarts: int = 0
     saving: Saving | None = None
     resume: tuple[Path, About] | None = None
@@ -129,6 +136,8 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
             handler=options.handler,
             observer=options.observer,
             observe_every_s=options.observe_every_s,
+            on_report=options.on_report,
+            budget=options.budget,
             max_restarts=options.max_restarts,
             checkpointer=checkpointer,
             seconds_before=0.0 if about is None else about.seconds,

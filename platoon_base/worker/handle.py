@@ -545,6 +545,11 @@ class Worker:
         return decode_value(self._kept.pop(name)) if name in self._kept else default
 
     @property
+    def launched(self) -> bool:
+        """Whether somebody watches: `platoon launch` serves this job. False under plain ``python``."""
+        return self._connection.centers is not None
+
+    @property
     def should_stop(self) -> bool:
         """Whether the job has decided to stop, or its controller is gone. Reading it costs a memory access.
 

@@ -12,9 +12,9 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.training import Settings, Training
+from platoon_plugins.keras.training import Settings, Training, tell_logs
 
-__all__ = ["Fits", "hooks_into_batches", "in_center", "make_first", "make_last", "saves_in_mid_epoch"]
+__all__ = ["Fits", "hooks_into_batches", "in_center", "make_first", "make_last", "make_told", "saves_in_mid_epoch"]
 
 
 class Fits:
@@ -138,6 +138,54 @@ class _LastAtBatches(_Last):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._fits.training.callbacks_end_batch()
+
+
+class _Told(keras.callbacks.Callback):  # type: ignore[misc]
+    """Tells the launcher of a job of one how far the fit is, and stops with the job; changes nothing else."""
+
+    def __init__(self, worker: Worker) -> None:
+        super().__init__()
+        self._worker = worker
+        self._owner: Any = None
+        self._counted = self._last = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Told:
+        """Return what another list needs: the worker's connection has no copy."""
+        return _Told(self._worker)
+
+    def set_model(self, model: Any) -> None:
+        """Take the model."""
+        super().set_model(model)
+        self._owner = model  # self.model would fetch JAX's state at every batch
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._counted = self._last = 0
+        self._worker.progress(epoch=epoch + 1)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._count_to(batch)
+        self._last = batch + (getattr(self._owner, "steps_per_execution", None) or 1)
+        if self._worker.should_stop:
+            self._owner.stop_training = True
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._count_to(self._last)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._count_to(self._last)
+        tell_logs(self._worker, logs)
+        if self._worker.should_stop:
+            self._owner.stop_training = True
+
+    def _count_to(self, batches: int) -> None:
+        if batches > self._counted:
+            self._worker.progress(steps=batches - self._counted)
+            self._counted = batches
+
+
+def make_told(worker: Worker) -> keras.callbacks.Callback:
+    """Make the callback that tells the launcher of a job of one how far the fit is."""
+    return _Told(worker)
 
 
 def make_first(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:

@@ -20,6 +20,7 @@ from platoon_plugins.keras.callbacks import (
     in_center,
     make_first,
     make_last,
+    make_told,
     saves_in_mid_epoch,
 )
 from platoon_plugins.keras.training import Settings
@@ -62,7 +63,8 @@ def distribute(
     classes derived from them. Add a writer of your own by ``leader_only=(*LEADER_ONLY, Mine)``. It must not stop
     training.
 
-    In a job of one, your callbacks are returned as they are.
+    Under plain ``python`` your callbacks are returned as they are. In a job of one launched worker a callback comes
+    behind them that tells the launcher how far the fit is, and stops it if the job stops.
 
     Parameters
     ----------
@@ -115,7 +117,7 @@ def distribute(
     backend = backends.current()
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
-        return callbacks
+        return [*callbacks, make_told(worker)] if worker.launched and not worker.late else callbacks
     fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite))
     # Alike on all workers, whoever writes: a stop in the middle of an epoch must come to all at the same batch.
     at_batches = backend.watches_batches or any(hooks_into_batches(callback) for callback in callbacks)

@@ -207,9 +207,7 @@ class Training:
         """Put the values of all workers together into ``logs``, before any other callback sees them."""
         self._close_batches(evaluates=False)
         self._evaluation.fill(logs)
-        self._worker.progress(loss=float(logs.get("loss", float("nan"))))
-        if self._worker.global_rank == 0:
-            self._worker.report({name: value for name, value in logs.items() if isinstance(value, (int, float))})
+        tell_logs(self._worker, logs)
 
     def callbacks_end_epoch(self) -> None:
         """Decide together, after all callbacks, whether to go on."""
@@ -245,6 +243,14 @@ class Training:
     def center(self) -> contextlib.AbstractContextManager[None]:
         """Within the ``with`` block the model has the common weights."""
         return self._mode.center() if self.begun else contextlib.nullcontext()
+
+
+def tell_logs(worker: Worker, logs: Mapping[str, Any] | None) -> None:
+    """Tell the launcher the values of an epoch."""
+    values = {} if logs is None else logs
+    worker.progress(loss=float(values.get("loss", float("nan"))))
+    if worker.global_rank == 0:
+        worker.report({name: value for name, value in values.items() if isinstance(value, (int, float))})
 
 
 class _Batches:

@@ -1,0 +1,279 @@
+"""The comparison that `platoon tune` makes: methods, the values that runs reported, and the choice. No I/O."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import median
+from typing import NamedTuple
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import Rule, default_period, default_rule, parse_rule, settings_of
+
+__all__ = ["Method", "Outcome", "Point", "Trial", "Watched", "built_in", "choose", "guess", "outcomes", "read_method"]
+
+_HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
+_VALIDATION = re.compile(r"val|test|dev", re.IGNORECASE)
+_LOSS = re.compile(r"loss|cost|error|nll|perplexity|mse|mae", re.IGNORECASE)
+_METHOD = re.compile(r"(?P<rule>.*?)\s*(?:\bevery\s+(?P<period>\d+))?", re.DOTALL)
+
+
+class Method(NamedTuple):
+    """One way to run the script.
+
+    Attributes
+    ----------
+    workers : int
+    rule : str
+        Text of the rule; empty to leave it to the script.
+    period : int or None
+        Batches from one synchronization to the next; None to leave it to the script.
+    words : tuple of str
+        Arguments that the script gets besides its own.
+    """
+
+    workers: int
+    rule: str = ""
+    period: int | None = None
+    words: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The method as the table shows it."""
+        if self.words:
+            return f"the script with {' '.join(self.words)}"
+        return f"{self.rule} every {self.period}" if self.rule else "plain, one worker"
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is the plain script, on one worker."""
+        return not self.rule and not self.words
+
+
+class Watched(NamedTuple):
+    """The reported value that is compared, and whether higher is better."""
+
+    name: str
+    higher: bool
+
+    @property
+    def sign(self) -> float:
+        """Factor that makes lower the better."""
+        return -1.0 if self.higher else 1.0
+
+
+class Point(NamedTuple):
+    """A value that was reported after so many steps per worker and seconds of training."""
+
+    steps: float
+    seconds: float
+    value: float
+
+
+class Trial(NamedTuple):
+    """A run of one method.
+
+    Attributes
+    ----------
+    curves : mapping of str to list of Point
+        The reported numbers by name, in the order in which they came.
+    failed : str
+        Why there is nothing to compare; empty otherwise.
+    rule : str
+        The rule that was in use, as the workers told it; empty if they shared no parameters.
+    steps, syncs : float
+        Of a worker, at the latest report.
+    """
+
+    method: Method
+    seed: int
+    curves: Mapping[str, list[Point]]
+    failed: str = ""
+    rule: str = ""
+    steps: float = 0.0
+    syncs: float = 0.0
+
+
+class Outcome(NamedTuple):
+    """All runs of one method, up to the budget.
+
+    Attributes
+    ----------
+    values : list of float
+        Of each run that did not fail, the value at the budget; a NaN is an infinity for the worse.
+    value, steps, seconds : float
+        Their median; median steps and seconds at which the values hold.
+    reached : float
+        Median steps (or seconds, if these are the budget) after which it was as good as plain training is in the end;
+        infinity if most runs never were.
+    failed : list of str
+    """
+
+    method: Method
+    values: list[float]
+    value: float
+    steps: float
+    seconds: float
+    reached: float
+    failed: list[str]
+
+
+def built_in(workers: int) -> list[Method]:
+    """Return the methods that are tried unless the user names others; plain training and the defaults come first."""
+    rule, period = default_rule(), default_period()
+    text, named = _text_of(rule), type(rule).__name__
+    gain = getattr(rule.resolved(workers), "gain", None)
+    texts = [(text, every) for every in dict.fromkeys([period, 4, 30])]
+    texts += [] if gain is None else [(f"{named}(gain={gain * factor:.2g})", period) for factor in (0.5, 1.5)]
+    texts += [("EASGD()", 10), ("EASGD()", 4), ("DiLoCo()", 20)]
+    return [Method(1), *(Method(workers, *each) for each in dict.fromkeys(texts))]
+
+
+def read_method(text: str, workers: int) -> Method:
+    """Read a method as the user writes it: a rule, ``every`` and a number of batches, or one of the two.
+
+    Raises
+    ------
+    ConfigurationError
+        If the text has no such form, or names no rule.
+    """
+    found = _METHOD.fullmatch(text.strip())
+    rule, period = (found["rule"], found["period"]) if found else ("", None)
+    if not rule and period is None:
+        raise ConfigurationError(
+            f'got the method {text!r}: write a rule, a period, or both, such as "EASGD(alpha=0.2) every 4"'
+        )
+    every = default_period() if period is None else int(period)
+    if every < 1:
+        raise ConfigurationError(f"got the method {text!r}: the period counts batches and must be at least 1")
+    return Method(workers, _text_of(parse_rule(rule, "--method") if rule else default_rule()), every)
+
+
+def _text_of(rule: Rule) -> str:
+    """Return a rule as a script writes it."""
+    kind = type(rule)
+    return f"{kind.__name__}()" if rule == kind() else settings_of(rule)
+
+
+def guess(names: Iterable[str], wanted: str | None = None) -> Watched:
+    """Choose the value to compare: a validation loss if there is one.
+
+    Parameters
+    ----------
+    names : iterable of str
+        Names of the numbers that the script has reported.
+    wanted : str, optional
+        The user's choice: a name, or a name with ``:max`` or ``:min``.
+
+    Raises
+    ------
+    ConfigurationError
+        If nothing was reported under that name.
+    """
+    names = list(names)
+    if wanted is not None:
+        name, _, direction = wanted.rpartition(":") if wanted.endswith((":max", ":min")) else (wanted, "", "")
+        if name not in names:
+            raise ConfigurationError(
+                f"got --watch {wanted}, but the script reports {', '.join(names)}: name one of these"
+            )
+        return Watched(name, direction == "max" if direction else bool(_HIGHER.search(name)))
+    best = max(names, key=lambda name: (bool(_VALIDATION.search(name)), bool(_LOSS.search(name))))
+    return Watched(best, bool(_HIGHER.search(best)))
+
+
+def outcomes(trials: Sequence[Trial], watched: Watched, budget: float, by: str) -> list[Outcome]:
+    """Put the runs of each method together, in the order in which the methods were first run.
+
+    Parameters
+    ----------
+    trials : sequence of Trial
+    watched : Watched
+    budget : float
+    by : {"steps", "seconds"}
+        The axis on which the budget lies. Between two reports values are interpolated.
+    """
+    methods = list(dict.fromkeys(trial.method for trial in trials))
+    ends = {method: _ends(trials, method, watched, budget, by) for method in methods}
+    goal = next((_median(each.value for each in ends[method]) for method in methods if method.plain), math.nan)
+    found = []
+    for method in methods:
+        own = [trial for trial in trials if trial.method == method]
+        values = [_number(end.value, watched) for end in ends[method]]
+        reached = [_reach(trial.curves.get(watched.name, []), goal, watched, by) for trial in own if not trial.failed]
+        steps, seconds = (_median(getattr(end, axis) for end in ends[method]) for axis in ("steps", "seconds"))
+        failed = [trial.failed for trial in own if trial.failed]
+        reach = _median(reached) if reached else math.inf
+        found.append(Outcome(method, values, _median(values), steps, seconds, reach, failed))
+    return found
+
+
+def _ends(trials: Sequence[Trial], method: Method, watched: Watched, budget: float, by: str) -> list[Point]:
+    points = (trial.curves.get(watched.name, []) for trial in trials if trial.method == method and not trial.failed)
+    return [end for each in points if (end := value_at(each, budget, by)) is not None]
+
+
+def value_at(points: Sequence[Point], at: float, by: str) -> Point | None:
+    """Return the value at a place of the axis ``by``: between two reports interpolated, after the last the last one.
+
+    None if the first report came later.
+    """
+    before = [point for point in points if getattr(point, by) <= at]
+    if not before:
+        return None
+    low = before[-1]
+    high = next((point for point in points if getattr(point, by) > at), None)
+    if high is None:
+        return low
+    share = (at - getattr(low, by)) / (getattr(high, by) - getattr(low, by))
+    return Point(*(a if a == b else a + share * (b - a) for a, b in zip(low, high)))
+
+
+def _reach(points: Sequence[Point], goal: float, watched: Watched, by: str) -> float:
+    """Return the place on the axis at which the curve first was as good as the goal; infinity if never."""
+    sign, last = watched.sign, None
+    for point in points:
+        if sign * point.value <= sign * goal:
+            if last is None or not math.isfinite(last.value) or last.value == point.value:
+                return float(getattr(point, by))
+            share = (goal - last.value) / (point.value - last.value)
+            return float(getattr(last, by) + share * (getattr(point, by) - getattr(last, by)))
+        last = point
+    return math.inf
+
+
+def _number(value: float, watched: Watched) -> float:
+    return watched.sign * math.inf if math.isnan(value) else value
+
+
+def _median(values: Iterable[float]) -> float:
+    values = list(values)
+    return median(values) if values else math.nan
+
+
+def choose(found: Sequence[Outcome], default: Method, watched: Watched) -> tuple[Outcome | None, str]:
+    """Choose a method; returns it and the reason, None if there is nothing to choose from.
+
+    The defaults stay unless the best method's worst run is better than their best.
+
+    Parameters
+    ----------
+    found : sequence of Outcome
+    default : Method
+        The defaults, which may not be among them.
+    watched : Watched
+    """
+    sign = watched.sign
+    able = [each for each in found if each.values and not each.failed]
+    if not able:
+        return None, "no method has come to an end"
+    best = min(able, key=lambda each: sign * each.value)
+    own = next((each for each in able if each.method == default), None)
+    if best.method.plain:
+        return best, "plain training was the best: these workers do not pay here"
+    if own is None or best is own:
+        return best, "it was the best"
+    if max(sign * value for value in best.values) >= min(sign * value for value in own.values):
+        return own, f"{best.method.name} was better in the median, by less than the seeds differ: keep the defaults"
+    return best, "it was the best" if len(best.values) > 1 else "it was the best of one run each: try more --seeds"

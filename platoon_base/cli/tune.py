@@ -1,0 +1,318 @@
+"""The runs of `platoon tune`: the user's script by several methods, each for a short budget, and a table."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from platoon_base.cli.launcher import choose_center, launch
+from platoon_base.cli.log_folder import log_file, tail
+from platoon_base.cli.report import print_line
+from platoon_base.cli.study import Method, Outcome, Point, Trial, Watched, choose, guess, outcomes
+from platoon_base.controller.controller import Reported, Result
+from platoon_base.controller.program import Program
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.coordination.budget import Budget
+from platoon_base.errors import ConfigurationError
+from platoon_base.job.hosting import JobOptions
+from platoon_base.rules import parse_rule
+from platoon_base.schedule import Limits
+from platoon_base.system.environment import EVERY_N_BATCHES, RULE
+
+__all__ = ["Tuning", "tune", "write_results"]
+
+_GRACE_S = 5.0
+_REPORT = 'report it after each validation, as in connect().report({"val_loss": loss}); a fit of Keras does by itself'
+
+
+class Tuning(NamedTuple):
+    """A study: the methods to try, and for how long.
+
+    Attributes
+    ----------
+    program : Program
+    args : sequence of str
+    devices : sequence of str
+        One for each worker.
+    center : str
+    methods : list of Method
+    default : Method
+        The one that holds where a script names none.
+    seeds : int
+    steps : int or None
+        The budget of a run in mini-batches per worker; None if it is ``seconds`` of training.
+    seconds : float or None
+    run_s : float
+        After so many seconds in all a run is ended.
+    watch : str or None
+        The value to compare, as the user named it.
+    folder : Path
+        For the logs.
+    """
+
+    program: Program
+    args: Sequence[str]
+    devices: Sequence[str]
+    center: str
+    methods: list[Method]
+    default: Method
+    seeds: int
+    steps: int | None
+    seconds: float | None
+    run_s: float
+    watch: str | None
+    folder: Path
+
+    @property
+    def by(self) -> str:
+        """The axis of the budget: "steps" or "seconds"."""
+        return "seconds" if self.steps is None else "steps"
+
+    @property
+    def budget(self) -> float:
+        """The budget on that axis."""
+        return float(self.steps or self.seconds or 0.0)
+
+
+def tune(tuning: Tuning, console: Console, signals: StopSignals) -> tuple[int, dict[str, Any]]:
+    """Make all runs, print a table and the advice; returns the exit status, and all results for a file.
+
+    Raises
+    ------
+    ConfigurationError
+        If plain training fails, or tells nothing that could be compared.
+    """
+    trials: list[Trial] = []
+    watched: Watched | None = None
+    fixed = ""
+    order = [(method, seed) for seed in range(tuning.seeds) for method in tuning.methods]
+    for number, (method, seed) in enumerate(order, 1):
+        if fixed and method.rule and not _same_rule(method, fixed):
+            continue
+        trial, result = _run(tuning, method, seed, signals, tuning.folder / f"run{number}")
+        if result.interrupted:
+            break
+        watched = watched or _watched(tuning, trial)
+        trial = _judged(trial, watched, tuning)
+        trials.append(trial)
+        print_line(console, f"[{number}/{len(order)}] {_line(trial, watched, tuning)}")
+        if trial.rule and method.rule and not fixed and not _same_rule(method, trial.rule):
+            fixed = trial.rule
+            text = f"WARNING: the script names its rule, {fixed}, which wins: leave it out, and others can be tried too"
+            print_line(console, text, style="bold red")
+    if not trials or watched is None:
+        return 130, {}
+    found = outcomes(trials, watched, tuning.budget, tuning.by)
+    _print_table(console, found, watched, tuning)
+    _print_advice(console, found, watched, tuning, trials)
+    status = 130 if len(trials) < len(order) and not fixed else int(any(each.failed for each in found))
+    return status, _results(tuning, found, watched, trials)
+
+
+def _run(tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder: Path) -> tuple[Trial, Result]:
+    """Run the script once by a method."""
+    curves: dict[str, list[Point]] = {}
+    last: list[Reported] = []
+
+    def take(reported: Reported) -> None:
+        if reported.rule or not last:
+            last[:] = [reported]
+        spent = reported.spent
+        for name, value in reported.values.items():
+            if isinstance(value, (int, float)) and spent.steps:
+                curves.setdefault(name, []).append(Point(spent.steps, spent.training_s, float(value)))
+
+    devices = list(tuning.devices[: method.workers])
+    limits = Limits(batches=tuning.steps, seconds=tuning.seconds)
+    options = JobOptions(
+        seed=seed,
+        center=choose_center(tuning.center, devices),
+        on_report=take,
+        budget=Budget(limits, run_s=tuning.run_s),
+        grace_s=_GRACE_S,
+    )
+    folder.mkdir()
+    with _environment(method):
+        result = launch(tuning.program, [*tuning.args, *method.words], devices, folder, options, signals)
+    trial = Trial(method, seed, curves, _failure(result, folder))
+    if last:
+        trial = trial._replace(rule=last[0].rule, steps=last[0].spent.steps, syncs=last[0].syncs)
+    return trial, result
+
+
+@contextlib.contextmanager
+def _environment(method: Method) -> Iterator[None]:
+    """Set the variables by which the script's defaults become those of a method."""
+    wanted = {RULE: method.rule, EVERY_N_BATCHES: str(method.period)} if method.rule else {}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _failure(result: Result, folder: Path) -> str:
+    """Say how a run failed that the budget did not end."""
+    by_budget = result.stopped_by.startswith(("batches >=", "seconds >=", "no end within"))
+    bad = next((ended for ended in result.exits if ended.status), None)
+    if bad is None or by_budget:
+        return ""
+    path = log_file(folder, bad.rank)
+    return f"worker {bad.rank}: {bad}; the end of {path}:\n{tail(path)}"
+
+
+def _watched(tuning: Tuning, trial: Trial) -> Watched:
+    """Choose the value to compare from the first run."""
+    if trial.failed:
+        raise ConfigurationError(f"{trial.method.name} failed, so nothing can be compared. {trial.failed}")
+    if not trial.curves:
+        raise ConfigurationError(
+            f"the script reported no number while it trained, {_spent_words(tuning)}: {_REPORT}. Mini-batches must be "
+            "counted too: the adapters do, other loops call connect().progress(steps=1) after each. If it validates "
+            "later than that, give a larger --steps or --minutes"
+        )
+    return guess(trial.curves, tuning.watch)
+
+
+def _spent_words(tuning: Tuning) -> str:
+    return f"within {tuning.steps} steps" if tuning.steps else f"within {tuning.seconds:g} s"
+
+
+def _judged(trial: Trial, watched: Watched, tuning: Tuning) -> Trial:
+    """Mark a run as failed if it has no value within the budget."""
+    points = trial.curves.get(watched.name, [])
+    if trial.failed or (points and getattr(points[0], tuning.by) <= tuning.budget):
+        return trial
+    first = f"first after {getattr(points[0], tuning.by):.0f} {tuning.by}" if points else "not at all"
+    text = f"{watched.name} was reported {first}, and the budget is {tuning.budget:g} {tuning.by}: give a larger one"
+    if trial.method.plain:
+        raise ConfigurationError(f"{trial.method.name}: {text}")
+    return trial._replace(failed=text)
+
+
+def _same_rule(method: Method, told: str) -> bool:
+    """Tell whether a rule that the workers told is that of a method."""
+    try:
+        return parse_rule(told).resolved(method.workers) == parse_rule(method.rule).resolved(method.workers)
+    except ConfigurationError:
+        return False  # a rule of the user's own
+
+
+def _line(trial: Trial, watched: Watched, tuning: Tuning) -> str:
+    """Tell how a run ended."""
+    begin = f"{trial.method.name}, seed {trial.seed}"
+    if trial.failed:
+        return f"{begin}: failed. {trial.failed}"
+    (outcome,) = outcomes([trial], watched, tuning.budget, tuning.by)
+    return f"{begin}: {watched.name} {outcome.value:.5g} after {outcome.steps:.0f} steps, {outcome.seconds:.1f} s"
+
+
+def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning) -> None:
+    plain = next((each for each in found if each.method.plain), None)
+    rows = [["method", watched.name, "of the seeds", "steps", "seconds", "plain's end after", "times sooner"]]
+    for each in found:
+        if not each.values:
+            rows.append([each.method.name, "failed", *[""] * 5])
+            continue
+        span = f"{min(each.values):.4g} to {max(each.values):.4g}"
+        cells = [f"{each.value:.4g}", span, f"{each.steps:.0f}", f"{each.seconds:.1f}"]
+        rows.append([each.method.name, *cells, *_sooner(each, plain, tuning)])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    print_line(console, "")
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths)]
+        print_line(console, "  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+    better = "higher" if watched.higher else "lower"
+    print_line(console, f"{watched.name}: {better} is better; the median of the seeds. Steps are those of each worker.")
+
+
+def _sooner(each: Outcome, plain: Outcome | None, tuning: Tuning) -> list[str]:
+    """Tell when a method was as good as plain training was in the end, and how many times sooner that is."""
+    if plain is None or not plain.values:
+        return ["-", "-"]
+    if math.isinf(each.reached):
+        return ["never", "-"]
+    unit = "steps" if tuning.by == "steps" else "s"
+    return [f"{each.reached:.0f} {unit}", f"{plain.reached / each.reached:.2f}"]
+
+
+def _print_advice(
+    console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning, trials: Sequence[Trial]
+) -> None:
+    """Print which method to take, and what to write for it."""
+    if _period_fixed(trials):
+        text = "WARNING: the script names its period, which wins: leave it out, and other periods can be tried too"
+        print_line(console, text, style="bold red")
+    best, reason = choose(found, tuning.default, watched)
+    if best is None:
+        print_line(console, f"Nothing to take: {reason}.")
+        return
+    method = best.method
+    print_line(console, f"Take: {method.name} ({reason}).", style="bold")
+    launched = f"platoon launch -n {method.workers} {' '.join(tuning.program.words)}"
+    if method.plain:
+        print_line(console, "docs/learning.md says which learning rates and longer trainings make them pay.")
+    elif method.words:
+        print_line(console, f"    {' '.join([launched, *tuning.args, *method.words])}")
+    elif method == tuning.default:
+        print_line(console, "    These are the defaults: leave rule and every_n_batches out.")
+    else:
+        name = method.rule.partition("(")[0]
+        print_line(console, f"    from platoon_base.rules import {name}")
+        print_line(console, f"    rule={method.rule}, every_n_batches={method.period}")
+        print_line(console, "in distribute (Keras), sync_updates (Lasagne) or ParameterSync (Blocks). Unchanged:")
+        print_line(console, f'    {RULE}="{method.rule}" {EVERY_N_BATCHES}={method.period} {launched} ...')
+
+
+def _period_fixed(trials: Sequence[Trial]) -> bool:
+    """Tell whether runs with one rule and other periods synchronized equally often."""
+    rates: dict[tuple[str, int | None], list[float]] = {}
+    for trial in trials:
+        if trial.method.rule and trial.steps and trial.syncs and not trial.failed:
+            rates.setdefault((trial.method.rule, trial.method.period), []).append(trial.syncs / trial.steps)
+    several = [
+        [each for (other, _), found in rates.items() if other == rule for each in found]
+        for rule in {rule for rule, _ in rates}
+        if len({period for other, period in rates if other == rule}) > 1
+    ]
+    return bool(several) and all(max(each) <= 1.1 * min(each) for each in several)
+
+
+def _results(tuning: Tuning, found: Sequence[Outcome], watched: Watched, trials: Sequence[Trial]) -> dict[str, Any]:
+    """Return everything for a file."""
+    return {
+        "script": [*tuning.program.words, *tuning.args],
+        "watched": watched.name,
+        "better": "higher" if watched.higher else "lower",
+        "budget": {tuning.by: tuning.budget},
+        "methods": [{**each._asdict(), "method": each.method.name} for each in found],
+        "runs": [
+            {**trial._asdict(), "method": trial.method.name, "curves": trial.curves.get(watched.name, [])}
+            for trial in trials
+        ],
+    }
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write the results as JSON, which knows no NaN and no infinity: null stands for them."""
+    path.write_text(json.dumps(_plain(results), indent=2) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

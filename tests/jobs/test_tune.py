@@ -1,0 +1,169 @@
+"""`platoon tune`: the user's script by several methods, in real jobs."""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from needing import needs, needs_theano
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
+
+# Gradient descent on 1/2 |x|^2 from |x| = 1: the loss after k steps is (1 - rate)^(2 k) / 2 for every method, as all
+# workers take the same steps.
+DESCENT = """
+    import os, sys
+    import numpy as np
+    from platoon_base import connect
+    from platoon_base.rules import default_period
+
+    worker = connect()
+    x = np.array([1.0])
+    worker.init_shared_params([x])
+    for step in range(1, 10_001):
+        x -= 0.01 * x
+        worker.progress(steps=1, epoch=1)
+        if step % default_period() == 0:
+            worker.sync_params()
+        if step % 20 == 0:
+            with worker.center_params():
+                worker.barrier("report")
+                if worker.global_rank == 0:
+                    worker.report({"val_loss": float(x[0] ** 2 / 2), "best": "a.npz"})
+                worker.barrier("reported")
+            if worker.agree_to_stop():
+                break
+    print("ended", os.environ.get("PLATOON_RULE"), sys.argv[1:])
+"""
+
+
+def run(platoon, *words, **kwargs):
+    return platoon("tune", "-n", 2, "--steps", 50, "--summary", "tune.json", *words, **kwargs)
+
+
+@pytest.mark.base
+def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, write_script, tmp_path):
+    script = write_script(DESCENT)
+    methods = ("--method", "EASGD(alpha=0.5) every 5", "--method", "every 10", "--also=--flag 'a b'")
+    done = run(platoon, "--seeds", 2, *methods, script, "own", "--seeds", "7")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "tune.json").read_text())
+    names = ["plain, one worker", "EASGD(alpha=0.5) every 5", "CenterMomentum() every 10", "the script with --flag a b"]
+    assert [each["method"] for each in found["methods"]] == names
+    assert (found["watched"], found["better"], found["budget"]) == ("val_loss", "lower", {"steps": 50})
+    plain = found["methods"][0]
+    # Between the reports after 40 and 60 steps, by hand.
+    assert plain["value"] == pytest.approx((0.99**80 + 0.99**120) / 4)
+    assert plain["steps"] == 50
+    assert all(len(each["values"]) == 2 and not each["failed"] for each in found["methods"])
+    told = {run["method"]: run["rule"] for run in found["runs"]}
+    assert "alpha=0.5" in told["EASGD(alpha=0.5) every 5"]
+    assert "CenterMomentum" in told["CenterMomentum() every 10"]
+    logs = [path.read_text() for path in sorted(tmp_path.glob("platoon_logs/script-tune/*/run*/rank0.log"))]
+    assert len(logs) == 8
+    endings = sorted(re.findall("ended .*", "".join(logs)))[::2]
+    own = "'own', '--seeds', '7'"
+    assert endings == [
+        f"ended CenterMomentum() [{own}]",
+        f"ended EASGD(alpha=0.5) [{own}]",
+        f"ended None [{own}, '--flag', 'a b']",
+        f"ended None [{own}]",
+    ]
+    assert "val_loss: lower is better" in done.stdout
+    assert re.search(r"^Take: ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.base
+def test_the_built_in_methods_run_within_minutes_of_training_too(platoon, write_script, tmp_path):
+    done = platoon("tune", "-n", 2, "--minutes", 0.002, "--seeds", 1, "--summary", "tune.json", write_script(DESCENT))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "tune.json").read_text())
+    assert found["budget"] == {"seconds": 0.12}
+    assert len(found["methods"]) == 9
+    assert all(each["seconds"] <= 0.12 for each in found["methods"])
+
+
+@pytest.mark.base
+def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_script):
+    script = write_script(
+        DESCENT.replace("init_shared_params([x])", "init_shared_params([x], EASGD(0.25))")
+        .replace("import default_period", "import EASGD")
+        .replace("default_period()", "8")
+    )
+    methods = ("--method", "EASGD(alpha=0.25) every 4", "--method", "EASGD(alpha=0.25) every 30", "--method", "EASGD")
+    done = run(platoon, "--seeds", 1, *methods, script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the script names its rule, EASGD(alpha=0.25), which wins: leave it out" in done.stdout
+    assert "the script names its period, which wins: leave it out" in done.stdout
+
+
+@pytest.mark.base
+@pytest.mark.parametrize(
+    ("script", "words", "complaint"),
+    [
+        (DESCENT.replace("worker.report(", "dict("), [], 'connect().report({"val_loss": loss})'),
+        (DESCENT.replace("worker.progress(steps=1", "dict(steps=1"), ["--limit", 3], "connect().progress(steps=1)"),
+        (DESCENT.replace("% 20", "% 200"), [], "val_loss was reported first after 200 steps, and the budget is 50"),
+        (DESCENT, ["--watch", "f1"], "--watch f1, but the script reports val_loss: name one of these"),
+        ("raise RuntimeError('the reason')", [], "RuntimeError: the reason"),
+        (DESCENT, ["--method", "SGD"], "there is no rule SGD; choose one of"),
+        (DESCENT, ["-n", 1], "got one worker"),
+    ],
+    ids=["no report", "no steps", "late", "watch", "raises", "rule", "alone"],
+)
+def test_errors_say_what_to_do(platoon, write_script, script, words, complaint):
+    done = run(platoon, *words, write_script(script))
+    assert done.returncode == 2
+    assert complaint in done.stderr
+
+
+@pytest.mark.base
+def test_a_method_that_fails_is_told_and_the_others_go_on(platoon, write_script, tmp_path):
+    failing = "if 'EASGD' in os.environ.get('PLATOON_RULE', ''):\n        raise RuntimeError('the reason')\n    x = np"
+    script = write_script(DESCENT.replace("x = np", failing, 1))
+    done = run(platoon, "--seeds", 1, "--method", "EASGD", "--method", "ASGD", script)
+    assert done.returncode == 1
+    assert "RuntimeError: the reason" in done.stdout
+    plain, easgd, asgd = json.loads((tmp_path / "tune.json").read_text())["methods"]
+    assert easgd["values"] == []
+    assert len(easgd["failed"]) == len(plain["values"]) == len(asgd["values"]) == 1
+
+
+@pytest.mark.base
+def test_a_script_that_does_not_listen_is_ended(platoon, write_script, tmp_path):
+    deaf = DESCENT.replace("if worker.agree_to_stop():", "if False:").replace("range(1, 10_001)", "range(1, 10**9)")
+    done = run(platoon, "--seeds", 1, "--limit", 4, "--method", "EASGD", write_script(deaf))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [len(each["values"]) for each in json.loads((tmp_path / "tune.json").read_text())["methods"]] == [1, 1]
+
+
+def compare(platoon, tmp_path, script, *words):
+    methods = ("--method", "every 4", "--method", "EASGD(alpha=0.5) every 20")
+    done = run(platoon, "--seeds", 1, "--steps", 70, *methods, EXAMPLES / script, *words, environment=dict(os.environ))
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "tune.json").read_text())
+    assert [len(each["values"]) for each in found["methods"]] == [1, 1, 1]
+    _, momentum, easgd = found["runs"]
+    assert "CenterMomentum" in momentum["rule"]
+    assert "EASGD(alpha=0.5)" in easgd["rule"]
+    # At the ends of epochs of 17 steps too, whatever the period.
+    assert momentum["syncs"] / momentum["steps"] > 1.5 * easgd["syncs"] / easgd["steps"]
+    return found
+
+
+@needs_keras
+@pytest.mark.slow
+def test_a_keras_example_is_tuned(platoon, tmp_path):
+    found = compare(platoon, tmp_path, "keras_digits.py")
+    assert found["watched"] == "val_loss"
+    assert [point[0] for point in found["runs"][0]["curves"][:2]] == [34, 68]
+
+
+@needs_theano
+@pytest.mark.slow
+def test_a_lasagne_example_is_tuned(platoon, tmp_path):
+    found = compare(platoon, tmp_path, "lasagne_digits.py", "--plot", "")
+    assert found["watched"] == "valid_error"
+    assert [point[0] for point in found["runs"][0]["curves"][:2]] == [34, 68]
