@@ -2,7 +2,8 @@
  *
  * A table of 64-bit rows, one for each piece of memory, names the addresses: (x, c, n), (x, c, x_old, n) or
  * (x, c, s_x, m, s, n), with n in elements. An element whose new center value would not be finite is left as it is on
- * all sides.
+ * all sides. For the rounds of outer-step rules the rows are (x, c, t, n), (t, c, n) and (t, c, m, n), with the totals
+ * t; what would not be finite is left out of a total, and a step sets all totals to 0.
  * Compile without contraction of a * b + c: the results are the bits that NumPy gives.
  */
 
@@ -16,10 +17,12 @@
 #define FOR_EASGD __attribute__((target_clones("avx512f", "avx2", "default")))
 #define FOR_ASGD __attribute__((target_clones("avx2", "default")))
 #define FOR_CENTER_MOMENTUM __attribute__((target_clones("avx2", "default")))
+#define FOR_ROUNDS __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_EASGD
 #define FOR_ASGD
 #define FOR_CENTER_MOMENTUM
+#define FOR_ROUNDS
 #endif
 
 /* All exponent bits are set in NaN and infinity, and in nothing else. */
@@ -143,8 +146,100 @@
         return 0;                                                                                                \
     }
 
+#define CHUNK 1024 /* elements that stay in the first cache */
+
+/* A step's elements that were left out still have their totals, which are finite: tell the first, and clear them. */
+#define DEFINE_ROUNDS(T)                                                                                         \
+    FOR_ROUNDS static int contribute_piece_##T(const T *restrict x, const T *restrict c, T *restrict t, int64_t n) \
+    {                                                                                                            \
+        BITS_##T refused = 0;                                                                                    \
+        for (int64_t i = 0; i < n; i++) {                                                                        \
+            T total = t[i], value = total + (x[i] - c[i]);                                                       \
+            BITS_##T keep = -(BITS_##T)finite_##T(value);                                                        \
+            refused |= ~keep;                                                                                    \
+            t[i] = select_##T(keep, value, total);                                                               \
+        }                                                                                                        \
+        return refused != 0;                                                                                     \
+    }                                                                                                            \
+                                                                                                                 \
+    /* By chunks: after the additions nobody could tell which total was too large. */                            \
+    static int64_t contribute_##T(const int64_t *row, const double *unused)                                      \
+    {                                                                                                            \
+        const T *x = (const T *)(intptr_t)row[0], *c = (const T *)(intptr_t)row[1];                              \
+        T *t = (T *)(intptr_t)row[2], before[CHUNK];                                                             \
+        int64_t first = -1;                                                                                      \
+        (void)unused;                                                                                            \
+        for (int64_t start = 0; start < row[3]; start += CHUNK) {                                                \
+            int64_t n = row[3] - start < CHUNK ? row[3] - start : CHUNK;                                         \
+            memcpy(before, t + start, (size_t)n * sizeof *t);                                                    \
+            if (!contribute_piece_##T(x + start, c + start, t + start, n) || first >= 0)                         \
+                continue;                                                                                        \
+            for (first = start; finite_##T(before[first - start] + (x[first] - c[first])); first++)              \
+                ;                                                                                                \
+        }                                                                                                        \
+        return first;                                                                                            \
+    }                                                                                                            \
+                                                                                                                 \
+    static int64_t clear_##T(T *t, int64_t n)                                                                    \
+    {                                                                                                            \
+        int64_t first = 0;                                                                                       \
+        while (first < n - 1 && t[first] == 0)                                                                   \
+            first++;                                                                                             \
+        memset(t, 0, (size_t)n * sizeof *t);                                                                     \
+        return first;                                                                                            \
+    }                                                                                                            \
+                                                                                                                 \
+    FOR_ROUNDS static int outer_mean_piece_##T(T *restrict t, T *restrict c, int64_t n, T count)                 \
+    {                                                                                                            \
+        BITS_##T refused = 0;                                                                                    \
+        for (int64_t i = 0; i < n; i++) {                                                                        \
+            T value = c[i] + t[i] / count;                                                                       \
+            BITS_##T keep = -(BITS_##T)finite_##T(value);                                                        \
+            refused |= ~keep;                                                                                    \
+            t[i] = select_##T(keep, 0, t[i]);                                                                    \
+            c[i] = select_##T(keep, value, c[i]);                                                                \
+        }                                                                                                        \
+        return refused != 0;                                                                                     \
+    }                                                                                                            \
+                                                                                                                 \
+    static int64_t outer_mean_##T(const int64_t *row, const double *scalars)                                     \
+    {                                                                                                            \
+        T *t = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1];                                                \
+        return outer_mean_piece_##T(t, c, row[2], (T)scalars[0]) ? clear_##T(t, row[2]) : -1;                    \
+    }
+
+/* NAME, and the momentum that is looked ahead along: the new one (Nesterov), or the old one (heavy ball). */
+#define DEFINE_OUTER(T, NAME, ALONG)                                                                             \
+    FOR_ROUNDS static int NAME##_piece_##T(T *restrict t, T *restrict c, T *restrict m, int64_t n, T count, T lr,  \
+                                           T decay, T ahead)                                                     \
+    {                                                                                                            \
+        BITS_##T refused = 0;                                                                                    \
+        for (int64_t i = 0; i < n; i++) {                                                                        \
+            T d = t[i] / count, old = m[i], momentum = decay * old + d, value = c[i] + lr * (d + ahead * ALONG); \
+            BITS_##T keep = -(BITS_##T)(finite_##T(value) & finite_##T(momentum));                               \
+            refused |= ~keep;                                                                                    \
+            t[i] = select_##T(keep, 0, t[i]);                                                                    \
+            m[i] = select_##T(keep, momentum, old);                                                              \
+            c[i] = select_##T(keep, value, c[i]);                                                                \
+        }                                                                                                        \
+        return refused != 0;                                                                                     \
+    }                                                                                                            \
+                                                                                                                 \
+    static int64_t NAME##_##T(const int64_t *row, const double *scalars)                                         \
+    {                                                                                                            \
+        T *t = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], *m = (T *)(intptr_t)row[2];                    \
+        T count = (T)scalars[0], lr = (T)scalars[1], decay = (T)scalars[2], ahead = (T)scalars[3];               \
+        return NAME##_piece_##T(t, c, m, row[3], count, lr, decay, ahead) ? clear_##T(t, row[3]) : -1;           \
+    }
+
 DEFINE_KERNELS(float)
 DEFINE_KERNELS(double)
+DEFINE_ROUNDS(float)
+DEFINE_ROUNDS(double)
+DEFINE_OUTER(float, outer_nesterov, momentum)
+DEFINE_OUTER(double, outer_nesterov, momentum)
+DEFINE_OUTER(float, outer_heavy_ball, old)
+DEFINE_OUTER(double, outer_heavy_ball, old)
 
 typedef int64_t (*kernel)(const int64_t *row, const double *scalars);
 
@@ -153,11 +248,12 @@ static PyObject *run(PyObject *args, const char *format, kernel update, int colu
 {
     unsigned long long address;
     Py_ssize_t pieces;
-    double scalars[3] = {0.0, 0.0, 0.0};
+    double scalars[4] = {0.0, 0.0, 0.0, 0.0};
     int64_t piece = -1, element = -1;
 
     /* A format that asks for fewer scalars leaves the last pointers alone. */
-    if (!PyArg_ParseTuple(args, format, &address, &pieces, &scalars[0], &scalars[1], &scalars[2]))
+    if (!PyArg_ParseTuple(args, format, &address, &pieces, &scalars[0], &scalars[1], &scalars[2],
+                          &scalars[3]))
         return NULL;
     if (pieces < 0) {
         PyErr_Format(PyExc_ValueError, "got %zd pieces: must be 0 or more", pieces);
@@ -198,6 +294,14 @@ ENTRY(asgd, float, 4, "Kn:asgd_float32")
 ENTRY(asgd, double, 4, "Kn:asgd_float64")
 ENTRY(center_momentum, float, 6, "Knddd:center_momentum_float32")
 ENTRY(center_momentum, double, 6, "Knddd:center_momentum_float64")
+ENTRY(contribute, float, 4, "Kn:contribute_float32")
+ENTRY(contribute, double, 4, "Kn:contribute_float64")
+ENTRY(outer_mean, float, 3, "Knd:outer_mean_float32")
+ENTRY(outer_mean, double, 3, "Knd:outer_mean_float64")
+ENTRY(outer_nesterov, float, 4, "Kndddd:outer_nesterov_float32")
+ENTRY(outer_nesterov, double, 4, "Kndddd:outer_nesterov_float64")
+ENTRY(outer_heavy_ball, float, 4, "Kndddd:outer_heavy_ball_float32")
+ENTRY(outer_heavy_ball, double, 4, "Kndddd:outer_heavy_ball_float64")
 
 static PyMethodDef methods[] = {
     {"easgd_float32", py_easgd_float, METH_VARARGS, "easgd_float32(table_address, pieces, alpha)"},
@@ -208,6 +312,18 @@ static PyMethodDef methods[] = {
      "center_momentum_float32(table_address, pieces, alpha, decay, gain)"},
     {"center_momentum_float64", py_center_momentum_double, METH_VARARGS,
      "center_momentum_float64(table_address, pieces, alpha, decay, gain)"},
+    {"contribute_float32", py_contribute_float, METH_VARARGS, "contribute_float32(table_address, pieces)"},
+    {"contribute_float64", py_contribute_double, METH_VARARGS, "contribute_float64(table_address, pieces)"},
+    {"outer_mean_float32", py_outer_mean_float, METH_VARARGS, "outer_mean_float32(table_address, pieces, count)"},
+    {"outer_mean_float64", py_outer_mean_double, METH_VARARGS, "outer_mean_float64(table_address, pieces, count)"},
+    {"outer_nesterov_float32", py_outer_nesterov_float, METH_VARARGS,
+     "outer_nesterov_float32(table_address, pieces, count, lr, decay, ahead)"},
+    {"outer_nesterov_float64", py_outer_nesterov_double, METH_VARARGS,
+     "outer_nesterov_float64(table_address, pieces, count, lr, decay, ahead)"},
+    {"outer_heavy_ball_float32", py_outer_heavy_ball_float, METH_VARARGS,
+     "outer_heavy_ball_float32(table_address, pieces, count, lr, decay, ahead)"},
+    {"outer_heavy_ball_float64", py_outer_heavy_ball_double, METH_VARARGS,
+     "outer_heavy_ball_float64(table_address, pieces, count, lr, decay, ahead)"},
     {NULL, NULL, 0, NULL},
 };
 

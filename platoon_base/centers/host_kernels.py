@@ -24,7 +24,7 @@ if not os.environ.get(NO_KERNELS):
     except ImportError:
         pass  # no compiler at installation: NumPy does it, several times slower; `platoon doctor` says so
 
-__all__ = ["BLOCK", "HAVE_FUSED", "PieceArrays", "Plan", "apply"]
+__all__ = ["BLOCK", "HAVE_FUSED", "PieceArrays", "Plan", "apply", "find_fused"]
 
 Array = np.ndarray[Any, Any]
 Fused = Callable[..., Optional[tuple[int, int]]]
@@ -184,6 +184,18 @@ def apply(rule: Rule, pieces: Sequence[PieceArrays]) -> tuple[int, int] | None:
     return Plan([piece[1] for piece in pieces], own_states, shared_states).run(rule, [piece[0] for piece in pieces])
 
 
+def find_fused(kernel: str, dtype: np.dtype[Any]) -> Fused | None:
+    """Return the loops in C of this name for a dtype; None if there are none."""
+    name = _FUSED_DTYPES.get(dtype)
+    return None if name is None else _find_fused(kernel, name)
+
+
+@functools.cache
+def _find_fused(kernel: str, dtype: str) -> Fused | None:
+    found: Fused | None = getattr(EXTENSION, f"{kernel}_{dtype}", None)
+    return found
+
+
 def _require_like(array: Array, center: Array) -> None:
     if array.ndim != 1 or array.shape != center.shape or array.dtype != center.dtype:
         raise ConfigurationError(
@@ -207,12 +219,6 @@ def _require_disjoint(arrays: Sequence[Array]) -> None:
             raise ConfigurationError(
                 "got arrays that overlap in memory: one update would read what another has written; pass copies"
             )
-
-
-@functools.cache
-def _find_fused(kernel: str, dtype: str) -> Fused | None:
-    found: Fused | None = getattr(EXTENSION, f"{kernel}_{dtype}", None)
-    return found
 
 
 def _run_block(

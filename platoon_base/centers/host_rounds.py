@@ -14,12 +14,12 @@ All that is done to a stripe here is done under its lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.host_kernels import BLOCK
+from platoon_base.centers.round_kernels import RoundKernels, blocks
 from platoon_base.rules.outer import OuterRule
 
 __all__ = ["WORDS", "Rounds", "StripeArrays"]
@@ -52,6 +52,7 @@ class Rounds:
 
     def __init__(self, stripes: Sequence[StripeArrays]) -> None:
         self._stripes = list(stripes)
+        self._kernels = [[RoundKernels(*piece) for piece in zip(s.center, s.total, s.states)] for s in stripes]
         self._begun = [_NOWHERE] * len(self._stripes)  # the generations that this worker's parameters began from
         self._read = list(self._begun)
 
@@ -62,25 +63,15 @@ class Rounds:
         -------
         (piece, element) of the first element that was left out, since its total would not be finite, or None.
         """
-        words, center, total, _ = self._stripes[index]
+        words = self._stripes[index].words
         if self._begun[index] != words["generation"]:
             return None
         self._begun[index] = _NOWHERE  # a second time it would count twice
         # First, and in this order: if this worker dies in the midst of it, mean and part are too small, not too large.
         words["count"] += 1
         words["parts"] += part
-        first = None
-        with np.errstate(all="ignore"):
-            for piece, start, block in _blocks(center):
-                x, c, t = local[piece][block], center[piece][block], total[piece][block]
-                value = t + (x - c)
-                finite = np.isfinite(value)
-                if finite.all():
-                    t[...] = value
-                    continue
-                np.copyto(t, value, where=finite)
-                first = first or (piece, start + int(np.argmin(finite)))
-        return first
+        refused = [(piece, k.contribute(x)) for piece, (k, x) in enumerate(zip(self._kernels[index], local))]
+        return next(((piece, element) for piece, element in refused if element is not None), None)
 
     def take_over(self, index: int, rule: OuterRule, local: Sequence[Array], number: int) -> tuple[int, int] | None:
         """Make the outer step of round ``number`` on a stripe unless it is made, and take the values over.
@@ -98,19 +89,18 @@ class Rounds:
         return first
 
     def _step(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
-        words, center, total, states = self._stripes[index]
+        words = self._stripes[index].words
         first, count, done = None, int(words["count"]), 0
         part = float(words["parts"]) / count if count else 0.0
-        with np.errstate(all="ignore"):
-            for piece, start, block in _blocks(center) if count else ():
-                done += center[piece][block].size
+        for piece, center in enumerate(self._stripes[index].center if count else ()):
+            for block in blocks(center.size):
+                done += block.stop - block.start
                 if done <= words["done"]:  # by a worker that died in the midst of it
                     continue
-                arrays = [center[piece][block], *(state[block] for state in states[piece])]
-                refused = _step_block(rule, arrays, total[piece][block], count, part)
+                refused = self._kernels[index][piece].step(rule, block, count, part)
                 words["done"] = done
                 if refused is not None and first is None:
-                    first = (piece, start + refused)
+                    first = (piece, refused)
         # In this order: whoever goes on after a death between two of them makes no step twice, and leaves none out.
         words["count"] = 0
         words["done"] = 0
@@ -144,22 +134,3 @@ class Rounds:
                 t[...] = 0
                 np.copyto(c, value)
         self._read[index] = self._begun[index] = int(words["generation"])
-
-
-def _blocks(pieces: Sequence[Array]) -> Iterator[tuple[int, int, slice]]:
-    for piece, array in enumerate(pieces):
-        for start in range(0, array.size, BLOCK):
-            yield piece, start, slice(start, start + BLOCK)
-
-
-def _step_block(rule: OuterRule, arrays: list[Array], total: Array, count: int, part: float) -> int | None:
-    """Make the step on one block; returns the first element that would not have been finite."""
-    c, *states = [array.copy() for array in arrays]
-    rule.step(total / total.dtype.type(count), c, tuple(states), part)
-    finite = np.isfinite(c)
-    for state in states:
-        finite &= np.isfinite(state)
-    total[...] = 0  # first: a step that a death interrupts is lost for some elements, and none is made twice
-    for array, copy in zip(reversed(arrays), reversed([c, *states])):
-        np.copyto(array, copy, where=finite)
-    return None if finite.all() else int(np.argmin(finite))

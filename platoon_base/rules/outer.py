@@ -42,9 +42,16 @@ class OuterRule(Rule, Protocol):
     ----------
     waits : bool
         True: workers wait for one another at each synchronization.
+    step_kernel : str or None
+        Name of the fused form of the step in `platoon_base._kernels`, or None if there is only the NumPy form.
     """
 
     waits: ClassVar[bool]
+    step_kernel: ClassVar[str | None]
+
+    def step_args(self, part: float) -> tuple[float, ...]:
+        """Return the scalar arguments of the fused step, behind the number of contributions."""
+        ...
 
     def step(self, d: Array, center: Array, center_state: State, part: float) -> None:
         """Apply the outer step once, in place.
@@ -73,6 +80,7 @@ class _Outer:
     local_state: ClassVar[tuple[str, ...]] = ()
     center_state: ClassVar[tuple[str, ...]] = ()
     waits: ClassVar[bool] = True
+    step_kernel: ClassVar[str | None] = None
 
     def kernel_args(self) -> tuple[float, ...]:
         """Return ``()``: there is no fused form of a whole synchronization."""
@@ -106,9 +114,15 @@ class LocalSGD(_Outer):
     1602.05629, algorithm 1, with all clients and equal weights.
     """
 
+    step_kernel: ClassVar[str | None] = "outer_mean"
+
     def resolved(self, size: int) -> LocalSGD:
         """Return the rule itself: it has no parameter."""
         return self
+
+    def step_args(self, part: float) -> tuple[float, ...]:
+        """Return ``()``."""
+        return ()
 
     def step(self, d: Array, center: Array, center_state: State = (), part: float = 1.0) -> None:
         """See `OuterRule.step`."""
@@ -153,6 +167,7 @@ class SlowMo(_Outer):
     outer_lr: float = 1.0
 
     center_state: ClassVar[tuple[str, ...]] = ("momentum",)
+    step_kernel: ClassVar[str | None] = "outer_heavy_ball"
 
     def __post_init__(self) -> None:
         _require_outer_lr(self.outer_lr)
@@ -165,16 +180,20 @@ class SlowMo(_Outer):
             return self
         return replace(self, momentum=next(mu for least, mu in _SLOW_MOMENTA if size >= least))
 
-    def step(self, d: Array, center: Array, center_state: State, part: float = 1.0) -> None:
-        """See `OuterRule.step`; ``center_state = (m,)``."""
+    def step_args(self, part: float) -> tuple[float, ...]:
+        """Return ``outer_lr``, what is left of m, and the part of m in the step."""
         if self.momentum is None:
             raise ConfigurationError(
                 "the momentum is not known yet: it goes by the number of workers; call resolved(N)"
             )
+        return _momentum_args(self.outer_lr, self.momentum, part)
+
+    def step(self, d: Array, center: Array, center_state: State, part: float = 1.0) -> None:
+        """See `OuterRule.step`; ``center_state = (m,)``."""
         (m,) = center_state
-        of, mu = center.dtype.type, float(self.momentum)
-        center += of(self.outer_lr) * (d + of(part * mu) * m)
-        m *= of(mu**part)
+        lr, decay, ahead = (center.dtype.type(value) for value in self.step_args(part))
+        center += lr * (d + ahead * m)
+        m *= decay
         m += d
 
 
@@ -217,6 +236,7 @@ class DiLoCo(_Outer):
     momentum: float = 0.8
 
     center_state: ClassVar[tuple[str, ...]] = ("momentum",)
+    step_kernel: ClassVar[str | None] = "outer_nesterov"
 
     def __post_init__(self) -> None:
         _require_outer_lr(self.outer_lr)
@@ -226,13 +246,17 @@ class DiLoCo(_Outer):
         """Return the rule itself: its arguments hold for any number of workers."""
         return self
 
+    def step_args(self, part: float) -> tuple[float, ...]:
+        """Return ``outer_lr``, what is left of m, and the part of m in the step."""
+        return _momentum_args(self.outer_lr, self.momentum, part)
+
     def step(self, d: Array, center: Array, center_state: State, part: float = 1.0) -> None:
         """See `OuterRule.step`; ``center_state = (m,)``."""
         (m,) = center_state
-        of, mu = center.dtype.type, float(self.momentum)
-        m *= of(mu**part)
+        lr, decay, ahead = (center.dtype.type(value) for value in self.step_args(part))
+        m *= decay
         m += d
-        center += of(self.outer_lr) * (d + of(part * mu) * m)
+        center += lr * (d + ahead * m)
 
 
 @dataclass(frozen=True)
@@ -265,6 +289,10 @@ class EAMSGD(EASGD):
     ----------
     Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, arXiv 1412.6651, algorithm 2.
     """
+
+
+def _momentum_args(outer_lr: float, momentum: float, part: float) -> tuple[float, ...]:
+    return float(outer_lr), float(momentum) ** part, float(momentum) * part
 
 
 def _require_outer_lr(outer_lr: Any) -> None:
