@@ -22,6 +22,7 @@ from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules.center import Adopt, Rule, require_rule, settings_of
 from platoon_base.rules.outer import waits
 from platoon_base.worker.connection import Connection
+from platoon_base.worker.overshoot import Overshoot
 from platoon_base.worker.rounds import make_round
 from platoon_base.worker.standstill import Standstill
 
@@ -63,6 +64,7 @@ class SharedParameters:
         self._alone = connection.shares_alone
         self._turns = Turns()
         self._standstill = Standstill([spec.name for spec in parameters.layout.specs], self._rank)
+        self._overshoot = Overshoot(self._rank)
         self._unlink: Callable[[], None] | None = None
 
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
@@ -139,10 +141,15 @@ class SharedParameters:
         alone = self._alone()
         rule: Any = Adopt(self._given) if alone else self._rule_now()
         rounds: Any = center
+        watch = self._overshoot if not center.on_device else None  # there a look at the values would wait for them
+        if watch is not None:
+            watch.before_sync(taken)
         if waits(rule):
             refused = make_round(self._connection.client, rounds, rule, taken, part, timeout_s)
         else:
             refused = center.sync(rule, taken, synchronous or alone, timeout_s)
+        if watch is not None:
+            watch.after_sync(taken, rule)
         self._progress.count_sync(began, center.whole)
         try:
             if refused is not None:
