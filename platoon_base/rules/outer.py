@@ -14,7 +14,8 @@ or joined too late for this round is not among them.
 Momentum acts for as long as the round was: ``mu ** part`` stays of it, and ``part`` of its step is made. Full momentum
 at rounds of a few batches drives the center away. With ``part = 1`` the equations are the papers'.
 
-Such a rule takes a center in the memory of the host, also where parameters are on devices.
+Such a rule takes a center in the memory of the host, also where parameters are on devices: the center on devices has
+no rounds. Contributions are added in the order of arrival, so with three or more workers the last bits depend on it.
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules.center import Adopt, Rule, require_rule, settings_of
 from platoon_base.rules.outer import waits
+from platoon_base.worker.carried_center import CarriedCenter
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.overshoot import Overshoot
 from platoon_base.worker.rounds import make_round
@@ -65,6 +66,7 @@ class SharedParameters:
         self._turns = Turns()
         self._standstill = Standstill([spec.name for spec in parameters.layout.specs], self._rank)
         self._overshoot = Overshoot(self._rank)
+        self._carried = CarriedCenter(settings_of(rule), self._rank)
         self._unlink: Callable[[], None] | None = None
 
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
@@ -145,7 +147,9 @@ class SharedParameters:
         if watch is not None:
             watch.before_sync(taken)
         if waits(rule):
+            brought = self._carried.before_round(taken)
             refused = make_round(self._connection.client, rounds, rule, taken, part, timeout_s)
+            self._carried.after_round(brought, taken)
         else:
             refused = center.sync(rule, taken, synchronous or alone, timeout_s)
         if watch is not None:
