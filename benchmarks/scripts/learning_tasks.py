@@ -25,7 +25,7 @@ class DataMissing(Exception):
 
 
 class Network(NamedTuple):
-    """Layers in their order: convolutions of 3x3 with relu and 2x2 max pooling, dense ones with relu, softmax.
+    """Layers in their order: convolutions of 3x3 with relu and 2x2 max pooling, dense ones with relu, dropout, softmax.
 
     Attributes
     ----------
@@ -34,12 +34,14 @@ class Network(NamedTuple):
     filters, dense : tuple of int
         Filters of each convolution, units of each dense layer.
     classes : int
+    dropout : float
     """
 
     inputs: tuple[int, ...]
     filters: tuple[int, ...] = ()
     dense: tuple[int, ...] = ()
     classes: int = 10
+    dropout: float = 0.0
 
 
 class Recurrent(NamedTuple):
@@ -184,6 +186,14 @@ TASKS = {
         12,
         (0.001, 0.002, 0.004, 0.008),
         (0.88, 0.895, 0.905),
+    ),
+    "fashion-mnist-gpu": Task(
+        fashion_mnist,
+        Network((28, 28, 1), filters=(32, 64), dense=(128,), dropout=0.3),
+        128,
+        18,
+        (0.0005, 0.001, 0.002),
+        (0.90, 0.905, 0.91),
     ),
     "stdlib-lstm": Task(
         stdlib,

@@ -61,6 +61,7 @@ def build(network):
         layers += [keras.layers.Conv2D(filters, 3, activation="relu"), keras.layers.MaxPooling2D(2)]
     layers += [keras.layers.Flatten()] * bool(network.filters)
     layers += [keras.layers.Dense(units, activation="relu") for units in network.dense]
+    layers += [keras.layers.Dropout(network.dropout)] * bool(network.dropout)
     return keras.Sequential([*layers, keras.layers.Dense(network.classes, activation="softmax")])
 
 

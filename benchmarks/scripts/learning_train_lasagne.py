@@ -20,6 +20,7 @@ from lasagne.layers import (
     Conv2DLayer,
     DenseLayer,
     DimshuffleLayer,
+    DropoutLayer,
     EmbeddingLayer,
     InputLayer,
     LSTMLayer,
@@ -55,6 +56,8 @@ def build_feedforward(network, x):
         layer = MaxPool2DLayer(Conv2DLayer(layer, filters, 3), 2)
     for units in network.dense:
         layer = DenseLayer(layer, units)
+    if network.dropout:
+        layer = DropoutLayer(layer, network.dropout)
     return DenseLayer(layer, network.classes, nonlinearity=lasagne.nonlinearities.softmax)
 
 
@@ -83,12 +86,12 @@ def compile_functions(task, method, rate, rows):
     x, y = (theano.tensor.TensorType(array.dtype, (False,) * array.ndim)() for array in rows)
     network = build(task.network, x)
     params = get_all_params(network, trainable=True)
-    output = get_output(network)
+    output, predicted = get_output(network), get_output(network, deterministic=True)
     labels = y.flatten() if task.lower else y
     loss = lasagne.objectives.categorical_crossentropy(output, labels).mean()
     updates = updates_of(method, rate, loss, params, clips=task.lower)
     train = theano.function([x, y], [], updates=updates)
-    return int(count_params(network)), train, theano.function([x, y], value_of(task, output, y))
+    return int(count_params(network)), train, theano.function([x, y], value_of(task, predicted, y))
 
 
 def batches(rows, task, method, epoch, slow):
