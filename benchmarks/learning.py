@@ -67,7 +67,6 @@ class Study:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.task = options, TASKS[options.task]
-        self.runs: list[dict] = []
         self.rate: float | None = None
         self._order: list[tuple[Arm, int]] = []
         self._gpus = cuda_devices().names if options.device == "cuda" else []
@@ -76,6 +75,7 @@ class Study:
             self._slots.put(slot)
         self._processes: set[subprocess.Popen] = set()
         self._kept = earlier_runs(self.path.with_suffix(".json"), self.about()) if options.resume else {}
+        self.runs = list(self._kept.values())  # also those of arms that are not asked for this time
 
     def run(self) -> None:
         """Run everything: plain training with each learning rate, then the methods with the best one."""
@@ -99,7 +99,6 @@ class Study:
         """Make the runs of these arms with all seeds, some side by side; keep each as it ends."""
         wanted = [(arm, seed) for arm in arms for seed in self.options.seeds]
         self._order += wanted
-        self.runs += [self._kept[key] for key in wanted if key in self._kept]
         with ThreadPoolExecutor(self.options.jobs) as pool:
             try:
                 futures = {pool.submit(self._job, *key): key for key in wanted if key not in self._kept}
@@ -123,9 +122,14 @@ class Study:
         run["at_once"] = self.options.jobs
         run["seconds_hold"] = self.options.jobs == 1 and arm.workers <= processors
         self.runs.append(run)
-        self.runs.sort(key=lambda run: self._order.index((Arm.of(run), run["seed"])))
+        self.runs.sort(key=self._place)
         self.save()
         print(f"[{time.monotonic() - BEGAN:5.0f} s] {describe(run)}", flush=True)
+
+    def _place(self, run: dict) -> int:
+        """Return where a run belongs: those of arms that are not asked for come first, as they were."""
+        key = Arm.of(run), run["seed"]
+        return self._order.index(key) if key in self._order else -1
 
     def _job(self, arm: Arm, seed: int) -> dict:
         """Run one job to its end; returns what rank 0 wrote, or how it failed and an empty curve."""

@@ -35,6 +35,8 @@ class Rule(Protocol):
         the name of a center state starts with that one's values, any other with the center's.
     center_state : tuple of str
         Names of the extra buffers that lie beside the center, started with zeros.
+    period : int, optional
+        Batches from one synchronization to the next where the user does not say; 10 without it.
     """
 
     kernel: ClassVar[str | None]
@@ -72,6 +74,9 @@ class EASGD:
 
     Both sides use the values before the synchronization, so ``x + c`` stays what it was.
 
+    N workers at one worker's learning rate learn little sooner than one. With a rate N times as large and a period of
+    1, or twice as large and a period of 4, they do: docs/learning.md has the measurements.
+
     Parameters
     ----------
     alpha : float in (0, 1], optional
@@ -92,6 +97,7 @@ class EASGD:
     kernel: ClassVar[str | None] = "easgd"
     local_state: ClassVar[tuple[str, ...]] = ()
     center_state: ClassVar[tuple[str, ...]] = ()
+    period: ClassVar[int] = 4
 
     def __post_init__(self) -> None:
         if self.alpha is not None and not (isinstance(self.alpha, (int, float, np.number)) and 0 < self.alpha <= 1):

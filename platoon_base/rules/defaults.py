@@ -14,7 +14,7 @@ from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
 __all__ = ["DEFAULT_PERIOD", "default_period", "default_rule", "parse_rule"]
 
-DEFAULT_PERIOD = 10  # batches from one synchronization to the next
+DEFAULT_PERIOD = 10  # batches from one synchronization to the next, of rules that name no period of their own
 
 
 def default_rule() -> Rule:
@@ -32,10 +32,15 @@ def default_rule() -> Rule:
     return CenterMomentum() if text is None else parse_rule(text, RULE)
 
 
-def default_period() -> int:
-    """Return the batches from one synchronization to the next where the script does not say: 10.
+def default_period(rule: Rule | str | None = "auto") -> int:
+    """Return the batches from one synchronization to the next where the script does not say.
 
-    The environment variable ``PLATOON_EVERY_N_BATCHES`` has another number.
+    The environment variable ``PLATOON_EVERY_N_BATCHES`` has the number; else it is the rule's ``period``, or 10.
+
+    Parameters
+    ----------
+    rule : Rule, None or "auto"
+        The adapter's argument; "auto" is the default rule.
 
     Raises
     ------
@@ -44,7 +49,8 @@ def default_period() -> int:
     """
     text = os.environ.get(EVERY_N_BATCHES)
     if text is None:
-        return DEFAULT_PERIOD
+        chosen = default_rule() if rule == "auto" else rule
+        return int(getattr(chosen, "period", DEFAULT_PERIOD))
     if not text.strip().isdecimal() or int(text) < 1:
         raise ConfigurationError(
             f"got {EVERY_N_BATCHES}={text!r}: it counts batches and must be a whole number >= 1; set 10, or unset it"

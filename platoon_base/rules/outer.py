@@ -238,6 +238,7 @@ class DiLoCo(_Outer):
 
     center_state: ClassVar[tuple[str, ...]] = ("momentum",)
     step_kernel: ClassVar[str | None] = "outer_nesterov"
+    period: ClassVar[int] = 20
 
     def __post_init__(self) -> None:
         _require_outer_lr(self.outer_lr)

@@ -70,7 +70,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         The default is ``connect()``.
     **kwargs
         The triggers of `SimpleExtension`, and its ``name``; without triggers ``every_n_batches`` is
-        `platoon_base.rules.default_period`, 10.
+        the rule's, `platoon_base.rules.default_period`.
 
     Raises
     ------
@@ -174,4 +174,4 @@ def _with_triggers(rule: Rule | str | None, kwargs: dict[str, Any]) -> dict[str,
             f"got {', '.join(sorted(triggers))}, by which nothing is synchronized while the main loop trains: pass "
             "every_n_batches=10, or after_epoch=True"
         )
-    return {**kwargs, "every_n_batches": default_period()}
+    return {**kwargs, "every_n_batches": default_period(rule)}

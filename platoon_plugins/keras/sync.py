@@ -74,7 +74,7 @@ def distribute(
         optimizer, and for a plain one `platoon_base.rules.default_rule`, ``CenterMomentum()``. It is refused for a
         plain one that has made steps without a rule, such as that of a loaded model, which may have been distributed.
     every_n_batches : int, optional
-        Batches from one synchronization to the next; `platoon_base.rules.default_period`, 10, by default.
+        Batches from one synchronization to the next; by default the rule's, `platoon_base.rules.default_period`.
     policy : {"any", "all", "leader"}
         If a callback sets ``model.stop_training``: end the fit on all workers, once all have, or if rank 0 has. A
         stop at an epoch's end holds after that epoch; one in the middle of an epoch reaches the others within a batch
@@ -106,7 +106,7 @@ def distribute(
     callbacks = _checked(callbacks)
     if rule is not None and rule != "auto":
         require_rule(rule)
-    every_n_batches = default_period() if every_n_batches is None else every_n_batches
+    every_n_batches = default_period(rule) if every_n_batches is None else every_n_batches
     EveryN(every_n_batches)
     require_policy(policy)
     if not isinstance(leader_only, tuple) or not all(isinstance(writer, type) for writer in leader_only):

@@ -51,7 +51,7 @@ def sync_updates(
         `platoon_base.rules.default_rule`, ``CenterMomentum()``, otherwise.
     every_n_batches : int, at least 1, optional
         Batches, each of which is one call of the compiled function, from one synchronization to the next. The default
-        is `platoon_base.rules.default_period`: 10.
+        is the rule's, `platoon_base.rules.default_period`.
     on_nonfinite : {"raise", "skip", "restore"}
         What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
     statistics : list of Theano shared variable
@@ -80,7 +80,7 @@ def sync_updates(
     >>> updates = lasagne.updates.adam(loss, params)                                # doctest: +SKIP
     >>> updates = sync_updates(updates, params)                                     # doctest: +SKIP
     """
-    period = EveryN(default_period() if every_n_batches is None else every_n_batches)
+    period = EveryN(default_period(rule) if every_n_batches is None else every_n_batches)
     if not isinstance(updates, Mapping):
         raise ConfigurationError(
             f"got {type(updates).__name__} as updates: pass what a function of lasagne.updates returned"
