@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -15,7 +15,7 @@ from fuel.transformers import FilterSources, Mapping, Padding, Rename, Sourcewis
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities
 from platoon_plugins.blocks.data import with_scheme
-from platoon_plugins.blocks.extensions import DistributedExtension
+from platoon_plugins.blocks.extensions import DistributedExtension, tell_records
 from platoon_plugins.blocks.same_data import require_same_stream
 from platoon_plugins.blocks.schemes import Shard, ShardedScheme
 from platoon_plugins.blocks.shares import Share, gather_shares
@@ -217,6 +217,12 @@ class DistributedMonitoring(DistributedExtension, DataStreamMonitoring):  # type
         values = self._evaluator.evaluate_together(training, _title(self), self.data_stream, self._sharded)
         if values is not None:
             self.add_records(self.main_loop.log, values.items())
+
+    def add_records(self, log: Any, record_tuples: Iterable[tuple[str, Any]]) -> None:
+        """Write records to the log, and tell the launcher the numbers among them."""
+        records = dict(record_tuples)
+        super().add_records(log, records.items())
+        tell_records(self.main_loop, {self._record_name(name): value for name, value in records.items()})
 
 
 class DistributedTrainingMonitoring(DistributedExtension, TrainingDataMonitoring):  # type: ignore[misc]

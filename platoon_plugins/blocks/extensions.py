@@ -4,22 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
+import numpy as np
 from blocks.extensions import Printing, ProgressBar, TrainingExtension
 from blocks.extensions.monitoring import DataStreamMonitoring
 from blocks.extensions.saveload import Checkpoint
 
-from platoon_base import connect
+from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.training import Settings, Training
 from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader
 
-__all__ = ["LEADER_ONLY", "DistributedExtension", "center_of", "find", "is_leader", "training_of"]
+__all__ = [
+    "LEADER_ONLY",
+    "DistributedExtension",
+    "center_of",
+    "find",
+    "is_leader",
+    "tell_batch",
+    "tell_records",
+    "training_of",
+]
 
 LEADER_ONLY = (Printing, ProgressBar, Checkpoint)
 # They save or evaluate the center's values, not those of one worker.
 _OF_THE_CENTER = (Checkpoint, DataStreamMonitoring)
+
+_MOST_TOLD = 100  # numbers of one monitoring: the controller keeps a bounded table
 
 # The latest training of each main loop; None in a job of one.
 _trainings: weakref.WeakKeyDictionary[Any, Training | None] = weakref.WeakKeyDictionary()
@@ -84,18 +98,52 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
     return training
 
 
-def _new_training(main_loop: Any) -> Training | None:
-    ours = [found for found in all_extensions(main_loop.extensions) if isinstance(found, DistributedExtension)]
-    found = [extension.settings for extension in ours if extension.settings is not None]
+def tell_batch(main_loop: Any) -> None:
+    """Tell the launcher of a job of one about a batch, and end with the job."""
+    worker = _worker_of(main_loop)
+    if worker.launched and not worker.closed:
+        worker.progress(steps=1, epoch=main_loop.status["epochs_done"] + 1)
+        if worker.should_stop:
+            main_loop.log.current_row["training_finish_requested"] = True
+
+
+def tell_records(main_loop: Any, records: Mapping[str, Any]) -> None:
+    """Tell the launcher the numbers that the first worker has written to the log."""
+    training = training_of(main_loop)
+    worker = _worker_of(main_loop) if training is None else training.worker
+    if not worker.launched or worker.closed or worker.global_rank:
+        return
+    arrays = {name: np.asarray(value) for name, value in records.items()}
+    numbers = {name: float(value) for name, value in arrays.items() if value.ndim == 0 and value.dtype.kind in "fiu"}
+    if numbers:
+        worker.report(dict(islice(numbers.items(), _MOST_TOLD)))
+
+
+def _settings_of(main_loop: Any) -> Settings:
+    """Return the settings of the training of a main loop."""
+    found = [each.settings for each in _ours(main_loop) if each.settings is not None]
     if len(found) > 1:
         raise ConfigurationError(
             "got ParameterSync twice in one main loop: there is one center; give all triggers to one of them"
         )
-    stops = [extension for extension in ours if extension.stops_together]
+    return found[0] if found else Settings(rule=None, leader_only=LEADER_ONLY)
+
+
+def _ours(main_loop: Any) -> list[DistributedExtension]:
+    return [found for found in all_extensions(main_loop.extensions) if isinstance(found, DistributedExtension)]
+
+
+def _worker_of(main_loop: Any) -> Worker:
+    worker = _settings_of(main_loop).worker
+    return connect() if worker is None else worker
+
+
+def _new_training(main_loop: Any) -> Training | None:
+    settings = _settings_of(main_loop)
+    stops = [extension for extension in _ours(main_loop) if extension.stops_together]
     if len(stops) > 1:
         raise ConfigurationError("got StopTogether twice in one main loop: there is one decision; leave one out")
-    settings = found[0] if found else Settings(rule=None, leader_only=LEADER_ONLY)
-    worker = connect() if settings.worker is None else settings.worker
+    worker = _worker_of(main_loop)
     alone = worker.global_size == 1
     training = None if alone else Training(worker, main_loop, settings, stops_together=bool(stops))
     _trainings[main_loop] = training

@@ -13,7 +13,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, default_period, require_rule
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_on_nonfinite
-from platoon_plugins.blocks.extensions import LEADER_ONLY, DistributedExtension, find
+from platoon_plugins.blocks.extensions import LEADER_ONLY, DistributedExtension, find, tell_batch
 from platoon_plugins.blocks.model import require_loaded_model
 from platoon_plugins.blocks.stopping import StopTogether
 from platoon_plugins.blocks.training import Settings, Training, refuse_on_nonfinite
@@ -119,6 +119,8 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         super().dispatch(callback_invoked, *from_main_loop)
         training = None if callback == "on_error" else self.training
         if training is None:
+            if callback == "after_batch":
+                tell_batch(self.main_loop)
             return
         if callback in ("before_training", "on_resumption"):
             self._stop_together(training)

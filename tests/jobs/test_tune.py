@@ -10,6 +10,7 @@ from needing import needs, needs_theano
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
+needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 # Gradient descent on 1/2 |x|^2 from |x| = 1: the loss after k steps is (1 - rate)^(2 k) / 2 for every method, as all
 # workers take the same steps.
@@ -166,4 +167,12 @@ def test_a_keras_example_is_tuned(platoon, tmp_path):
 def test_a_lasagne_example_is_tuned(platoon, tmp_path):
     found = compare(platoon, tmp_path, "lasagne_digits.py", "--plot", "")
     assert found["watched"] == "valid_error"
+    assert [point[0] for point in found["runs"][0]["curves"][:2]] == [34, 68]
+
+
+@needs_blocks
+@pytest.mark.slow
+def test_a_blocks_example_is_tuned(platoon, tmp_path):
+    found = compare(platoon, tmp_path, "blocks_digits.py")
+    assert found["watched"] == "valid_cost"
     assert [point[0] for point in found["runs"][0]["curves"][:2]] == [34, 68]
