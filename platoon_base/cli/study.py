@@ -144,10 +144,11 @@ def read_method(text: str, workers: int) -> Method:
         raise ConfigurationError(
             f'got the method {text!r}: write a rule, a period, or both, such as "EASGD(alpha=0.2) every 4"'
         )
-    every = default_period() if period is None else int(period)
+    named = parse_rule(rule, "--method") if rule else default_rule()
+    every = default_period(named) if period is None else int(period)
     if every < 1:
         raise ConfigurationError(f"got the method {text!r}: the period counts batches and must be at least 1")
-    return Method(workers, _text_of(parse_rule(rule, "--method") if rule else default_rule()), every)
+    return Method(workers, _text_of(named), every)
 
 
 def _text_of(rule: Rule) -> str:

@@ -125,7 +125,8 @@ def test_a_validation_loss_is_compared_unless_the_user_names_another(names, want
     ("text", "expected"),
     [
         ("EASGD(alpha=0.2) every 4", ("EASGD(alpha=0.2)", 4)),
-        ("  EASGD  ", ("EASGD()", 10)),
+        ("  EASGD  ", ("EASGD()", 4)),
+        ("ASGD", ("ASGD()", 10)),
         ("every 30", ("CenterMomentum()", 30)),
         ("DiLoCo(outer_lr=1.0, momentum=0.5) every 7", ("DiLoCo(outer_lr=1.0, momentum=0.5)", 7)),
     ],
