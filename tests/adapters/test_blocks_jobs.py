@@ -73,14 +73,14 @@ def test_workers_learn_together_and_only_the_first_prints(run_blocks, rule, tmp_
 
 @pytest.mark.slow
 def test_every_trigger_of_a_simple_extension_synchronizes(run_blocks):
-    """In two epochs of four batches; at the end of training it is done once more."""
+    """In two epochs of four batches, EASGD by itself every four; at the end of training it is done once more."""
     run_blocks(
         """
         calls = []
         original = worker.sync_params
         worker.sync_params = lambda *args, **kwargs: calls.append(1) or original(*args, **kwargs)
         expected = [
-            (dict(), 0), (dict(after_batch=True), 8), (dict(before_batch=True), 8), (dict(every_n_batches=3), 2),
+            (dict(), 2), (dict(after_batch=True), 8), (dict(before_batch=True), 8), (dict(every_n_batches=3), 2),
             (dict(after_n_batches=3), 1), (dict(after_epoch=True), 2), (dict(before_epoch=True), 2),
             (dict(every_n_epochs=2), 1), (dict(after_n_epochs=1), 1), (dict(every_n_batches=4, after_training=True), 2),
             (dict(every_n_batches=4, before_first_epoch=True), 3),
