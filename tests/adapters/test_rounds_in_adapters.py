@@ -54,6 +54,29 @@ def test_keras_workers_with_more_batches_make_their_rounds_alone(run_keras):
 
 
 @pytest.mark.keras
+def test_keras_starts_with_averaged_gradients_and_goes_on_with_local_steps(run_keras):
+    """The second fit begins with the weights of the first, on all workers; its rounds move them on from there."""
+    run_keras(
+        """
+        from platoon_plugins.keras import DiLoCo, DistributedOptimizer
+        x, y = data(12 * size * 8)
+        model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.2)))
+        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
+        averaged, begins = flat(model.get_weights()), []
+        watch = Watch(epoch_begin=lambda callback, epoch: begins.append(flat(callback.model.get_weights())))
+        model.compile(keras.optimizers.SGD(0.2), loss=model.loss)
+        logs = model.fit(*shard(x, y), batch_size=8, epochs=2, verbose=0, validation_data=shard(x, y),
+                         callbacks=distribute([watch], rule=DiLoCo(), every_n_batches=3)).history
+        assert (begins[0] == averaged).all() and (everyones(averaged) == averaged).all()
+        assert abs(begins[1] - averaged).max() > 1e-3
+        assert logs["val_loss"][1] < logs["val_loss"][0], logs
+        assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+        """,
+        workers=2,
+    ).require_success()
+
+
+@pytest.mark.keras
 def test_keras_says_that_a_period_is_longer_than_the_epoch(run_keras):
     outcome = run_keras(
         """
@@ -88,6 +111,40 @@ def test_lasagne_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_
             np.testing.assert_allclose(w.get_value(), expected, atol=1e-6)
         finish_training()
         np.testing.assert_allclose(w.get_value(), expected, atol=1e-6)
+        """,
+        workers=2,
+    ).require_success()
+
+
+@needs_theano
+def test_lasagne_starts_with_averaged_gradients_and_goes_on_with_local_steps(run_lasagne):
+    """Against both phases by hand: steps on the mean gradient, then one round of DiLoCo after two steps each."""
+    run_lasagne(
+        """
+        from platoon_plugins.lasagne import DiLoCo
+        w = theano.shared(np.zeros(3, "f4"), name="w")
+        x, y = T.fmatrix("x"), T.fvector("y")
+        loss = T.sqr(T.dot(x, w) - y).mean()
+        together = lasagne.updates.sgd(all_reduce_grads(loss, [w]), [w], 0.05)
+        alone = lasagne.updates.sgd(loss, [w], 0.05)
+        gradient = lambda rows, targets, at: 2 * rows.T.dot(rows.dot(at) - targets) / len(rows)
+        train, expected = theano.function([x, y], loss, updates=together), np.zeros(3)
+        for first in (0, 8):
+            rows, targets = X[first : first + 8], Y[first : first + 8]
+            train(rows[rank::size], targets[rank::size])
+            expected -= 0.05 * gradient(rows, targets, expected)
+        finish_training()
+        np.testing.assert_allclose(w.get_value(), expected, atol=1e-6)
+        updates = sync_updates(alone, [w], DiLoCo(0.5, 0.5), every_n_batches=2)
+        train, ends = theano.function([x, y], loss, updates=updates), [expected.copy() for _ in range(size)]
+        for step in range(2):
+            train(X[step::4][rank::size], Y[step::4][rank::size])
+            for worker_rank, end in enumerate(ends):
+                rows, targets = X[step::4][worker_rank::size], Y[step::4][worker_rank::size]
+                end -= 0.05 * gradient(rows, targets, end)
+        d = np.mean(ends, axis=0) - expected
+        np.testing.assert_allclose(w.get_value(), expected + 0.5 * (d + 0.5 * d), atol=1e-6)
+        finish_training()
         """,
         workers=2,
     ).require_success()
