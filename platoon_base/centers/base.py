@@ -65,12 +65,20 @@ class Center(Protocol):
         """
         ...
 
-    def read(self, out: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """Copy the center into ``out``."""
+    def read(self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False) -> None:
+        """Copy the center into ``out``; with ``begin`` set the rule's state on this worker too, as `start_from` does.
+
+        On the host values and states are then of one moment, stripe by stripe. On devices a synchronization may come
+        between them, whose move by momentum this worker misses.
+        """
         ...
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """Copy ``values`` into the center."""
+        """Copy ``values`` into the center.
+
+        If others were there, the rule's momentum ends with them, but for that on devices. A state that workers follow
+        stays.
+        """
         ...
 
     def set_states(self, states: Sequence[Sequence[Array]]) -> None:

@@ -108,13 +108,15 @@ class DeviceCenter:
             self.mirror()
         return refused
 
-    def read(self, out: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
+    def read(self, out: Sequence[DeviceArray], locked: bool, timeout_s: float, begin: bool = False) -> None:
         """See `Center.read`."""
         if self._directory.complete:
             self._look_after(timeout_s)
             self._launch("pull", out)
         else:  # nobody has synchronized yet
             self._directory.read_buffer(0, out)
+        if begin:
+            self.start_from(out)
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
         """See `Center.write`."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.host_kernels import Plan
 from platoon_base.centers.host_rounds import WORDS, Rounds, StripeArrays
+from platoon_base.centers.stripes import Stripe, copy_all, cut
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
-from platoon_base.layout import Layout, Piece
+from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, local_sources
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.segments import Segment
@@ -51,33 +51,6 @@ _HEADER = np.dtype(
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
 # The worker that has a stripe, and the count of all visits: a stripe that stays taken without a new visit is stuck.
 _HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), *WORDS])
-
-
-class _Stripe:
-    """One stripe: its pieces of the center and the plan that updates them."""
-
-    def __init__(
-        self,
-        index: int,
-        pieces: tuple[Piece, ...],
-        center: list[Array],
-        states: list[list[Array]],
-        local_states: list[list[Array]],
-        holder: Any,
-    ) -> None:
-        self.index = index
-        self.holder = holder
-        self.pieces = pieces
-        self.center = _cut(center, pieces)
-        self.plan = Plan(
-            self.center,
-            [_cut(state, pieces) for state in local_states],
-            [_cut(state, pieces) for state in states],
-        )
-
-
-def _cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
-    return [arrays[p.parameter].reshape(-1)[p.start : p.stop] for p in pieces]
 
 
 class HostCenter:
@@ -134,10 +107,11 @@ class HostCenter:
         self._local_sources = local_sources
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in local_sources]
         self._stripes = [
-            _Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
+            Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
         ]
         self._rounds = self._open_rounds(center, first + step * (1 + center_states)) if rounds else None
         self.whole = True
+        self._written = True  # but by whoever has just made it
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
@@ -145,9 +119,9 @@ class HostCenter:
         totals = self._layout.views(self._segment.buffer, totals_start)
         stripes = []
         for stripe in self._stripes:
-            states = [_cut(state, stripe.pieces) for state in self.states]
+            states = [cut(state, stripe.pieces) for state in self.states]
             each = [tuple(state[i] for state in states) for i in range(len(stripe.pieces))]
-            stripes.append(StripeArrays(stripe.holder, stripe.center, _cut(totals, stripe.pieces), each))
+            stripes.append(StripeArrays(stripe.holder, stripe.center, cut(totals, stripe.pieces), each))
         return Rounds(stripes)
 
     @staticmethod
@@ -161,7 +135,7 @@ class HostCenter:
         refusals: list[NonFiniteElement] = []
         flat = [array.reshape(-1) for array in arrays]
 
-        def update(stripe: _Stripe) -> None:
+        def update(stripe: Stripe) -> None:
             refused = stripe.plan.run(rule, [flat[p.parameter][p.start : p.stop] for p in stripe.pieces])
             if self._rounds is not None:
                 self._rounds.note_changed(stripe.index)
@@ -182,8 +156,8 @@ class HostCenter:
     def contribute(self, arrays: Sequence[Array], part: float, timeout_s: float) -> NonFiniteElement | None:
         """See `RoundCenter.contribute`."""
 
-        def add(rounds: Rounds, stripe: _Stripe) -> tuple[int, int] | None:
-            return rounds.contribute(stripe.index, _cut(arrays, stripe.pieces), part)
+        def add(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
+            return rounds.contribute(stripe.index, cut(arrays, stripe.pieces), part)
 
         return self._visit_round(add, timeout_s)
 
@@ -192,20 +166,20 @@ class HostCenter:
     ) -> NonFiniteElement | None:
         """See `RoundCenter.take_over`."""
 
-        def take(rounds: Rounds, stripe: _Stripe) -> tuple[int, int] | None:
-            return rounds.take_over(stripe.index, rule, _cut(arrays, stripe.pieces), number)
+        def take(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
+            return rounds.take_over(stripe.index, rule, cut(arrays, stripe.pieces), number)
 
         return self._visit_round(take, timeout_s)
 
     def _visit_round(
-        self, work: Callable[[Rounds, _Stripe], tuple[int, int] | None], timeout_s: float
+        self, work: Callable[[Rounds, Stripe], tuple[int, int] | None], timeout_s: float
     ) -> NonFiniteElement | None:
         """Do one step of a round on each stripe; no stripe is left out, since all workers wait for this one anyway."""
         rounds, refusals = self._rounds, []
         if rounds is None:
             raise ConfigurationError("this center has no rounds: it was made for a rule that does not wait")
 
-        def visit(stripe: _Stripe) -> None:
+        def visit(stripe: Stripe) -> None:
             refused = work(rounds, stripe)
             if refused is not None:
                 piece = stripe.pieces[refused[0]]
@@ -216,32 +190,40 @@ class HostCenter:
             raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
         return min(refusals, default=None)
 
-    def read(self, out: Sequence[Array], locked: bool, timeout_s: float) -> None:
+    def read(self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False) -> None:
         """See `Center.read`; stripes that somebody has held for longer than `PATIENCE_S` are read as they are."""
 
-        def copy(stripe: _Stripe) -> None:
+        def copy(stripe: Stripe) -> None:
             if self._rounds is not None:
                 self._rounds.note_read(stripe.index)
-            for target, source in zip(_cut(out, stripe.pieces), stripe.center):
-                np.copyto(target, source)
+            copy_all(cut(out, stripe.pieces), stripe.center)
+            for state, source in zip(self._local_states, self._local_sources) if begin else ():
+                start = stripe.center if source is None else cut(self.states[source], stripe.pieces)
+                copy_all(cut(state, stripe.pieces), start)
 
         left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
             raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
         for stripe in left:
             copy(stripe)
+        if begin and self._rounds is not None:
+            self._rounds.begin()
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
         """See `Center.write`."""
 
-        def copy(stripe: _Stripe) -> None:
+        def copy(stripe: Stripe) -> None:
+            new = cut(values, stripe.pieces)
+            if self._written and not all(np.array_equal(c, value) for c, value in zip(stripe.center, new)):
+                for momentum in (state for i, state in enumerate(self.states) if i not in self._local_sources):
+                    copy_all(cut(momentum, stripe.pieces), [0] * len(new))
             if self._rounds is not None:
-                self._rounds.write(stripe.index, _cut(values, stripe.pieces))
-                return
-            for target, source in zip(stripe.center, _cut(values, stripe.pieces)):
-                np.copyto(target, source)
+                self._rounds.write(stripe.index, new)
+            else:
+                copy_all(stripe.center, new)
 
         left = self._visit(copy, locked, timeout_s)
+        self._written = True
         if left:
             raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
 
@@ -253,11 +235,10 @@ class HostCenter:
     def _snapshot(self) -> tuple[list[Array], list[list[Array]]]:
         values, *states = (self._layout.empty() for _ in range(1 + len(self.states)))
 
-        def copy(stripe: _Stripe) -> None:
-            sources = [stripe.center, *(_cut(state, stripe.pieces) for state in self.states)]
+        def copy(stripe: Stripe) -> None:
+            sources = [stripe.center, *(cut(state, stripe.pieces) for state in self.states)]
             for target, source in zip([values, *states], sources):
-                for to, pieces in zip(_cut(target, stripe.pieces), source):
-                    np.copyto(to, pieces)
+                copy_all(cut(target, stripe.pieces), source)
 
         for stripe in self._visit(copy, True, PATIENCE_S):
             copy(stripe)
@@ -266,16 +247,14 @@ class HostCenter:
     def set_states(self, states: Sequence[Sequence[Array]]) -> None:
         """See `Center.set_states`."""
         for state, values in zip(self.states, states):
-            for array, value in zip(state, values):
-                np.copyto(array, value)
+            copy_all(state, values)
 
     def start_from(self, values: Sequence[Array]) -> None:
         """See `Center.start_from`."""
         if self._rounds is not None:
             self._rounds.begin()
         for state, source in zip(self._local_states, self._local_sources):
-            for target, start in zip(state, values if source is None else self.states[source]):
-                np.copyto(target, start)
+            copy_all(state, values if source is None else self.states[source])
 
     def holder(self, stripe: int) -> int | None:
         """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
@@ -295,8 +274,8 @@ class HostCenter:
         self._holders = np.empty(0, dtype=_HOLDER)
 
     def _visit(
-        self, work: Callable[[_Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
-    ) -> list[_Stripe]:
+        self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
+    ) -> list[Stripe]:
         """Do ``work`` once on each stripe, under its lock; a stripe that is taken is come back to.
 
         Returns those that stayed taken for ``timeout_s``. Those in ``stuck``, which stayed so the last time, are not
@@ -319,9 +298,9 @@ class HostCenter:
             raise
 
     def _visit_locked(
-        self, work: Callable[[_Stripe], None], todo: list[_Stripe], timeout_s: float, stuck: Mapping[int, int]
-    ) -> list[_Stripe]:
-        given_up: list[_Stripe] = []
+        self, work: Callable[[Stripe], None], todo: list[Stripe], timeout_s: float, stuck: Mapping[int, int]
+    ) -> list[Stripe]:
+        given_up: list[Stripe] = []
         pause, began = _FIRST_PAUSE_S, time.monotonic()
         while todo:
             taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
@@ -341,7 +320,7 @@ class HostCenter:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
         return given_up
 
-    def _work_locked(self, work: Callable[[_Stripe], None], stripe: _Stripe) -> bool:
+    def _work_locked(self, work: Callable[[Stripe], None], stripe: Stripe) -> bool:
         byte = _FIRST_HOLDER + _HOLDER.itemsize * stripe.index
         if not self._segment.try_lock(byte):
             return False
@@ -361,7 +340,7 @@ class HostCenter:
                 stripe.holder["rank"] = FREE
         self._segment.unlock(_FIRST_HOLDER, _HOLDER.itemsize * len(self._holders))
 
-    def _timeout_text(self, taken: list[_Stripe], timeout_s: float) -> str:
+    def _timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
         who = ", ".join("the controller" if r == CONTROLLER else f"rank {r}" for r in ranks) or "another worker"
         return (
@@ -409,7 +388,9 @@ class HostCenters:
         header["fingerprint"] = np.void(layout.fingerprint)
         header["states"], header["rounds"] = center_states, rounds
         header["magic"] = MAGIC
-        return HostCenter(segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes)
+        center = HostCenter(segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes)
+        center._written = False
+        return center
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""

@@ -130,6 +130,7 @@ class Rounds:
             words["generation"] += 1
             words["count"] = 0
             words["parts"] = 0
+            words["done"] = 0  # of a step that a worker died in
             for c, t, value in zip(center, total, values):
                 t[...] = 0
                 np.copyto(c, value)

@@ -111,10 +111,10 @@ class SharedParameters:
             self._require_layout(arrays)
             if create:
                 self.center.write(arrays, True, left_s)
+                self.center.start_from(arrays)
             else:
-                self.center.read(arrays, True, left_s)
+                self.center.read(arrays, True, left_s, begin=True)
                 self._give_back(arrays)
-            self.center.start_from(arrays)
 
     def sync(self, synchronous: bool, part: float, timeout_s: float) -> None:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
@@ -271,8 +271,7 @@ class SharedParameters:
             raise NonFiniteError(f"{text}. Lower the learning rate, clip gradients, or pass on_nonfinite='restore'")
         log.warning(text)
         if self._on_nonfinite == "restore" and self.center is not None:
-            self.center.read(arrays, True, timeout_s)
-            self.center.start_from(arrays)
+            self.center.read(arrays, True, timeout_s, begin=True)
 
 
 def share(

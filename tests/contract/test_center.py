@@ -120,6 +120,48 @@ def test_center_momentum_carries_the_workers_along(pair, dtype):
         np.testing.assert_array_equal(got, center + gain * (decay * momentum))
 
 
+def test_momentum_ends_when_others_values_are_put_into_the_center(pair):
+    """What the workers have gone along with stays: they would go back otherwise. The same values change nothing."""
+    rule = CenterMomentum().resolved(2)
+    one, two = pair(rule, model(2))
+    x = model(0)
+    one.sync(rule, x, True, 10)
+    m, s = ([a.copy() for a in state] for state in one.states)
+    same = [np.empty_like(a) for a in x]
+    one.read(same, True, 10)
+    two.write(same, True, 10)
+    for got, want in zip((*one.states[0], *one.states[1]), (*m, *s)):
+        np.testing.assert_array_equal(got, want)
+    two.write(model(3), True, 10)
+    assert all(not a.any() for a in one.states[0])
+    for got, want in zip(one.states[1], s):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_values_and_frame_are_read_at_one_moment(pair, monkeypatch):
+    """While one reads, another that sits at the center synchronizes: center and frame move by the same, c - s stays."""
+    rule = CenterMomentum().resolved(2)
+    one, two = pair(rule, model(2, "float64"))
+    one.sync(rule, model(0, "float64"), True, 10)  # which gives the center momentum
+    sits = model(0, "float64")
+    one.read(sits, True, 10, begin=True)
+    expected = [c - s for c, s in zip(sits, one.states[1])]
+    moved = []
+    free = two._segment.unlock
+
+    def and_then_move(*byte):
+        free(*byte)
+        moved.append(one.sync(rule, sits, True, 10))
+
+    monkeypatch.setattr(two._segment, "unlock", and_then_move)
+    taken = model(1, "float64")
+    two.read(taken, True, 10, begin=True)
+    monkeypatch.undo()
+    assert len(moved) > 1
+    for x, s_x, want in zip(taken, two._local_states[0], expected):
+        np.testing.assert_allclose(x - s_x, want, rtol=0, atol=1e-12)
+
+
 def test_a_block_that_is_not_finite_stays_out_and_is_told(pair):
     start = model(0)
     center, _ = pair(EASGD(0.5), start)

@@ -1,0 +1,49 @@
+"""The stripes of a center on the host: pieces of the parameters that are locked and updated together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.host_kernels import Plan
+from platoon_base.layout import Piece
+
+__all__ = ["Stripe", "copy_all", "cut"]
+
+Array = np.ndarray[Any, Any]
+
+
+class Stripe:
+    """One stripe: its pieces of the center and the plan that updates them."""
+
+    def __init__(
+        self,
+        index: int,
+        pieces: tuple[Piece, ...],
+        center: list[Array],
+        states: list[list[Array]],
+        local_states: list[list[Array]],
+        holder: Any,
+    ) -> None:
+        self.index = index
+        self.holder = holder
+        self.pieces = pieces
+        self.center = cut(center, pieces)
+        self.plan = Plan(
+            self.center,
+            [cut(state, pieces) for state in local_states],
+            [cut(state, pieces) for state in states],
+        )
+
+
+def copy_all(targets: Sequence[Array], sources: Sequence[Any]) -> None:
+    """Copy each array into its target."""
+    for target, source in zip(targets, sources):
+        np.copyto(target, source)
+
+
+def cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
+    """Return the pieces of parameters, flat views."""
+    return [arrays[p.parameter].reshape(-1)[p.start : p.stop] for p in pieces]
