@@ -45,6 +45,10 @@ class EveryN:
         """The steps since the last that was due, as a part of the period: from 0 to less than 1."""
         return self.count / self.n
 
+    def restart(self) -> None:
+        """Begin a period anew."""
+        self.count = 0
+
 
 @dataclass
 class EverySeconds:

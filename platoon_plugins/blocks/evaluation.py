@@ -59,6 +59,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         dict of str to value, or None
             None if this main loop is to end now, because another one has ended.
         """
+        training.end_round()
         meeting = training.meet(name)
         if meeting is None:
             return None
@@ -75,8 +76,11 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
                     training, name, ranks, share, self._accumulators, self.monitored_quantities_buffer, not sharded
                 )
                 if combined:
-                    return dict(self.get_aggregated_values())
+                    values = dict(self.get_aggregated_values())  # which reads the parameters too
+                    break
                 ranks = contributors  # a worker left on the way: the others repeat it
+        training.begin_round()
+        return values
 
     def _accumulate(self, batches: Any) -> Share:
         self.initialize_aggregators()

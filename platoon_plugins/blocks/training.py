@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.rules import Rule, default_rule
+from platoon_base.rules import Rule, default_rule, waits
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
@@ -205,6 +205,23 @@ class Training:
         """Apply the rule once, if there is one."""
         if self.worker.shares:
             self.worker.sync_params(part=self._part_of_period(), timeout_s=self.timeout_s)
+
+    def end_round(self) -> None:
+        """Give the center what was learned in a round that is not over, if workers wait for one another in rounds.
+
+        Else one that had fewer batches than others would begin behind the center, and its next round would not count.
+        """
+        if self._in_rounds:
+            self.synchronize()
+
+    def begin_round(self) -> None:
+        """Begin at the center, together with those who have made more rounds."""
+        if self._in_rounds:
+            self.worker.copy_to_local(timeout_s=self.timeout_s)
+
+    @property
+    def _in_rounds(self) -> bool:
+        return self._rule is not None and waits(self._rule) and self.worker.shares and not self.finished
 
     def _part_of_period(self) -> float:
         """Return the batches since the last synchronization over the period: that given, or the longest so far."""

@@ -33,9 +33,10 @@ def evaluate(
     """Evaluate the center on all the data, each worker on its shard, and return the exact global mean on every worker.
 
     All workers call it, with the same data. Each waits until all have called it, so all evaluate the same center.
-    During the evaluation each worker's own parameters are set aside. Running statistics of batch normalization are
-    averaged over the workers first, and stay averaged. If a worker leaves during the evaluation, the others evaluate
-    its rows too.
+    During the evaluation each worker's own parameters are set aside. With a rule of which workers wait for one
+    another, such as `DiLoCo`, a round ends before, however short it was, and all go on from the center. Running
+    statistics of batch normalization are averaged over the workers first, and stay averaged. If a worker leaves
+    during the evaluation, the others evaluate its rows too.
 
     Parameters
     ----------
@@ -73,6 +74,7 @@ def evaluate(
     worker = connect() if worker is None else worker
     name = f"evaluate {count} rows {fingerprint(*data)}"
     training = Training.of(worker)
+    training.end_round(worker, timeout_s)
     ranks = training.meet(worker, name, timeout_s)
     training.require_same_model(worker, timeout_s)
     with worker.center_params(timeout_s=timeout_s):
@@ -83,6 +85,7 @@ def evaluate(
             if contributors == ranks:
                 break
             ranks = contributors  # somebody left on the way: those who are still here do it again, with larger shards
+    training.begin_round(worker, timeout_s)
     values = means(sums)
     # A worker without rows learns from the names what the others' val_fn returned.
     return values[_SCALAR] if _SCALAR in values else [values[str(i)] for i in range(len(values))]

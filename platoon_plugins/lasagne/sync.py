@@ -8,7 +8,7 @@ from typing import Any
 
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import default_period, default_rule, require_rule
+from platoon_base.rules import default_period, default_rule, require_rule, waits
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import Sync, Synchronizer
 from platoon_base.worker import DEFAULT_TIMEOUT_S
@@ -105,7 +105,7 @@ def sync_updates(
     vary_noise_once(used, worker.global_rank)
     wrapped = OrderedDict(updates)
     if rule is not None and worker.shares:
-        training.period = period
+        training.period, training.waits = period, waits(rule)
         sync = Sync(Synchronizer(worker, period, timeout_s))
         wrapped.update(zip(params, sync(*(updates[p] for p in params), return_list=True)))
     return wrapped

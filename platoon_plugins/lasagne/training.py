@@ -31,13 +31,15 @@ class Training:
         Whether `sync_updates` shares parameters.
     period : EveryN or None
         That of the compiled function which synchronizes them.
+    waits : bool
+        Whether workers wait for one another at each synchronization.
     averaged : weak set of Theano shared variable
         Parameters whose gradients `all_reduce_grads` averages.
     """
 
     def __init__(self, late: bool) -> None:
         self.statistics: list[Any] = []
-        self.shares = False
+        self.shares = self.waits = False
         self.period: EveryN | None = None
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
         self._fresh = late  # the statistics of a worker that comes later are worth nothing before it has met the others
@@ -95,6 +97,20 @@ class Training:
             _set(self.statistics, [total / count for total in summed.arrays])
         self._fresh = False
         return summed.ranks
+
+    def end_round(self, worker: Worker, timeout_s: float) -> None:
+        """Give the center what was learned in a round that is not over, if workers wait for one another in rounds.
+
+        Else one that had fewer batches than others would begin behind the center, and its next round would not count.
+        """
+        if self.waits and self.period is not None and worker.shares:
+            worker.sync_params(part=self.period.part, timeout_s=timeout_s)
+            self.period.restart()
+
+    def begin_round(self, worker: Worker, timeout_s: float) -> None:
+        """Begin at the center, together with those who have made more rounds."""
+        if self.waits and worker.shares:
+            worker.copy_to_local(timeout_s=timeout_s)
 
     def require_same_model(self, worker: Worker, timeout_s: float) -> None:
         """Raise on all workers if parameters have become different that averaged gradients keep the same.

@@ -167,6 +167,8 @@ def test_lasagne_workers_with_more_batches_make_their_rounds_alone(run_lasagne, 
             for step in range(5 + 3 * rank):
                 train(X[step::8], Y[step::8])
             errors.append(float(evaluate(error, X, Y, 6)))
+            begins = worker.gather(w.get_value().tobytes())
+            assert begins[0] == begins[1], "all go on from the center, so nobody's next round is left out"
         finish_training()
         assert errors[-1] < 0.2 * errors[0], errors
         worker.report({{f"w {{rank}}": w.get_value().tobytes().hex(), f"errors {{rank}}": str(errors)}})
