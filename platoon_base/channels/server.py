@@ -68,7 +68,7 @@ class ControlServer:
         except ProtocolError as exc:
             self._reply(SendReply(Asker(peer, request_id), msg.Failure(kind="ProtocolError", message=str(exc))))
             return
-        if isinstance(request, msg.Report):
+        if isinstance(request, msg.Report) and self.coordinator.roster.of_peer(peer) is not None:
             self._on_report(request.metrics)
         self.carry_out(self.coordinator.handle(peer, request_id, request, now))
 

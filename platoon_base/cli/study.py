@@ -157,6 +157,10 @@ def _text_of(rule: Rule) -> str:
     return f"{kind.__name__}()" if rule == kind() else settings_of(rule)
 
 
+def _higher_is_better(name: str) -> bool:
+    return bool(_HIGHER.search(name)) and not _LOSS.search(name)
+
+
 def guess(names: Iterable[str], wanted: str | None = None) -> Watched:
     """Choose the value to compare: a validation loss if there is one.
 
@@ -179,9 +183,9 @@ def guess(names: Iterable[str], wanted: str | None = None) -> Watched:
             raise ConfigurationError(
                 f"got --watch {wanted}, but the script reports {', '.join(names)}: name one of these"
             )
-        return Watched(name, direction == "max" if direction else bool(_HIGHER.search(name)))
+        return Watched(name, direction == "max" if direction else _higher_is_better(name))
     best = max(names, key=lambda name: (bool(_VALIDATION.search(name)), bool(_LOSS.search(name))))
-    return Watched(best, bool(_HIGHER.search(best)))
+    return Watched(best, _higher_is_better(best))
 
 
 def outcomes(trials: Sequence[Trial], watched: Watched, budget: float, by: str) -> list[Outcome]:

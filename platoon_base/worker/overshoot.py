@@ -65,8 +65,8 @@ class Overshoot:
         if self._strikes == _IN_A_ROW:
             log.warning(
                 "rank %d: the parameters moved more than %d times as far as before in each of the last %d periods, so "
-                "this training diverges. With %r, lower gain, outer_lr or momentum, synchronize less often, or lower "
-                "the learning rate; EASGD() and LocalSGD() have no momentum",
+                "this training may diverge. With %r, lower gain, outer_lr or momentum, synchronize less often, or lower"
+                " the learning rate; EASGD() and LocalSGD() have no momentum",
                 self._rank,
                 _TOO_FAR,
                 _IN_A_ROW,

@@ -139,27 +139,29 @@ def test_momentum_ends_when_others_values_are_put_into_the_center(pair):
 
 
 def test_values_and_frame_are_read_at_one_moment(pair, monkeypatch):
-    """While one reads, another that sits at the center synchronizes: center and frame move by the same, c - s stays."""
+    """While one reads, another that sits at the center moves it on by its momentum: the reader sits at it then, too."""
     rule = CenterMomentum().resolved(2)
     one, two = pair(rule, model(2, "float64"))
     one.sync(rule, model(0, "float64"), True, 10)  # which gives the center momentum
     sits = model(0, "float64")
     one.read(sits, True, 10, begin=True)
-    expected = [c - s for c, s in zip(sits, one.states[1])]
-    moved = []
-    free = two._segment.unlock
+    moves, free = [], Segment.unlock
 
-    def and_then_move(*byte):
-        free(*byte)
-        moved.append(one.sync(rule, sits, True, 10))
+    def and_then_move(segment, *byte):
+        free(segment, *byte)
+        with monkeypatch.context() as plain:
+            plain.setattr(Segment, "unlock", free)
+            moves.append(one.sync(rule, sits, True, 10))
 
-    monkeypatch.setattr(two._segment, "unlock", and_then_move)
-    taken = model(1, "float64")
-    two.read(taken, True, 10, begin=True)
-    monkeypatch.undo()
-    assert len(moved) > 1
-    for x, s_x, want in zip(taken, two._local_states[0], expected):
-        np.testing.assert_allclose(x - s_x, want, rtol=0, atol=1e-12)
+    taken, center = model(1, "float64"), model(1, "float64")
+    with monkeypatch.context() as watched:
+        watched.setattr(Segment, "unlock", and_then_move)
+        two.read(taken, True, 10, begin=True)
+    assert len(moves) > 1
+    two.sync(rule, taken, True, 10)  # it rides along, and there is no pull
+    two.read(center, True, 10)
+    for x, c in zip(taken, center):
+        np.testing.assert_allclose(x, c, rtol=0, atol=1e-12)
 
 
 def test_a_block_that_is_not_finite_stays_out_and_is_told(pair):

@@ -112,6 +112,7 @@ def test_the_defaults_stay_unless_another_method_is_clearly_better(default, othe
         (["val_loss", "val_acc"], "val_acc", ("val_acc", True)),
         (["val_loss", "gain"], "gain:max", ("gain", True)),
         (["val_accuracy"], "val_accuracy:min", ("val_accuracy", False)),
+        (["val_accumulated_loss"], None, Watched("val_accumulated_loss", False)),
     ],
 )
 def test_a_validation_loss_is_compared_unless_the_user_names_another(names, wanted, expected):
