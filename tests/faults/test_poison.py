@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from saved_arrays import load
 
-from platoon_base import ASGD, EASGD
+from platoon_base import ASGD, EASGD, CenterMomentum
 from platoon_base.centers import host_kernels as kernels
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
@@ -21,7 +21,7 @@ KERNELS = [
     pytest.param({}, id="c", marks=pytest.mark.skipif(not kernels.HAVE_FUSED, reason="no C extension")),
     pytest.param({"PLATOON_NO_KERNELS": "1"}, id="numpy"),
 ]
-RULES = [EASGD(0.5), ASGD()]
+RULES = [EASGD(0.5), ASGD(), CenterMomentum(0.5, 0.25, 2.0)]  # its b is 1/2: two workers
 POLICIES = ["raise", "skip", "restore"]
 
 # The model. "W" is read in place; "b" is copied out and back, as from a device.
@@ -41,7 +41,7 @@ TURNS = [0, 1, 0, 0, 1]  # who synchronizes; the first time with the poison, the
 TRAIN = """
 import sys
 import numpy as np
-from platoon_base import ASGD, EASGD, connect
+from platoon_base import ASGD, EASGD, CenterMomentum, connect
 from platoon_base.centers import host_kernels as kernels
 from platoon_base.errors import NonFiniteError
 
@@ -128,27 +128,40 @@ class ByHand:
         self.rule, self.policy = rule, policy
         self.center = [a.copy() for a in values]
         self.x = [[a.copy() for a in values] for _ in range(2)]
-        self.x_old = [[a.copy() for a in values] for _ in range(2)]
+        self.momentum, self.moved = ([np.zeros_like(a) for a in values] for _ in range(2))
+        own = self.moved if isinstance(rule, CenterMomentum) else values
+        self.own = [[a.copy() for a in own] for _ in range(2)]  # x_old of ASGD, s_x of CenterMomentum
 
     def sync(self, rank):
         """Return the first (parameter, element) that was left alone, or None."""
         refused = []
-        for i, (x, c, old) in enumerate(zip(self.x[rank], self.center, self.x_old[rank])):
+        rows = zip(self.x[rank], self.center, self.own[rank], self.momentum, self.moved)
+        for i, arrays in enumerate(rows):
             with np.errstate(all="ignore"):
-                if isinstance(self.rule, EASGD):
-                    d = x.dtype.type(self.rule.alpha) * (x - c)
-                    new_x, new_c, new_old = x - d, c + d, old
-                else:
-                    new_c = c + (x - old)
-                    new_x = new_old = new_c
-            good = np.isfinite(new_c)
+                after = self.after(*arrays)
+            good = np.isfinite([after[1], *after[3:]]).all(axis=0)
             refused += [(i, int(element)) for element in np.flatnonzero(~good)]
-            for array, new in ((x, new_x), (c, new_c), (old, new_old)):
+            for array, new in zip(arrays, after):
                 np.copyto(array, new, where=good)
         if refused and self.policy == "restore":
-            self.x[rank] = [c.copy() for c in self.center]
-            self.x_old[rank] = [c.copy() for c in self.center]
+            self.x[rank] = [a.copy() for a in self.center]
+            own = self.moved if isinstance(self.rule, CenterMomentum) else self.center
+            self.own[rank] = [a.copy() for a in own]
         return min(refused, default=None)
+
+    def after(self, x, c, own, m, s):
+        number = x.dtype.type
+        if isinstance(self.rule, ASGD):
+            return (c + (x - own),) * 3 + (m, s)
+        if isinstance(self.rule, EASGD):
+            d = number(self.rule.alpha) * (x - c)
+            return x - d, c + d, own, m, s
+        b = number(self.rule.momentum**0.5)
+        x = x + (s - own)
+        d = number(self.rule.alpha) * (x - c)
+        m = b * m + (number(1) - b) * d
+        j = number(self.rule.gain) * m
+        return x + (j - d), c + (j + d), s + j, m, s + j
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -299,7 +312,7 @@ def test_arrays_of_the_callers_are_treated_as_the_parameters_are(run_job, policy
 NAMED = """
 import sys
 import numpy as np
-from platoon_base import ASGD, EASGD, connect
+from platoon_base import ASGD, EASGD, CenterMomentum, connect
 from platoon_base.errors import NonFiniteError
 
 class Variable:
