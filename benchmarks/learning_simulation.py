@@ -1,0 +1,265 @@
+"""What combining the steps of N workers is worth by equations alone: many settings and seeds at once, in one process.
+
+    python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20] [--slow] [--quick]
+
+It needs torch, Fashion-MNIST (`make data`) and for the whole table a GPU; on a CPU take --quick. Nothing of this
+package runs: no process, no shared memory. Numbers are steps per worker and say nothing about seconds.
+
+Each of N workers trains a perceptron 784-128-10 by Adam on mini-batches of 128 of its own N-th of the rows. All workers
+of a method, for all its settings and seeds, make a step in one batched product of matrices. Then come those that are
+due, worker after worker. Arrivals are staggered evenly: two are 1/N of a period apart. Where the settings say "random
+arrivals", each worker begins at a random phase of the period, another for each seed. Workers that wait come together.
+A "slow" worker 0 makes a step at every other tick, and steps are then those of the fast ones.
+
+The methods' equations and the rows of the table are in scripts/simulated_methods.py. The center is validated. Plain
+training tries four learning rates; all methods keep the best one, times what their row says. Steps to a target are
+interpolated between two validations, four for each pass. Medians are over the seeds. "2 x" is two times fewer steps
+than plain training at its best rate. Matrix products on a GPU are in TF32.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import numpy as np
+import report
+from learning_report import best_rate, first_reach, median_to
+from scripts.learning_methods import PLAIN
+from scripts.learning_tasks import DataMissing, fashion_mnist
+
+if find_spec("torch") is None:
+    print("skipped: the simulation needs torch, which .venv-keras3 has")
+    raise SystemExit(0)
+
+import torch
+import torch.nn.functional as F
+from scripts.simulated_methods import COUNTS, METHODS, Setting, settings
+
+SHAPES = [(784, 128), (128,), (128, 10), (10,)]
+BATCH, TARGETS, RATES = 128, (0.87, 0.88, 0.885), (0.0005, 0.001, 0.002, 0.004)
+Tensors = tuple[torch.Tensor, ...]
+
+
+def views(flat: torch.Tensor) -> list[torch.Tensor]:
+    """Cut parameters of shape (models, size) into the layers'."""
+    parts = flat.split([math.prod(shape) for shape in SHAPES], dim=1)
+    return [part.reshape(-1, *shape) for part, shape in zip(parts, SHAPES)]
+
+
+def logits(flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """Return those of each model for its own rows, shape (models, rows, 10)."""
+    w1, b1, w2, b2 = views(flat)
+    return torch.baddbmm(b2[:, None], torch.relu(torch.baddbmm(b1[:, None], x, w1)), w2)
+
+
+def initial(seed: int) -> torch.Tensor:
+    """Return parameters of one model: weights by Glorot and Bengio (2010), uniform; biases 0."""
+    generator, parts = torch.Generator().manual_seed(seed), []
+    for shape in SHAPES:
+        limit = math.sqrt(6 / sum(shape)) if len(shape) == 2 else 0
+        parts.append(((torch.rand(shape, generator=generator) * 2 - 1) * limit).flatten())
+    return torch.cat(parts)
+
+
+class Models:
+    """The workers of one method, for all its settings and seeds: tensors of shape (settings x seeds, N, parameters).
+
+    Parameters
+    ----------
+    rows : list of Setting
+        Of one method, number of workers, start and speed.
+    seeds : list of int
+        Each gives initial parameters and the order of the rows, the same for all settings.
+    rate : float
+        Adam's learning rate where a setting's multiple is 1.
+    """
+
+    def __init__(self, rows: list[Setting], seeds: list[int], rate: float, device: str) -> None:
+        self.method, self.first, n = METHODS[rows[0].method], rows[0], rows[0].workers
+        every = [row for row in rows for _ in seeds]
+        self.c = torch.stack([initial(seed) for seed in seeds]).repeat(len(rows), 1).to(device)
+        self.x = self.c[:, None].repeat(1, n, 1)
+        self.g1, self.g2 = torch.zeros_like(self.x), torch.zeros_like(self.x)
+        self.rate = torch.tensor([rate * row.rate for row in every], device=device)[:, None, None]
+        self.p = {name: torch.tensor([[row.values[name]] for row in every], device=device) for name in rows[0].values}
+        self.center = {name: _zeros(self.c, name) for name in self.method.center}
+        self.own = {name: self.x.clone() if name == "x_old" else _zeros(self.x, name) for name in self.method.own}
+        self.period = np.array([row.period for row in every])[:, None]
+        self.phase = self.period * np.arange(n) // n
+        if self.first.random:
+            drawn = [np.random.RandomState(seed).rand(n) for seed in seeds] * len(rows)
+            self.phase = (np.stack(drawn) * self.period).astype(int)
+        self.phase *= not self.method.waits
+        self.ticks, self.steps = 0, np.zeros(n, int)
+
+    def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        """Make one step of Adam on rows of shape (models, N, batch, 784) and their classes; then let workers arrive."""
+        n = self.first.workers
+        moves = np.ones(n, bool)
+        moves[0] = not self.first.slow or self.ticks % 2 == 0
+        flat = self.x.flatten(0, 1).detach().requires_grad_()
+        loss = F.cross_entropy(logits(flat, x.flatten(0, 1)).flatten(0, 1), y.flatten(), reduction="sum") / BATCH
+        g = torch.autograd.grad(loss, flat)[0].view_as(self.x)
+        averaging = self.method.waits and (self.method.arrive is None or self.ticks < self.first.start)
+        if averaging:
+            g = g.mean(1, keepdim=True).expand_as(self.x)
+        self.ticks, self.steps = self.ticks + 1, self.steps + moves
+        self._adam(g, moves)
+        if averaging:
+            self.c = self.x.mean(1)
+        else:
+            self._arrivals(moves)
+
+    def _adam(self, g: torch.Tensor, moves: np.ndarray) -> None:
+        """g1 := 0.9 g1 + 0.1 g; g2 := 0.999 g2 + 0.001 g^2; x := x - rate g1' / (sqrt(g2') + 1e-7) (1412.6980)."""
+        weight, t = (torch.as_tensor(each, device=g.device).float()[:, None] for each in (moves, self.steps))
+        self.g1.lerp_(g, 0.1 * weight)
+        self.g2.lerp_(g * g, 0.001 * weight)
+        t = t.clamp(min=1)
+        self.x -= weight * self.rate * (self.g1 / (1 - 0.9**t)) / ((self.g2 / (1 - 0.999**t)).sqrt() + 1e-7)
+
+    def _arrivals(self, moves: np.ndarray) -> None:
+        due = moves & (((self.steps + self.phase) % self.period == 0) | (self.steps <= self.first.start))
+        if self.method.waits:
+            self._exchange(slice(None), ((self.ticks % self.period) == 0)[:, 0])
+        else:
+            for worker in range(self.first.workers):
+                self._exchange(worker, due[:, worker])
+
+    def _exchange(self, who: int | slice, due: np.ndarray) -> None:
+        """Let a worker, or all, synchronize in those models in which they are due."""
+        if not due.any():
+            return
+        models = slice(None) if due.all() else torch.as_tensor(due.nonzero()[0], device=self.x.device)
+        at = SimpleNamespace(x=self.x[models, who], c=self.c[models])
+        for state, place in ((self.center, models), (self.own, (models, who))):
+            vars(at).update({name: value[place] for name, value in state.items()})
+        p = SimpleNamespace(**{name: value[models] for name, value in self.p.items()}, workers=self.first.workers)
+        self.method.arrive(at, p)
+        self.x[models, who], self.c[models] = at.x, at.c
+        for state, place in ((self.center, models), (self.own, (models, who))):
+            for name, value in state.items():
+                value[place] = getattr(at, name)
+
+
+def _zeros(like: torch.Tensor, name: str) -> torch.Tensor:
+    return torch.zeros_like(like[..., :1] if name in COUNTS else like)
+
+
+def simulate(rows: list[Setting], seeds: list[int], rate: float, passes: float, data: Tensors) -> list[list[list]]:
+    """Return the validations of each setting and seed: (steps of a fast worker, 0.0, accuracy).
+
+    Parameters
+    ----------
+    rows : list of Setting
+        As `Models` takes them.
+    data : tuple of torch.Tensor
+        Rows and classes to train on, rows and classes to validate on, on the device that computes.
+    """
+    x, y, x_valid, y_valid = data
+    n, count = rows[0].workers, len(rows) * len(seeds)
+    models, per_pass = Models(rows, seeds, rate, str(x.device)), len(x) // n // BATCH
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    curves: list[list] = [[] for _ in range(count)]
+    for t in range(round(per_pass * passes)):
+        if t % per_pass == 0:
+            orders = torch.stack([torch.rand(n, len(x) // n, generator=each).argsort(1) for each in generators])
+            orders = (orders * n + torch.arange(n)[:, None]).to(x.device)  # worker i has the rows i, i + N, ...
+        batch = orders[:, :, t % per_pass * BATCH :][:, :, :BATCH].repeat(len(rows), 1, 1)
+        models.step(x[batch], y[batch])
+        if (t + 1) % max(1, per_pass // 4) == 0:
+            for curve, value in zip(curves, validate(models.c, x_valid, y_valid)):
+                curve.append((t + 1, 0.0, value))
+    return [curves[i : i + len(seeds)] for i in range(0, count, len(seeds))]
+
+
+def validate(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, rows: int = 2000, models: int = 64) -> list[float]:
+    """Return the accuracy of each model, computed in pieces that fit into memory."""
+    found = []
+    with torch.no_grad():
+        for some in flat.split(models):
+            right = torch.zeros(len(some), device=flat.device)
+            for part, classes in zip(x.split(rows), y.split(rows)):
+                right += (logits(some, part.expand(len(some), -1, -1)).argmax(2) == classes).sum(1)
+            found += (right / len(x)).tolist()
+    return found
+
+
+def runs_of(row: Setting, rate: float, curves: list[list]) -> list[dict]:
+    """Return a run for each seed, as benchmarks/learning.py keeps them."""
+    reached = [{f"{target:g}": first_reach(curve, target) for target in TARGETS} for curve in curves]
+    return [
+        {"method": row.method, "rate": rate, "curve": curve, "to_target": each, "best": max(v for *_, v in curve)}
+        for curve, each in zip(curves, reached)
+    ]
+
+
+def line(row: Setting, runs: list[dict], plain: list[dict]) -> list[str]:
+    """Return a row of the table: medians over the seeds, and how many times fewer than plain training's."""
+    cells = []
+    for target in map("{:g}".format, TARGETS):
+        steps, alone = median_to(runs, target), median_to(plain, target)
+        times = f", {alone / steps:.2f} x" if steps and alone else ""
+        cells.append("never" if steps is None else f"{steps:.0f}{times}")
+    return [row.method, str(row.workers), row.label, *cells, f"{report.median([run['best'] for run in runs]):.4f}"]
+
+
+def grouped(rows: list[Setting]) -> list[list[Setting]]:
+    """Return the settings that `Models` can train together."""
+    groups: dict[tuple, list[Setting]] = {}
+    for row in rows:
+        groups.setdefault((row.method, row.workers, row.start, row.random, row.slow), []).append(row)
+    return list(groups.values())
+
+
+def main(options: argparse.Namespace) -> int:
+    try:
+        (x, y), (x_valid, y_valid) = fashion_mnist()
+    except DataMissing as exc:
+        print(exc)
+        return 1
+    torch.set_float32_matmul_precision("high")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    data = tuple(torch.as_tensor(each, device=device) for each in (x, y.argmax(1), x_valid, y_valid.argmax(1)))
+    study = (options.seeds, 1.0, options.passes, data)
+    rates = [Setting(PLAIN, 1, {}, rate=rate) for rate in options.rates]
+    alone = [runs_of(row, row.rate, curves) for row, curves in zip(rates, simulate(rates, *study))]
+    best = best_rate([run for runs in alone for run in runs], TARGETS)
+    plain = alone[options.rates.index(best)]
+    print(f"plain training does best with the learning rate {best:g}", flush=True)
+    study = (options.seeds, best, options.passes, data)
+    rows = [row for n in options.workers for row in settings(n)]
+    if options.slow:
+        rows += [row._replace(slow=True) for row in rows if not METHODS[row.method].waits and not row.slow]
+    lines = [line(row._replace(rate=1), runs, plain) for row, runs in zip(rates, alone)]
+    for cells, row in zip(lines, rates):
+        cells[2] = f"rate {row.rate:g}"
+    for group in grouped(rows):
+        for row, curves in zip(group, simulate(group, *study)):
+            lines.append(line(row, runs_of(row, best * row.rate, curves), plain))
+            print("; ".join(lines[-1]), flush=True)
+    title = f"{len(options.seeds)} seeds, {options.passes:g} passes, Adam {best:g}, on {device}"
+    report.table(title, ["method", "workers", "settings", *(f"steps to {t:g}" for t in TARGETS), "best"], lines, 180)
+    return 0
+
+
+def parse(words: list[str] | None = None) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 8], help="numbers of workers  [2 4 8]")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], help="medians are over them  [1 to 5]")
+    parser.add_argument("--passes", type=float, default=20, help="over the data, all workers together  [20]")
+    parser.add_argument("--slow", action="store_true", help="also with a slow worker wherever nobody waits")
+    parser.add_argument("--quick", action="store_true", help="2 workers, 1 seed, 1 pass, one learning rate: minutes")
+    options = parser.parse_args(words)
+    options.rates = list(RATES)
+    if options.quick:
+        options.workers, options.seeds, options.passes, options.rates = [2], [1], 1.0, [0.002]
+    return options
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(parse()))

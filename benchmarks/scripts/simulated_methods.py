@@ -1,0 +1,204 @@
+"""The methods of benchmarks/learning_simulation.py, as equations on tensors, and the settings that it tries.
+
+x are a worker's parameters, x_old those after its previous synchronization, c the center, N the number of workers. All
+other state begins with 0. A function is called when a worker arrives: it sets attributes of ``at`` anew, from those of
+``at`` and the settings ``p``. Tensors have the shape (models, parameters), numbers that count (models, 1), and where
+workers wait for one another x has that of all of them, (models, N, parameters).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from scripts.learning_methods import PLAIN
+
+
+def easgd(at: Any, p: Any) -> None:
+    """d := alpha (x - c); x := x - d; c := c + d (Zhang et al., 1412.6651, equations 5 and 6)."""
+    d = p.alpha * (at.x - at.c)
+    at.x, at.c = at.x - d, at.c + d
+
+
+def center_momentum(at: Any, p: Any) -> None:
+    """x := x + (s - s_x); d := alpha (x - c); m := b m + (1 - b) d with b = mu^(1/N); j := gain m; x := x - d + j;
+    c := c + d + j; s := s + j; s_x := s (this project's; springs as in EASGD)."""
+    at.x = at.x + (at.s - at.s_x)
+    d, b = p.alpha * (at.x - at.c), p.mu ** (1 / p.workers)
+    at.m = b * at.m + (1 - b) * d
+    j = p.gain * at.m
+    at.x, at.c, at.s = at.x - d + j, at.c + d + j, at.s + j
+    at.s_x = at.s
+
+
+def center_momentum_left_behind(at: Any, p: Any) -> None:
+    """As `center_momentum`, but x := x - d: the workers are not moved along."""
+    d, b = p.alpha * (at.x - at.c), p.mu ** (1 / p.workers)
+    at.m = b * at.m + (1 - b) * d
+    at.x, at.c = at.x - d, at.c + d + p.gain * at.m
+
+
+def diloco(at: Any, p: Any) -> None:
+    """All wait; d := mean of x_i - c; m := mu m + d; c := c + lr (d + mu m); x_i := c (Douillard et al. 2311.08105)."""
+    d = at.x.mean(1) - at.c
+    at.m = p.mu * at.m + d
+    at.c = at.c + p.lr * (d + p.mu * at.m)
+    at.x = at.c[:, None].expand_as(at.x)
+
+
+def asgd(at: Any, p: Any) -> None:
+    """c := c + lr (x - x_old); x := c (Dean et al., NIPS 2012, with lr = 1; asynchronous averaging with lr = 1/N)."""
+    at.c = at.c + p.lr * (at.x - at.x_old)
+    at.x = at.x_old = at.c
+
+
+def by_staleness(at: Any, p: Any) -> None:
+    """c := c + lr (x - x_old) / tau; x := c; tau = arrivals since this worker's last (Zhang et al., 1511.05950)."""
+    tau = (at.arrivals - at.seen).clamp(min=1)
+    at.c = at.c + p.lr * (at.x - at.x_old) / tau
+    at.x = at.x_old = at.c
+    at.arrivals = at.seen = at.arrivals + 1
+
+
+def delay_compensation(at: Any, p: Any) -> None:
+    """g := x_old - x; v := 0.95 v + 0.05 g^2; c := c - lr (g + lambda g^2 / sqrt(v) (c - x_old)); x := c
+    (Zheng et al., 1609.08326, DC-ASGD-a, with progress as the gradient)."""
+    g = at.x_old - at.x
+    at.v = 0.95 * at.v + 0.05 * g * g
+    at.c = at.c - p.lr * (g + p.lam * g * g / (at.v + 1e-12).sqrt() * (at.c - at.x_old))
+    at.x = at.x_old = at.c
+
+
+def delayed_nesterov(at: Any, p: Any) -> None:
+    """g := x_old - x; c := c - lr g / N; at each N-th arrival m := mu m + mean of the N g, c := c - lr mu m; x := c
+    (Liu et al., 2401.09135, algorithm 3 with c = 0)."""
+    g = at.x_old - at.x
+    total, count = at.total + g, at.count + 1
+    full = count >= p.workers
+    at.m = torch.where(full, p.mu * at.m + total / p.workers, at.m)
+    at.c = at.c - p.lr * g / p.workers - torch.where(full, p.lr * p.mu * at.m, 0)
+    at.total, at.count = torch.where(full, 0, total), torch.where(full, 0, count)
+    at.x = at.x_old = at.c
+
+
+def momentum_at_each(at: Any, p: Any) -> None:
+    """g := (x_old - x) / N; m := b m + g with b = mu^(1/N); c := c - lr (g + b m); x := c (whole deltas, the center's
+    momentum at each arrival; this project's)."""
+    g, b = (at.x_old - at.x) / p.workers, p.mu ** (1 / p.workers)
+    at.m = b * at.m + g
+    at.c = at.c - p.lr * (g + b * at.m)
+    at.x = at.x_old = at.c
+
+
+def rounds(at: Any, p: Any) -> None:
+    """Add x_old - x to a round's total; the N-th closes it: d := total / N; m := mu m + d; c := c - lr (d + mu m);
+    x := c. Who comes before gets c less the mean of the open round (Nguyen et al., 2106.06639, with momentum)."""
+    total, count = at.total + (at.x_old - at.x), at.count + 1
+    full, d = count >= p.workers, total / p.workers
+    at.m = torch.where(full, p.mu * at.m + d, at.m)
+    at.c = torch.where(full, at.c - p.lr * (d + p.mu * at.m), at.c)
+    at.x = at.x_old = torch.where(full, at.c, at.c - total / count)
+    at.total, at.count = torch.where(full, 0, total), torch.where(full, 0, count)
+
+
+class Method(NamedTuple):
+    """What happens on arrival (None: gradients are averaged in all steps), who waits, and the state, zeros at first.
+
+    State has the shape of c, or a worker's own that of x; numbers in COUNTS are one for each model.
+    """
+
+    arrive: Callable[[Any, Any], None] | None
+    waits: bool = False
+    center: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+
+
+COUNTS = ("count", "arrivals", "seen")
+METHODS = {
+    PLAIN: Method(None, waits=True),
+    "averaged gradients": Method(None, waits=True),
+    "CenterMomentum": Method(center_momentum, center=("m", "s"), own=("s_x",)),
+    "CenterMomentum, not moved along": Method(center_momentum_left_behind, center=("m",)),
+    "EASGD": Method(easgd),
+    "DiLoCo": Method(diloco, waits=True, center=("m",)),
+    "parts of whole deltas": Method(asgd, own=("x_old",)),
+    "rates by staleness": Method(by_staleness, center=("arrivals",), own=("x_old", "seen")),
+    "delay compensation": Method(delay_compensation, center=("v",), own=("x_old",)),
+    "Delayed Nesterov": Method(delayed_nesterov, center=("m", "total", "count"), own=("x_old",)),
+    "momentum at each arrival": Method(momentum_at_each, center=("m",), own=("x_old",)),
+    "rounds, nobody waits": Method(rounds, center=("m", "total", "count"), own=("x_old",)),
+}
+
+
+class Setting(NamedTuple):
+    """A row of the table.
+
+    Attributes
+    ----------
+    method : str
+    workers : int
+    values : dict
+        The symbols of the method's equations.
+    period : int
+        Steps of a worker between two synchronizations.
+    rate : float
+        Adam's learning rate, as a multiple of plain training's best.
+    start : int
+        First steps in which workers that wait average their gradients, and others synchronize after each.
+    random, slow : bool
+        Arrivals at random phases; worker 0 at half the speed.
+    """
+
+    method: str
+    workers: int
+    values: dict[str, float]
+    period: int = 10
+    rate: float = 1
+    start: int = 0
+    random: bool = False
+    slow: bool = False
+
+    @property
+    def label(self) -> str:
+        """The settings in a few words."""
+        words = [f"{name} {value:.3g}" for name, value in self.values.items()]
+        words += [f"every {self.period}"] if METHODS[self.method].arrive else []
+        words += [f"rate x{self.rate:g}"] if self.rate != 1 else []
+        words += [f"start {self.start}"] if self.start else []
+        return ", ".join(words + ["random arrivals"] * self.random + ["one slow"] * self.slow)
+
+
+def settings(n: int) -> list[Setting]:
+    """Return the rows of docs/learning.md for n workers."""
+    alpha, gain = 0.9 / n, 1.35 * n**0.5
+
+    def rows(method: str, names: str, *values: tuple[float, ...], **options: Any) -> list[Setting]:
+        return [Setting(method, n, dict(zip(names.split(), each)), **options) for each in values]
+
+    def outer(method: str, period: int, *pairs: tuple[float, float], **options: Any) -> list[Setting]:
+        return rows(method, "lr mu", *pairs, period=period, **options)
+
+    default = rows("CenterMomentum", "alpha mu gain", (alpha, 0.9, gain))
+    found = [default[0]._replace(**each) for each in ({}, {"random": True}, {"slow": True}, {"period": 4})]
+    found += [default[0]._replace(**each) for each in ({"period": 20}, {"start": 100})]
+    found += rows("CenterMomentum", "alpha mu gain", (alpha, 0.9, 1.4 * gain))
+    for period, rate in ((10, 1), (4, 1), (4, 2), (1, 4)):
+        found += rows("EASGD", "alpha", (alpha,), period=period, rate=rate)
+    found += [Setting("averaged gradients", n, {}, rate=rate) for rate in (1, 2)]
+    for period in (4, 5, 10, 20):
+        found += outer("DiLoCo", period, (0.7, 0.8), (0.7, 0.9))
+    for period in (10, 20):
+        found += outer("DiLoCo", period, (0.7, 0.8), start=60)
+    found += rows("CenterMomentum, not moved along", "alpha mu gain", *((alpha, 0.9, each) for each in (0.5, 1, 2.7)))
+    parts = sorted({1 / n, 0.5})
+    found += rows("parts of whole deltas", "lr", *((lr,) for lr in parts))
+    for period in (1, 10):
+        found += rows("rates by staleness", "lr", (1,), period=period)
+        values = [(lr, lam) for lr in parts for lam in (0.04, 0.5, 2)]
+        found += rows("delay compensation", "lr lam", *values, period=period)
+    found += outer("Delayed Nesterov", 30, (0.5, 0.8)) + outer("Delayed Nesterov", 10, (0.7, 0.9))
+    found += outer("momentum at each arrival", 10, (0.7, 0.9), (0.4, 0.9), (0.7, 0.7))
+    for period in (4, 10):
+        found += outer("rounds, nobody waits", period, (0.3, 0.8), (0.5, 0.7), (0.7, 0.5))
+    return found
