@@ -83,6 +83,7 @@ class Roster(Mapping[int, Participant]):
         self.seed = seed
         self._participants = {rank: Participant(rank, launched=True, in_step=True) for rank in range(size)}
         self._by_peer: dict[bytes, Participant] = {}
+        self._living: int | None = None  # counted when it is asked for, since the controller asks after each request
 
     def __getitem__(self, rank: int) -> Participant:
         return self._participants[rank]
@@ -101,7 +102,9 @@ class Roster(Mapping[int, Participant]):
     @property
     def living(self) -> int:
         """Number of workers that take part or are expected."""
-        return sum(not participant.phase.gone for participant in self._participants.values())
+        if self._living is None:
+            self._living = sum(not participant.phase.gone for participant in self._participants.values())
+        return self._living
 
     @property
     def late(self) -> set[int]:
@@ -143,6 +146,7 @@ class Roster(Mapping[int, Participant]):
             return msg.Failure(kind="ConfigurationError", message=f"{taken}; a process joins once")
         if participant is None:
             participant = self._participants[rank] = Participant(rank, launched=False)
+        self._living = None
         participant.phase, participant.peer, participant.pid = Phase.JOINED, peer, hello.pid
         participant.pid_namespace, participant.host, participant.device = hello.pid_namespace, hello.host, hello.device
         self._by_peer[peer] = participant
@@ -168,12 +172,14 @@ class Roster(Mapping[int, Participant]):
 
     def depart(self, participant: Participant, phase: Phase) -> None:
         """Note that a participant has left or was lost."""
+        self._living = None
         participant.phase = phase
         self._by_peer.pop(participant.peer, None)
 
     def expect_again(self, rank: int, resume_at: Position, for_center: int) -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         gone = self[rank]
+        self._living = None
         self._participants[rank] = Participant(
             rank,
             launched=False,

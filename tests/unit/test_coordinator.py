@@ -33,6 +33,7 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import AnswerUser, CenterDropped, SendReply, StopJob
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.roster import Phase
+from platoon_base.sharding import START
 
 pytestmark = pytest.mark.base
 
@@ -282,6 +283,12 @@ class AnyJob(RuleBasedStateMachine):
         self.gone(peer)
         self.book(self.coordinator.worker_ended(rank, lost))
 
+    @precondition(lambda self: any(m.phase.gone for m in self.coordinator.roster.values()))
+    @rule(number=number)
+    def start_again(self, number):
+        gone = [rank for rank, m in self.coordinator.roster.items() if m.phase.gone]
+        self.coordinator.expect_again(gone[number % len(gone)], START)
+
     @rule(seconds=st.sampled_from([0.5, 2.0]))
     def time_passes(self, seconds):
         self.now += seconds
@@ -291,6 +298,8 @@ class AnyJob(RuleBasedStateMachine):
     def books_agree(self):
         joined = (Phase.JOINED, Phase.TRAINING)
         assert {m.rank: m.peer for m in self.coordinator.roster.values() if m.phase in joined} == self.peers
+        takes_part = (Phase.EXPECTED, *joined)
+        assert self.coordinator.roster.living == sum(m.phase in takes_part for m in self.coordinator.roster.values())
         assert len(self.creators) <= 1
         assert self.stopped == (self.coordinator.stop_reason is not None)
         waits = [request for _, request in self.waiting.values() if isinstance(request, msg.CollectiveCall)]
