@@ -80,6 +80,8 @@ class HostCenter:
 
     Attributes
     ----------
+    values : list of ndarray
+        The center's memory, one array for each parameter.
     states : list of list of ndarray
         The rule's buffers beside the center, each one array for each parameter.
     """
@@ -102,7 +104,7 @@ class HostCenter:
         pieces = layout.stripes(stripe_bytes)
         self._holders = _holders(segment, len(pieces))
         first, step = _buffers_start(len(pieces)), layout.nbytes
-        center = layout.views(segment.buffer, first)
+        self.values = center = layout.views(segment.buffer, first)
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(center_states)]
         self._local_sources = local_sources
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in local_sources]
@@ -270,7 +272,7 @@ class HostCenter:
     def close(self) -> None:
         """See `Center.close`."""
         self._segment.close()
-        self._stripes, self._local_states, self.states, self._rounds = [], [], [], None
+        self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
         self._holders = np.empty(0, dtype=_HOLDER)
 
     def _visit(

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from platoon_base.checkpoints.files import About, CheckpointFolder
 from platoon_base.checkpoints.writer import Saving, Tally
-from platoon_base.cli.log_folder import log_file
-from platoon_base.compat.theano_flags import worker_flags
 from platoon_base.controller.controller import Result
 from platoon_base.controller.preload import modules_to_preload
-from platoon_base.controller.program import Program, Start, python_main
+from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions, host_job
-from platoon_base.system.environment import DEVICE, NO_FORK_SERVER
+from platoon_base.job.starting import log_file, worker_environment, worker_starts
+from platoon_base.system.environment import NO_FORK_SERVER
 from platoon_base.system.limits import require_room
 
 __all__ = [
@@ -36,7 +34,6 @@ __all__ = [
 log = logging.getLogger(__name__)
 
 CENTERS = ("auto", "host", "device")
-_KERNEL_CACHE = "GPUARRAY_CACHE_PATH"
 
 
 def require_runnable(program: Program, devices: Sequence[str]) -> None:
@@ -100,32 +97,6 @@ def choose_center(wanted: str, devices: Sequence[str]) -> str:
     return "host" if reason else "device"
 
 
-def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of one worker.
-
-    Variables that the user has set stay. Besides the device, it limits the threads of each worker, so that all workers
-    together use no more threads than there are cores.
-    """
-    environment = dict(base)
-    environment[DEVICE] = device
-    environment.setdefault("PYTHONUNBUFFERED", "1")
-    threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        environment.setdefault(name, threads)
-    if device != "cpu":
-        environment.setdefault(_KERNEL_CACHE, str(Path.home() / ".cache" / "platoon" / "gpuarray"))
-    environment["THEANO_FLAGS"] = worker_flags(device, environment)
-    return environment
-
-
-def _make_kernel_caches(environments: Sequence[Mapping[str, str]]) -> None:
-    """Make the folders in which libgpuarray keeps compiled kernels: it does not make them itself."""
-    caches = (_KERNEL_CACHE, "POCL_CACHE_DIR")
-    for folder in {environment[name] for environment in environments for name in caches if environment.get(name)}:
-        with contextlib.suppress(OSError):  # then kernels are compiled anew in each process
-            Path(folder).mkdir(parents=True, exist_ok=True)
-
-
 def launch(
     program: Program,
     args: Sequence[str],
@@ -150,7 +121,7 @@ def launch(
     signals : StopSignals, optional
         That is open already.
     """
-    starts = _starts(program, args, devices, log_folder)
+    starts = worker_starts(program, args, devices, log_folder)
     preload = _preload(program, devices)
 
     def run(options: JobOptions) -> Result:
@@ -176,17 +147,6 @@ def launch(
         log.warning("all workers are started again, restart %d of %d", restarts, max_restarts)
         newest = options.saving.folder.newest() if options.saving is not None else None
         options = options._replace(resume=newest)
-
-
-def _starts(program: Program, args: Sequence[str], devices: Sequence[str], log_folder: Path) -> list[Start]:
-    """Return how each worker is started; make the folders that it needs."""
-    command = [*python_main("platoon_base.controller.child"), *program.words, *args]
-    environments = [worker_environment(device, len(devices), os.environ) for device in devices]
-    for rank, device in enumerate(devices):
-        if device.startswith("opencl"):  # pocl's cache is not safe to share: compiled kernels were seen to crash
-            environments[rank].setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / f"pocl{rank}"))
-    _make_kernel_caches(environments)
-    return [Start(rank, command, environments[rank], log_file(log_folder, rank)) for rank in range(len(devices))]
 
 
 def _preload(program: Program, devices: Sequence[str]) -> list[str]:

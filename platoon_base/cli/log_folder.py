@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.job.starting import log_file
 from platoon_base.system.folder_lock import FolderLock
 from platoon_base.system.limits import require_room
 
@@ -24,11 +25,6 @@ def new_log_folder(title: str) -> Path:
     parent = Path("platoon_logs") / title
     require_room(parent, "logs")
     return _make(parent, datetime.datetime.now().strftime(_STAMP))
-
-
-def log_file(folder: Path, rank: int) -> Path:
-    """Return the path of one worker's log."""
-    return folder / f"rank{rank}.log"
 
 
 def _make(parent: Path, name: str) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from platoon_base.system.warn import warn_once
 
-__all__ = ["completed_flags", "flags_with_blas", "worker_flags"]
+__all__ = ["chosen_device", "completed_flags", "flags_with_blas", "worker_flags"]
 
 _WHERE_COMPILED = ("base_compiledir", "compiledir")
 
@@ -29,6 +29,11 @@ def worker_flags(device: str, environment: Mapping[str, str]) -> str:
         With the user's ``THEANO_FLAGS`` and ``THEANORC``, if any.
     """
     return _with_device(_Options(environment), device)
+
+
+def chosen_device(environment: Mapping[str, str]) -> str:
+    """Return the device that the user's ``THEANO_FLAGS`` name, ``"cpu"`` if they name none."""
+    return _last(environment.get("THEANO_FLAGS", ""), "device") or "cpu"
 
 
 def _with_device(options: _Options, device: str) -> str:

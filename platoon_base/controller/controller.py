@@ -198,7 +198,7 @@ class Controller:
             If the first checkpoint cannot be written.
         """
         with contextlib.nullcontext(signals) if signals is not None else StopSignals() as signals:
-            while self._children.running:
+            while self._children.running or self._awaits_some_by_hand():
                 requests, ready = self._server.wait(self._sleep_s(), [signals.fd, *self._children.fds])
                 now = time.monotonic()
                 for received in requests:
@@ -243,9 +243,18 @@ class Controller:
             self._job_state.stop(self._signal.name)
             self._children.stop(self._grace_s)
 
+    def _awaits_some_by_hand(self) -> bool:
+        """Tell whether workers that the user starts by hand are still to come, though none runs at the moment."""
+        roster = self._coordinator.roster
+        if not roster.by_hand or self._children.stopping:
+            return False
+        return not self._exits or (bool(roster.expected) and not any(ended.status for ended in self._exits))
+
     def _adopt_late_joiners(self) -> None:
-        for late in list(self._coordinator.roster.values()):
-            if late.launched or not late.phase.present or late.rank in self._children.running:
+        roster = self._coordinator.roster
+        for late in list(roster.values()):
+            started_here = late.launched and not roster.by_hand
+            if started_here or not late.phase.present or late.rank in self._children.running:
                 continue
             self._adopted.add(late.rank)
             self._children.adopt(

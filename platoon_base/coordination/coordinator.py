@@ -31,6 +31,8 @@ class Coordinator:
         Number of workers that the launcher starts: ranks 0 .. size - 1.
     seed : int
         Common to all workers.
+    by_hand : bool
+        Whether the user starts the workers, see `Roster`.
 
     Attributes
     ----------
@@ -41,8 +43,8 @@ class Coordinator:
         Whether the workers need each other, so that one that comes again alone has no part.
     """
 
-    def __init__(self, size: int, seed: int = 0) -> None:
-        self.roster = Roster(size, seed)
+    def __init__(self, size: int, seed: int = 0, by_hand: bool = False) -> None:
+        self.roster = Roster(size, seed, by_hand)
         self.cooperated: set[int] = set()
         self.bound = False
         self._rounds = 0

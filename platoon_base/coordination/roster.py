@@ -76,11 +76,15 @@ class Roster(Mapping[int, Participant]):
         Number of workers that the launcher starts: ranks 0 .. size - 1.
     seed : int
         Common to all workers.
+    by_hand : bool
+        Whether the user starts the workers: processes that come without a rank take those of the launched workers
+        first, and ``size`` may be 0 for an unknown number.
     """
 
-    def __init__(self, size: int, seed: int) -> None:
+    def __init__(self, size: int, seed: int, by_hand: bool = False) -> None:
         self.size = size
         self.seed = seed
+        self.by_hand = by_hand
         self._participants = {rank: Participant(rank, launched=True, in_step=True) for rank in range(size)}
         self._by_peer: dict[bytes, Participant] = {}
         self._living: int | None = None  # counted when it is asked for, since the controller asks after each request
@@ -105,6 +109,11 @@ class Roster(Mapping[int, Participant]):
         if self._living is None:
             self._living = sum(not participant.phase.gone for participant in self._participants.values())
         return self._living
+
+    @property
+    def expected(self) -> list[int]:
+        """Ranks whose workers have not come yet."""
+        return [rank for rank, participant in self._participants.items() if participant.phase is Phase.EXPECTED]
 
     @property
     def late(self) -> set[int]:
@@ -153,6 +162,9 @@ class Roster(Mapping[int, Participant]):
         return self._welcome(participant)
 
     def _free_rank(self) -> int | None:
+        if self.by_hand:
+            for rank in self.expected:
+                return rank
         return next((rank for rank in range(self.size, MAX_WORKERS) if rank not in self), None)
 
     def _welcome(self, participant: Participant) -> msg.Welcome:

@@ -20,7 +20,7 @@ import msgspec
 from platoon_base.channels.keys import Keys
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned, in_use
-from platoon_base.system.environment import NAMESPACE
+from platoon_base.system.environment import JOB, NAMESPACE
 from platoon_base.system.folder_lock import FolderLock, is_locked
 from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_own
@@ -147,6 +147,34 @@ class JobFiles(msgspec.Struct, frozen=True):
             if job in (files.job, files.folder):
                 return files
         raise ConfigurationError(f"there is no running job {job!r}: `platoon jobs` lists them")
+
+    @classmethod
+    def at_port(cls, port: int) -> JobFiles:
+        """Find the running job whose controller listens at a TCP port of this host.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none of this user, or more than one, as in several network namespaces.
+        """
+        found = [files for files in running() if files.port == port]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            jobs = ", ".join(files.folder for files in found)
+            raise ConfigurationError(f"several jobs listen at port {port}: name one of them in {JOB}: {jobs}")
+        others = sorted(files.port for files in running() if files.port)
+        there = f"controllers listen at {', '.join(map(str, others))}" if others else "no controller of yours runs here"
+        raise ConfigurationError(
+            f"there is no controller at port {port} of this host, {there}: start the controller first, as the same "
+            f"user and with the same TMPDIR (jobs are in {Path(tempfile.gettempdir(), _mine())}), and give its port"
+        )
+
+    @property
+    def port(self) -> int:
+        """The TCP port of the controller; 0 if it listens at a Unix socket."""
+        digits = self.endpoint.rpartition(":")[2]
+        return int(digits) if self.endpoint.startswith("tcp://") and digits.isdigit() else 0
 
     def remove(self) -> None:
         """Remove everything of this job that has a name."""

@@ -62,6 +62,9 @@ class JobOptions(NamedTuple):
         to those who have the job's CURVE keys, which are in its folder.
     grace_s : float
         How long workers have to end after a signal to this process before they are made to.
+    by_hand : bool
+        Whether the user starts the workers, each with its own command, at any time. The job ends when all that came
+        have ended, and all that were to come have come or one of them has failed.
     """
 
     seed: int = 0
@@ -76,6 +79,7 @@ class JobOptions(NamedTuple):
     resume: tuple[Path, About] | None = None
     listen: str = ""
     grace_s: float = GRACE_S
+    by_hand: bool = False
 
 
 _DEFAULT = JobOptions()
@@ -90,7 +94,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     Parameters
     ----------
     size : int
-        Number of workers.
+        Number of workers; 0 if they are started by hand, and nobody knows how many will come.
     options : JobOptions
 
     Raises
@@ -98,7 +102,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     ConfigurationError
         If there are too many workers, the seed is out of range, or the system does not let so many files be open.
     """
-    if not 1 <= size <= MAX_WORKERS:
+    if not (0 if options.by_hand else 1) <= size <= MAX_WORKERS:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
     if not 0 <= options.seed < 2**63:
         raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
@@ -112,7 +116,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         segment.try_lock(CONTROLLER_LOCK)
         job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=True)
         stack.callback(job_state.let_go)
-        coordinator = Coordinator(size, options.seed) if about is None else _resumed(about, size)
+        coordinator = Coordinator(size, options.seed, options.by_hand) if about is None else _resumed(about, size)
         for rank, participant in coordinator.roster.items():
             job_state.start_row(rank, participant.resume_at)
         server_keys, keys = new_keys() if options.listen else (None, None)

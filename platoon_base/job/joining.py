@@ -6,12 +6,14 @@ import atexit
 import contextlib
 import os
 import socket
+import time
 
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.client import ControlClient
 from platoon_base.checkpoints.files import read_checkpoint
 from platoon_base.collectives.groups import Membership
 from platoon_base.coordination import messages as msg
+from platoon_base.errors import ConfigurationError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
 from platoon_base.shm.job_state import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS, JobState
@@ -24,10 +26,11 @@ from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import Connection, Identity
 from platoon_base.worker.handle import Worker
 
-__all__ = ["connect", "connected", "join", "solo"]
+__all__ = ["connect", "connect_at_port", "connected", "join", "solo"]
 
 _HELLO_TIMEOUT_S = 60.0
 _SPIN_S = 150e-6
+_APPEARS_S, _LOOK_S = 10.0, 0.1
 _DESCRIPTORS = 48  # for ZeroMQ, shared memory and the log
 _current: Worker | None = None
 _current_pid = 0
@@ -49,7 +52,6 @@ def connect() -> Worker:
     ConfigurationError
         If the job is gone, or this rank has joined already.
     """
-    global _current, _current_pid
     worker = connected()
     if worker is not None:
         return worker
@@ -60,6 +62,45 @@ def connect() -> Worker:
         worker = solo(device=device)
     else:
         worker = join(folder, rank=None if rank is None else int(rank), device=device)
+    return _keep(worker)
+
+
+def connect_at_port(port: int, timeout_s: float, device: str = "cpu") -> Worker:
+    """Join the job of this user whose controller listens at a TCP port of this host, as `connect` joins one.
+
+    Parameters
+    ----------
+    port : int
+    timeout_s : float
+        Bound on the wait for the controller's welcome: it serves later than it listens.
+    device : str
+        What this worker computes on.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such job, or this process has joined another.
+    """
+    if connected() is not None:
+        raise ConfigurationError("this process has joined a job already: a process is one worker of one job")
+    files = _find_at_port(port, time.monotonic() + min(timeout_s, _APPEARS_S))
+    return _keep(join(files.folder, device=device, timeout_s=timeout_s))
+
+
+def _find_at_port(port: int, deadline: float) -> JobFiles:
+    """Find the job at a port; the controller may have been started at the same time."""
+    while True:
+        try:
+            return JobFiles.at_port(port)
+        except ConfigurationError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(_LOOK_S)
+
+
+def _keep(worker: Worker) -> Worker:
+    """Make this the handle that `connected` gives, closed at the end of the process."""
+    global _current, _current_pid
     _current, _current_pid = worker, os.getpid()
     atexit.register(worker.close)
     return worker
@@ -80,7 +121,7 @@ def solo(seed: int = 0, device: str = "cpu") -> Worker:
     return Worker(Connection(identity, channel, job_state, nobody_to_keep_out))
 
 
-def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
+def join(folder: str, rank: int | None = None, device: str = "cpu", timeout_s: float = _HELLO_TIMEOUT_S) -> Worker:
     """Join a job by its folder.
 
     Parameters
@@ -90,6 +131,8 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         The rank that the launcher gave; None to join late, with a new rank.
     device : str
         What this worker computes on.
+    timeout_s : float
+        Bound on the wait for the controller's welcome.
     """
     files = JobFiles.read(folder)
     require_descriptors(_DESCRIPTORS)
@@ -100,7 +143,7 @@ def join(folder: str, rank: int | None = None, device: str = "cpu") -> Worker:
         undo.callback(channel.close)
         job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
         undo.callback(job_state.let_go)
-        identity = _say_hello(channel, rank, device)
+        identity = _say_hello(channel, rank, device, timeout_s)
         job_state.start_row(identity.rank, identity.resume_at)
         segment.try_lock(WORKER_LOCKS + identity.rank)
         if identity.local_size < len(os.sched_getaffinity(0)):
@@ -146,7 +189,7 @@ def _connection(
     )
 
 
-def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Identity:
+def _say_hello(channel: ClientChannel, rank: int | None, device: str, timeout_s: float = _HELLO_TIMEOUT_S) -> Identity:
     """Introduce this process to the controller, which answers with the worker's identity."""
     hello = msg.Hello(
         protocol=msg.PROTOCOL,
@@ -156,7 +199,7 @@ def _say_hello(channel: ClientChannel, rank: int | None, device: str) -> Identit
         device=device,
         rank=rank,
     )
-    reply = ControlClient(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, _HELLO_TIMEOUT_S)
+    reply = ControlClient(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, timeout_s)
     return Identity(
         reply.rank,
         reply.size,

@@ -20,11 +20,10 @@ from theano import tensor
 
 from platoon_base import rules
 from platoon_base.errors import ConfigurationError, PlatoonWarning
-from platoon_base.job.joining import connect
 from platoon_base.parameters import Parameters
+from platoon_base.platoon_api.handles import handle_of
 from platoon_base.rules.synchronous import require_alike
 from platoon_base.theano_ops import all_reduce
-from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import require_same_layout, start_together
 
 __all__ = ["EASGD", "SGD", "AverageSGD", "Downpour", "GlobalDynamics", "SumSGD"]
@@ -45,8 +44,8 @@ class GlobalDynamics:
         The function that a call calls; None before `register_fn`.
     """
 
-    def __init__(self, worker: Worker | None = None) -> None:
-        self.worker = connect() if worker is None else worker
+    def __init__(self, worker: Any = None) -> None:
+        self.worker = handle_of(worker)
         self.function: Callable[[], Any] | None = None
 
     def make_rule(self, *args: Any) -> None:
@@ -97,7 +96,7 @@ class SGD(GlobalDynamics):
         The default is ``connect()``.
     """
 
-    def __init__(self, average: bool = False, worker: Worker | None = None) -> None:
+    def __init__(self, average: bool = False, worker: Any = None) -> None:
         super().__init__(worker)
         self.average = average
 
@@ -126,14 +125,14 @@ class SGD(GlobalDynamics):
 class SumSGD(SGD):
     """`SGD` by sums."""
 
-    def __init__(self, worker: Worker | None = None) -> None:
+    def __init__(self, worker: Any = None) -> None:
         super().__init__(average=False, worker=worker)
 
 
 class AverageSGD(SGD):
     """`SGD` by means."""
 
-    def __init__(self, worker: Worker | None = None) -> None:
+    def __init__(self, worker: Any = None) -> None:
         super().__init__(average=True, worker=worker)
 
 
@@ -222,7 +221,7 @@ class Downpour(GlobalDynamics):
         The default is ``connect()``.
     """
 
-    def __init__(self, average: bool = False, worker: Worker | None = None) -> None:
+    def __init__(self, average: bool = False, worker: Any = None) -> None:
         super().__init__(worker)
         self.average = average
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.platoon_api.handles import handle_of
 from platoon_base.theano_ops.reductions import all_reduce
-from platoon_base.worker.handle import Worker
 
 __all__ = ["AllReduceMax", "AllReduceMin", "AllReduceProd", "AllReduceSum"]
 
 
-def AllReduceSum(src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None) -> Any:  # noqa: N802
+def AllReduceSum(src: Any, dest: Any = None, inplace: bool = False, worker: Any = None) -> Any:  # noqa: N802
     """Sum a variable over all workers.
 
     Parameters
@@ -40,23 +40,23 @@ def AllReduceSum(src: Any, dest: Any = None, inplace: bool = False, worker: Work
     return _all_reduce(src, "sum", dest, inplace, worker)
 
 
-def AllReduceProd(src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None) -> Any:  # noqa: N802
+def AllReduceProd(src: Any, dest: Any = None, inplace: bool = False, worker: Any = None) -> Any:  # noqa: N802
     """Multiply a variable over all workers; see `AllReduceSum`."""
     return _all_reduce(src, "prod", dest, inplace, worker)
 
 
-def AllReduceMax(src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None) -> Any:  # noqa: N802
+def AllReduceMax(src: Any, dest: Any = None, inplace: bool = False, worker: Any = None) -> Any:  # noqa: N802
     """Take the maximum of a variable over all workers; see `AllReduceSum`."""
     return _all_reduce(src, "max", dest, inplace, worker)
 
 
-def AllReduceMin(src: Any, dest: Any = None, inplace: bool = False, worker: Worker | None = None) -> Any:  # noqa: N802
+def AllReduceMin(src: Any, dest: Any = None, inplace: bool = False, worker: Any = None) -> Any:  # noqa: N802
     """Take the minimum of a variable over all workers; see `AllReduceSum`."""
     return _all_reduce(src, "min", dest, inplace, worker)
 
 
-def _all_reduce(src: Any, op: str, dest: Any, inplace: bool, worker: Worker | None) -> Any:
-    (result,) = all_reduce(src, op=op, worker=worker, inplace=inplace)
+def _all_reduce(src: Any, op: str, dest: Any, inplace: bool, worker: Any) -> Any:
+    (result,) = all_reduce(src, op=op, worker=handle_of(worker), inplace=inplace)
     if dest is not None and (dest.dtype, dest.ndim) != (src.dtype, src.ndim):
         raise ConfigurationError(
             f"got dest of type {dest.type} for src of type {src.type}: the result is like src; cast dest, or "

@@ -6,6 +6,7 @@ __all__ = [
     "DEVICE",
     "EVERY_N_BATCHES",
     "JOB",
+    "LISTEN",
     "MAX_WORKERS",
     "NAMESPACE",
     "NO_FORK_SERVER",
@@ -24,6 +25,7 @@ JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
 # Set by users.
 TIMEOUT_S = "PLATOON_TIMEOUT_S"
 RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # where the script names none
+LISTEN = "PLATOON_LISTEN"  # the address at which controllers of platoon_api listen, if not on the loopback
 NAMESPACE = "PLATOON_NAMESPACE"  # jobs of another one are neither seen nor removed: for tests beside real jobs
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
 

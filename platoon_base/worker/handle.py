@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from platoon_base.channels.array_sums import Summed, sum_arrays
@@ -223,6 +223,44 @@ class Worker:
         """
         self._require_shared().copy_to_global(timeout_s)
         self._connection.progress.mark_all_synced()
+
+    @property
+    def center_arrays(self) -> list[Any]:
+        """The center's memory on this host, one ndarray for each parameter: look at it, change it by other calls."""
+        return self._require_shared().center_arrays()
+
+    def update_center(
+        self,
+        update: Callable[[list[Any]], object],
+        *,
+        synchronous: bool = True,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """Let a function of the user's own change the center, in place of a rule.
+
+        For rules that look at several parameters at once. Others are better written as a `Rule`: that runs stripe by
+        stripe, in many workers at a time. All workers of a job synchronize by the same means.
+
+        Parameters
+        ----------
+        update : callable
+            Gets a copy of the center, one ndarray for each parameter, and changes it in place. If it raises, or a value
+            is not finite afterwards, the center stays as it was.
+        synchronous : bool
+            Hold the job's advisory lock meanwhile, see `lock`. False may lose simultaneous updates.
+        timeout_s : float
+            Bound on the wait for the lock.
+
+        Raises
+        ------
+        NonFiniteError
+            If a value would not be finite.
+        ConfigurationError
+            If the center is not on the host.
+        """
+        shared = self._require_shared()
+        self._connection.require_controller()
+        shared.update_center(update, synchronous, timeout_s)
 
     @contextlib.contextmanager
     def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:

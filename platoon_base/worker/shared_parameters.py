@@ -163,6 +163,39 @@ class SharedParameters:
                 if array is not values:
                     assign(array, values)
 
+    def center_arrays(self) -> list[Array]:
+        """Return the center's memory; see `Worker.center_arrays`."""
+        values = getattr(self.center, "values", None)
+        if values is None:
+            where = "there is none in a job of one" if self.center is None else "it is on devices; use --center host"
+            raise ConfigurationError(f"the center has no memory on the host to look at: {where}")
+        return list(values)
+
+    def update_center(self, update: Callable[[list[Array]], object], synchronous: bool, timeout_s: float) -> None:
+        """Let a function change the center; see `Worker.update_center`."""
+        values, lock = self.center_arrays(), self._connection.lock
+        with self._turns.take("update_center", timeout_s) as left_s:
+            began = time.perf_counter()
+            if synchronous:
+                lock.acquire(left_s)
+            try:
+                new = [value.copy() for value in values]  # an update that fails leaves the center as it was
+                update(new)
+                self._require_layout(new)
+                for spec, array in zip(self.parameters.layout.specs, new):
+                    if not np.isfinite(array).all():
+                        raise NonFiniteError(
+                            f"rank {self._rank}, step {self._progress.steps}: {spec.name} of the center would hold a "
+                            "NaN or an infinity, so the center stays as it was. Lower the learning rate, clip "
+                            "gradients, or take the center over (copy_to_local)"
+                        )
+                for value, array in zip(values, new):
+                    np.copyto(value, array)
+            finally:
+                if synchronous:
+                    lock.release()
+            self._progress.count_sync(began, True)
+
     def _rule_now(self) -> Rule:
         """Return the rule for as many workers as live now."""
         living = max(_FEWEST, self._connection.job_state.living)

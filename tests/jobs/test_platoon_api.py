@@ -12,10 +12,10 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 
 import theano.tensor as T
 
-from platoon_base import platoon_api, rules
+from platoon_base import platoon_api
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.job import solo
-from platoon_base.platoon_api import global_dynamics, ops
+from platoon_base.platoon_api import global_dynamics, ops, param_sync
 
 pytestmark = pytest.mark.theano
 
@@ -277,4 +277,4 @@ def test_what_cannot_work_is_refused(worker, make, complaint):
 
 
 def test_the_rules_of_the_center_have_their_old_names():
-    assert (platoon_api.EASGD, platoon_api.ASGD) == (rules.EASGD, rules.ASGD)
+    assert (platoon_api.EASGD, platoon_api.ASGD) == (param_sync.EASGD, param_sync.ASGD)

@@ -1,0 +1,72 @@
+"""How the workers of a program are started: their commands, environments, logs and folders of compiled kernels."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from platoon_base.compat.theano_flags import worker_flags
+from platoon_base.controller.program import Program, Start, python_main
+from platoon_base.system.environment import DEVICE
+
+__all__ = ["log_file", "worker_environment", "worker_starts"]
+
+_KERNEL_CACHE = "GPUARRAY_CACHE_PATH"
+
+
+def log_file(folder: Path, rank: int) -> Path:
+    """Return the path of one worker's log."""
+    return folder / f"rank{rank}.log"
+
+
+def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of one worker.
+
+    Variables that the user has set stay. Besides the device, it limits the threads of each worker, so that all workers
+    together use no more threads than there are cores.
+    """
+    environment = dict(base)
+    environment[DEVICE] = device
+    environment.setdefault("PYTHONUNBUFFERED", "1")
+    threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
+    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        environment.setdefault(name, threads)
+    if device != "cpu":
+        environment.setdefault(_KERNEL_CACHE, str(Path.home() / ".cache" / "platoon" / "gpuarray"))
+    environment["THEANO_FLAGS"] = worker_flags(device, environment)
+    return environment
+
+
+def worker_starts(
+    program: Program, args: Sequence[str], devices: Sequence[str], log_folder: Path | None
+) -> list[Start]:
+    """Return how each worker is started; make the folders that it needs.
+
+    Parameters
+    ----------
+    program : Program
+    args : sequence of str
+        Passed on to it.
+    devices : sequence of str
+        One for each worker.
+    log_folder : Path or None
+        Where the workers' output goes; None for this process's own.
+    """
+    command = [*python_main("platoon_base.controller.child"), *program.words, *args]
+    environments = [worker_environment(device, len(devices), os.environ) for device in devices]
+    for rank, device in enumerate(devices):
+        if device.startswith("opencl"):  # pocl's cache is not safe to share: compiled kernels were seen to crash
+            environments[rank].setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / f"pocl{rank}"))
+    _make_kernel_caches(environments)
+    logs = [None if log_folder is None else log_file(log_folder, rank) for rank in range(len(devices))]
+    return [Start(rank, command, environments[rank], logs[rank]) for rank in range(len(devices))]
+
+
+def _make_kernel_caches(environments: Sequence[Mapping[str, str]]) -> None:
+    """Make the folders in which libgpuarray keeps compiled kernels: it does not make them itself."""
+    caches = (_KERNEL_CACHE, "POCL_CACHE_DIR")
+    for folder in {environment[name] for environment in environments for name in caches if environment.get(name)}:
+        with contextlib.suppress(OSError):  # then kernels are compiled anew in each process
+            Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,247 @@
+"""The original's controller: it answers the workers' requests, and may start the workers."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import contextlib
+import inspect
+import logging
+import shlex
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from platoon_base.controller.program import Program
+from platoon_base.devices.discovery import choose_devices, require_devices
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.job.hosting import Job, JobOptions, host_job
+from platoon_base.job.starting import worker_starts
+from platoon_base.platoon_api.json_text import from_json, to_json
+from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, address_at, port_arguments
+
+__all__ = ["Controller"]
+
+log = logging.getLogger(__name__)
+
+_OWN_ERROR = 2  # the status of a controller that failed itself
+
+
+class Controller:
+    """Serves one job, under the names of the original Platoon.
+
+    Override `handle_control`, construct it, call `serve`. From the construction on workers find it; `serve` answers
+    them.
+
+    Parameters
+    ----------
+    control_port : int or None
+        TCP port, on the loopback unless ``PLATOON_LISTEN`` names an address. None for no port, or for `init_control`.
+    data_port : int, optional
+        See `init_data`.
+    data_hwm : int
+        Mini-batches that may wait.
+    devices : list of str, optional
+        One for each worker. Of workers that are started by hand it tells how many will come, which `Worker.all_reduce`
+        must know.
+    experiment_name : str
+        Start ``<experiment_name>_worker.py`` once for each device. Empty if workers are started by hand.
+    log_directory : str
+        Where the output of the workers goes that are started here; empty for this process's own.
+    worker_args : str or list of str
+        Their arguments.
+    multi : bool
+        Several hosts, which is refused.
+
+    Raises
+    ------
+    ConfigurationError
+        If the port is taken, or something in the arguments cannot work.
+    """
+
+    def __init__(
+        self,
+        control_port: int | None = CONTROL_PORT,
+        data_port: int | None = None,
+        data_hwm: int = DATA_HWM,
+        devices: Sequence[str] | None = None,
+        experiment_name: str = "",
+        log_directory: str = "",
+        worker_args: str | Sequence[str] = "",
+        multi: bool = False,
+    ) -> None:
+        if multi:
+            raise ConfigurationError(
+                "got multi=True (--multi): a job runs on one host; leave it out, and start one job on each host"
+            )
+        self._experiment = experiment_name
+        self._devices = list(devices or ())
+        self._log_folder = Path(log_directory) if log_directory else None
+        self._worker_args = shlex.split(worker_args) if isinstance(worker_args, str) else list(worker_args)
+        self._open = contextlib.ExitStack()
+        self._job: Job | None = None
+        if experiment_name:
+            self._devices = self.get_workers_devices(devices)
+            self._program.require()
+            require_devices(self._devices)
+        if control_port is not None:
+            self.init_control(control_port)
+        elif experiment_name:
+            self._listen("")
+
+    @property
+    def _program(self) -> Program:
+        return Program(f"{self._experiment}_worker.py")
+
+    def init_control(self, port: int) -> None:
+        """Listen at a port, from now on; a second call listens elsewhere.
+
+        Raises
+        ------
+        ConfigurationError
+            If the port is taken.
+        """
+        address = address_at(port)
+        if self._job is not None and self._job.files.port == port:
+            return
+        self._close()
+        try:
+            self._listen(address)
+        except ConfigurationError as exc:
+            if not self._experiment:
+                raise ConfigurationError(
+                    f"{exc}. Workers have to be given the same port (--control-port); `platoon jobs` lists your jobs"
+                ) from exc
+            # Workers that are started here do not need the port.
+            log.warning("port %d is taken (%s): no worker can be added to this job by hand", port, exc)
+            self._listen("")
+
+    def _listen(self, address: str) -> None:
+        options = JobOptions(handler=self._answer, listen=address, by_hand=not self._experiment)
+        self._job = self._open.enter_context(host_job(len(self._devices), options))
+        atexit.register(self._close)
+
+    def _close(self) -> None:
+        """End the job, if it is open; nothing of it is left."""
+        self._job = None
+        self._open.close()
+        atexit.unregister(self._close)
+
+    # Serving.
+
+    def serve(self) -> int:
+        """Serve until all workers have ended.
+
+        Workers that are started by hand may come at any time: the job ends when all that came have ended, and all
+        ``devices`` have had one or a worker has failed. A worker that fails does not end the others.
+
+        Returns
+        -------
+        int
+            0; the exit status of the worker that failed, 1 for one started by hand; 128 + n after signal n; or 2 for
+            an error of the controller itself, which is in its log.
+        """
+        try:
+            job = self._require_open()
+            self._arguments_of_handler()
+            self._start_workers(job)
+            return job.serve().status
+        except (PlatoonError, OSError) as exc:
+            log.error("the controller has ended: %s", exc)
+            return _OWN_ERROR
+        finally:
+            self._close()
+
+    def _require_open(self) -> Job:
+        if self._job is None:
+            raise ConfigurationError(
+                "this controller listens nowhere: call init_control(port) before serve(); it serves one job, so make "
+                "another one for the next"
+            )
+        return self._job
+
+    def _start_workers(self, job: Job) -> None:
+        if not self._experiment:
+            return
+        if self._log_folder is not None:
+            self._log_folder.mkdir(parents=True, exist_ok=True)
+        for start in worker_starts(self._program, self._worker_args, self._devices, self._log_folder):
+            job.start(*start)
+
+    def handle_control(self, req: Any, worker_id: int, req_info: Any) -> Any:
+        """Answer a request; override it.
+
+        An exception in it is an error of the worker that has asked, and the job goes on.
+
+        Parameters
+        ----------
+        req : str, or other plain data
+        worker_id : int
+            Rank of the worker.
+        req_info : plain data
+
+        Returns
+        -------
+        plain data: None, bool, int, float, str, list, dict
+        """
+        raise ConfigurationError(
+            f"got request {req!r}, but this controller answers none: override handle_control in a subclass"
+        )
+
+    def _answer(self, name: str, rank: int, info: Any) -> str:
+        request = from_json(info)
+        if not (isinstance(request, list) and len(request) == 2):
+            raise ConfigurationError(f"got {request!r} as request {name!r}: send it by the worker's send_req")
+        req, req_info = request
+        answer = self.handle_control(*(req, rank, req_info)[: self._arguments_of_handler()])
+        return to_json(answer, f"an answer of handle_control to {name!r}")
+
+    def _arguments_of_handler(self) -> int:
+        """Return how many arguments `handle_control` takes: 3, or 2 without the information, as scripts of 2015 do."""
+        signature = inspect.signature(self.handle_control)
+        for count in (3, 2):
+            with contextlib.suppress(TypeError):
+                signature.bind(*range(count))
+                return count
+        raise ConfigurationError(
+            f"got {type(self).__name__}.handle_control{signature}: it is called as handle_control(req, worker_id, "
+            "req_info); give it these arguments"
+        )
+
+    def worker_is_done(self, worker_id: int) -> None:
+        """Do nothing: the controller sees by itself which workers have ended. Deprecated."""
+        warnings.warn(
+            "worker_is_done has no effect: the controller sees which workers have ended; leave it out",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+
+    # The command line.
+
+    @staticmethod
+    def default_parser() -> argparse.ArgumentParser:
+        """Return a parser of a controller's arguments, to add one's own to."""
+        parser = argparse.ArgumentParser(description="A controller.")
+        parser.add_argument("experiment_name", nargs="?", default="", help="Start EXPERIMENT_NAME_worker.py.")
+        parser.add_argument("log_directory", nargs="?", default="", help="Folder for the workers' logs.")
+        hosts = parser.add_mutually_exclusive_group()
+        hosts.add_argument("--single", dest="multi", action="store_false", default=False, help="One host.  [default]")
+        hosts.add_argument("--multi", dest="multi", action="store_true", help="Several hosts, which is refused.")
+        parser.add_argument("-D", "--devices", nargs="*", metavar="DEV", help="One worker for each device.  [all GPUs]")
+        parser.add_argument(
+            "-w", "--workers-args", dest="worker_args", default="", metavar="ARGS", help="Arguments of the workers."
+        )
+        add_port_options(parser)
+        return parser
+
+    @staticmethod
+    def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
+        """Return the arguments of the constructor that `default_parser` has read."""
+        names = ("devices", "experiment_name", "log_directory", "worker_args", "multi")
+        return {**port_arguments(args), **{name: getattr(args, name) for name in names}}
+
+    @staticmethod
+    def get_workers_devices(devices: Sequence[str] | None = None) -> list[str]:
+        """Return the device of each worker: those named, or by default every GPU, else a worker for each core."""
+        return choose_devices(None, [name for word in devices or () for name in word.split(",") if name]).devices

@@ -1,0 +1,253 @@
+"""The original's worker: its calls, on the handle of `platoon_base.connect`."""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import os
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+from platoon_base.compat.theano_flags import chosen_device
+from platoon_base.errors import ConfigurationError, PlatoonWarning
+from platoon_base.job.joining import connect, connect_at_port
+from platoon_base.platoon_api.json_text import from_json, to_json
+from platoon_base.platoon_api.param_sync import ParamSyncRule, is_user_defined
+from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments
+from platoon_base.system.environment import DEVICE, JOB
+from platoon_base.worker.handle import Worker as Handle
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+
+__all__ = ["Worker"]
+
+
+class Worker:
+    """One worker of a job, under the names of the original Platoon.
+
+    A process is one worker: constructing a second one warns, and gives the first one again. Workers that a launcher has
+    started join its job, and the port does not matter. Others join the job of this user whose controller listens at
+    that port of this host.
+
+    Parameters
+    ----------
+    control_port : int
+    data_port : int, optional
+        Of the controller's mini-batches, see `init_mb_sock`.
+    socket_timeout : float
+        Milliseconds to wait for the controller's answers.
+    data_hwm : int
+        Mini-batches that may wait here.
+
+    Attributes
+    ----------
+    handle : platoon_base.worker.Worker
+        The handle behind, which has more calls.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no controller at the port.
+    """
+
+    _current: ClassVar[Worker | None] = None
+    handle: Handle
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Worker:
+        """Return the worker that this process is already, if there is one."""
+        current = Worker._current
+        if current is None or current.handle.closed or current._pid != os.getpid():
+            return super().__new__(cls)
+        warnings.warn(
+            "this process is a worker already: the second Worker is the first one, with its ports",
+            PlatoonWarning,
+            stacklevel=2,
+        )
+        return current
+
+    def __init__(
+        self,
+        control_port: int = CONTROL_PORT,
+        data_port: int | None = None,
+        socket_timeout: float = 300000,
+        data_hwm: int = DATA_HWM,
+    ) -> None:
+        if Worker._current is self:
+            return
+        self._pid = os.getpid()
+        self._timeout_s = _seconds(socket_timeout)
+        self._params: list[Any] = []
+        self._update: Callable[[list[Any]], object] | None = None
+        if os.environ.get(JOB):
+            self.handle = connect()
+        else:
+            device = os.environ.get(DEVICE) or chosen_device(os.environ)
+            self.handle = connect_at_port(control_port, self._timeout_s, device)
+        Worker._current = self
+        atexit.register(self._end_of_script)
+
+    # The job.
+
+    @property
+    def local_size(self) -> int:
+        """Number of workers on this host."""
+        return self.handle.local_size
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this worker among those of this host."""
+        return self.handle.local_rank
+
+    @property
+    def global_size(self) -> int:
+        """Number of workers of the job; of those that had come, where nobody told the controller how many will."""
+        return self.handle.global_size
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this worker."""
+        return self.handle.global_rank
+
+    def send_req(self, req: Any, info: Any = None) -> Any:
+        """Ask the controller's `handle_control`, and return its answer.
+
+        Parameters
+        ----------
+        req : str, or other plain data
+            Names that begin with ``platoon-`` are reserved.
+        info : plain data: None, bool, int, float, str, list, dict
+
+        Raises
+        ------
+        ConfigurationError
+            If JSON cannot carry the request.
+        ProtocolError
+            If `handle_control` raised something; the controller's log has the traceback.
+        """
+        name = req if isinstance(req, str) else type(req).__name__
+        text = to_json([req, info], f"a request {name!r}")
+        return from_json(self.handle.send_req(name, text, timeout_s=self._timeout_s))
+
+    def lock(self, timeout: float | None = None) -> None:
+        """Take the job's advisory lock; ``timeout`` in seconds, 0 tries once, and the default is 300."""
+        self.handle.lock(timeout_s=DEFAULT_TIMEOUT_S if timeout is None else timeout)
+
+    def unlock(self) -> None:
+        """Free the job's advisory lock."""
+        self.handle.unlock()
+
+    # Parameters and their center.
+
+    def init_shared_params(self, params: Sequence[Any], param_sync_rule: Any, cleanup: bool = False) -> None:
+        """Share parameters: the first worker's values become the center, the others take them over.
+
+        Parameters
+        ----------
+        params : list of Theano shared variable
+        param_sync_rule : ParamSyncRule, or a rule of `platoon_base.rules`
+        cleanup : bool
+            Ignored. The first version's first worker removes what an earlier job has left; here nothing is left.
+
+        Raises
+        ------
+        ConfigurationError
+            If the methods of a user-defined rule take other arguments than `ParamSyncRule` says.
+        """
+        params = list(params)
+        update = None
+        if is_user_defined(param_sync_rule):
+            rule: ParamSyncRule = param_sync_rule
+            rule.require_signatures()
+            update = rule.make_update_function(params)
+        self.handle.init_shared_params(params, param_sync_rule)
+        self._params, self._update = params, update
+
+    @property
+    def shared_params(self) -> list[Any]:
+        """The center's memory: one ndarray for each parameter."""
+        return self.handle.center_arrays
+
+    def sync_params(self, synchronous: bool = True) -> None:
+        """Apply the rule once; False without locks."""
+        if self._update is not None:
+            self.handle.update_center(self._update, synchronous=synchronous)
+        else:
+            self.handle.sync_params(synchronous)
+
+    def copy_to_local(self, synchronous: bool = True) -> None:
+        """Take the center over: parameters := center; False without locks."""
+        self._copy(self.handle.copy_to_local, synchronous)
+
+    def copy_to_global(self, synchronous: bool = True) -> None:
+        """Overwrite the center: center := parameters; False without locks."""
+        self._copy(self.handle.copy_to_global, synchronous)
+
+    def _copy(self, copy: Callable[[], None], synchronous: bool) -> None:
+        """Copy, under the lock of user-defined rules if there is one; the locks of stripes are always taken."""
+        if self._update is None or not synchronous:
+            copy()
+            return
+        self.handle.lock()
+        try:
+            copy()
+        finally:
+            self.handle.unlock()
+
+    # Arrays.
+
+    def all_reduce(self, src: Any, op: str, dest: Any = None) -> Any:
+        """Combine the arrays of all workers.
+
+        Parameters
+        ----------
+        src : GpuArray or ndarray
+        op : str
+            ``"+"``, ``"sum"``, ``"add"``, ``"*"``, ``"prod"``, ``"product"``, ``"mul"``, ``"max"``, ``"maximum"``,
+            ``"min"`` or ``"minimum"``.
+        dest : array like ``src``, optional
+
+        Returns
+        -------
+        array or None
+            A new array; None if there is a ``dest``.
+        """
+        result = self.handle.all_reduce(src, op, dest)
+        return result if dest is None else None
+
+    # The end.
+
+    def close(self) -> None:
+        """Leave the job; the others go on."""
+        self.handle.close()
+
+    def _end_of_script(self) -> None:
+        """Do not say goodbye if the script has failed: by that the controller tells a failure of a process not its own.
+
+        Python leaves the exception that ended the script in `sys.last_type`.
+        """
+        if getattr(sys, "last_type", None) is not None:
+            atexit.unregister(self.handle.close)
+
+    # The command line.
+
+    @staticmethod
+    def default_parser() -> argparse.ArgumentParser:
+        """Return a parser of a worker's options, to add one's own to."""
+        parser = argparse.ArgumentParser(description="A worker.")
+        add_port_options(parser)
+        return parser
+
+    @staticmethod
+    def default_arguments(args: argparse.Namespace) -> dict[str, Any]:
+        """Return the arguments of the constructor that `default_parser` has read."""
+        return port_arguments(args)
+
+
+def _seconds(socket_timeout: Any) -> float:
+    """Turn milliseconds into seconds."""
+    if not (isinstance(socket_timeout, (int, float)) and 0 < socket_timeout < float("inf")):
+        raise ConfigurationError(
+            f"got socket_timeout={socket_timeout!r}: it is a positive number of milliseconds, such as 300000"
+        )
+    return socket_timeout / 1000

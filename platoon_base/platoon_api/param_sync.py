@@ -1,0 +1,183 @@
+"""The original's rules between a worker's parameters and the center, and the base class of user-defined ones."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from platoon_base import rules
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules.center import State
+
+__all__ = ["ASGD", "EASGD", "ParamSyncRule", "is_user_defined"]
+
+Array = np.ndarray[Any, Any]
+_METHODS = {
+    "make_update_function": "local_params",
+    "theano_update": "local_params",
+    "update_params": "local_values, master_values",
+}
+
+
+class ParamSyncRule:
+    """Base of rules that users write: override `update_params`, or `theano_update`.
+
+    Such a rule sees all parameters at once, so it runs under one lock for the whole center. A rule whose equations are
+    element-wise is faster as a `platoon_base.rules.Rule`.
+    """
+
+    kernel: ClassVar[str | None] = None
+    local_state: ClassVar[tuple[str, ...]] = ()
+    center_state: ClassVar[tuple[str, ...]] = ()
+
+    def theano_update(self, local_params: list[Any]) -> Callable[..., Any]:
+        """Return a compiled function: the center's values in, their new values out, with updates of ``local_params``.
+
+        Parameters
+        ----------
+        local_params : list of Theano shared variable
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no theano_update: override it, or update_params")
+
+    def update_params(self, local_values: list[Array], master_values: list[Array]) -> None:
+        """Change the values of this worker and those of the center, in place.
+
+        Parameters
+        ----------
+        local_values, master_values : list of ndarray
+            One for each parameter, in the order in which they were shared.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no update_params: override it, or theano_update")
+
+    def make_update_function(self, local_params: list[Any]) -> Callable[[list[Array]], object]:
+        """Return a function of the center's values that applies the rule once.
+
+        Parameters
+        ----------
+        local_params : list of Theano shared variable
+        """
+        if _is_overridden(self, "theano_update"):
+            return _by_theano(self.theano_update(local_params), type(self).__name__)
+
+        def update(master_values: list[Array]) -> None:
+            local_values = [np.array(param.get_value()) for param in local_params]
+            self.update_params(local_values, master_values)
+            for param, value in zip(local_params, local_values):
+                param.set_value(value)
+
+        return update
+
+    def require_signatures(self) -> None:
+        """Raise `ConfigurationError` unless each method can be called as the class says."""
+        for name, arguments in _METHODS.items():
+            method = getattr(self, name)
+            try:
+                inspect.signature(method).bind(*arguments.split(", "))
+            except TypeError as exc:
+                raise ConfigurationError(
+                    f"got a rule with {type(self).__name__}.{name}{inspect.signature(method)}, which is called as "
+                    f"{name}({arguments}): {exc}; give it these arguments"
+                ) from exc
+
+    # The protocol of `platoon_base.rules.Rule`.
+
+    def resolved(self, size: int) -> ParamSyncRule:
+        """Return the rule itself: nothing in it depends on the number of workers."""
+        return self
+
+    def kernel_args(self) -> tuple[float, ...]:
+        """Return no arguments: a user-defined rule has no kernel."""
+        return ()
+
+    def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
+        """Refuse: a user-defined rule does not run element by element."""
+        raise NotImplementedError(f"{type(self).__name__} runs on all parameters at once: see make_update_function")
+
+
+class EASGD(ParamSyncRule):
+    """Elastic averaging; see `platoon_base.rules.EASGD` for the equations.
+
+    Parameters
+    ----------
+    alpha : float in (0, 1]
+        `set_alpha` changes it; the new value holds from the next synchronization on.
+    """
+
+    kernel = "easgd"
+
+    def __init__(self, alpha: float) -> None:
+        self._rule = rules.EASGD(alpha)
+
+    def get_alpha(self) -> float:
+        """Return the strength of the spring."""
+        return self.kernel_args()[0]
+
+    def set_alpha(self, alpha: float) -> None:
+        """Change the strength of the spring."""
+        self._rule = rules.EASGD(alpha)
+
+    @property
+    def alpha(self) -> float:
+        """The strength of the spring."""
+        return self.get_alpha()
+
+    @alpha.setter
+    def alpha(self, alpha: float) -> None:
+        self.set_alpha(alpha)
+
+    def kernel_args(self) -> tuple[float, ...]:
+        """Return ``(alpha,)``."""
+        return self._rule.kernel_args()
+
+    def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
+        """Apply the equations in place."""
+        self._rule.sync(local, center, local_state, center_state)
+
+    def __repr__(self) -> str:
+        return f"EASGD(alpha={self.get_alpha():g})"
+
+
+class ASGD(ParamSyncRule):
+    """Asynchronous SGD, as in Downpour; see `platoon_base.rules.ASGD` for the equations."""
+
+    kernel = "asgd"
+    local_state = ("x_old",)
+
+    def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
+        """Apply the equations in place; ``local_state = (x_old,)``."""
+        rules.ASGD().sync(local, center, local_state, center_state)
+
+    def __repr__(self) -> str:
+        return "ASGD()"
+
+
+def is_user_defined(rule: Any) -> bool:
+    """Tell whether a rule has its own `ParamSyncRule.update_params` or the like, which runs in place of a kernel."""
+    if not isinstance(rule, ParamSyncRule):
+        return False
+    return rule.kernel is None or any(_is_overridden(rule, name) for name in _METHODS)
+
+
+def _is_overridden(rule: ParamSyncRule, name: str) -> bool:
+    return getattr(type(rule), name) is not getattr(ParamSyncRule, name)
+
+
+def _by_theano(function: Callable[..., Any], name: str) -> Callable[[list[Array]], object]:
+    """Return an update that takes new values of the center from a compiled function."""
+
+    def update(master_values: list[Array]) -> None:
+        new: Any = function(*master_values)
+        values: Sequence[Any] = new if isinstance(new, (list, tuple)) else [new]
+        shapes, wanted = [np.shape(value) for value in values], [value.shape for value in master_values]
+        if shapes != wanted:
+            raise ConfigurationError(
+                f"the function of {name}.theano_update returned values of shapes {shapes}, the parameters have "
+                f"{wanted}: return the center's new values, one for each parameter, in their order"
+            )
+        for master, value in zip(master_values, values):
+            master[...] = np.asarray(value)
+
+    return update

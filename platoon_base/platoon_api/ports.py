@@ -1,0 +1,42 @@
+"""The options of both processes' command lines that name ports, and the addresses behind them."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.environment import LISTEN
+
+__all__ = ["CONTROL_PORT", "DATA_HWM", "add_port_options", "address_at", "port_arguments"]
+
+CONTROL_PORT, DATA_HWM = 5567, 10
+_LOOPBACK = "127.0.0.1"
+
+
+def add_port_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options."""
+    parser.add_argument(
+        "--control-port", type=int, default=CONTROL_PORT, help="TCP port of the controller.  [%(default)s]"
+    )
+    parser.add_argument("--data-port", type=int, default=None, help="TCP port of the controller's mini-batches.")
+    parser.add_argument("--data-hwm", type=int, default=DATA_HWM, help="Mini-batches that may wait.  [%(default)s]")
+
+
+def port_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options as arguments of the constructors."""
+    return {"control_port": args.control_port, "data_port": args.data_port, "data_hwm": args.data_hwm}
+
+
+def address_at(port: Any) -> str:
+    """Return the address to listen at: on the loopback, unless ``PLATOON_LISTEN`` names an address of this host.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no port.
+    """
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+        raise ConfigurationError(f"got port {port!r}: it is a number from 1 to 65535, such as {CONTROL_PORT}")
+    return f"tcp://{os.environ.get(LISTEN) or _LOOPBACK}:{port}"
