@@ -33,7 +33,11 @@ def extensions():
     # No contraction and no reordering: the results stay the bits that NumPy gives.
     flags = ["-O3", "-ffp-contract=off", "-fno-math-errno"]
     # Comparisons vectorize only where nobody asks which of them met a NaN.
-    return [_extension("_kernels", flags), _extension("_collectives", [*flags, "-fno-trapping-math"], "_reductions.h")]
+    return [
+        _extension("_kernels", flags),
+        _extension("_collectives", [*flags, "-fno-trapping-math"], "_reductions.h"),
+        _extension("_excerpt", [*flags, "-pthread"]),
+    ]
 
 
 def _extension(name, flags, *headers):

@@ -28,7 +28,7 @@ OLD_SDISTS = ("picklable-itertools", "theano", "lasagne")
 BUILD_TOOLS = ("setuptools", "wheel")
 # Compiled against the system's MPI; the last version whose source holds the C code and so needs no Cython.
 OVER_MPI = ("mpi4py",)
-EXTENSIONS = ("_kernels", "_collectives")
+EXTENSIONS = ("_kernels", "_collectives", "_excerpt")
 FUEL_EXTENSION = re.compile(r",\s*ext_modules=\[Extension\(.*?\)\]", re.DOTALL)
 
 

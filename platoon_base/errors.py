@@ -14,6 +14,7 @@ __all__ = [
     "PlatoonError",
     "PlatoonWarning",
     "ProtocolError",
+    "RowIndexError",
     "WorkerLostError",
 ]
 
@@ -24,6 +25,10 @@ class PlatoonError(Exception):
 
 class ConfigurationError(PlatoonError, ValueError):
     """A value given by the user cannot work."""
+
+
+class RowIndexError(PlatoonError, IndexError):
+    """The number of a row that a data set does not have."""
 
 
 class LayoutMismatchError(PlatoonError, ValueError):

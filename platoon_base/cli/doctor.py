@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from platoon_base.centers.host_kernels import HAVE_FUSED
 from platoon_base.cli.frameworks import Check, framework_checks, installed
 from platoon_base.collectives.host_exchange import HAVE_FUSED as HAVE_FUSED_COLLECTIVES
+from platoon_base.data.excerpt import HAVE_FUSED as HAVE_FUSED_EXCERPT
 from platoon_base.devices.discovery import can_share_center, cuda_devices, list_devices
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.shm.segments import SHM_FOLDER
@@ -26,6 +27,7 @@ def checks() -> Iterator[Check]:
         yield installed(name, "pip install platoon-plugins")
     yield _compiled("fused kernels", HAVE_FUSED)
     yield _compiled("all-reduce on the host", HAVE_FUSED_COLLECTIVES)
+    yield _compiled("excerpts of data", HAVE_FUSED_EXCERPT)
     yield _shared_memory()
     yield _tool("C++ compiler for Theano", "g++", "apt-get install g++")
     yield _openblas()

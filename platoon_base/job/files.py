@@ -85,6 +85,10 @@ class JobFiles(msgspec.Struct, frozen=True):
         """Name of the segment of the collectives on the host."""
         return f"{segment_prefix()}{self.job}-collective"
 
+    def data(self, name: str) -> str:
+        """Return the name of the segment with a data set that this job's workers share."""
+        return f"{segment_prefix()}{self.job}-data-{name}"
+
     @classmethod
     def create(cls, size: int, center_memory: str = "host", checkpoint: str = "") -> JobFiles:
         """Make the folder of a new job."""
@@ -178,7 +182,8 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     def remove(self) -> None:
         """Remove everything of this job that has a name."""
-        for name in (self.center, self.collective, self.job_state):
+        data = [f"/{path.name}" for path in SHM_FOLDER.glob(f"{self.data('')[1:]}*")]
+        for name in (*data, self.center, self.collective, self.job_state):
             Segment.unlink(name)
         _remove_folder(Path(self.folder))
 

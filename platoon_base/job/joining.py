@@ -7,6 +7,7 @@ import contextlib
 import os
 import socket
 import time
+import weakref
 
 from platoon_base.channels.base import ClientChannel
 from platoon_base.channels.client import ControlClient
@@ -26,7 +27,7 @@ from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import Connection, Identity
 from platoon_base.worker.handle import Worker
 
-__all__ = ["connect", "connect_at_port", "connected", "join", "solo"]
+__all__ = ["connect", "connect_at_port", "connected", "files_of", "join", "solo"]
 
 _HELLO_TIMEOUT_S = 60.0
 _SPIN_S = 150e-6
@@ -34,6 +35,7 @@ _APPEARS_S, _LOOK_S = 10.0, 0.1
 _DESCRIPTORS = 48  # for ZeroMQ, shared memory and the log
 _current: Worker | None = None
 _current_pid = 0
+_files: weakref.WeakKeyDictionary[Worker, JobFiles] = weakref.WeakKeyDictionary()
 
 
 def connect() -> Worker:
@@ -150,7 +152,13 @@ def join(folder: str, rank: int | None = None, device: str = "cpu", timeout_s: f
             channel.spin_s = _SPIN_S
         worker = Worker(_connection(files, segment, job_state, channel, identity))
         undo.pop_all()
+    _files[worker] = files
     return worker
+
+
+def files_of(worker: Worker) -> JobFiles | None:
+    """Return the files of the job that a worker has joined; None in a job of one, which has none."""
+    return _files.get(worker)
 
 
 def _close_segment(files: JobFiles, segment: Segment) -> None:

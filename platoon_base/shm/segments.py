@@ -21,11 +21,13 @@ from typing import Any
 import posix_ipc
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.system.limits import available_memory
 from platoon_base.system.own_files import open_own
 
 __all__ = ["SHM_FOLDER", "Segment", "abandoned", "in_use"]
 
 SHM_FOLDER = Path("/dev/shm")
+_SMALL_BYTES = 1 << 26  # that are reserved without a look at the machine's memory
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
 
 
@@ -49,13 +51,16 @@ class Segment:
         The memory; lay arrays on it with `platoon_base.views.array_on`, which keeps it mapped under them.
     """
 
-    def __init__(self, name: str, fd: int, size_bytes: int, populate: bool = True) -> None:
+    def __init__(self, name: str, fd: int, size_bytes: int, populate: bool = True, writable: bool = True) -> None:
         self.name = name
         # An object, not a number: that may be another file's by the time it is used, if a thread closes this meanwhile.
         self._file = io.FileIO(fd, closefd=False)
         self._pid = os.getpid()
         self._buffer: mmap.mmap | None = mmap.mmap(
-            fd, size_bytes, flags=mmap.MAP_SHARED | (_POPULATE if populate else 0)
+            fd,
+            size_bytes,
+            flags=mmap.MAP_SHARED | (_POPULATE if populate else 0),
+            prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0),
         )
 
     @classmethod
@@ -72,22 +77,15 @@ class Segment:
         fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=0).fd
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)  # first of all, or it looks abandoned
-            os.posix_fallocate(fd, 0, size_bytes)
+            _reserve(fd, 0, size_bytes)
             return cls(name, fd, size_bytes)
-        except OSError as exc:
+        except BaseException:
             os.close(fd)
             posix_ipc.unlink_shared_memory(name)
-            if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
-                raise
-            room = os.statvfs(SHM_FOLDER)
-            raise BackendUnavailableError(
-                f"needs {size_bytes / 1e6:.0f} MB of shared memory, {SHM_FOLDER} has "
-                f"{room.f_bavail * room.f_frsize / 1e6:.0f} MB free: enlarge it (mount -o remount,size=...; "
-                "docker run --shm-size=...), or remove leftovers with `platoon clean`"
-            ) from exc
+            raise
 
     @classmethod
-    def attach(cls, name: str, populate: bool = True) -> Segment:
+    def attach(cls, name: str, populate: bool = True, writable: bool = True) -> Segment:
         """Map a segment that another process of this user made.
 
         Parameters
@@ -95,6 +93,8 @@ class Segment:
         name : str
         populate : bool
             Whether to enter all its pages at once, so that no later access is slow.
+        writable : bool
+            Whether this process may write there. Arrays on a segment that it may not are read-only for good.
 
         Raises
         ------
@@ -110,7 +110,20 @@ class Segment:
             os.close(fd)
             raise ConfigurationError(f"shared memory {name} is not this user's alone; refused")
         fcntl.flock(fd, fcntl.LOCK_SH)
-        return cls(name, fd, status.st_size, populate)
+        return cls(name, fd, status.st_size, populate, writable)
+
+    def grow(self, size_bytes: int) -> None:
+        """Make the memory longer, by zeros; those who attach from now on map all of it, and this handle what it had.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If there is not enough shared memory; nothing has changed then.
+        """
+        fd = self._file.fileno()
+        before = os.fstat(fd).st_size
+        if size_bytes > before:
+            _reserve(fd, before, size_bytes - before)
 
     @property
     def buffer(self) -> mmap.mmap:
@@ -191,6 +204,35 @@ class Segment:
 
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
+
+
+def _reserve(fd: int, start: int, size_bytes: int) -> None:
+    """Reserve the pages of a range of bytes, so that no later access can fail."""
+    # The kernel would take pages until there are none, and then kill processes.
+    if size_bytes > _SMALL_BYTES and size_bytes > _free_bytes():
+        raise _no_room(size_bytes)
+    try:
+        os.posix_fallocate(fd, start, size_bytes)
+    except OSError as exc:
+        if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
+            raise
+        raise _no_room(size_bytes) from exc
+
+
+def _free_bytes() -> int:
+    """Return the bytes of shared memory that can still be had: where it is mounted, and of the machine's memory."""
+    room = os.statvfs(SHM_FOLDER)
+    return min(room.f_bavail * room.f_frsize, available_memory())
+
+
+def _no_room(size_bytes: int) -> BackendUnavailableError:
+    room = os.statvfs(SHM_FOLDER)
+    return BackendUnavailableError(
+        f"needs {size_bytes / 1e6:.0f} MB of shared memory, {SHM_FOLDER} has "
+        f"{room.f_bavail * room.f_frsize / 1e6:.0f} MB free, and the machine {available_memory() / 1e6:.0f} MB of "
+        "memory: enlarge it (mount -o remount,size=...; docker run --shm-size=...), remove leftovers with "
+        "`platoon clean`, or share less"
+    )
 
 
 def _not_found(name: str, why: Exception) -> str:

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import resource
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["require_descriptors", "require_room"]
+__all__ = ["available_memory", "require_descriptors", "require_room"]
 
 _PROBE_BYTES = 1 << 16
+_OLD_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # of control groups of version 1
 
 
 def require_descriptors(more: int) -> None:
@@ -32,6 +36,44 @@ def require_descriptors(more: int) -> None:
                 "/etc/security/limits.conf or with `docker run --ulimit nofile=...`, or start fewer workers"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Return the bytes of memory that processes here can still take: of the machine, and of their control group.
+
+    Parameters
+    ----------
+    proc, cgroups : Path
+        Where the kernel tells it.
+    """
+    found = [sys.maxsize]
+    with contextlib.suppress(OSError):
+        lines = dict(re.findall(r"^(\w+): +(\d+) kB$", (proc / "meminfo").read_text(), re.MULTILINE))
+        found.append(1024 * (int(lines.get("MemAvailable", sys.maxsize)) + int(lines.get("SwapFree", 0))))
+    for line in _lines(proc / "self" / "cgroup"):
+        _, kinds, path = line.split(":", 2)
+        if kinds in ("", "memory"):
+            most, used = ("memory.max", "memory.current") if not kinds else _OLD_NAMES
+            folder = cgroups / kinds
+            # Inside a container its own group is what is mounted.
+            for place in (folder / path.lstrip("/"), folder):
+                with contextlib.suppress(OSError, ValueError):  # "max" is no number
+                    free = int((place / most).read_text()) - int((place / used).read_text())
+                    found.append(free + _cached_bytes(place / "memory.stat"))
+    return max(0, min(found))
+
+
+def _cached_bytes(stat: Path) -> int:
+    """Return the bytes of cached files, which count as used, and which the kernel drops where memory is needed."""
+    pairs = [line.split() for line in _lines(stat)]
+    return sum(int(value) for name, value in pairs if name in ("active_file", "inactive_file"))
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
 
 
 def require_room(folder: Path, what: str) -> None:

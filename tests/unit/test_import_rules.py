@@ -25,6 +25,7 @@ ROOMS = [
     {"cli"},
     {"platoon_api"},
     {"theano_ops"},
+    {"data"},
     {"job"},
     {"worker"},
     {"collectives", "controller"},
@@ -44,7 +45,7 @@ PUBLIC_FACE = {"platoon_base"} | {
     f"platoon_base.{name}"
     for name in (
         "errors", "fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule", "sharding",
-        "compat", "devices", "job", "rules", "theano_ops", "worker",
+        "compat", "data", "devices", "job", "rules", "theano_ops", "worker",
     )
 }  # fmt: skip
 
@@ -274,6 +275,7 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     allowed = {f"job/{name}.py" for name in ("joining", "hosting", "backends", "files")}
     allowed |= {"cli/doctor.py", "collectives/group_segment.py"}
     allowed |= {"centers/host.py", "centers/device.py", "centers/device_directory.py"}
+    allowed |= {"data/shared_data_memory.py"}
     assert not within(found, {"platoon_base.shm.segments"}) or place in allowed
 
 

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.limits import require_room
+from platoon_base.system.limits import available_memory, require_room
 
 pytestmark = pytest.mark.base
 
@@ -60,3 +60,27 @@ def test_a_folder_that_takes_no_files_is_refused(tmp_path):
         require_room(tmp_path / "file" / "folder", "logs")
     require_room(tmp_path / "new" / "folder", "logs")
     assert list((tmp_path / "new" / "folder").iterdir()) == []
+
+
+def test_the_memory_that_is_left_is_the_machines_and_the_groups(tmp_path):
+    proc, groups = tmp_path / "proc", tmp_path / "groups"
+    assert available_memory(proc, groups) == sys.maxsize
+    (proc / "self").mkdir(parents=True)
+    (proc / "meminfo").write_text("MemTotal:  9000 kB\nMemAvailable:    5000 kB\nSwapFree:  24 kB\n")
+    assert available_memory(proc, groups) == 5024 * 1024
+
+    (proc / "self" / "cgroup").write_text("0::/user/x\n")
+    folder = groups / "user" / "x"
+    folder.mkdir(parents=True)
+    (folder / "memory.max").write_text("max\n")
+    (folder / "memory.current").write_text("1000\n")
+    assert available_memory(proc, groups) == 5024 * 1024
+    (folder / "memory.max").write_text("3000\n")
+    (folder / "memory.stat").write_text("anon 5\nactive_file 100\ninactive_file 200\n")
+    assert available_memory(proc, groups) == 2300
+
+    (proc / "self" / "cgroup").write_text("4:memory:/of/the/host\n0::/\n")
+    (groups / "memory").mkdir()
+    (groups / "memory" / "memory.limit_in_bytes").write_text("5000\n")
+    (groups / "memory" / "memory.usage_in_bytes").write_text("6000\n")
+    assert available_memory(proc, groups) == 0

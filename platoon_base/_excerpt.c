@@ -1,0 +1,111 @@
+/* Excerpting rows of an array by a list of row numbers, without the GIL and on several threads.
+ *
+ * out[i] := rows[indices[i]] for 0 <= i < count, where a row is `row_bytes` long, and a negative index counts from the
+ * end. All indices are looked at before the first byte is written, so a wrong one changes nothing.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <string.h>
+
+#define MOST_THREADS 64
+
+struct part {
+    const char *rows;
+    char *out;
+    const int64_t *indices;
+    int64_t length, row_bytes, from, until; /* the bytes of `out` that a thread writes */
+};
+
+/* Threads divide the bytes of the result, not its rows: a few long rows keep all of them busy. */
+static void *copy_part(void *argument)
+{
+    const struct part *p = argument;
+    int64_t at = p->from;
+    while (at < p->until) {
+        int64_t i = at / p->row_bytes, offset = at % p->row_bytes, n = p->row_bytes - offset;
+        int64_t index = p->indices[i] < 0 ? p->indices[i] + p->length : p->indices[i];
+        if (n > p->until - at)
+            n = p->until - at;
+        memcpy(p->out + at, p->rows + index * p->row_bytes + offset, (size_t)n);
+        at += n;
+    }
+    return NULL;
+}
+
+static int64_t first_outside(const int64_t *indices, int64_t count, int64_t length)
+{
+    for (int64_t i = 0; i < count; i++)
+        if (indices[i] < -length || indices[i] >= length)
+            return i;
+    return -1;
+}
+
+static void copy_all(const struct part *whole, int64_t threads)
+{
+    pthread_t ids[MOST_THREADS];
+    struct part parts[MOST_THREADS];
+    int64_t bytes = whole->until, started = 0, from = 0;
+    if (threads < 1)
+        threads = 1;
+    for (int64_t t = 0; t < threads; t++) {
+        parts[t] = *whole;
+        /* Whole cache lines, so that no two threads write into one. */
+        parts[t].from = from;
+        parts[t].until = from = t == threads - 1 ? bytes : (bytes / threads * (t + 1)) & ~INT64_C(63);
+    }
+    /* This thread takes the first part, and those for which the system gives no thread. */
+    for (int64_t t = 1; t < threads; t++) {
+        if (pthread_create(&ids[t], NULL, copy_part, &parts[t]))
+            break;
+        started = t;
+    }
+    copy_part(&parts[0]);
+    for (int64_t t = started + 1; t < threads; t++)
+        copy_part(&parts[t]);
+    for (int64_t t = 1; t <= started; t++)
+        pthread_join(ids[t], NULL);
+}
+
+static PyObject *excerpt(PyObject *self, PyObject *args)
+{
+    (void)self;
+    unsigned long long out, rows, indices;
+    long long count, length, row_bytes, threads;
+    if (!PyArg_ParseTuple(args, "KKKLLLL:excerpt", &out, &rows, &indices, &count, &length, &row_bytes, &threads))
+        return NULL;
+    if (count < 0 || length < 0 || row_bytes < 0 || threads < 1) {
+        PyErr_Format(PyExc_ValueError, "got %lld indices, %lld rows of %lld bytes and %lld threads: none can be negative",
+                     count, length, row_bytes, threads);
+        return NULL;
+    }
+    struct part whole = {
+        (const char *)(uintptr_t)rows, (char *)(uintptr_t)out, (const int64_t *)(uintptr_t)indices, length, row_bytes, 0,
+        (int64_t)count * row_bytes,
+    };
+    int64_t wrong;
+    Py_BEGIN_ALLOW_THREADS
+    wrong = first_outside(whole.indices, count, length);
+    if (wrong < 0 && whole.until)
+        copy_all(&whole, threads < MOST_THREADS ? threads : MOST_THREADS);
+    Py_END_ALLOW_THREADS
+    return PyLong_FromLongLong(wrong);
+}
+
+static PyMethodDef methods[] = {
+    {"excerpt", excerpt, METH_VARARGS,
+     "excerpt(out, rows, indices, count, length, row_bytes, threads): the position of a wrong index, or -1"},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_excerpt", "Rows by their numbers; see platoon_base.data.excerpt.", -1, methods,
+    NULL, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__excerpt(void)
+{
+    return PyModule_Create(&module);
+}

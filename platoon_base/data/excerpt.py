@@ -1,0 +1,152 @@
+"""Rows of an array by their numbers: by the C extension without the GIL, or by NumPy."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Any
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError, RowIndexError
+from platoon_base.sharding import shard_bounds
+from platoon_base.system.environment import NO_KERNELS
+
+_excerpt: Any = None  # the module in C, if it is there
+if not os.environ.get(NO_KERNELS):
+    try:
+        _excerpt = importlib.import_module("platoon_base._excerpt")
+    except ImportError:
+        pass  # no compiler at installation: NumPy does it; `platoon doctor` says so
+
+__all__ = ["HAVE_FUSED", "excerpt", "part_of", "row_numbers"]
+
+HAVE_FUSED = _excerpt is not None
+_THREAD_BYTES = 1 << 20  # to copy this much takes several times as long as to start a thread
+_MOST_THREADS = 64  # as in _excerpt.c
+
+Array = np.ndarray[Any, Any]
+
+
+def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int = 1) -> Array:
+    """Return the rows of these numbers, in their order.
+
+    ::
+
+        out[i] := rows[indices[i]]
+
+    Parameters
+    ----------
+    rows : ndarray, C-contiguous, of one or more dimensions
+        In memory, in shared memory or memory-mapped.
+    indices : sequence of int, slice, or 1-d bool array as long as ``rows``
+        Negative numbers count from the end, as in NumPy.
+    out : ndarray, C-contiguous, of shape ``(len(indices), *rows.shape[1:])`` and the dtype of ``rows``, optional
+        Where the result goes. It must not overlap ``rows``. Training loops keep one: a new array of this size costs
+        as much time as the copy, since the kernel has to clear its pages first.
+    threads : int
+        Number of threads that may copy at the same time; small excerpts take fewer.
+
+    Returns
+    -------
+    ndarray
+        ``out``, or a new one.
+
+    Raises
+    ------
+    RowIndexError
+        If an index is out of range; ``out`` is unchanged.
+    ConfigurationError
+        If an argument has another form.
+    """
+    if not isinstance(rows, np.ndarray) or not rows.ndim or not rows.flags.c_contiguous or rows.dtype.hasobject:
+        raise ConfigurationError(
+            f"got rows of {_kind(rows)}: rows are excerpted from a C-contiguous array of numbers; pass "
+            "numpy.ascontiguousarray(rows)"
+        )
+    if threads < 1:
+        raise ConfigurationError(f"got threads={threads!r}: must be 1 or more")
+    numbers = row_numbers(indices, len(rows))
+    shape = (len(numbers), *rows.shape[1:])
+    if out is None:
+        out = np.empty(shape, rows.dtype)
+    elif out.shape != shape or out.dtype != rows.dtype or not out.flags.c_contiguous or not out.flags.writeable:
+        raise ConfigurationError(
+            f"got out of {_kind(out)}: the excerpt has shape {shape} and dtype {rows.dtype}, and goes into a "
+            "C-contiguous array that can be written to"
+        )
+    elif np.may_share_memory(out, rows):
+        raise ConfigurationError("got out in the memory of the rows themselves: pass an array of its own")
+    if _excerpt is None:
+        _require_inside(numbers, len(rows))
+        np.take(rows, numbers, axis=0, out=out, mode="wrap")
+        return out
+    row_bytes = rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+    used = max(1, min(threads, _MOST_THREADS, out.nbytes // _THREAD_BYTES))
+    wrong = _excerpt.excerpt(
+        out.ctypes.data, rows.ctypes.data, numbers.ctypes.data, len(numbers), len(rows), row_bytes, used
+    )
+    if wrong >= 0:
+        _refuse(numbers, wrong, len(rows))
+    return out
+
+
+def row_numbers(indices: Any, length: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return indices as a contiguous array of int64; a slice or a mask of ``length`` rows as the numbers it selects.
+
+    Raises
+    ------
+    RowIndexError
+        If a mask has another length.
+    ConfigurationError
+        If they are no integers, or more than a list of them.
+    """
+    if isinstance(indices, slice):
+        return np.arange(*indices.indices(length), dtype=np.int64)
+    numbers = np.asarray(indices)
+    if numbers.dtype == bool and numbers.ndim == 1:
+        if len(numbers) != length:
+            raise RowIndexError(f"got a mask of {len(numbers)} rows for {length} rows: it must have one item for each")
+        return np.flatnonzero(numbers).astype(np.int64, copy=False)
+    if numbers.ndim != 1 or (numbers.dtype.kind not in "iu" and numbers.size):
+        raise ConfigurationError(
+            f"got indices of {_kind(numbers)}: pass a list of row numbers, a slice, or a mask with an item for each row"
+        )
+    if numbers.dtype == np.uint64 and numbers.size and numbers.max() >= length:  # as int64 it may be negative
+        _refuse(numbers, int(np.argmax(numbers)), length)
+    return np.ascontiguousarray(numbers, np.int64)
+
+
+def part_of(indices: Any, length: int, rank: int, size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return the part of ``rank`` among ``size``: the rank-th of contiguous parts, whose lengths differ by at most one.
+
+    Parameters
+    ----------
+    indices : sequence of int, slice or mask
+        See `excerpt`.
+    length : int
+        Number of rows that they select from.
+    rank, size : int
+    """
+    numbers = row_numbers(indices, length)
+    start, stop = shard_bounds(len(numbers), rank, size)
+    return numbers[start:stop]
+
+
+def _require_inside(numbers: Array, length: int) -> None:
+    outside = (numbers < -length) | (numbers >= length)
+    if outside.any():
+        _refuse(numbers, int(np.argmax(outside)), length)
+
+
+def _refuse(numbers: Array, position: int, length: int) -> None:
+    raise RowIndexError(
+        f"got index {numbers[position]} at position {position} of the list: there are {length} rows, so indices go "
+        f"from {-length} to {length - 1}"
+    )
+
+
+def _kind(array: Any) -> str:
+    if isinstance(array, np.ndarray):
+        return f"shape {array.shape} and dtype {array.dtype}"
+    return type(array).__name__
