@@ -1,6 +1,11 @@
-"""Data for all workers of a job: a data set that lies once in the memory of a host, and excerpts of its rows."""
+"""Data for all workers of a job.
 
+`SharedData` puts a data set once into the memory of a host. `BatchServer` deals mini-batches out to the workers.
+"""
+
+from platoon_base.data.batch_reader import BatchReader
+from platoon_base.data.batch_server import BatchServer
 from platoon_base.data.excerpt import excerpt
 from platoon_base.data.shared_data import SharedData
 
-__all__ = ["SharedData", "excerpt"]
+__all__ = ["BatchReader", "BatchServer", "SharedData", "excerpt"]

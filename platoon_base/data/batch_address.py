@@ -1,0 +1,47 @@
+"""Where a batch server listens: in the folder of its job, which only the job's user can enter."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.job.files import JobFiles
+from platoon_base.system.environment import JOB
+
+__all__ = ["batch_address", "expected_readers"]
+
+_NAME = re.compile(r"[0-9A-Za-z._-]{1,40}")
+
+
+def batch_address(address: str | None = None, name: str = "batches", folder: str | None = None) -> str:
+    """Return the path of the socket of a batch server.
+
+    Parameters
+    ----------
+    address : str, optional
+        Given by the user; it counts.
+    name : str
+        Of the server among those of its job; letters, digits, and ``._-``.
+    folder : str, optional
+        Of the job. The default is the one that the environment names.
+    """
+    if address is not None:
+        return os.path.abspath(address)
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"got the name {name!r} for a batch server: take up to 40 letters, digits, '.', '_', '-'"
+        )
+    folder = folder or os.environ.get(JOB)
+    if not folder:
+        raise ConfigurationError(
+            "there is no job here to serve batches to or to read them from: start with `platoon launch`, or give both "
+            "sides the same address, a path such as /tmp/me/batches; to load ahead without a server use load_ahead"
+        )
+    return os.path.join(os.path.abspath(folder), f"data-{name}")
+
+
+def expected_readers(address: str | None) -> int:
+    """Return how many workers a server is to expect that was not told: those of the job."""
+    folder = os.environ.get(JOB)
+    return 1 if address is not None or not folder else JobFiles.read(folder).size

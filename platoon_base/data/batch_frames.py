@@ -1,0 +1,245 @@
+"""Mini-batches as memory: where each array lies, and the messages by which server and readers pass slots on.
+
+A batch is never pickled. Its arrays lie in a slot one behind the other as raw bytes. A small message in MessagePack
+tells dtype, shape and offset of each.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Annotated, Any, NamedTuple, Union
+
+import msgspec
+import numpy as np
+
+from platoon_base.errors import ConfigurationError, ProtocolError
+
+__all__ = [
+    "MAX_AHEAD",
+    "MAX_FRAME_BYTES",
+    "PROTOCOL",
+    "Batch",
+    "Bye",
+    "End",
+    "Failed",
+    "Freed",
+    "Hello",
+    "Part",
+    "Plan",
+    "arrays_on",
+    "decode_from_reader",
+    "decode_from_server",
+    "encode",
+    "flatten",
+    "plan",
+    "unflatten",
+]
+
+PROTOCOL = 1
+MAX_FRAME_BYTES = 1 << 16  # below the least buffer of a Unix socket
+MAX_AHEAD = 64  # batches that one reader may hold
+_MAX_ARRAYS, _MAX_NAME = 256, 100
+_MAX_DIMENSIONS = 32
+_ALIGN = 64  # bytes, of a cache line
+_KINDS = "?biufcSUmM"  # that are their bytes; "O" is addresses, and "V" has lost what it stands for
+
+_Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+_Text = Annotated[str, msgspec.Meta(max_length=2000)]
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One array of a batch: its dtype as NumPy writes it, its shape, and its first byte in the slot."""
+
+    dtype: Annotated[str, msgspec.Meta(max_length=40)]
+    shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
+    offset: _Count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the array."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """A reader introduces itself; ``ahead`` batches may be with it at a time."""
+
+    protocol: int
+    rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
+    ahead: Annotated[int, msgspec.Meta(ge=1, le=MAX_AHEAD)]
+
+
+class Freed(msgspec.Struct, frozen=True, tag="freed", array_like=True):
+    """A reader gives a slot back; ``taken`` counts the batches that it has handed to its script so far."""
+
+    slot: _Count
+    taken: _Count
+
+
+class Bye(msgspec.Struct, frozen=True, tag="bye"):
+    """A reader leaves."""
+
+
+class Batch(msgspec.Struct, frozen=True, tag="batch", array_like=True):
+    """A batch in a slot.
+
+    Attributes
+    ----------
+    slot, slot_bytes : int
+    new : bool
+        Whether the memory of the slot comes along, since this reader does not have it yet.
+    shared : bool
+        Whether other readers have it too.
+    form : str
+        Of the batch: "array", "tuple", "list" or "dict".
+    names : list of str
+        Of the arrays of a dict.
+    parts : list of Part
+    """
+
+    slot: _Count
+    slot_bytes: _Count
+    new: bool
+    shared: bool
+    form: Annotated[str, msgspec.Meta(pattern="^(array|tuple|list|dict)$")]
+    names: Annotated[list[Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]], msgspec.Meta(max_length=_MAX_ARRAYS)]
+    parts: Annotated[list[Part], msgspec.Meta(max_length=_MAX_ARRAYS)]
+
+
+class End(msgspec.Struct, frozen=True, tag="end"):
+    """The end of an epoch; ``last``: of all data."""
+
+    last: bool
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The server has ended by an error, or does not take this reader."""
+
+    why: _Text
+
+
+_encoder = msgspec.msgpack.Encoder()
+_of_reader: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[Hello, Bye])
+_freed = msgspec.msgpack.Decoder(Freed)
+_of_server: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Union[End, Failed])
+_batch = msgspec.msgpack.Decoder(Batch)
+_ARRAY = range(0x90, 0xA0)  # first byte of a short MessagePack array
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """Encode a message; a `ConfigurationError` if it is too large."""
+    frame = _encoder.encode(message)
+    if len(frame) > MAX_FRAME_BYTES:
+        raise ConfigurationError(
+            f"got a batch whose description takes {len(frame)} bytes, the limit is {MAX_FRAME_BYTES}: send fewer "
+            "arrays, with shorter names"
+        )
+    return frame
+
+
+def decode_from_reader(frame: bytes) -> Hello | Freed | Bye:
+    """Decode a message of a reader; anything else raises `ProtocolError`."""
+    found: Hello | Freed | Bye = _decode(_freed if frame[:1] and frame[0] in _ARRAY else _of_reader, frame)
+    return found
+
+
+def decode_from_server(frame: bytes) -> Batch | End | Failed:
+    """Decode a message of a server, and check that the arrays of a batch lie within its slot."""
+    found: Batch | End | Failed = _decode(_batch if frame[:1] and frame[0] in _ARRAY else _of_server, frame)
+    if isinstance(found, Batch):
+        for part in found.parts:
+            _require_inside(part, found.slot_bytes)
+        if found.form == "dict" and len(set(found.names)) != len(found.parts):
+            raise ProtocolError(f"got a batch of {len(found.parts)} arrays with {len(set(found.names))} names; refused")
+        if found.form == "array" and len(found.parts) != 1:
+            raise ProtocolError(f"got {len(found.parts)} arrays for a batch of one; refused")
+    return found
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
+    try:
+        return decoder.decode(frame)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as exc:
+        raise ProtocolError(f"got {len(frame)} bytes that are no message about batches: {str(exc)[:300]}") from exc
+
+
+def _require_inside(part: Part, slot_bytes: int) -> None:
+    try:
+        plain = np.dtype(part.dtype).kind in _KINDS
+    except (TypeError, ValueError, SyntaxError):
+        plain = False
+    if not plain:
+        raise ProtocolError(f"got an array of dtype {part.dtype!r}, which is not plain data; refused")
+    if part.offset + part.size_bytes > slot_bytes:
+        raise ProtocolError(
+            f"got an array of {part.size_bytes} bytes from byte {part.offset} on in a slot of {slot_bytes}; refused"
+        )
+
+
+class Plan(NamedTuple):
+    """Where the arrays of a batch lie in its slot."""
+
+    parts: list[Part]
+    size_bytes: int
+
+
+def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
+    """Take a batch apart: the form, the names of a dict, and the arrays.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is no array, tuple, list or dict of arrays, or if an array holds Python objects.
+    """
+    names: list[str] = []
+    if isinstance(batch, dict):
+        form, names, items = "dict", list(batch), list(batch.values())
+        if not all(isinstance(name, str) and len(name) <= _MAX_NAME for name in names):
+            raise ConfigurationError(f"got a batch with the names {names!r}: they must be texts of 1 to {_MAX_NAME}")
+    elif isinstance(batch, (tuple, list)):
+        form, items = ("tuple" if isinstance(batch, tuple) else "list"), list(batch)
+    else:
+        form, items = "array", [batch]
+    if len(items) > _MAX_ARRAYS:
+        raise ConfigurationError(
+            f"got a batch of {len(items)} arrays, the limit is {_MAX_ARRAYS}: stack the rows into one array, "
+            "numpy.stack(rows)"
+        )
+    arrays = [np.asarray(item) for item in items]
+    for array in arrays:
+        _require_plain(array.dtype)
+    return form, names, arrays
+
+
+def _require_plain(dtype: Any) -> None:
+    if dtype.kind not in _KINDS or dtype.hasobject:
+        raise ConfigurationError(
+            f"got an array of dtype {dtype}: batches hold plain numbers and strings of a fixed length. Pass arrays of "
+            "one dtype and equal rows; other types by a view, such as bfloat16 by x.view('uint16')"
+        )
+
+
+def plan(shapes: Sequence[tuple[tuple[int, ...], Any]]) -> Plan:
+    """Lay out arrays of these shapes and dtypes one behind the other, each from a new cache line on."""
+    parts, offset = [], 0
+    for shape, dtype in shapes:
+        dtype = np.dtype(dtype)
+        _require_plain(dtype)
+        part = Part(dtype.str, tuple(map(int, shape)), offset)
+        parts.append(part)
+        offset += -(-part.size_bytes // _ALIGN) * _ALIGN
+    return Plan(parts, offset)
+
+
+def arrays_on(memory: Any, parts: Sequence[Part]) -> list[Any]:
+    """Return the arrays of a batch as views on the memory of its slot, an array of uint8."""
+    return [memory[part.offset : part.offset + part.size_bytes].view(part.dtype).reshape(part.shape) for part in parts]
+
+
+def unflatten(form: str, names: Sequence[str], arrays: list[Any]) -> Any:
+    """Put a batch together again."""
+    if form == "dict":
+        return dict(zip(names, arrays))
+    if form == "array":
+        return arrays[0]
+    return tuple(arrays) if form == "tuple" else arrays

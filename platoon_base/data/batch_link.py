@@ -1,0 +1,194 @@
+"""The Unix sockets between a batch server and its readers: whole messages, memory passed along, death seen at once."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import stat
+import struct
+from pathlib import Path
+
+from platoon_base.data.batch_frames import MAX_FRAME_BYTES
+from platoon_base.errors import ConfigurationError, ProtocolError
+
+__all__ = ["Link", "connect_link", "listen_at", "remove_socket"]
+
+_LONGEST = 107  # bytes of sun_path, without its final zero
+_BACKLOG = 256
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_FD = struct.calcsize("i")
+_MAX_FDS = 4  # room for more than the one that is expected, to close them
+
+
+class Link:
+    """One connection; both ends belong to the same user.
+
+    Parameters
+    ----------
+    sock : socket
+        Of the type SOCK_SEQPACKET: each message arrives whole, in order, or not at all.
+    pid : int, optional
+        Of the process at the other end, if that is not the one that opened the socket.
+
+    Attributes
+    ----------
+    pid : int
+        Of the process at the other end; 0 if it cannot be known here.
+    death_fd : int
+        Readable once that process is gone, or -1. The socket alone may be held open by its forked children.
+    """
+
+    def __init__(self, sock: socket.socket, pid: int | None = None) -> None:
+        self._sock = sock
+        sock.setblocking(False)
+        of_socket, uid, _ = _CREDENTIALS.unpack(
+            sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+        if uid != os.geteuid():
+            sock.close()
+            raise ProtocolError(f"refused a connection of user {uid}: batches are shared within one user alone")
+        self.pid = of_socket if pid is None else pid
+        self.death_fd = -1
+        if self.pid > 0 and self.pid != os.getpid():
+            with contextlib.suppress(OSError):  # gone already, which the socket tells; or an old kernel
+                self.death_fd = os.pidfd_open(self.pid)
+
+    def fileno(self) -> int:
+        """Return the file descriptor of the socket, to poll."""
+        return self._sock.fileno()
+
+    def send(self, frame: bytes, fd: int = -1) -> bool:
+        """Send a message, with a file descriptor or without; False if the other end is gone.
+
+        Raises
+        ------
+        BlockingIOError
+            If the other end has too many unread messages.
+        """
+        try:
+            if fd >= 0:
+                rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
+                self._sock.sendmsg([frame], rights, socket.MSG_NOSIGNAL)
+            else:
+                self._sock.send(frame, socket.MSG_NOSIGNAL)
+        except (BrokenPipeError, ConnectionResetError):
+            return False
+        return True
+
+    def receive(self) -> tuple[bytes, int]:
+        """Return the next message and the file descriptor that came with it, or -1; an empty one at the end.
+
+        Raises
+        ------
+        BlockingIOError
+            If there is none.
+        """
+        try:
+            frame, found, flags, _ = self._receive()
+        except ConnectionResetError:  # the other end left without reading everything; what it sent is still here
+            frame, found, flags, _ = self._receive()
+        fds = _descriptors(found)
+        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(fds) > 1:
+            for fd in fds:
+                os.close(fd)
+            raise ProtocolError(f"got a message about batches of more than {MAX_FRAME_BYTES} bytes; refused")
+        return frame, fds[0] if fds else -1
+
+    def _receive(self) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
+        return self._sock.recvmsg(MAX_FRAME_BYTES, socket.CMSG_SPACE(_MAX_FDS * _FD), socket.MSG_CMSG_CLOEXEC)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._sock.close()
+        if self.death_fd >= 0:
+            os.close(self.death_fd)
+            self.death_fd = -1
+
+
+def _descriptors(messages: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, kind, data in messages:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % _FD])
+    return found.tolist()
+
+
+def listen_at(address: str) -> socket.socket:
+    """Open a socket that this user's processes can connect to; replaces that of a dead server.
+
+    Raises
+    ------
+    ConfigurationError
+        If the path cannot be used, or another server listens there.
+    """
+    _require_short(address)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        if _is_socket(address):
+            if _somebody_listens(address):
+                raise ConfigurationError(
+                    f"another batch server listens at {address}: close that one first, or give this one another name"
+                )
+            remove_socket(address)
+        sock.bind(address)
+        os.chmod(address, 0o600)  # before anybody can connect
+        sock.listen(_BACKLOG)
+        sock.setblocking(False)
+    except ConfigurationError:
+        sock.close()
+        raise
+    except OSError as exc:
+        sock.close()
+        raise ConfigurationError(
+            f"a batch server cannot listen at {address!r} ({exc.strerror}): give a path in a folder that you can "
+            "write to"
+        ) from exc
+    return sock
+
+
+def connect_link(address: str) -> Link | None:
+    """Connect to a server; None if there is none yet."""
+    _require_short(address)
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(address)
+        return Link(sock)
+    except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+        sock.close()
+        return None
+    except OSError as exc:
+        sock.close()
+        raise ConfigurationError(
+            f"cannot connect to a batch server at {address!r} ({exc.strerror}): give the path that the server was given"
+        ) from exc
+
+
+def remove_socket(address: str) -> None:
+    """Remove the file of a socket, if it is one of this user."""
+    if _is_socket(address):
+        Path(address).unlink(missing_ok=True)
+
+
+def _is_socket(address: str) -> bool:
+    try:
+        status = os.lstat(address)
+    except OSError:
+        return False
+    return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _somebody_listens(address: str) -> bool:
+    link = connect_link(address)
+    if link is not None:
+        link.close()
+    return link is not None
+
+
+def _require_short(address: str) -> None:
+    if not 0 < len(os.fsencode(address)) <= _LONGEST:
+        raise ConfigurationError(
+            f"got the address {address!r}: it must be a path of 1 to {_LONGEST} bytes, as Unix sockets have; set "
+            "TMPDIR to a folder with a shorter path, or give a shorter name"
+        )

@@ -1,0 +1,131 @@
+"""The slots that batches lie in: shared memory without a name, passed on from process to process.
+
+It is made by ``memfd_create(2)`` and not in /dev/shm: a slot goes with the last process that has it, however that ends,
+it needs no room in a container's small /dev/shm, and one that is too small is replaced while others are in use.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import mmap
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from platoon_base.errors import BackendUnavailableError, ProtocolError
+from platoon_base.views import array_on
+
+__all__ = ["Held", "Slot"]
+
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
+_PAGE = mmap.PAGESIZE
+
+
+class Slot:
+    """Shared memory for one batch, mapped into this process; use `create` or `attach`.
+
+    Attributes
+    ----------
+    memory : ndarray of uint8
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd = fd
+        self.size_bytes = size_bytes
+        buffer = mmap.mmap(fd, size_bytes, flags=mmap.MAP_SHARED | _POPULATE)  # unmapped with the last array on it
+        self.memory: Any = array_on(buffer, (size_bytes,), np.uint8)
+
+    @classmethod
+    def create(cls, size_bytes: int) -> Slot:
+        """Make a new slot of at least so many bytes.
+
+        Raises
+        ------
+        BackendUnavailableError
+            If there is not enough memory: it is reserved here, so that no later access can fail.
+        """
+        whole = max(1, -(-size_bytes // _PAGE)) * _PAGE
+        free = _available_bytes()
+        if whole > free:  # the kernel would end a process instead of refusing
+            raise _no_room(whole, free)
+        fd = os.memfd_create("platoon-batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.posix_fallocate(fd, 0, whole)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # nobody can cut it off under the arrays of others
+            return cls(fd, whole)
+        except OSError as exc:
+            os.close(fd)
+            if exc.errno not in (errno.ENOSPC, errno.ENOMEM):
+                raise
+            raise _no_room(whole, free) from exc
+
+    @classmethod
+    def attach(cls, fd: int, size_bytes: int) -> Slot:
+        """Map the memory behind a file descriptor that another process sent; closes it if it is refused."""
+        try:
+            if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEALS != _SEALS:
+                raise ProtocolError("got memory for batches that its maker could cut off; refused")
+            if os.fstat(fd).st_size != size_bytes:
+                raise ProtocolError(f"got {os.fstat(fd).st_size} bytes of memory for a slot of {size_bytes}; refused")
+            return cls(fd, size_bytes)
+        except OSError as exc:
+            os.close(fd)
+            raise ProtocolError(f"got a file that cannot be the memory of a batch ({exc}); refused") from exc
+        except ProtocolError:
+            os.close(fd)
+            raise
+
+    def close(self) -> None:
+        """Let go of the memory; it is unmapped together with the last array on it."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+            self.memory = None
+
+
+class Held:
+    """A slot in the hands of a script: given back when the last array on it is gone.
+
+    NumPy keeps this object alive from every view on the memory, so no array ever shows another batch.
+
+    Parameters
+    ----------
+    memory : ndarray of uint8
+    writable : bool
+    on_release : callable
+        Called once, by whichever thread drops the last array.
+    """
+
+    def __init__(self, memory: Any, writable: bool, on_release: Callable[[], None]) -> None:
+        interface = dict(memory.__array_interface__)
+        interface["data"] = interface["data"][0], not writable
+        self.__array_interface__ = interface
+        self._memory = memory
+        self._on_release = on_release
+
+    def __del__(self) -> None:
+        self._on_release()
+
+
+def _available_bytes() -> int:
+    """Return how much memory this process may still take, by the machine and by the limit of its control group."""
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    free = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 1 << 62)
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return free if limit == "max" else min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        return free
+
+
+def _no_room(wanted: int, free: int) -> BackendUnavailableError:
+    return BackendUnavailableError(
+        f"needs {wanted / 1e6:.0f} MB of memory for one more mini-batch, {free / 1e6:.0f} MB are free: make the "
+        "batches smaller, or let fewer of them wait (ahead=2)"
+    )

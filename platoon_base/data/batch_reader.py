@@ -1,0 +1,318 @@
+"""A worker's end of a batch server: it sees the batches in shared memory, one after the other."""
+
+from __future__ import annotations
+
+import functools
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.data.batch_address import batch_address
+from platoon_base.data.batch_frames import (
+    MAX_AHEAD,
+    PROTOCOL,
+    Batch,
+    Bye,
+    Failed,
+    Freed,
+    Hello,
+    arrays_on,
+    decode_from_server,
+    encode,
+    unflatten,
+)
+from platoon_base.data.batch_link import Link, connect_link
+from platoon_base.data.batch_memory import Held, Slot
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
+from platoon_base.system.environment import RANK
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+
+__all__ = ["AHEAD", "BatchReader"]
+
+AHEAD = 4  # one to train on, one that was just dropped, two to come
+_RETRY_S = 0.02
+
+
+class BatchReader:
+    """Reads the mini-batches that a `BatchServer` deals out to this worker.
+
+    ::
+
+        for epoch in range(epochs):
+            for x, y in reader:  # until the server says that the epoch, or the data, are over
+                train(x, y)
+
+    The arrays are views on shared memory. A batch goes back to the server when the script has dropped its arrays, and
+    everything made of them without a copy. A script that keeps batches gets copies instead of views as soon as it
+    keeps as many as ``ahead - 1``. Batches for all workers are read-only.
+
+    Parameters
+    ----------
+    address, name
+        As the server's; see `BatchServer`.
+    ahead : int
+        How many batches this worker may have: those that it keeps, and those that lie ready (a high-water mark).
+    copy : bool
+        Give arrays of this process's own, which no other process sees, instead of views.
+    rank : int, optional
+        The number of this worker. The default is its rank in the job, or 0.
+    timeout_s : float
+        Bound on the wait for the server, which may start later, and on that for each batch.
+
+    Attributes
+    ----------
+    count : int
+        Number of batches received.
+    ended : bool
+        Whether the server has said that there are no more data.
+
+    Raises
+    ------
+    CollectiveTimeoutError
+        If there is no server within ``timeout_s``.
+    ConfigurationError
+        If there is no job and no address, or ``ahead`` is out of range.
+    """
+
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        name: str = "batches",
+        ahead: int = AHEAD,
+        copy: bool = False,
+        rank: int | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        rank = int(os.environ.get(RANK, "0")) if rank is None else rank
+        self._begin(_connect(batch_address(address, name), timeout_s), rank, ahead, copy, timeout_s)
+
+    @classmethod
+    def over(cls, link: Link, *, ahead: int, copy: bool, timeout_s: float) -> BatchReader:
+        """Make the reader at the other end of a connection to a server."""
+        reader = cls.__new__(cls)
+        reader._begin(link, 0, ahead, copy, timeout_s)
+        return reader
+
+    def _begin(self, link: Link, rank: int, ahead: int, copy: bool, timeout_s: float) -> None:
+        if isinstance(ahead, bool) or not isinstance(ahead, (int, np.integer)) or not 1 <= ahead <= MAX_AHEAD:
+            link.close()
+            raise ConfigurationError(f"got ahead={ahead!r}: a worker may have 1 to {MAX_AHEAD} batches")
+        self.count = 0
+        self.ended = False
+        self._link: Link | None = link
+        self._ahead, self._copy, self._timeout_s = int(ahead), copy, timeout_s
+        self._slots: dict[int, Slot] = {}
+        self._held: set[int] = set()
+        self._unsent: deque[int] = deque()
+        self._pid = os.getpid()
+        self._poll = select.poll()
+        for fd in (link.fileno(), link.death_fd):
+            if fd >= 0:
+                self._poll.register(fd, select.POLLIN)
+        link.send(encode(Hello(PROTOCOL, rank, int(ahead))))  # if the server is gone, the first wait will tell
+
+    def receive(self, *, into: Sequence[Any] | None = None, timeout_s: float | None = None) -> Any:
+        """Return the next batch, in the form in which it was sent; None at the end of an epoch, or of the data.
+
+        Parameters
+        ----------
+        into : sequence of array, optional
+            Arrays of the batch's shapes and dtypes to copy it to; then they are returned, as a list.
+        timeout_s : float, optional
+            The default is the reader's.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If the server lives but sends nothing.
+        WorkerLostError
+            If the server is gone, or has failed; the message has its error.
+        ProtocolError
+            If something that is no batch arrives.
+        """
+        if self.ended:
+            return None
+        link = self._require_link()
+        message, fd = self._next(link, self._timeout_s if timeout_s is None else timeout_s)
+        if isinstance(message, Batch):
+            return self._open(message, fd, into)
+        if isinstance(message, Failed):
+            self.close()
+            raise WorkerLostError(f"the batch server (pid {link.pid}) sends no more batches: {message.why}")
+        if message.last:
+            self.ended = True
+            self.close()
+        return None
+
+    def __iter__(self) -> BatchReader:
+        return self
+
+    def __next__(self) -> Any:
+        batch = self.receive()
+        if batch is None:
+            raise StopIteration
+        return batch
+
+    def close(self) -> None:
+        """Leave the server, which takes back what is not in use here; arrays that the script has stay valid."""
+        link, self._link = self._link, None
+        if link is None:
+            return
+        if os.getpid() == self._pid:
+            link.send(encode(Bye()))
+        link.close()
+        for slot in self._slots.values():
+            slot.close()
+        self._slots.clear()
+
+    def __enter__(self) -> BatchReader:
+        return self
+
+    def __exit__(self, *exc_info: Any) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if getattr(self, "_link", None) is not None:
+            self.close()
+
+    # What arrives.
+
+    def _next(self, link: Link, timeout_s: float) -> tuple[Any, int]:
+        deadline = time.monotonic() + timeout_s
+        dead = False
+        while True:
+            self._send_unsent(link)
+            try:
+                frame, fd = link.receive()
+            except BlockingIOError:
+                frame, fd = b"", -1
+                if not dead:
+                    dead = self._wait(link, deadline, timeout_s)
+                    continue
+            except OSError:
+                frame, fd = b"", -1
+            if not frame:
+                self.close()
+                raise WorkerLostError(
+                    f"the batch server (pid {link.pid}) is gone without the end of the data: look into its output, and "
+                    "start the job again"
+                )
+            return self._decode(frame, fd)
+
+    def _decode(self, frame: bytes, fd: int) -> tuple[Any, int]:
+        try:
+            message = decode_from_server(frame)
+            if (fd >= 0) != (isinstance(message, Batch) and message.new):
+                raise ProtocolError("got a message about batches whose memory is missing, or one too many; refused")
+        except ProtocolError:
+            if fd >= 0:
+                os.close(fd)
+            self.close()
+            raise
+        return message, fd
+
+    def _wait(self, link: Link, deadline: float, timeout_s: float) -> bool:
+        """Sleep until a message arrives or the server dies; tells whether it has died."""
+        ready = dict(self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3))
+        if not ready:
+            raise CollectiveTimeoutError(
+                f"the batch server (pid {link.pid}) lives, and has sent nothing for {timeout_s:g} s: it is slow or "
+                "stopped, or all batches go to other workers. Look into its output, or give a longer timeout_s"
+            )
+        return link.fileno() not in ready
+
+    def _open(self, message: Batch, fd: int, into: Sequence[Any] | None) -> Any:
+        """Return the arrays of a batch."""
+        if message.new:
+            self._replace(message, fd)
+        slot = self._slots.get(message.slot)
+        if slot is None or slot.size_bytes != message.slot_bytes:
+            self.close()
+            raise ProtocolError(f"got a batch in slot {message.slot}, whose memory was never sent; refused")
+        self.count += 1
+        keep = self._copy or into is not None or len(self._held) >= self._ahead - 1
+        self._held.add(message.slot)
+        held = Held(slot.memory, not message.shared, functools.partial(self._release, message.slot))
+        arrays = arrays_on(np.asarray(held), message.parts)
+        if into is not None:
+            return _copy_to(into, arrays)
+        if keep:
+            arrays = [array.copy() for array in arrays]
+        return unflatten(message.form, message.names, arrays)
+
+    def _replace(self, message: Batch, fd: int) -> None:
+        before = self._slots.pop(message.slot, None)
+        if before is not None:
+            before.close()
+        try:
+            self._slots[message.slot] = Slot.attach(fd, message.slot_bytes)
+        except ProtocolError:
+            self.close()
+            raise
+
+    def _release(self, index: int) -> None:
+        """Give a slot back; called by whichever thread drops the last array, at any time."""
+        if os.getpid() != self._pid:
+            return  # the copies of a forked child: the slot is its parent's
+        self._held.discard(index)
+        self._unsent.append(index)
+        link = self._link
+        if link is not None:
+            self._send_unsent(link)
+
+    def _send_unsent(self, link: Link) -> None:
+        while self._unsent:
+            try:
+                index = self._unsent.popleft()
+            except IndexError:
+                return  # another thread was faster
+            try:
+                link.send(encode(Freed(index, self.count)))
+            except BlockingIOError:
+                self._unsent.append(index)
+                return
+            except OSError:
+                return  # closed meanwhile
+
+    def _require_link(self) -> Link:
+        if os.getpid() != self._pid:
+            raise ConfigurationError("this is a forked copy of a batch reader: read in the process that opened it")
+        if self._link is None:
+            raise ConfigurationError("this batch reader is closed: open another one")
+        return self._link
+
+
+def _copy_to(targets: Sequence[Any], arrays: list[Any]) -> list[Any]:
+    fitting = len(targets) == len(arrays) and all(
+        target.shape == array.shape and target.dtype == array.dtype for target, array in zip(targets, arrays)
+    )
+    if not fitting:
+        raise ConfigurationError(
+            f"got buffers of {_shapes(targets)} for a batch of {_shapes(arrays)}: give one array of the same shape and "
+            "dtype for each of its arrays"
+        )
+    for target, array in zip(targets, arrays):
+        np.copyto(target, array)
+    return list(targets)
+
+
+def _shapes(arrays: Sequence[Any]) -> str:
+    return ", ".join(f"{array.dtype}{list(array.shape)}" for array in arrays)
+
+
+def _connect(address: str, timeout_s: float) -> Link:
+    deadline = time.monotonic() + timeout_s
+    while (link := connect_link(address)) is None:
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"there is no batch server at {address} after {timeout_s:g} s: start one (BatchServer in the "
+                "controller, or platoon launch --data-server), or give both sides the same name or address"
+            )
+        time.sleep(_RETRY_S)
+    return link

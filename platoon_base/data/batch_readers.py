@@ -1,0 +1,301 @@
+"""The readers of a batch server as it sees them: who is there, what each of them has, who gets the next batch."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from platoon_base.data.batch_frames import (
+    PROTOCOL,
+    Batch,
+    Bye,
+    End,
+    Failed,
+    Freed,
+    Hello,
+    decode_from_reader,
+    encode,
+)
+from platoon_base.data.batch_link import Link
+from platoon_base.errors import ProtocolError
+
+__all__ = ["Dealt", "Reader", "Readers"]
+
+log = logging.getLogger(__name__)
+
+_MAX_WHY = 1500  # characters
+
+
+class Dealt(NamedTuple):
+    """A batch in a slot.
+
+    Attributes
+    ----------
+    message : Batch
+    number : int
+        Counted by reader, from 1 on; 0 before it was dealt.
+    any_reader : bool
+        Whether it may go to any of them.
+    """
+
+    message: Batch
+    number: int
+    any_reader: bool
+
+
+class Reader:
+    """One reader.
+
+    Attributes
+    ----------
+    link : Link
+    rank : int
+        -1 until it has said hello.
+    ahead : int
+    dealt : dict of int to Dealt
+        By slot: what it has.
+    known : set of int
+        Slots whose memory it has.
+    """
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.rank, self.ahead = -1, 0
+        self.count = self.taken = 0
+        self.dealt: dict[int, Dealt] = {}
+        self.known: set[int] = set()
+        self.said_bye = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether it may get another batch."""
+        return len(self.dealt) < self.ahead
+
+
+class Readers:
+    """All readers of a server.
+
+    Parameters
+    ----------
+    expected : int
+        How many different ranks are to come.
+    listener : socket, optional
+        Where they connect.
+
+    Attributes
+    ----------
+    lost : int
+        Number of batches that died with their worker.
+    """
+
+    def __init__(self, expected: int, listener: socket.socket | None) -> None:
+        self.expected = expected
+        self.lost = 0
+        self._listener = listener
+        self._poll = select.poll()
+        self._links: dict[int, Reader] = {}  # by file descriptor, of the socket and of the process
+        self._readers: list[Reader] = []  # that have said hello; the one that waits longest first
+        self._came: set[int] = set()
+        self._missed: set[int] = set()  # ranks that died, and have not come again
+        if listener is not None:
+            self._poll.register(listener, select.POLLIN)
+
+    # Who is there.
+
+    @property
+    def all_came(self) -> bool:
+        """Whether as many ranks as expected have come, though some may have left again."""
+        return len(self._came) >= self.expected
+
+    @property
+    def all_left(self) -> bool:
+        """Whether all have come and said goodbye."""
+        return self.all_came and not self._readers and not self._missed
+
+    def describe(self) -> str:
+        """Say what the readers are at."""
+        waits = f"{len(self._came)} of {self.expected} workers have come"
+        holds = [f"rank {r.rank} (pid {r.link.pid}) has {len(r.dealt)} of {r.ahead}" for r in self._readers]
+        dead = [f"rank {rank} has died" for rank in sorted(self._missed)]
+        return "; ".join([waits, *holds, *dead])
+
+    def add(self, link: Link) -> None:
+        """Take a connection in; it has to say hello."""
+        reader = Reader(link)
+        for fd in (link.fileno(), link.death_fd):
+            if fd >= 0:
+                self._links[fd] = reader
+                self._poll.register(fd, select.POLLIN)
+
+    def look(self, timeout_s: float, ended: bool) -> tuple[list[Dealt], list[Reader]]:
+        """Wait for messages, and read them.
+
+        Parameters
+        ----------
+        timeout_s : float
+        ended : bool
+            Whether newcomers are to be told that there are no more data.
+
+        Returns
+        -------
+        freed : list of Dealt
+        gone : list of Reader
+            To be dropped.
+        """
+        freed: list[Dealt] = []
+        gone: dict[int, Reader] = {}
+        for fd, _ in self._poll.poll(max(0, round(timeout_s * 1e3))):
+            reader = self._links.get(fd)
+            if reader is None:
+                self._accept()
+            elif id(reader) not in gone and not self._read(reader, freed, ended, fd == reader.link.death_fd):
+                gone[id(reader)] = reader
+        return freed, list(gone.values())
+
+    def _accept(self) -> None:
+        if self._listener is None:
+            return
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
+            sock, _ = self._listener.accept()
+            try:
+                self.add(Link(sock))
+            except ProtocolError as exc:
+                log.warning("%s", exc)
+
+    def _read(self, reader: Reader, freed: list[Dealt], ended: bool, dead: bool) -> bool:
+        """Read all messages of a reader; False once it is gone."""
+        while True:
+            try:
+                frame, fd = reader.link.receive()
+                if fd >= 0:
+                    raise ProtocolError("got a file with a message; refused")
+                if not frame:
+                    return False
+                self._take(reader, decode_from_reader(frame), freed, ended)
+            except BlockingIOError:
+                return not dead
+            except OSError:
+                return False
+            except ProtocolError as exc:
+                log.warning("rank %d is no longer served: %s", reader.rank, exc)
+                self._send(reader, Failed(str(exc)[:_MAX_WHY]))
+                return False
+
+    def _take(self, reader: Reader, message: Hello | Freed | Bye, freed: list[Dealt], ended: bool) -> None:
+        if isinstance(message, Freed):
+            if message.slot not in reader.dealt:
+                raise ProtocolError(f"got slot {message.slot} back, which this reader does not have")
+            reader.taken = message.taken
+            freed.append(reader.dealt.pop(message.slot))
+        elif isinstance(message, Bye):
+            reader.said_bye = True
+        elif reader.rank >= 0:
+            raise ProtocolError("got a second hello from one reader")
+        elif message.protocol != PROTOCOL:
+            raise ProtocolError(
+                f"got a reader of protocol {message.protocol}, this server has {PROTOCOL}: install one version of "
+                "this package everywhere"
+            )
+        else:
+            reader.rank, reader.ahead = message.rank, message.ahead
+            self._readers.append(reader)
+            self._came.add(reader.rank)
+            self._missed.discard(reader.rank)
+            if ended:
+                self._send(reader, End(last=True))
+
+    # Who gets what.
+
+    def targets(self, to: int | str | None) -> list[Reader]:
+        """Return who is to get a batch now; nobody if it has to wait."""
+        if to == "all":
+            ready = self.all_came and all(reader.has_room for reader in self._readers)
+            return list(self._readers) if ready else []
+        if to is not None:
+            if to not in self._came:
+                return []
+            theirs = [reader for reader in self._readers if reader.rank == to]
+            if theirs:
+                return [reader for reader in theirs if reader.has_room][:1]
+        free = [reader for reader in self._readers if reader.has_room]
+        return [min(free, key=lambda reader: len(reader.dealt))] if free else []
+
+    def hand(self, reader: Reader, dealt: Dealt, fd: int) -> bool:
+        """Send a batch; False if the reader is gone, or does not read its messages."""
+        index = dealt.message.slot
+        new = index not in reader.known
+        message = msgspec.structs.replace(dealt.message, new=True) if new else dealt.message
+        if not self._send(reader, message, fd if new else -1):
+            return False
+        reader.known.add(index)
+        reader.count += 1
+        reader.dealt[index] = dealt._replace(number=reader.count)
+        self._readers.remove(reader)
+        self._readers.append(reader)
+        return True
+
+    def forget_slot(self, index: int) -> None:
+        """Take note that a slot has other memory now, which each reader has to get."""
+        for reader in self._readers:
+            reader.known.discard(index)
+
+    def drop(self, reader: Reader) -> tuple[list[Dealt], list[Dealt]]:
+        """Let go of a reader; returns the batches that others can have, and the rest of those that it had."""
+        if reader.link.fileno() not in self._links:
+            return [], []
+        for fd in (reader.link.fileno(), reader.link.death_fd):
+            if self._links.pop(fd, None) is not None:
+                self._poll.unregister(fd)
+        reader.link.close()
+        had = list(reader.dealt.values())
+        reader.dealt = {}
+        if reader not in self._readers:
+            return [], had
+        self._readers.remove(reader)
+        # The first batch is not reported as taken before it is freed.
+        untaken = [dealt for dealt in had if dealt.any_reader and dealt.number > max(1, reader.taken)]
+        if not reader.said_bye:
+            self._missed.add(reader.rank)
+            lost = len(had) - len(untaken)
+            self.lost += lost
+            log.warning(
+                "rank %d (pid %d) is gone with %d batches; %d others go to other workers",
+                reader.rank, reader.link.pid, lost, len(untaken),
+            )  # fmt: skip
+        return untaken, [dealt for dealt in had if dealt.number not in {kept.number for kept in untaken}]
+
+    def say(self, message: End | Failed) -> list[Reader]:
+        """Send something to all of them; returns those that are gone."""
+        return [reader for reader in self._readers if not self._send(reader, message)]
+
+    def say_failed(self, why: str) -> None:
+        """Tell all of them why there are no more batches."""
+        self.say(Failed(why[:_MAX_WHY]))
+
+    def _send(self, reader: Reader, message: Batch | End | Failed, fd: int = -1) -> bool:
+        try:
+            return reader.link.send(encode(message), fd)
+        except BlockingIOError:
+            log.warning("rank %d is no longer served: it does not read its messages", reader.rank)
+            return False
+
+    def close(self) -> None:
+        """Hang up on everybody."""
+        for reader in self._each():
+            self.drop_quietly(reader)
+        if self._listener is not None:
+            self._listener.close()
+
+    def drop_quietly(self, reader: Reader) -> None:
+        """Hang up on one."""
+        reader.said_bye = True
+        self.drop(reader)
+
+    def _each(self) -> Iterable[Reader]:
+        return {id(reader): reader for reader in self._links.values()}.values()

@@ -1,0 +1,372 @@
+"""The server of mini-batches: it deals batches out to the workers of its host through shared memory.
+
+A batch is copied once, into a slot of shared memory. Workers see it there. A slot goes back when a worker drops the
+batch, or dies. The kernel tells of a death at once, so nobody has to time out.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+
+from platoon_base.data.batch_address import batch_address, expected_readers
+from platoon_base.data.batch_frames import Batch, End, Plan, arrays_on, flatten, plan
+from platoon_base.data.batch_link import Link, listen_at, remove_socket
+from platoon_base.data.batch_memory import Slot
+from platoon_base.data.batch_readers import Dealt, Readers
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+
+__all__ = ["DEALS", "BatchServer"]
+
+log = logging.getLogger(__name__)
+
+
+class _AllLeftError(WorkerLostError):
+    """Nobody is there any more."""
+
+
+DEALS = ("free", "turns", "all")
+_LOOK_S = 0.25  # how often a waiting server lets other threads in
+
+
+class BatchServer:
+    """Deals mini-batches out to workers, each of which reads them with a `BatchReader` of the same name.
+
+    Any process of the user may serve: the controller's, one that ``platoon launch --data-server`` starts, or one
+    started by hand. A batch is an array, a tuple or list of arrays, or a dict of them; it arrives in the same form.
+    Arrays hold numbers or strings of a fixed length.
+
+    Leaving its ``with`` block ends the data; by an exception it tells the workers, which raise `WorkerLostError`.
+
+    Parameters
+    ----------
+    address : str, optional
+        Path of the Unix socket to listen at. The default is in the folder of the job that the environment names.
+    name : str
+        Of this server among those of the job.
+    readers : int, optional
+        How many workers to expect, for batches to all of them and before the data may end. The default is the number
+        of workers that the job was launched with; 1 with an address.
+
+    Attributes
+    ----------
+    address : str
+    sent : int
+        Number of batches sent so far; one that goes to all workers counts once.
+    lost : int
+        Number of batches that died with a worker, which was training on them.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no job, or another server listens there.
+
+    Examples
+    --------
+    >>> with BatchServer() as server:
+    ...     for x, y in batches:
+    ...         server.send((x, y))
+    """
+
+    def __init__(self, address: str | None = None, *, name: str = "batches", readers: int | None = None) -> None:
+        expected = expected_readers(address) if readers is None else readers
+        if expected < 1:
+            raise ConfigurationError(f"got readers={readers}: a server has at least one")
+        self.address = batch_address(address, name)
+        self._open(Readers(expected, listen_at(self.address)))
+
+    @classmethod
+    def over(cls, link: Link) -> BatchServer:
+        """Make the server of one reader, at the other end of a connection."""
+        server = cls.__new__(cls)
+        server.address = ""
+        readers = Readers(1, None)
+        readers.add(link)
+        server._open(readers)
+        return server
+
+    def _open(self, readers: Readers) -> None:
+        self.sent = self._turn = 0
+        self._readers = readers
+        self._memory: list[Slot] = []
+        self._free: list[int] = []  # the latest one last: it is still in the caches
+        self._holders: list[int] = []
+        self._pending: list[Dealt] = []  # of workers that died before they took them
+        self._ended = self._closed = False
+        self._lock = threading.RLock()
+        self._pid = os.getpid()
+
+    @property
+    def lost(self) -> int:
+        """See above."""
+        return self._readers.lost
+
+    @property
+    def memory_bytes(self) -> int:
+        """Shared memory that the batches lie in."""
+        return sum(slot.size_bytes for slot in self._memory)
+
+    def send(self, batch: Any, to: int | str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Send a mini-batch; waits while those who are to get it have as many batches as they want ahead.
+
+        Parameters
+        ----------
+        batch : array, or tuple, list or dict of arrays
+        to : int or "all", optional
+            The rank of the worker to get it, or ``"all"`` of them. By default it is the worker that has the fewest
+            batches. One that was for a worker that is gone goes to another.
+        timeout_s : float
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If no worker took a batch within ``timeout_s``.
+        WorkerLostError
+            If all workers have left.
+        """
+        form, names, arrays = flatten(batch)
+        layout = plan([(array.shape, array.dtype) for array in arrays])
+        with self._slot(layout, form, names, to, timeout_s) as targets:
+            for target, array in zip(targets, arrays):
+                np.copyto(target, array)
+
+    @contextlib.contextmanager
+    def in_place(
+        self,
+        *arrays: tuple[tuple[int, ...], Any],
+        to: int | str | None = None,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> Iterator[tuple[Any, ...]]:
+        """Have a batch written where it will be read, without a copy: it is sent at the end of the ``with`` block.
+
+        Parameters
+        ----------
+        *arrays : (shape, dtype)
+            Of each array, as for ``numpy.empty``, whose values are as undefined.
+        to, timeout_s
+            See `send`.
+
+        Examples
+        --------
+        >>> with server.in_place(((256, 784), "float32"), ((256,), "int64")) as (x, y):
+        ...     file.readinto(x)
+        """
+        with self._slot(plan(arrays), "tuple", [], to, timeout_s) as targets:
+            yield tuple(targets)
+
+    def serve(self, batches: Iterable[Any], deal: str = "free", *, timeout_s: float = DEFAULT_TIMEOUT_S) -> int:
+        """Send all batches of an iterable, then the end of an epoch; returns how many were sent.
+
+        It ends early, without an error, when all workers have left.
+
+        Parameters
+        ----------
+        batches : iterable
+        deal : {"free", "turns", "all"}
+            To whichever worker is free; the k-th batch to rank k modulo the number of workers, which makes the batches
+            of each worker the same in each run; or every batch to all workers. Turns count on from call to call.
+        timeout_s : float
+            Bound on each wait.
+        """
+        if deal not in DEALS:
+            raise ConfigurationError(f"got deal={deal!r}: it must be one of {', '.join(DEALS)}")
+        before = self.sent
+        try:
+            for batch in batches:
+                turn = self._turn % self._readers.expected
+                self.send(batch, {"free": None, "turns": turn, "all": "all"}[deal], timeout_s=timeout_s)
+                self._turn += 1
+            self.end_epoch(timeout_s=timeout_s)
+        except _AllLeftError:
+            log.info("all workers have left")
+        return self.sent - before
+
+    def end_epoch(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Tell the workers that an epoch ends here: each leaves its loop over the reader, and may begin another."""
+        self._say_end(last=False, timeout_s=timeout_s)
+
+    def end(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Tell the workers that there are no more batches, now and whenever one comes later.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If some of the expected workers have not come at all.
+        """
+        self._say_end(last=True, timeout_s=timeout_s)
+
+    def fail(self, why: str) -> None:
+        """Tell the workers that no more batches come because of an error, which they raise; and close."""
+        with self._lock:
+            self._readers.say_failed(why)
+        self.close()
+
+    def close(self) -> None:
+        """Hang up; a second call does nothing. Batches that were sent still arrive."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._pid != os.getpid():
+                return  # a forked child: the socket is its parent's
+            if not self._ended:
+                self._readers.say_failed("it was closed before the end of the data")
+            self._readers.close()
+            for slot in self._memory:
+                slot.close()
+            if self.address:
+                remove_socket(self.address)
+
+    def __enter__(self) -> BatchServer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, *_: Any) -> None:
+        try:
+            if exc is not None:
+                self.fail(f"{type(exc).__name__}: {exc}")
+            elif not (self._ended or self._closed):
+                with contextlib.suppress(_AllLeftError):  # nobody is left to be told
+                    self.end()
+        finally:
+            self.close()
+
+    # Slots.
+
+    @contextlib.contextmanager
+    def _slot(
+        self, layout: Plan, form: str, names: list[str], to: int | str | None, timeout_s: float
+    ) -> Iterator[list[Any]]:
+        """Lend a slot to be filled, and then send it."""
+        self._require_target(to)
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            self._look(0)
+            index = self._take_slot(layout.size_bytes)
+        slot = self._memory[index]
+        try:
+            yield arrays_on(slot.memory, layout.parts)
+            message = Batch(index, slot.size_bytes, False, to == "all", form, names, layout.parts)
+            self._post(Dealt(message, 0, to is None), to, deadline, timeout_s)
+        except BaseException:
+            with self._lock:
+                if not self._holders[index]:
+                    self._free.append(index)
+            raise
+        self.sent += 1
+
+    def _take_slot(self, size_bytes: int) -> int:
+        """Return a free slot of at least this size; there is at most one more of them than batches that may be out."""
+        fitting = [i for i, index in enumerate(self._free) if self._memory[index].size_bytes >= size_bytes]
+        if fitting:
+            return self._free.pop(fitting[-1])
+        if not self._free:
+            self._memory.append(Slot.create(size_bytes))
+            self._holders.append(0)
+            return len(self._memory) - 1
+        index = self._free.pop()
+        try:
+            new = Slot.create(size_bytes)
+        except BaseException:
+            self._free.append(index)
+            raise
+        self._memory[index].close()
+        self._memory[index] = new
+        self._readers.forget_slot(index)
+        return index
+
+    def _give_back(self, dealt: Dealt) -> None:
+        index = dealt.message.slot
+        self._holders[index] -= 1
+        if not self._holders[index]:
+            self._free.append(index)
+
+    # Dealing.
+
+    def _post(self, dealt: Dealt, to: int | str | None, deadline: float, timeout_s: float) -> None:
+        """Send a filled slot as soon as those who are to get it have room."""
+        wait_s = 0.0
+        while True:
+            with self._lock:
+                self._look(wait_s)
+                self._deal_pending()
+                targets = [] if self._pending else self._readers.targets(to)
+                handed = [self._hand(reader, dealt) for reader in targets]
+                if any(handed):
+                    return
+                self._require_somebody(deadline, timeout_s)
+            wait_s = min(_LOOK_S, max(0.0, deadline - time.monotonic()))
+
+    def _deal_pending(self) -> None:
+        while self._pending and (targets := self._readers.targets(None)):
+            if self._hand(targets[0], self._pending[0]):
+                self._give_back(self._pending.pop(0))
+
+    def _hand(self, reader: Any, dealt: Dealt) -> bool:
+        slot = self._memory[dealt.message.slot]
+        if not self._readers.hand(reader, dealt, slot.fd):
+            self._drop(reader)
+            return False
+        self._holders[dealt.message.slot] += 1
+        return True
+
+    def _look(self, timeout_s: float) -> None:
+        """Read what readers have sent; waits for something to read, or for the end of a reader."""
+        freed, gone = self._readers.look(timeout_s, self._ended)
+        for dealt in freed:
+            self._give_back(dealt)
+        for reader in gone:
+            self._drop(reader)
+
+    def _drop(self, reader: Any) -> None:
+        """Take the slots of a reader back that has left or died; what it had not taken goes to others."""
+        untaken, rest = self._readers.drop(reader)
+        self._pending += untaken  # which keeps their slots held
+        for dealt in rest:
+            self._give_back(dealt)
+
+    def _require_somebody(self, deadline: float, timeout_s: float) -> None:
+        if self._readers.all_left:
+            raise _AllLeftError("all workers have left: there is nobody to send a batch to; end the server")
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"no worker had room for a batch within {timeout_s:g} s ({self._readers.describe()}): look into the "
+                "workers' logs, or give a longer timeout_s"
+            )
+
+    def _require_target(self, to: int | str | None) -> None:
+        if self._closed or self._ended or self._pid != os.getpid():
+            why = (
+                "is a forked copy" if self._pid != os.getpid() else "has ended its data" if self._ended else "is closed"
+            )
+            raise ConfigurationError(f"this batch server {why}: open another one to send more")
+        if to is None or to == "all":
+            return
+        if isinstance(to, str) or not 0 <= to < self._readers.expected:
+            raise ConfigurationError(
+                f'got to={to!r}: it must be "all" or a rank, 0 to {self._readers.expected - 1} (readers='
+                f"{self._readers.expected})"
+            )
+
+    def _say_end(self, last: bool, timeout_s: float) -> None:
+        self._require_target(None)
+        deadline = time.monotonic() + timeout_s
+        wait_s = 0.0
+        while True:
+            with self._lock:
+                self._look(wait_s)
+                self._deal_pending()
+                if not self._pending and self._readers.all_came:
+                    self._ended = last
+                    for reader in self._readers.say(End(last)):
+                        self._drop(reader)
+                    return
+                self._require_somebody(deadline, timeout_s)
+            wait_s = min(_LOOK_S, max(0.0, deadline - time.monotonic()))
