@@ -66,27 +66,27 @@ class Center(Protocol):
         ...
 
     def read(self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False) -> None:
-        """Copy the center into ``out``; with ``begin`` set the rule's state on this worker too, as `start_from` does.
-
-        On the host values and states are then of one moment, stripe by stripe. On devices a synchronization may come
-        between them, whose move by momentum this worker misses.
-        """
+        """Copy the center into ``out``; with ``begin`` start the rule's states on this worker, at the same moment."""
         ...
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """Copy ``values`` into the center.
+        """Put ``values`` in place of the center's, and start the rule's states on this worker, at the same moment.
 
-        If others were there, the rule's momentum ends with them, but for that on devices. A state that workers follow
-        stays.
+        Momentum, which is a center state that no local state follows, ends where the values are others, element by
+        element. A state that workers follow stays.
         """
         ...
 
-    def set_states(self, states: Sequence[Sequence[Array]]) -> None:
-        """Set the rule's buffers beside the center, of one array for each parameter; before the first `write`."""
-        ...
+    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
+        """Give a new center its first values, and start the rule's states on this worker; before others attach.
 
-    def start_from(self, values: Sequence[Array]) -> None:
-        """Set the rule's state on this worker, as if it had just seen ``values`` in the center, and its states."""
+        Parameters
+        ----------
+        values : sequence of array
+        states : sequence of sequence of ndarray
+            For each of the rule's buffers beside the center one array for each parameter, as a checkpoint holds them;
+            buffers that are not given stay full of zeros.
+        """
         ...
 
     def finish(self) -> None:

@@ -112,34 +112,27 @@ class DeviceCenter:
         """See `Center.read`."""
         if self._directory.complete:
             self._look_after(timeout_s)
-            self._launch("pull", out)
-        else:  # nobody has synchronized yet
-            self._directory.read_buffer(0, out)
+            self._launch("take_over" if begin else "pull", out)
+            return
+        self._directory.read_buffer(0, out)  # nobody has synchronized yet
         if begin:
-            self.start_from(out)
+            self._start_from_mirror()
 
     def write(self, values: Sequence[DeviceArray], locked: bool, timeout_s: float) -> None:
         """See `Center.write`."""
-        if self._own or self._directory.complete:
-            self._look_after(timeout_s)
-            self._launch("adopt", values)  # c := x
-        else:  # a new center
-            self._directory.write_buffer(0, values)
-            self.make_partition()
+        self._look_after(timeout_s)
+        self._launch("overwrite", values)
 
-    def set_states(self, states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
-        """See `Center.set_states`: partitions are made out of the mirror."""
-        for i, state in enumerate(states):
-            self._directory.write_buffer(1 + i, state)
+    def fill(self, values: Sequence[DeviceArray], states: Sequence[Sequence[np.ndarray[Any, Any]]]) -> None:
+        """See `Center.fill`: partitions are made out of the mirror."""
+        for buffer, arrays in enumerate([values, *states]):
+            self._directory.write_buffer(buffer, arrays)
+        self.make_partition()
+        self._start_from_mirror()
 
-    def start_from(self, values: Sequence[DeviceArray]) -> None:
-        """See `Center.start_from`."""
-        if not self._sources:
-            return
-        if self._directory.complete:
-            self._look_after(_PATIENCE_S)
-            self._launch("start", values)
-        else:  # nobody has synchronized yet: the values are in the mirror still
+    def _start_from_mirror(self) -> None:
+        """Start this worker's states from the mirror, where the first values are until somebody synchronizes."""
+        if self._sources:
             buffers = [0 if source is None else 1 + source for source in self._sources]
             self._states.write(np.concatenate([self._directory.buffer_as_state(buffer) for buffer in buffers]))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from platoon_base.rules.center import Rule, local_sources
+from platoon_base.rules.center import Rule, local_sources, momenta
 
 __all__ = ["FORMS", "Form", "Operation", "form_of", "operations"]
 
@@ -89,19 +89,21 @@ def form_of(rule: Rule) -> Form | None:
 def operations(rule: Rule) -> dict[str, Operation]:
     """Return all that is done with the center of a rule that has a form, by the names of the kernels.
 
-    These are the rule itself, its ``_atomic`` form without locks if it has one, both kinds of `Adopt`, ``pull``
-    (x := c), and ``start``, which sets the local states.
+    These are the rule itself, its ``_atomic`` form without locks if it has one, both kinds of `Adopt`, ``overwrite``
+    (c := x) and ``take_over`` (x := c), which start the local states, and ``pull`` (x := c).
     """
     form, kernel = FORMS[str(rule.kernel)], str(rule.kernel)
-    sources = zip(form.local_state, local_sources(rule))
-    start = {name: "x" if source is None else form.center_state[source] for name, source in sources}
-    remembered = {name: "x" for name, value in start.items() if value == "x"}
+    sources = dict(zip(form.local_state, local_sources(rule)))
+    followed = {name: form.center_state[source] for name, source in sources.items() if source is not None}
+    remembered = [name for name, source in sources.items() if source is None]
+    adopt = {"c": "x", **{form.center_state[i]: f"x == c ? {form.center_state[i]} : 0" for i in momenta(rule)}}
     found = {
         kernel: Operation(form.new, form.compute, form.scalars, locked=True),
-        "adopt": Operation({"c": "x"}, locked=True),
-        "adopt_remembering": Operation({"c": "x", **remembered}, locked=True),
+        "adopt": Operation(adopt, locked=True),
+        "adopt_remembering": Operation({**adopt, **dict.fromkeys(remembered, "x")}, locked=True),
+        "overwrite": Operation({**adopt, **dict.fromkeys(remembered, "x"), **followed}, locked=True),
+        "take_over": Operation({"x": "c", **dict.fromkeys(remembered, "c"), **followed}, locked=bool(followed)),
         "pull": Operation({"x": "c"}),
-        "start": Operation(start),
     }
     if form.adds:
         found[f"{kernel}_atomic"] = Operation(form.new, form.compute, form.scalars, form.adds)

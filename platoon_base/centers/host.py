@@ -15,7 +15,7 @@ from platoon_base.centers.host_rounds import WORDS, Rounds, StripeArrays
 from platoon_base.centers.stripes import Stripe, copy_all, cut
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
-from platoon_base.rules.center import Rule, local_sources
+from platoon_base.rules.center import Rule, end_momentum, local_sources
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
@@ -113,7 +113,6 @@ class HostCenter:
         ]
         self._rounds = self._open_rounds(center, first + step * (1 + center_states)) if rounds else None
         self.whole = True
-        self._written = True  # but by whoever has just made it
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
@@ -199,9 +198,8 @@ class HostCenter:
             if self._rounds is not None:
                 self._rounds.note_read(stripe.index)
             copy_all(cut(out, stripe.pieces), stripe.center)
-            for state, source in zip(self._local_states, self._local_sources) if begin else ():
-                start = stripe.center if source is None else cut(self.states[source], stripe.pieces)
-                copy_all(cut(state, stripe.pieces), start)
+            if begin:
+                self._start(stripe)
 
         left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
@@ -213,21 +211,38 @@ class HostCenter:
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
         """See `Center.write`."""
+        momenta = [state for i, state in enumerate(self.states) if i not in self._local_sources]
 
         def copy(stripe: Stripe) -> None:
             new = cut(values, stripe.pieces)
-            if self._written and not all(np.array_equal(c, value) for c, value in zip(stripe.center, new)):
-                for momentum in (state for i, state in enumerate(self.states) if i not in self._local_sources):
-                    copy_all(cut(momentum, stripe.pieces), [0] * len(new))
-            if self._rounds is not None:
-                self._rounds.write(stripe.index, new)
-            else:
-                copy_all(stripe.center, new)
+            for c, value, *momentum in zip(stripe.center, new, *(cut(state, stripe.pieces) for state in momenta)):
+                end_momentum(momentum, c, value)
+            self._put(stripe, new)
 
         left = self._visit(copy, locked, timeout_s)
-        self._written = True
         if left:
             raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
+
+    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
+        """See `Center.fill`."""
+        for state, given in zip(self.states, states):
+            copy_all(state, given)
+        for stripe in self._stripes:
+            self._put(stripe, cut(values, stripe.pieces))
+
+    def _put(self, stripe: Stripe, values: Sequence[Array]) -> None:
+        """Put values into a stripe, and start this worker's states from there."""
+        if self._rounds is not None:
+            self._rounds.write(stripe.index, values)
+        else:
+            copy_all(stripe.center, values)
+        self._start(stripe)
+
+    def _start(self, stripe: Stripe) -> None:
+        """Start this worker's states from what a stripe holds."""
+        for state, source in zip(self._local_states, self._local_sources):
+            start = stripe.center if source is None else cut(self.states[source], stripe.pieces)
+            copy_all(cut(state, stripe.pieces), start)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states, each stripe under its lock, so that they belong together."""
@@ -245,18 +260,6 @@ class HostCenter:
         for stripe in self._visit(copy, True, PATIENCE_S):
             copy(stripe)
         return values, states
-
-    def set_states(self, states: Sequence[Sequence[Array]]) -> None:
-        """See `Center.set_states`."""
-        for state, values in zip(self.states, states):
-            copy_all(state, values)
-
-    def start_from(self, values: Sequence[Array]) -> None:
-        """See `Center.start_from`."""
-        if self._rounds is not None:
-            self._rounds.begin()
-        for state, source in zip(self._local_states, self._local_sources):
-            copy_all(state, values if source is None else self.states[source])
 
     def holder(self, stripe: int) -> int | None:
         """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
@@ -390,9 +393,7 @@ class HostCenters:
         header["fingerprint"] = np.void(layout.fingerprint)
         header["states"], header["rounds"] = center_states, rounds
         header["magic"] = MAGIC
-        center = HostCenter(segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes)
-        center._written = False
-        return center
+        return HostCenter(segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""

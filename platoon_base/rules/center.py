@@ -9,6 +9,7 @@ one-pass form too (see `platoon_base.centers.host_kernels`), which gives the sam
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, ClassVar, Protocol
 
@@ -16,7 +17,10 @@ import numpy as np
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["ASGD", "EASGD", "Adopt", "Array", "Rule", "State", "local_sources", "require_rule", "settings_of"]
+__all__ = [
+    "ASGD", "EASGD", "Adopt", "Array", "Rule", "State", "end_momentum", "local_sources", "momenta", "require_rule",
+    "settings_of",
+]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
@@ -168,11 +172,13 @@ class Adopt:
 
     ::
 
+        m := 0 where c != x       (momentum: a center state that no local state follows)
         c := x
         x_old := x                (if the rule remembers the center)
 
     The center is for checkpoints and for workers that join late. When one has joined, the rule takes over. Local states
-    that follow a center state stay what they are, as that one does.
+    that follow a center state stay what they are, as that one does. Momentum that a resumed job has brought along would
+    carry the center off once a second worker joins: it has nothing to do with where the center is by then.
 
     Parameters
     ----------
@@ -187,6 +193,7 @@ class Adopt:
     def __init__(self, rule: Rule) -> None:
         self.local_state, self.center_state = rule.local_state, rule.center_state
         self._remembering = [source is None for source in local_sources(rule)]
+        self._momenta = momenta(rule)
         self.kernel = "adopt_remembering" if any(self._remembering) else "adopt"
 
     def resolved(self, size: int) -> Adopt:
@@ -199,6 +206,7 @@ class Adopt:
 
     def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
         """Apply the equations above in place."""
+        end_momentum([center_state[i] for i in self._momenta], center, local)
         center[...] = local
         for array, remembers in zip(local_state, self._remembering):
             if remembers:
@@ -209,6 +217,19 @@ def local_sources(rule: Rule) -> list[int | None]:
     """Return for each local state the index of the center state that it starts with; None for the center's values."""
     names = rule.center_state
     return [names.index(name) if name in names else None for name in rule.local_state]
+
+
+def momenta(rule: Rule) -> list[int]:
+    """Return the indices of the center states that no local state follows: the momentum of the center."""
+    return [i for i in range(len(rule.center_state)) if i not in local_sources(rule)]
+
+
+def end_momentum(momentum: Sequence[Array], center: Array, new: Array) -> None:
+    """Set momentum to 0 wherever ``center`` is about to be given a ``new`` value that no synchronization led to."""
+    if momentum:
+        changed = center != new
+        for state in momentum:
+            np.copyto(state, 0, where=changed)
 
 
 def require_rule(rule: Any, argument: str = "rule") -> None:

@@ -82,11 +82,12 @@ class SharedParameters:
         try:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
-            self.center.set_states(states)
-            self.start(create, timeout_s)  # a worker's own states may begin with these
             if create:
+                self.center.fill(self._borrow_as_shared(), states)
                 client.ask(msg.CenterReady(), msg.Done, timeout_s)
                 self._unlink = centers.unlink
+            else:
+                self._take_over(self.center, timeout_s)
         except BaseException as exc:
             self.close()
             if create:
@@ -102,19 +103,11 @@ class SharedParameters:
         self.parameters.give_back(arrays)
         return checkpoint.states
 
-    def start(self, create: bool, timeout_s: float) -> None:
-        """Put the parameters into a center just created, or take those of an existing one over."""
-        if self.center is None:
-            return
-        with self._turns.take("copy_to_global" if create else "copy_to_local", timeout_s) as left_s:
-            arrays = self._borrow()
-            self._require_layout(arrays)
-            if create:
-                self.center.write(arrays, True, left_s)
-                self.center.start_from(arrays)
-            else:
-                self.center.read(arrays, True, left_s, begin=True)
-                self._give_back(arrays)
+    def _take_over(self, center: Center, timeout_s: float) -> None:
+        with self._turns.take("copy_to_local", timeout_s) as left_s:
+            arrays = self._borrow_as_shared()
+            center.read(arrays, True, left_s, begin=True)
+            self._give_back(arrays)
 
     def sync(self, synchronous: bool, part: float, timeout_s: float) -> None:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
@@ -208,14 +201,15 @@ class SharedParameters:
         if self._alone():
             self.sync(True, 1.0, timeout_s)
         elif self.center is not None:
-            self.start(create=False, timeout_s=timeout_s)
+            self._take_over(self.center, timeout_s)
             self._progress.count_copy()
 
     def copy_to_global(self, timeout_s: float) -> None:
         """Center := parameters."""
         if self.center is not None:
             require_finite(self.parameters.layout, self.parameters.borrow())
-            self.start(create=True, timeout_s=timeout_s)
+            with self._turns.take("copy_to_global", timeout_s) as left_s:
+                self.center.write(self._borrow_as_shared(), True, left_s)
             self._progress.count_copy()
 
     @contextlib.contextmanager
@@ -271,6 +265,12 @@ class SharedParameters:
                 "a parameter lies no longer on the device, or not C-contiguous: set values with set_value(), which "
                 "keeps them there, or launch with --center host"
             )
+        return arrays
+
+    def _borrow_as_shared(self) -> list[Any]:
+        """Return the values as the center takes them, if they still have their shapes and dtypes."""
+        arrays = self._borrow()
+        self._require_layout(arrays)
         return arrays
 
     def _give_back(self, arrays: Sequence[Any]) -> None:

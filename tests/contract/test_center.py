@@ -1,5 +1,6 @@
 """The contract of a center, on posix shared memory: values by hand, stripes, locks, many processes at once."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -44,10 +45,9 @@ def pair(centers):
     def open_pair(rule, values):
         layout = Layout.of(values)
         opened.append(centers.create(layout, rule, 0))
-        opened[0].write(values, True, 10)
+        opened[0].fill(values, [])
         opened.append(centers.attach(layout, rule, 1))
-        for center in opened:
-            center.start_from(values)
+        opened[1].read([np.empty_like(value) for value in values], True, 10, begin=True)
         return opened
 
     yield open_pair
@@ -113,14 +113,14 @@ def test_center_momentum_carries_the_workers_along(pair, dtype):
     for got, want in zip(centers[0].states, (m, s)):
         for a, b in zip(got, want):
             np.testing.assert_array_equal(a, b)
-    centers[0].start_from(read)
+    centers[0].read(read, True, 10, begin=True)
     centers[0].sync(rule, read, True, 10)  # at the center, and on its frame: there is no pull, and none to ride after
     for got, center, momentum in zip(read, c, m):
         _, decay, gain = (a.dtype.type(value) for a in (got,) for value in rule.kernel_args())
         np.testing.assert_array_equal(got, center + gain * (decay * momentum))
 
 
-def test_momentum_ends_when_others_values_are_put_into_the_center(pair):
+def test_momentum_ends_where_other_values_are_put_into_the_center(pair):
     """What the workers have gone along with stays: they would go back otherwise. The same values change nothing."""
     rule = CenterMomentum().resolved(2)
     one, two = pair(rule, model(2))
@@ -132,10 +132,72 @@ def test_momentum_ends_when_others_values_are_put_into_the_center(pair):
     two.write(same, True, 10)
     for got, want in zip((*one.states[0], *one.states[1]), (*m, *s)):
         np.testing.assert_array_equal(got, want)
-    two.write(model(3), True, 10)
-    assert all(not a.any() for a in one.states[0])
+    others = [a.copy() for a in same]
+    others[0][1, 2] += 1
+    others[3][600_000:] = 0
+    two.write(others, True, 10)
+    for momentum, before, value, other in zip(one.states[0], m, same, others):
+        np.testing.assert_array_equal(momentum, np.where(value == other, before, 0))
     for got, want in zip(one.states[1], s):
         np.testing.assert_array_equal(got, want)
+
+
+def test_a_center_is_filled_with_values_and_states(centers):
+    """Whoever fills it, or attaches to it, sits at it in the moved frame: it goes on by its momentum alone."""
+    rule = CenterMomentum().resolved(2)
+    start, m, s = model(0, "float64"), model(1, "float64"), model(2, "float64")
+    one = centers.create(Layout.of(start), rule, 0)
+    one.fill(start, [m, s])
+    two = centers.attach(Layout.of(start), rule, 1)
+    try:
+        values, states = two.snapshot()
+        for got, want in zip([*values, *states[0], *states[1]], [*start, *m, *s]):
+            np.testing.assert_array_equal(got, want)
+        x, y = [a.copy() for a in start], [np.empty_like(a) for a in start]
+        two.read(y, True, 10, begin=True)
+        _, decay, gain = rule.kernel_args()
+        one.sync(rule, x, True, 10)
+        for got, center, momentum in zip(x, start, m):
+            np.testing.assert_array_equal(got, center + gain * (decay * momentum))
+        two.sync(rule, y, True, 10)  # it makes up for that move first
+        for got, center, momentum in zip(y, x, m):
+            np.testing.assert_allclose(got, center + gain * (decay**2 * momentum), rtol=0, atol=1e-12)
+    finally:
+        one.close()
+        two.close()
+
+
+@contextlib.contextmanager
+def after_each_stripe(monkeypatch, do):
+    """Do something whenever a visit has freed a stripe; yields the list of what it returned."""
+    done, free = [], Segment.unlock
+
+    def and_then_do(segment, *byte):
+        free(segment, *byte)
+        with monkeypatch.context() as plain:
+            plain.setattr(Segment, "unlock", free)
+            done.append(do())
+
+    with monkeypatch.context() as watched:
+        watched.setattr(Segment, "unlock", and_then_do)
+        yield done
+
+
+def test_values_and_frame_are_written_at_one_moment(pair, monkeypatch):
+    """One puts the center's own values there; right behind it, another moves the center by its momentum."""
+    rule = CenterMomentum().resolved(2)
+    one, two = pair(rule, [np.zeros(7)])
+    one.sync(rule, [np.arange(7.0)], True, 10)  # which gives the center momentum
+    sits = [np.empty(7)]
+    one.read(sits, True, 10, begin=True)
+    values, center = [sits[0].copy()], [np.empty(7)]
+    with after_each_stripe(monkeypatch, lambda: one.sync(rule, sits, True, 10)) as moves:
+        two.write(values, True, 10)
+    assert len(moves) == 1
+    assert (sits[0][1:] != values[0][1:]).all()
+    two.sync(rule, values, True, 10)  # it rides along, and there is no pull
+    two.read(center, True, 10)
+    np.testing.assert_allclose(values[0], center[0], rtol=0, atol=1e-12)
 
 
 def test_values_and_frame_are_read_at_one_moment(pair, monkeypatch):
@@ -145,17 +207,8 @@ def test_values_and_frame_are_read_at_one_moment(pair, monkeypatch):
     one.sync(rule, model(0, "float64"), True, 10)  # which gives the center momentum
     sits = model(0, "float64")
     one.read(sits, True, 10, begin=True)
-    moves, free = [], Segment.unlock
-
-    def and_then_move(segment, *byte):
-        free(segment, *byte)
-        with monkeypatch.context() as plain:
-            plain.setattr(Segment, "unlock", free)
-            moves.append(one.sync(rule, sits, True, 10))
-
     taken, center = model(1, "float64"), model(1, "float64")
-    with monkeypatch.context() as watched:
-        watched.setattr(Segment, "unlock", and_then_move)
+    with after_each_stripe(monkeypatch, lambda: one.sync(rule, sits, True, 10)) as moves:
         two.read(taken, True, 10, begin=True)
     assert len(moves) > 1
     two.sync(rule, taken, True, 10)  # it rides along, and there is no pull
@@ -189,7 +242,6 @@ def test_ctrl_c_at_any_instruction_leaves_no_stripe_locked(centers):
     layout, rule, instruction = Layout.of(values), EASGD(0.5), 0
     center = centers.create(layout, rule, 0)
     other = centers.attach(layout, rule, 1)
-    center.write(values, True, 10)
     interrupted = True
     while interrupted:
         instruction, interrupted = instruction + 1, False
@@ -302,7 +354,7 @@ def test_processes_at_once_lose_no_update(centers, kernels):
 
         x = [np.zeros(int(sys.argv[3]), "float32")]
         center = HostCenters(sys.argv[1]).attach(Layout.of(x), ASGD(), int(sys.argv[2]))
-        center.start_from(x)
+        center.read(x, True, 60, begin=True)
         sys.stdin.readline()  # all begin together
         for _ in range(30):
             x[0] += 1

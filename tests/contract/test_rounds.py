@@ -49,10 +49,9 @@ def open_centers():
         for rank in range(workers):
             opened.append((centers.attach if rank else centers.create)(layout, rule, rank))
             if rank:
-                opened[-1].read([np.empty_like(v) for v in values], True, 10)
+                opened[-1].read([np.empty_like(v) for v in values], True, 10, begin=True)
             else:
-                opened[-1].write(values, True, 10)
-            opened[-1].start_from(values)
+                opened[-1].fill(values, [])
         return opened
 
     yield open_them
@@ -170,8 +169,8 @@ def test_who_took_the_center_over_by_a_copy_goes_on_from_there(open_centers):
     one, two = open_centers(rule, model(0), 2)
     one.contribute(model(1), 1.0, 10)
     one.take_over(rule, model(1), 1, 10)
-    x = values_of(two, model(0))
-    two.start_from(x)
+    x = model(0)
+    two.read(x, True, 10, begin=True)
     two.contribute(plus(4, x), 1.0, 10)
     two.take_over(rule, x, 2, 10)
     require_all(x, 5)
@@ -187,6 +186,24 @@ def test_progress_from_values_that_were_overwritten_does_not_count(open_centers)
     one.take_over(rule, x, 1, 10)
     two.take_over(rule, y, 1, 10)
     require_all([*x, *y], 52)
+
+
+def test_outer_momentum_ends_where_other_values_are_put_into_the_center(open_centers):
+    rule = DiLoCo(1, 0.5)
+    one, two = open_centers(rule, model(0), 2)
+    x = model(0)
+    one.contribute(model(4), 1.0, 10)
+    one.take_over(rule, x, 1, 10)
+    require_all(x, 6)
+    others = values_of(two, x)
+    others[3][600_000] = 8
+    for center in (one, two):  # the second time they are there already
+        center.write(others, True, 10)
+    two.contribute(plus(2, others), 1.0, 10)
+    two.take_over(rule, x, 2, 10)
+    assert x[3][600_000] == 8 + (2 + 0.5 * 2)
+    x[3][600_000] = 10
+    require_all(x, 6 + (2 + 0.5 * (0.5 * 4 + 2)))
 
 
 def test_the_same_values_written_by_all_take_no_progress_away(open_centers):
@@ -286,8 +303,7 @@ def test_a_death_while_it_contributes_leaves_at_most_its_own_progress_out(open_c
             for c, (d, part) in zip(possible, found):
                 rule.step(np.full_like(s, d), c, (m[i].copy(),) if rule.center_state else (), part)
             assert np.all(np.any([np.isclose(a, c, rtol=1e-6) for c in possible], axis=0)), number
-        two.read(y, True, 10)
-        two.start_from(y)
+        two.read(y, True, 10, begin=True)
     assert number > 20
 
 
@@ -301,8 +317,7 @@ def test_a_death_in_the_midst_of_the_step_is_made_good_by_the_next(open_centers,
     while True:
         start = values_of(one, x)
         y = [a.copy() for a in start]
-        two.read(y, True, 10)
-        two.start_from(y)
+        two.read(y, True, 10, begin=True)
         m = [state.copy() for state in one.snapshot()[1][0]] if rule.center_state else start
         one.contribute(plus(2, start), 1.0, 10)
         two.contribute(plus(4, start), 1.0, 10)

@@ -158,6 +158,26 @@ worker.release_shared_params()
     folder.close()
 
 
+def test_momentum_ends_where_a_worker_puts_other_values_into_the_center(run_on_devices):
+    run_on_devices(
+        TURNS
+        + """
+replay = Replay(rule, starts)
+take_turns(replay, 1)
+values = [c.copy() for c in replay.center]
+for value in values:
+    value.reshape(-1)[::3] += 1
+replay.overwrite(0, values)
+if rank == 0:
+    for array, value in zip(arrays, values):
+        array[...] = value
+    worker.copy_to_global()
+take_turns(replay, 1000)
+""",
+        workers=len(DEVICES),
+    ).require_success()
+
+
 def test_workers_that_synchronize_at_once_lose_nothing(run_on_devices):
     """With a strength of 1 and no gain, worker and center change places: the sum of all grows by the progress alone."""
     run_on_devices(

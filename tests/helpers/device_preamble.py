@@ -53,6 +53,16 @@ class Replay:
         starts = [self.center if source is None else self.states[source] for source in local_sources(self.rule)]
         self.own[turn] = [[a.copy() for a in start] for start in starts]
 
+    def overwrite(self, turn, values):
+        """A worker puts values into the center; momentum, which no worker follows, ends where they are others."""
+        followed = local_sources(self.rule)
+        for i, state in enumerate(self.states):
+            for m, c, value in zip(state, self.center, values):
+                if i not in followed:
+                    m[c != value] = 0
+        self.center = [value.copy() for value in values]
+        self.take_over(turn)
+
     def sync(self, turn, progress, among=size):
         """A worker makes some progress, and synchronizes."""
         rule = self.rule.resolved(max(2, among))  # as many as rules reckon with at least

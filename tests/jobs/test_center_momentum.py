@@ -70,6 +70,12 @@ class Replay:
         """Begin at the center, and in the frame as it is now."""
         self.workers[rank] = [c.copy() for c in self.c], [s.copy() for s in self.s]
 
+    def overwrite(self, rank):
+        """Put a worker's values, each another than the center's, in its place."""
+        self.c = [x.copy() for x in self.workers[rank][0]]
+        self.m = [np.zeros_like(m) for m in self.m]
+        self.join(rank)
+
     def take_turns(self, found, turns, living):
         """Synchronize, and require the bits that ``found``, by rank, holds of each turn."""
         for turn, rank in turns:
@@ -197,3 +203,68 @@ with connect() as worker:
     for rank in (0, 1):
         replay.join(rank)
     replay.take_turns(load(tmp_path, 0, 1, name="second"), after, living=2)
+
+
+def test_who_overwrites_the_center_ends_its_momentum_and_stays_in_its_frame(run_job, tmp_path):
+    before, after = [(0, 0), (1, 1), (2, 1), (3, 0)], [(4, 1), (5, 0), (6, 0), (7, 1)]
+    run_job(
+        BY_TURNS
+        + f"""
+with connect() as worker:
+    worker.init_shared_params(x, CenterMomentum())
+    worker.barrier("all here")
+    take_turns({before})
+    if worker.global_rank == 1:
+        worker.copy_to_global()
+    worker.barrier("overwritten")
+    take_turns({after})
+    save()
+"""
+    ).require_success()
+    replay, found = Replay([0, 1]), load(tmp_path, 0, 1)
+    replay.take_turns(found, before, living=2)
+    assert all((x != c).all() for x, c in zip(replay.workers[1][0], replay.c))
+    replay.overwrite(1)
+    replay.take_turns(found, after, living=2)
+
+
+def test_a_worker_that_resumes_a_job_alone_ends_the_momentum(platoon, write_script, tmp_path):
+    """A late worker would be carried off by it otherwise. Where the center stays, the momentum does, too."""
+    before = [(0, 0), (1, 1), (2, 1), (3, 0)]
+    script = write_script(
+        BY_TURNS
+        + f"""
+def look():
+    with center_of(x, CenterMomentum()) as center:
+        return center.snapshot()
+
+with connect() as worker:
+    worker.init_shared_params(x, CenterMomentum())
+    if worker.late:
+        values, (m, s) = look()
+        worker.sync_params()    # it sits at the center: nothing but momentum could move it
+        for now, old, momentum in zip(x, values, m):
+            assert ((now != old) == (momentum != 0)).all()
+    elif worker.global_size == 2:
+        worker.barrier("all here")
+        take_turns({before})
+    else:
+        values, (m, s) = look()
+        assert all((state != 0).all() for state in m)
+        for array in x:
+            array.reshape(-1)[1:] += 1
+        worker.sync_params()
+        after, (m_after, s_after) = look()
+        for i, array in enumerate(x):
+            assert (after[i] == array).all()
+            assert (s_after[i] == s[i]).all()
+            assert not m_after[i].reshape(-1)[1:].any()
+            assert m_after[i].flat[0] == m[i].flat[0]
+        environment = {{k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}}
+        subprocess.run([sys.executable, *sys.argv], env=environment, check=True)
+"""
+    )
+    for workers in (2, 1):
+        done = platoon("launch", "-n", workers, "--resume", "kept", "--log-dir", "logs", script, tmp_path)
+        logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("*.log"))
+        assert done.returncode == 0, done.stdout + done.stderr + logs

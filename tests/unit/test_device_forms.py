@@ -140,6 +140,13 @@ def worker_values(rng, dtype, shift):
     return values
 
 
+def keep_some(local, center):
+    """Let a worker have the center's values here and there."""
+    for x, c in zip(local, center):
+        if x.ndim:
+            x[::3] = c[::3]
+
+
 def by_the_rule(rule, local, buffers):
     """Apply the NumPy form to copies; an element whose center or center state is not finite keeps all its values."""
     shared = 1 + len(rule.center_state)
@@ -174,6 +181,7 @@ def test_a_kernel_is_its_rule_bit_by_bit(compiled, of, alone, dtype, partitions,
     huge = 0.9 * np.finfo(dtype).max
     for turn in range(3):
         local = worker_values(rng, dtype, shift)
+        keep_some(local, memory.buffers()[0])
         if poison:
             local[0][[5, TILE_BYTES // 4]] = np.nan, np.inf
             local[4][-1] = (-1) ** turn * huge
@@ -234,12 +242,35 @@ def test_a_worker_takes_the_center_over_and_starts_its_states(compiled, rule, dt
     assert same_bits(local, memory.begun[0])
     own = len(memory.begun) - len(rule.local_state)
     assert all(same_bits(a, b) for a, b in zip(memory.buffers(), memory.begun))
-    seen = worker_values(rng, dtype, 0)
-    memory.run(compiled(rule, "start", dtype), "start", seen)
+    local = worker_values(rng, dtype, 0)
+    memory.run(compiled(rule, "take_over", dtype), "take_over", local)
+    assert same_bits(local, memory.begun[0])
     found = memory.buffers()
     assert all(same_bits(a, b) for a, b in zip(found[:own], memory.begun[:own]))
     for state, source in zip(found[own:], local_sources(rule)):
-        assert same_bits(state, seen if source is None else memory.begun[1 + source])
+        assert same_bits(state, memory.begun[0 if source is None else 1 + source])
+
+
+@needs_cxx
+@pytest.mark.parametrize("shift", [0, 1])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", RULES, ids=str)
+def test_a_worker_overwrites_the_center_and_starts_its_states(compiled, rule, dtype, shift):
+    rng = np.random.default_rng(4)
+    memory, local = Memory(rule, dtype, 2, rng), worker_values(rng, dtype, shift)
+    center, shared = memory.begun[0], 1 + len(rule.center_state)
+    keep_some(local, center)
+    values = [x.copy() for x in local]
+    memory.run(compiled(rule, "overwrite", dtype), "overwrite", local)
+    assert same_bits(local, values)
+    found = memory.buffers()
+    assert same_bits(found[0], values)
+    for name, state, before in zip(rule.center_state, found[1:shared], memory.begun[1:shared]):
+        # What workers follow stays, momentum ends where the values are others.
+        changed = [(x != c) & (name not in rule.local_state) for x, c in zip(values, center)]
+        assert same_bits(state, [np.where(end, b.dtype.type(0), b) for end, b in zip(changed, before)])
+    for state, source in zip(found[shared:], local_sources(rule)):
+        assert same_bits(state, values if source is None else memory.begun[1 + source])
 
 
 def test_a_rule_with_momentum_at_the_center_has_no_form_without_locks():

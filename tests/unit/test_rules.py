@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from platoon_base.centers.host_kernels import BLOCK, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, Rule, default_rule, require_rule
+from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, DiLoCo, Rule, default_rule, require_rule
 
 pytestmark = pytest.mark.base
 
@@ -323,9 +323,17 @@ def test_center_momentum_moves_the_center_as_far_as_it_says():
     assert center[0] - before == pytest.approx(2.5 * 4 / 5, rel=1e-9)
 
 
-def test_alone_a_moved_frame_stays_where_it_is():
-    x, c, s_x, m, s = (np.array([value]) for value in (8.0, 2.0, 1.0, 4.0, 1.0))
+def test_alone_a_moved_frame_stays_and_momentum_ends_where_the_center_moves():
+    x, c = np.array([8.0, 2.0, 0.0, np.nan]), np.array([2.0, 2.0, -0.0, 2.0])
+    s_x, m, s = (np.full(4, value) for value in (1.0, 4.0, 1.5))
     Adopt(CenterMomentum()).sync(x, c, (s_x,), (m, s))
-    assert [float(a[0]) for a in (x, c, s_x, m, s)] == [8.0, 8.0, 1.0, 4.0, 1.0]
+    np.testing.assert_array_equal(x, [8, 2, 0, np.nan])
+    np.testing.assert_array_equal(c, x)
+    np.testing.assert_array_equal(m, [0, 4, 4, 0])
+    assert (s_x == 1).all()
+    assert (s == 1.5).all()
     assert Adopt(CenterMomentum()).kernel == "adopt"
+    (x, c), outer = (np.array([3.0, 1.0]), np.array([1.0, 1.0])), np.array([-5.0, -5.0])
+    Adopt(DiLoCo()).sync(x, c, (), (outer,))
+    assert outer.tolist() == [0, -5]
     assert Adopt(ASGD()).kernel == "adopt_remembering"
