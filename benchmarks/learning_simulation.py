@@ -20,48 +20,26 @@ than plain training at its best rate. Matrix products on a GPU are in TF32.
 from __future__ import annotations
 
 import argparse
-import math
+import json
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import report
 from learning_report import best_rate, first_reach, median_to
 from scripts.learning_methods import PLAIN
-from scripts.learning_tasks import DataMissing, fashion_mnist
+from scripts.learning_tasks import DataMissing, Task
 
 if find_spec("torch") is None:
     print("skipped: the simulation needs torch, which .venv-keras3 has")
     raise SystemExit(0)
 
 import torch
-import torch.nn.functional as F
 from scripts.simulated_methods import COUNTS, METHODS, Setting, settings
+from scripts.simulated_networks import NETWORKS, Gradients, Simulated
 
-SHAPES = [(784, 128), (128,), (128, 10), (10,)]
-BATCH, TARGETS, RATES = 128, (0.87, 0.88, 0.885), (0.0005, 0.001, 0.002, 0.004)
 Tensors = tuple[torch.Tensor, ...]
-
-
-def views(flat: torch.Tensor) -> list[torch.Tensor]:
-    """Cut parameters of shape (models, size) into the layers'."""
-    parts = flat.split([math.prod(shape) for shape in SHAPES], dim=1)
-    return [part.reshape(-1, *shape) for part, shape in zip(parts, SHAPES)]
-
-
-def logits(flat: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return those of each model for its own rows, shape (models, rows, 10)."""
-    w1, b1, w2, b2 = views(flat)
-    return torch.baddbmm(b2[:, None], torch.relu(torch.baddbmm(b1[:, None], x, w1)), w2)
-
-
-def initial(seed: int) -> torch.Tensor:
-    """Return parameters of one model: weights by Glorot and Bengio (2010), uniform; biases 0."""
-    generator, parts = torch.Generator().manual_seed(seed), []
-    for shape in SHAPES:
-        limit = math.sqrt(6 / sum(shape)) if len(shape) == 2 else 0
-        parts.append(((torch.rand(shape, generator=generator) * 2 - 1) * limit).flatten())
-    return torch.cat(parts)
 
 
 class Models:
@@ -75,12 +53,14 @@ class Models:
         Each gives initial parameters and the order of the rows, the same for all settings.
     rate : float
         Adam's learning rate where a setting's multiple is 1.
+    network : Simulated
     """
 
-    def __init__(self, rows: list[Setting], seeds: list[int], rate: float, device: str) -> None:
+    def __init__(self, rows: list[Setting], seeds: list[int], rate: float, device: str, network: Simulated) -> None:
+        self.network, self.gradients = network, Gradients(network)
         self.method, self.first, n = METHODS[rows[0].method], rows[0], rows[0].workers
         every = [row for row in rows for _ in seeds]
-        self.c = torch.stack([initial(seed) for seed in seeds]).repeat(len(rows), 1).to(device)
+        self.c = torch.stack([network.initial(seed) for seed in seeds]).repeat(len(rows), 1).to(device)
         self.x = self.c[:, None].repeat(1, n, 1)
         self.g1, self.g2 = torch.zeros_like(self.x), torch.zeros_like(self.x)
         self.rate = torch.tensor([rate * row.rate for row in every], device=device)[:, None, None]
@@ -96,16 +76,16 @@ class Models:
         self.ticks, self.steps = 0, np.zeros(n, int)
 
     def step(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        """Make one step of Adam on rows of shape (models, N, batch, 784) and their classes; then let workers arrive."""
+        """Make one step of Adam on rows of shape (models, N, batch, ...) and their classes; then let workers arrive."""
         n = self.first.workers
         moves = np.ones(n, bool)
         moves[0] = not self.first.slow or self.ticks % 2 == 0
-        flat = self.x.flatten(0, 1).detach().requires_grad_()
-        loss = F.cross_entropy(logits(flat, x.flatten(0, 1)).flatten(0, 1), y.flatten(), reduction="sum") / BATCH
-        g = torch.autograd.grad(loss, flat)[0].view_as(self.x)
+        g = self.gradients(self.x.flatten(0, 1), x.flatten(0, 1), y.flatten(0, 1)).view_as(self.x)
         averaging = self.method.waits and (self.method.arrive is None or self.ticks < self.first.start)
         if averaging:
             g = g.mean(1, keepdim=True).expand_as(self.x)
+        if self.network.clip:
+            g = g * (self.network.clip / g.norm(dim=2, keepdim=True)).clamp(max=1)
         self.ticks, self.steps = self.ticks + 1, self.steps + moves
         self._adam(g, moves)
         if averaging:
@@ -149,8 +129,10 @@ def _zeros(like: torch.Tensor, name: str) -> torch.Tensor:
     return torch.zeros_like(like[..., :1] if name in COUNTS else like)
 
 
-def simulate(rows: list[Setting], seeds: list[int], rate: float, passes: float, data: Tensors) -> list[list[list]]:
-    """Return the validations of each setting and seed: (steps of a fast worker, 0.0, accuracy).
+def simulate(
+    network: Simulated, rows: list[Setting], seeds: list[int], rate: float, passes: float, data: Tensors
+) -> list[list[list]]:
+    """Return the validations of each setting and seed: (steps of a fast worker, 0.0, what is validated).
 
     Parameters
     ----------
@@ -160,47 +142,43 @@ def simulate(rows: list[Setting], seeds: list[int], rate: float, passes: float, 
         Rows and classes to train on, rows and classes to validate on, on the device that computes.
     """
     x, y, x_valid, y_valid = data
-    n, count = rows[0].workers, len(rows) * len(seeds)
-    models, per_pass = Models(rows, seeds, rate, str(x.device)), len(x) // n // BATCH
+    n, count, size = rows[0].workers, len(rows) * len(seeds), network.task.batch_size
+    models, per_pass = Models(rows, seeds, rate, str(x.device), network), len(x) // n // size
     generators = [torch.Generator().manual_seed(seed) for seed in seeds]
     curves: list[list] = [[] for _ in range(count)]
     for t in range(round(per_pass * passes)):
         if t % per_pass == 0:
             orders = torch.stack([torch.rand(n, len(x) // n, generator=each).argsort(1) for each in generators])
             orders = (orders * n + torch.arange(n)[:, None]).to(x.device)  # worker i has the rows i, i + N, ...
-        batch = orders[:, :, t % per_pass * BATCH :][:, :, :BATCH].repeat(len(rows), 1, 1)
+        batch = orders[:, :, t % per_pass * size :][:, :, :size].repeat(len(rows), 1, 1)
         models.step(x[batch], y[batch])
         if (t + 1) % max(1, per_pass // 4) == 0:
-            for curve, value in zip(curves, validate(models.c, x_valid, y_valid)):
+            for curve, value in zip(curves, network.validate(models.c, x_valid, y_valid)):
                 curve.append((t + 1, 0.0, value))
     return [curves[i : i + len(seeds)] for i in range(0, count, len(seeds))]
 
 
-def validate(flat: torch.Tensor, x: torch.Tensor, y: torch.Tensor, rows: int = 2000, models: int = 64) -> list[float]:
-    """Return the accuracy of each model, computed in pieces that fit into memory."""
-    found = []
-    with torch.no_grad():
-        for some in flat.split(models):
-            right = torch.zeros(len(some), device=flat.device)
-            for part, classes in zip(x.split(rows), y.split(rows)):
-                right += (logits(some, part.expand(len(some), -1, -1)).argmax(2) == classes).sum(1)
-            found += (right / len(x)).tolist()
-    return found
-
-
-def runs_of(row: Setting, rate: float, curves: list[list]) -> list[dict]:
+def runs_of(task: Task, row: Setting, rate: float, curves: list[list]) -> list[dict]:
     """Return a run for each seed, as benchmarks/learning.py keeps them."""
-    reached = [{f"{target:g}": first_reach(curve, target) for target in TARGETS} for curve in curves]
+    best = min if task.lower else max
     return [
-        {"method": row.method, "rate": rate, "curve": curve, "to_target": each, "best": max(v for *_, v in curve)}
-        for curve, each in zip(curves, reached)
+        {
+            "method": row.method,
+            "workers": row.workers,
+            "settings": row.label,
+            "rate": rate,
+            "curve": curve,
+            "to_target": {f"{target:g}": first_reach(curve, target, task.lower) for target in task.targets},
+            "best": best(value for *_, value in curve),
+        }
+        for curve in curves
     ]
 
 
-def line(row: Setting, runs: list[dict], plain: list[dict]) -> list[str]:
+def line(task: Task, row: Setting, runs: list[dict], plain: list[dict]) -> list[str]:
     """Return a row of the table: medians over the seeds, and how many times fewer than plain training's."""
     cells = []
-    for target in map("{:g}".format, TARGETS):
+    for target in map("{:g}".format, task.targets):
         steps, alone = median_to(runs, target), median_to(plain, target)
         times = f", {alone / steps:.2f} x" if steps and alone else ""
         cells.append("never" if steps is None else f"{steps:.0f}{times}")
@@ -216,33 +194,38 @@ def grouped(rows: list[Setting]) -> list[list[Setting]]:
 
 
 def main(options: argparse.Namespace) -> int:
+    network = NETWORKS[options.task]()
+    task, device = network.task, "cuda" if torch.cuda.is_available() else "cpu"
     try:
-        (x, y), (x_valid, y_valid) = fashion_mnist()
+        data = network.data(device)
     except DataMissing as exc:
         print(exc)
         return 1
     torch.set_float32_matmul_precision("high")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    data = tuple(torch.as_tensor(each, device=device) for each in (x, y.argmax(1), x_valid, y_valid.argmax(1)))
-    study = (options.seeds, 1.0, options.passes, data)
-    rates = [Setting(PLAIN, 1, {}, rate=rate) for rate in options.rates]
-    alone = [runs_of(row, row.rate, curves) for row, curves in zip(rates, simulate(rates, *study))]
-    best = best_rate([run for runs in alone for run in runs], TARGETS)
-    plain = alone[options.rates.index(best)]
+    study = (options.seeds, 1.0, options.passes or task.epochs, data)
+    rates = [Setting(PLAIN, 1, {}, rate=rate) for rate in ([0.002] if options.quick else network.rates)]
+    alone = [runs_of(task, row, row.rate, curves) for row, curves in zip(rates, simulate(network, rates, *study))]
+    every = [run for runs in alone for run in runs]
+    best = best_rate(every, task.targets, task.lower)
+    plain = next(runs for row, runs in zip(rates, alone) if row.rate == best)
     print(f"plain training does best with the learning rate {best:g}", flush=True)
-    study = (options.seeds, best, options.passes, data)
-    rows = [row for n in options.workers for row in settings(n)]
+    rows = [row for n in options.workers for row in settings(n) if not options.methods or row.method in options.methods]
     if options.slow:
         rows += [row._replace(slow=True) for row in rows if not METHODS[row.method].waits and not row.slow]
-    lines = [line(row._replace(rate=1), runs, plain) for row, runs in zip(rates, alone)]
+    lines = [line(task, row._replace(rate=1), runs, plain) for row, runs in zip(rates, alone)]
     for cells, row in zip(lines, rates):
         cells[2] = f"rate {row.rate:g}"
     for group in grouped(rows):
-        for row, curves in zip(group, simulate(group, *study)):
-            lines.append(line(row, runs_of(row, best * row.rate, curves), plain))
+        for row, curves in zip(group, simulate(network, group, options.seeds, best, *study[2:])):
+            every += (runs := runs_of(task, row, best * row.rate, curves))
+            lines.append(line(task, row, runs, plain))
             print("; ".join(lines[-1]), flush=True)
-    title = f"{len(options.seeds)} seeds, {options.passes:g} passes, Adam {best:g}, on {device}"
-    report.table(title, ["method", "workers", "settings", *(f"steps to {t:g}" for t in TARGETS), "best"], lines, 180)
+        if options.out:
+            options.out.write_text(json.dumps({"task": options.task, "best_rate": best, "runs": every}))
+    title = f"{options.task}: {len(options.seeds)} seeds, {study[2]:g} passes, Adam {best:g}, on {device}"
+    report.table(
+        title, ["method", "workers", "settings", *(f"steps to {t:g}" for t in task.targets), "best"], lines, 180
+    )
     return 0
 
 
@@ -251,13 +234,15 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 4, 8], help="numbers of workers  [2 4 8]")
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3, 4, 5], help="medians are over them  [1 to 5]")
-    parser.add_argument("--passes", type=float, default=20, help="over the data, all workers together  [20]")
+    parser.add_argument("--task", choices=NETWORKS, default="fashion-mnist", help="  [fashion-mnist]")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="only these  [all]")
+    parser.add_argument("--passes", type=float, help="over the data, all workers together  [the task's]")
     parser.add_argument("--slow", action="store_true", help="also with a slow worker wherever nobody waits")
     parser.add_argument("--quick", action="store_true", help="2 workers, 1 seed, 1 pass, one learning rate: minutes")
+    parser.add_argument("--out", type=Path, help="a file for all curves, JSON")
     options = parser.parse_args(words)
-    options.rates = list(RATES)
     if options.quick:
-        options.workers, options.seeds, options.passes, options.rates = [2], [1], 1.0, [0.002]
+        options.workers, options.seeds, options.passes = [2], [1], 1.0
     return options
 
 
