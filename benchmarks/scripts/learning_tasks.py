@@ -158,6 +158,13 @@ def stdlib(length: int = 50) -> tuple[Rows, Rows]:
     return _sequences(TRAINING_TEXT, length), _sequences(VALIDATION_TEXT, length)
 
 
+def whole_stdlib(length: int = 50) -> tuple[Rows, Rows]:
+    """Return all plain modules of the standard library of this Python: about 4 MB, other ones in each version."""
+    names = sorted(path.stem for path in Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
+    chosen = tuple(name for name in names if name not in VALIDATION_TEXT)
+    return _sequences(chosen, length), _sequences(VALIDATION_TEXT, length)
+
+
 def _sequences(modules: tuple[str, ...], length: int) -> Rows:
     folder = Path(sysconfig.get_path("stdlib"))
     try:
@@ -207,3 +214,4 @@ TASKS = {
         frameworks=("lasagne",),
     ),
 }
+TASKS["stdlib-lstm-long"] = TASKS["stdlib-lstm"]._replace(data=whole_stdlib, epochs=2, targets=(2.6, 2.5, 2.4))

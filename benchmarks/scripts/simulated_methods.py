@@ -183,11 +183,14 @@ def settings(n: int) -> list[Setting]:
     found = [default[0]._replace(**each) for each in ({}, {"random": True}, {"slow": True}, {"period": 4})]
     found += [default[0]._replace(**each) for each in ({"period": 20}, {"start": 100})]
     found += rows("CenterMomentum", "alpha mu gain", (alpha, 0.9, 1.4 * gain))
-    for period, rate in ((10, 1), (4, 1), (4, 2), (1, 4)):
+    found += [default[0]._replace(rate=round(n**0.5, 2))]
+    found += rows("CenterMomentum", "alpha mu gain", (alpha, 0.9**0.1, gain), period=1)
+    for period, rate in ((10, 1), (10, round(n**0.5, 2)), (4, 1), (4, 2), (1, 4)):
         found += rows("EASGD", "alpha", (alpha,), period=period, rate=rate)
     found += [Setting("averaged gradients", n, {}, rate=rate) for rate in (1, 2)]
     for period in (4, 5, 10, 20):
         found += outer("DiLoCo", period, (0.7, 0.8), (0.7, 0.9))
+    found += outer("DiLoCo", 10, (1, 0), rate=round(n**0.5, 2))
     for period in (10, 20):
         found += outer("DiLoCo", period, (0.7, 0.8), start=60)
     found += rows("CenterMomentum, not moved along", "alpha mu gain", *((alpha, 0.9, each) for each in (0.5, 1, 2.7)))

@@ -190,5 +190,8 @@ class Gradients:
 
 NETWORKS: dict[str, Callable[[], Simulated]] = {
     "fashion-mnist": lambda: Perceptron(TASKS["fashion-mnist"], (0.0005, 0.001, 0.002, 0.004)),
-    "stdlib-lstm": lambda: CharacterLstm(TASKS["stdlib-lstm"], TASKS["stdlib-lstm"].rates),
+    **{
+        name: lambda task=TASKS[name]: CharacterLstm(task, task.rates)  # type: ignore[misc]
+        for name in ("stdlib-lstm", "stdlib-lstm-long")
+    },
 }

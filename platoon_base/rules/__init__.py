@@ -6,7 +6,7 @@ Equations alone: arrays in, arrays changed in place, no lock, message or framewo
 
 from platoon_base.rules.center import ASGD, EASGD, Adopt, Rule, require_rule, settings_of
 from platoon_base.rules.center_momentum import CenterMomentum
-from platoon_base.rules.defaults import default_period, default_rule, parse_rule
+from platoon_base.rules.defaults import at_period, default_period, default_rule, parse_rule
 from platoon_base.rules.outer import EAMSGD, DiLoCo, LocalSGD, SlowMo, waits
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "LocalSGD",
     "Rule",
     "SlowMo",
+    "at_period",
     "default_period",
     "default_rule",
     "parse_rule",

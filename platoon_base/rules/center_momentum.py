@@ -14,6 +14,8 @@ __all__ = ["CenterMomentum"]
 
 # Measured on 2, 4 and 8 workers, see docs/learning.md: the more workers, the farther their center may go on.
 _GAIN_OF_ONE = 1.35
+# The pull of the latest 100 mini-batches or so: if momentum forgets sooner, the workers' optimizers resonate with it.
+_MU, _MU_PERIOD = 0.9, 10
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,9 @@ class CenterMomentum:
     ----------
     alpha : float in (0, 1], optional
         Strength of the spring; 0.9 / N by default, as for `EASGD`.
-    momentum : float in [0, 1)
-        mu: how much of the mean pull is left after each worker has synchronized once.
+    momentum : float in [0, 1), optional
+        mu: how much of the mean pull is left after each worker has synchronized once. By default 0.9, and
+        ``0.9 ** (period / 10)`` in adapters that synchronize more often than every 10 mini-batches.
     gain : float, at least 0, optional
         How far the mean pull moves the center once more; ``1.35 sqrt(N)`` by default.
 
@@ -65,7 +68,7 @@ class CenterMomentum:
     """
 
     alpha: float | None = None
-    momentum: float = 0.9
+    momentum: float | None = None
     gain: float | None = None
 
     kernel: ClassVar[str | None] = "center_momentum"
@@ -77,22 +80,30 @@ class CenterMomentum:
 
     def __post_init__(self) -> None:
         EASGD(self.alpha)
-        _require_number("momentum", self.momentum, 0 <= _number(self.momentum) < 1, "[0, 1)", "0.9")
+        if self.momentum is not None:
+            _require_number("momentum", self.momentum, 0 <= _number(self.momentum) < 1, "[0, 1)", "0.9")
         if self.gain is not None:
             _require_number("gain", self.gain, 0 <= _number(self.gain) < np.inf, "[0, infinity)", "2")
+
+    def at_period(self, period: int) -> CenterMomentum:
+        """Fill in the momentum for workers that synchronize every ``period`` mini-batches."""
+        if self.momentum is not None or period >= _MU_PERIOD:
+            return self
+        return replace(self, momentum=_MU ** (period / _MU_PERIOD))
 
     def resolved(self, size: int) -> CenterMomentum:
         """Fill in the defaults for ``size`` workers."""
         return replace(
             self,
             alpha=0.9 / size if self.alpha is None else self.alpha,
+            momentum=_MU if self.momentum is None else self.momentum,
             gain=_GAIN_OF_ONE * size**0.5 if self.gain is None else self.gain,
             workers=size,
         )
 
     def kernel_args(self) -> tuple[float, ...]:
         """Return alpha, b and the gain."""
-        if self.alpha is None or self.gain is None:
+        if self.alpha is None or self.momentum is None or self.gain is None:
             raise ConfigurationError("alpha and gain are not known yet: they depend on N; call resolved(N) first")
         return float(self.alpha), float(self.momentum) ** (1 / self.workers), float(self.gain)
 

@@ -6,13 +6,14 @@ import ast
 import importlib
 import os
 from dataclasses import fields, is_dataclass
+from typing import cast
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import Rule
 from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
-__all__ = ["DEFAULT_PERIOD", "default_period", "default_rule", "parse_rule"]
+__all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule"]
 
 DEFAULT_PERIOD = 10  # batches from one synchronization to the next, of rules that name no period of their own
 
@@ -56,6 +57,12 @@ def default_period(rule: Rule | str | None = "auto") -> int:
             f"got {EVERY_N_BATCHES}={text!r}: it counts batches and must be a whole number >= 1; set 10, or unset it"
         )
     return int(text)
+
+
+def at_period(rule: Rule, period: int) -> Rule:
+    """Fill in those defaults of a rule that go by its period in mini-batches; most rules have none."""
+    fill = getattr(rule, "at_period", None)
+    return rule if fill is None else cast(Rule, fill(period))
 
 
 def parse_rule(text: str, argument: str = "rule") -> Rule:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from platoon_base import Worker
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.rules import Rule, default_rule, waits
+from platoon_base.rules import Rule, at_period, default_rule, waits
 from platoon_base.theano_ops import vary_noise
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values, start_training
 from platoon_plugins.blocks.gradients import averages_gradients, has_averaging_rule
@@ -134,7 +134,8 @@ class Training:
                 "got neither a rule nor averaged gradients: each worker would train a model of its own; pass a rule, "
                 "as in ParameterSync(EASGD()), or use the step rule AllReduceGradients(...)"
             )
-        return default_rule() if rule == "auto" else rule
+        chosen = default_rule() if rule == "auto" else rule
+        return chosen if self.settings.period is None else at_period(chosen, self.settings.period)
 
     # The begin.
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from platoon_base import Worker
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import Rule, default_rule
+from platoon_base.rules import Rule, at_period, default_rule
 from platoon_base.worker import start_training
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.asynchronous import Asynchronous
@@ -101,7 +101,8 @@ class Training:
         backend.optimizer_state(self._model)  # which builds it, and what is inside it
         require_no_other_average(self._model.optimizer)
         chosen: Any = default_rule() if rule == "auto" else rule
-        return Asynchronous(worker, backend, chosen, self._settings.every_n_batches, policy)
+        period = self._settings.every_n_batches
+        return Asynchronous(worker, backend, at_period(chosen, period), period, policy)
 
     # The begin of a fit.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import default_period, default_rule, require_rule, waits
+from platoon_base.rules import at_period, default_period, default_rule, require_rule, waits
 from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import Sync, Synchronizer
 from platoon_base.worker import DEFAULT_TIMEOUT_S
@@ -97,6 +97,7 @@ def sync_updates(
     training = Training.of(worker) if rule is None else _begin(worker)
     used = shared_variables(updates.values())
     if rule is not None:
+        rule = at_period(rule, period.n)
         worker.init_shared_params(params, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
         training.shares = True
     found = find_statistics(used, statistics, params)

@@ -45,6 +45,10 @@ def data(simulation):
     return x[:1024], y[:1024], x[1024:], y[1024:]
 
 
+def perceptron(simulation):
+    return simulation.NETWORKS["fashion-mnist"]()
+
+
 def tensors(simulation, **arrays):
     return SimpleNamespace(**{name: simulation.torch.as_tensor(array.copy()) for name, array in arrays.items()})
 
@@ -52,7 +56,7 @@ def tensors(simulation, **arrays):
 def trained(simulation, data, row, seeds=(1,), steps=12):
     """Return the models after some steps, all on the same rows for the same worker."""
     x, y = data[0][: 128 * row.workers], data[1][: 128 * row.workers]
-    models = simulation.Models([row], list(seeds), 0.01, "cpu")
+    models = simulation.Models([row], list(seeds), 0.01, "cpu", perceptron(simulation))
     shape = len(seeds), row.workers, 128
     for _ in range(steps):
         models.step(x.expand(len(seeds), -1, -1).reshape(*shape, -1), y.expand(len(seeds), -1).reshape(shape))
@@ -112,14 +116,16 @@ def test_averaged_gradients_on_the_same_rows_are_plain_training(simulation, data
     """With N workers on one worker's rows; and Adam is torch's."""
     torch = simulation.torch
     plain = trained(simulation, data, simulation.Setting("plain", 1, {}))
-    both = simulation.Models([simulation.Setting("averaged gradients", 2, {})], [1], 0.01, "cpu")
-    flat = simulation.initial(1)[None].requires_grad_()
+    both = simulation.Models(
+        [simulation.Setting("averaged gradients", 2, {})], [1], 0.01, "cpu", perceptron(simulation)
+    )
+    flat = perceptron(simulation).initial(1)[None].requires_grad_()
     adam = torch.optim.Adam([flat], lr=0.01, eps=1e-7)
     x, y = data[0][:128], data[1][:128]
     for _ in range(12):
         both.step(x.expand(1, 2, -1, -1), y.expand(1, 2, -1))
         adam.zero_grad()
-        torch.nn.functional.cross_entropy(simulation.logits(flat, x[None])[0], y).backward()
+        torch.nn.functional.cross_entropy(perceptron(simulation).logits(flat, x[None])[0], y).backward()
         adam.step()
     # Where a gradient is nearly 0, Adam makes much of its last bits; a step is up to 0.01.
     np.testing.assert_allclose(plain.c, flat.detach(), rtol=0, atol=1e-3)
@@ -133,7 +139,7 @@ def test_arrivals_are_staggered_and_a_slow_worker_comes_half_as_often(simulation
     row = simulation.Setting("EASGD", 2, {"alpha": 0.3}, period=4)
     for slow, expected in ((False, [2, 4, 6, 8]), (True, [2, 6, 7])):
         seen.clear()
-        models = simulation.Models([row._replace(slow=slow)], [1], 0.01, "cpu")
+        models = simulation.Models([row._replace(slow=slow)], [1], 0.01, "cpu", perceptron(simulation))
         for _ in range(8):
             models.step(data[0][:256].reshape(1, 2, 128, -1), data[1][:256].reshape(1, 2, 128))
         assert seen == expected
@@ -144,14 +150,69 @@ def test_every_row_of_the_table_runs_and_learns_something(simulation, methods, d
     assert {row.method for row in rows} == {*methods.METHODS} - {"plain"}
     assert len({(row.method, row.label) for row in rows}) == len(rows)
     for group in simulation.grouped(rows):
-        for row, (curve,) in zip(group, simulation.simulate(group, [1], 0.002, 6, data)):
+        for row, (curve,) in zip(group, simulation.simulate(perceptron(simulation), group, [1], 0.002, 6, data)):
             assert curve[-1][0] == 24, row
             assert max(accuracy for *_, accuracy in curve) > 0.2, row
 
 
 def test_steps_in_the_table_are_interpolated_and_compared_with_plain_training(simulation):
     row = simulation.Setting("EASGD", 2, {"alpha": 0.45}, rate=2)
-    alone = simulation.runs_of(row, 0.002, [[(200, 0, 0.86), (400, 0, 0.88)]])
-    runs = simulation.runs_of(row, 0.004, [[(100, 0, 0.86), (200, 0, 0.88)]])
+    task = perceptron(simulation).task
+    alone = simulation.runs_of(task, row, 0.002, [[(200, 0, 0.86), (400, 0, 0.88)]])
+    runs = simulation.runs_of(task, row, 0.004, [[(100, 0, 0.86), (200, 0, 0.88)]])
     expected = ["EASGD", "2", "alpha 0.45, every 10, rate x2", "150, 2.00 x", "200, 2.00 x", "never", "0.8800"]
-    assert simulation.line(row, runs, alone) == expected
+    assert simulation.line(task, row, runs, alone) == expected
+
+
+def test_the_character_lstm_is_that_of_torch(simulation):
+    """Without peepholes, which torch has none of; and two models do not see each other."""
+    torch = simulation.torch
+    network = simulation.NETWORKS["stdlib-lstm"]()
+    flat = torch.stack([network.initial(seed) for seed in (1, 2)])
+    embedding, w_in, w_hidden, bias, peepholes, w_out, b_out = network.views(flat)
+    peepholes.zero_()
+    bias.uniform_(-1, 1)
+    x = torch.as_tensor(RANDOM.randint(0, 97, (2, 3, 50)))
+    found = network.logits(flat, x).view(2, 3, 50, 97)
+    lstm = torch.nn.LSTM(32, 64, batch_first=True)
+    for model in range(2):
+        with torch.no_grad():
+            lstm.weight_ih_l0.copy_(w_in[model].T)
+            lstm.weight_hh_l0.copy_(w_hidden[model].T)
+            lstm.bias_ih_l0.copy_(bias[model])
+            lstm.bias_hh_l0.zero_()
+            expected = lstm(embedding[model][x[model]])[0] @ w_out[model] + b_out[model]
+        np.testing.assert_allclose(found[model], expected, rtol=0, atol=1e-5)
+
+
+def test_peepholes_act_on_their_gates(simulation):
+    """One step by hand, with all weights 0 but the input's: i = f = o = s(1 + peephole c), g = tanh(1)."""
+    torch = simulation.torch
+    network = simulation.NETWORKS["stdlib-lstm"]()
+    flat = torch.zeros(1, network.initial(1).numel())
+    _, _, _, bias, peepholes, w_out, _ = network.views(flat)
+    bias.fill_(1.0)
+    peepholes.copy_(torch.tensor([0.5, -1.0, 2.0])[None, :, None].expand_as(peepholes))
+    w_out[:, 0, 0] = 1.0
+
+    def sigmoid(value):
+        return 1 / (1 + np.exp(-value))
+
+    cell, expected = 0.0, []
+    for _ in range(3):
+        new = sigmoid(1 - cell) * cell + sigmoid(1 + 0.5 * cell) * np.tanh(1.0)
+        expected.append(sigmoid(1 + 2.0 * new) * np.tanh(new))
+        cell = new
+    found = network.logits(flat, torch.zeros(1, 1, 3, dtype=torch.long))
+    np.testing.assert_allclose(found[0, :, 0], expected, rtol=1e-5)
+
+
+def test_a_clipped_lstm_learns_and_bits_fall(simulation):
+    torch = simulation.torch
+    network = simulation.NETWORKS["stdlib-lstm"]()
+    text = torch.as_tensor(RANDOM.randint(0, 4, (64, 50)))
+    data = text, (text + 1) % 4, text[:8], (text[:8] + 1) % 4
+    network.task = network.task._replace(batch_size=8)
+    rows = [simulation.Setting("EASGD", 2, {"alpha": 0.45}, period=2)]
+    ((curve,),) = simulation.simulate(network, rows, [1], 0.02, 8, data)
+    assert curve[0][2] > 3 > curve[-1][2]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from platoon_base.centers.host_kernels import BLOCK, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, DiLoCo, Rule, default_rule, require_rule
+from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, DiLoCo, Rule, at_period, default_rule, require_rule
 
 pytestmark = pytest.mark.base
 
@@ -272,6 +272,13 @@ def test_center_momentum_fills_in_its_defaults():
     assert again.kernel_args() == (0.5, 0.9 ** (1 / 9), 0.2)
     with pytest.raises(ConfigurationError, match=r"resolved\(N\)"):
         CenterMomentum().kernel_args()
+
+
+def test_momentum_remembers_as_many_mini_batches_at_shorter_periods():
+    assert at_period(CenterMomentum(), 5).resolved(2).momentum == pytest.approx(0.9**0.5)
+    assert at_period(CenterMomentum(), 40) == at_period(CenterMomentum(), 10) == CenterMomentum()
+    assert at_period(CenterMomentum(momentum=0.3), 1) == CenterMomentum(momentum=0.3)
+    assert at_period(EASGD(), 1) == EASGD()
 
 
 @pytest.mark.parametrize(
