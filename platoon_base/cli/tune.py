@@ -22,7 +22,7 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
-from platoon_base.rules import at_period, parse_rule
+from platoon_base.rules import at_period, default_period, parse_rule
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
@@ -205,8 +205,9 @@ def _judged(trial: Trial, watched: Watched, tuning: Tuning) -> Trial:
 def _same_rule(method: Method, told: str) -> bool:
     """Tell whether a rule that the workers told is that of a method."""
     try:
-        rules = (at_period(parse_rule(text), method.period).resolved(method.workers) for text in (told, method.rule))
-        return next(rules) == next(rules)
+        texts, period = (told, method.rule), method.period or default_period()
+        first, second = (at_period(parse_rule(text), period).resolved(method.workers) for text in texts)
+        return first == second
     except ConfigurationError:
         return False  # a rule of the user's own
 
