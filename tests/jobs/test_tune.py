@@ -147,7 +147,7 @@ def compare(platoon, tmp_path, script, *words):
     found = json.loads((tmp_path / "tune.json").read_text())
     assert [len(each["values"]) for each in found["methods"]] == [1, 1, 1]
     _, momentum, easgd = found["runs"]
-    assert f"CenterMomentum(alpha=None, momentum={0.9**0.4}" in momentum["rule"]
+    assert f"CenterMomentum(alpha=0.45, momentum={0.9**0.4}" in momentum["rule"]
     assert "EASGD(alpha=0.5)" in easgd["rule"]
     # At the ends of epochs of 17 steps too, whatever the period.
     assert momentum["syncs"] / momentum["steps"] > 1.5 * easgd["syncs"] / easgd["steps"]
