@@ -12,9 +12,9 @@ from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
-    from platoon_base.worker.divergence import require_same_values
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
     from platoon_base.worker.initial_values import copy_first_values, copy_values, require_same_layout, start_together
+    from platoon_base.worker.same_values import require_same_values
     from platoon_base.worker.training_start import start_training
 
 __all__ = [
@@ -45,7 +45,7 @@ __getattr__ = lazy_names(
         "copy_first_values": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",
         "require_same_layout": "platoon_base.worker.initial_values",
-        "require_same_values": "platoon_base.worker.divergence",
+        "require_same_values": "platoon_base.worker.same_values",
         "start_together": "platoon_base.worker.initial_values",
         "start_training": "platoon_base.worker.training_start",
     },

@@ -1,109 +1,159 @@
-"""Comparison of models that must be the same on all workers. As long as they are, it costs one small message."""
+"""Warnings about training that diverges: parameters that grow without end, and a center that its momentum carries.
+
+A NaN ends a training; before that, nobody may look at the losses.
+"""
 
 from __future__ import annotations
 
+import collections
 import logging
-import zlib
+import math
+import time
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from platoon_base.errors import ConfigurationError
-from platoon_base.worker.handle import Worker
-from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+from platoon_base.rules.center import settings_of
+from platoon_base.rules.outer import waits
 
-__all__ = ["require_same_values"]
+__all__ = ["DivergenceWatch"]
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# Devices of two kinds round this far apart at most, as a part of the largest value; diverged models are farther.
-_ROUNDING = 1e-3
-_SAMPLE = 256
+_PARAMETERS = 4  # the largest ones, of each of which so many elements are looked at
+_ELEMENTS = 32
+_PATIENCE = 20  # synchronizations: growth is measured over so many, and the first so many rounds mean nothing
+_IN_A_ROW = 8
+_TIMES_AS_LARGE = 30.0
+_LARGE = 10.0  # root mean square: what is smaller may grow in any way, from zero too
+_ROUNDS = 10  # that are compared together
+_TIMES_AS_FAR = 5.0  # measured on Fashion-MNIST: 0.7 to 4.8 where outer momentum pays, 1.8 to 6.7 where it does harm
 
 
-def require_same_values(
-    worker: Worker,
-    name: str,
-    values: Sequence[tuple[str, Any]],
-    remedy: str,
-    *,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
-) -> None:
-    """Raise on every worker if values that must be the same on all of them differ.
+class DivergenceWatch:
+    """Looks at a sample of a worker's parameters at each synchronization; tells each of two troubles once.
 
-    A collective call of all workers that still take part, through the controller. They compare checksums; where these
-    differ, up to 256 values of each array tell how far they are apart: devices of two kinds round in different ways,
-    which is no error.
+    *Growth*, with any rule. With ``r_t`` the root mean square of the sample after synchronization ``t``, the training
+    may diverge if, eight times in a row::
+
+        r_t > max(30 max(r_0, ..., r_(t - 20)), 10)
+
+    Divergence grows by a factor from one synchronization to the next. Steady learning grows as ``t``, and a linear
+    warm-up as ``t ** 2``: neither is told, nor are drops and restarts of the learning rate.
+
+    *Momentum*, with rules that wait. Steady progress moves the center by ``outer_lr / (1 - mu)`` times as much a round,
+    and at the begin that is right. Later the workers' progress differs from round to round, and its common part alone
+    adds up in the momentum. A center that goes five times as far as a worker in ten rounds is carried by its momentum.
+    Not all that do harm go so far.
 
     Parameters
     ----------
-    worker : Worker
-    name : str
-        Of this comparison, the same on all workers.
-    values : sequence of (str, ndarray)
-        Names and values, in the same order and of the same shapes on every worker.
-    remedy : str
-        Advice to the user, for the error's text.
-    timeout_s : float
-        Bound on the wait for the others.
-
-    Raises
-    ------
-    ConfigurationError
-        On every worker, if values of one are farther from those of the first worker than rounding explains: by more
-        than a thousandth of the largest value of their array.
+    rank : int
+        For the messages.
+    every_s : float
+        Seconds from one look to the next: on a device a look waits for the work that is queued. Rules that wait have a
+        look at each synchronization, since they take the values to the host anyway.
     """
-    rank, checksum = worker.global_rank, 0
-    arrays = [np.ascontiguousarray(value) for _, value in values]
-    for array in arrays:
-        checksum = zlib.crc32(array.data, checksum)
-    told = worker.gather([rank, checksum], name=f"{name}, checksums", timeout_s=timeout_s)
-    if len({other for _, other in told}) <= 1:
-        return
-    ranks = [other for other, _ in told]
-    samples = [_sample(array) for array in arrays]
-    mine = rank == ranks[0]
-    summed = worker.sum_arrays(
-        f"{name}, values", [s if mine else np.zeros_like(s) for s in samples], timeout_s=timeout_s
-    )
-    if summed.ranks != ranks:
-        return  # somebody left on the way; the next comparison is without it
-    first = summed.arrays
-    found = [_farthest(own, other) for own, other in zip(samples, first)]
-    index = max(range(len(found)), key=lambda i: found[i][0])
-    distance, at = found[index]
-    far = [rank, index, float(samples[index][at]), float(first[index][at])] if distance > _ROUNDING else None
-    apart = [other for other in worker.gather(far, name=f"{name}, differences", timeout_s=timeout_s) if other]
-    if apart:
-        raise ConfigurationError(_message(name, apart, [text for text, _ in values], ranks[0], remedy))
-    log.debug("rank %d: %s: equal but for rounding", rank, name)
+
+    def __init__(self, rank: int, every_s: float = 0.0) -> None:
+        self._rank = rank
+        self._every_s = every_s
+        self._next_look = -math.inf
+        self._places: list[tuple[int, slice]] = []
+        self._before = self._after = np.empty(0)
+        self._sizes: collections.deque[float] = collections.deque()
+        self._largest = 0.0
+        self._in_a_row = 0
+        self._own = self._steps = 0.0
+        self._rounds = 0
+        self._grew = self._carried = False
+
+    def before_sync(self, arrays: Sequence[Any], rule: Any) -> None:
+        """Take note of the values that training has led to."""
+        if not self._carried and waits(rule):
+            self._before = self._sample(arrays)
+
+    def after_sync(self, arrays: Sequence[Any], rule: Any) -> None:
+        """Take note of the values that the synchronization has led to; warn if they tell of divergence."""
+        rounds = not self._carried and waits(rule)
+        if not rounds and (self._grew or not self._is_time()):
+            return
+        began, self._after = self._after, self._sample(arrays)
+        if rounds and began.size:
+            self._compare_steps(began, rule)
+        if not self._grew:
+            self._compare_sizes(math.sqrt(self._after.dot(self._after) / self._after.size), rule)
+
+    def _is_time(self) -> bool:
+        if not self._every_s:
+            return True
+        now = time.monotonic()
+        if now < self._next_look:
+            return False
+        self._next_look = now + self._every_s
+        return True
+
+    def _compare_sizes(self, size: float, rule: Any) -> None:
+        self._sizes.append(size)
+        if len(self._sizes) <= _PATIENCE:
+            return
+        self._largest = max(self._largest, self._sizes.popleft())
+        if not size > max(_TIMES_AS_LARGE * self._largest, _LARGE):  # a NaN is told elsewhere
+            self._in_a_row = 0
+            return
+        self._in_a_row += 1
+        if self._in_a_row == _IN_A_ROW:
+            self._grew = True
+            log.warning(
+                "rank %d: the parameters are more than %d times as large as they were until %d synchronizations ago, "
+                "so this training may diverge. With %s, lower gain, outer_lr or momentum, synchronize less often, or "
+                "lower the learning rate; EASGD() and LocalSGD() have no momentum",
+                self._rank,
+                _TIMES_AS_LARGE,
+                _PATIENCE,
+                _name(rule),
+            )
+
+    def _compare_steps(self, began: Array, rule: Any) -> None:
+        self._rounds += 1
+        if self._rounds <= _PATIENCE:
+            return
+        self._own += _distance(self._before, began)
+        self._steps += _distance(self._after, began)
+        if self._rounds % _ROUNDS:
+            return
+        own, steps, self._own, self._steps = self._own, self._steps, 0.0, 0.0
+        if steps > _TIMES_AS_FAR * own > 0:
+            self._carried = True
+            log.warning(
+                "rank %d: in the last %d rounds of %s the common center went %.1f times as far as this worker, carried "
+                "by its momentum. If the loss does not fall, lower momentum or outer_lr, or synchronize less often",
+                self._rank,
+                _ROUNDS,
+                _name(rule),
+                steps / own,
+            )
+
+    def _sample(self, arrays: Sequence[Any]) -> Array:
+        if not self._places:
+            largest = sorted((i for i in range(len(arrays)) if arrays[i].size), key=lambda i: -arrays[i].size)
+            self._places = [(i, _spread(arrays[i].size)) for i in largest[:_PARAMETERS]]
+        return np.concatenate([arrays[i].reshape((-1,))[every] for i, every in self._places], dtype=np.float64)
 
 
-def _sample(array: Array) -> Array:
-    """Return up to 256 values spread over an array."""
-    flat = array.ravel()
-    return flat[:: max(1, -(-flat.size // _SAMPLE))].astype(np.float64)
+def _name(rule: Any) -> str:
+    return settings_of(rule) or type(rule).__name__
 
 
-def _farthest(own: Array, first: Array) -> tuple[float, int]:
-    """Return the largest difference as a part of the largest value, and where it is; a NaN of one is far from all."""
-    if not own.size:
-        return 0.0, 0
-    with np.errstate(invalid="ignore", divide="ignore"):
-        apart = np.abs(own - first) / np.max(np.abs(first[np.isfinite(first)]), initial=0)
-    apart = np.where((own == first) | (np.isnan(own) & np.isnan(first)), 0.0, np.nan_to_num(apart, nan=np.inf))
-    at = int(np.argmax(apart))
-    return float(apart[at]), at
+def _spread(size: int) -> slice:
+    """Choose elements by an odd stride, which meets all columns of a matrix whose width is a power of two."""
+    stride = size // _ELEMENTS
+    return slice(0, None, stride | 1) if stride else slice(None)
 
 
-def _message(
-    name: str, apart: Sequence[tuple[int, int, float, float]], names: Sequence[str], first: int, remedy: str
-) -> str:
-    parts = [
-        f"worker {rank} has {own:.6g} in {names[index]}, and worker {first} {other:.6g}"
-        for rank, index, own, other in apart
-    ]
-    return f"{name}: got other values on some workers than on the others: {'; '.join(parts)}; {remedy}"
+def _distance(a: Array, b: Array) -> float:
+    d = a - b
+    return math.sqrt(d.dot(d))

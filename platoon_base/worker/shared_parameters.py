@@ -21,9 +21,8 @@ from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign, is_device_array
 from platoon_base.rules.center import Adopt, Rule, require_rule, settings_of
 from platoon_base.rules.outer import waits
-from platoon_base.worker.carried_center import CarriedCenter
 from platoon_base.worker.connection import Connection
-from platoon_base.worker.overshoot import Overshoot
+from platoon_base.worker.divergence import DivergenceWatch
 from platoon_base.worker.rounds import make_round
 from platoon_base.worker.standstill import Standstill
 
@@ -36,6 +35,7 @@ Array = np.ndarray[Any, Any]
 ON_NONFINITE = ("raise", "skip", "restore")
 # Worker and center would all but change places at each synchronization if the last of several counted as one.
 _FEWEST = 2
+_DEVICE_LOOK_S = 1.0  # from one look at the values on a device to the next: each waits for what is queued
 
 
 class SharedParameters:
@@ -65,8 +65,7 @@ class SharedParameters:
         self._alone = connection.shares_alone
         self._turns = Turns()
         self._standstill = Standstill([spec.name for spec in parameters.layout.specs], self._rank)
-        self._overshoot = Overshoot(self._rank)
-        self._carried = CarriedCenter(settings_of(rule), self._rank)
+        self._watch = DivergenceWatch(self._rank)
         self._unlink: Callable[[], None] | None = None
 
     def open_center(self, centers: CenterFactory, timeout_s: float) -> None:
@@ -82,6 +81,7 @@ class SharedParameters:
         try:
             states = self._resume(checkpoint()) if role.resume and checkpoint is not None else []
             self.center = (centers.create if create else centers.attach)(layout, rule, self._rank)
+            self._watch = DivergenceWatch(self._rank, _DEVICE_LOOK_S if self.center.on_device else 0.0)
             if create:
                 self.center.fill(self._borrow_as_shared(), states)
                 client.ask(msg.CenterReady(), msg.Done, timeout_s)
@@ -136,17 +136,14 @@ class SharedParameters:
         alone = self._alone()
         rule: Any = Adopt(self._given) if alone else self._rule_now()
         rounds: Any = center
-        watch = self._overshoot if not center.on_device else None  # there a look at the values would wait for them
-        if watch is not None:
-            watch.before_sync(taken)
+        if not alone:
+            self._watch.before_sync(taken, rule)
         if waits(rule):
-            brought = self._carried.before_round(taken)
             refused = make_round(self._connection.client, rounds, rule, taken, part, timeout_s)
-            self._carried.after_round(brought, taken)
         else:
             refused = center.sync(rule, taken, synchronous or alone, timeout_s)
-        if watch is not None:
-            watch.after_sync(taken, rule)
+        if not alone:
+            self._watch.after_sync(taken, rule)
         self._progress.count_sync(began, center.whole)
         try:
             if refused is not None:

@@ -415,3 +415,20 @@ def test_poison_by_rule_and_policy(run_on_devices, rule, least, most, policy):
         worker.barrier()
         """
     ).require_success()
+
+
+def test_growth_of_parameters_on_devices_is_told_once(run_on_devices):
+    """By the watch alone: a center on devices is looked at once a second, which would take this test half a minute."""
+    outcome = run_on_devices(
+        """
+        from platoon_base.worker.divergence import DivergenceWatch
+
+        watch = DivergenceWatch(rank)
+        for t in range(60):
+            arrays = [on_device(np.full(shape, 1.2 ** t), "float32") for shape in ((), (3, 50), (0, 4), (70, 128))]
+            watch.before_sync(arrays, EASGD(0.5))
+            watch.after_sync(arrays, EASGD(0.5))
+        """,
+        workers=1,
+    ).require_success()
+    assert outcome.logs[0].count("more than 30 times as large") == 1

@@ -1,0 +1,109 @@
+"""Comparison of models that must be the same on all workers. As long as they are, it costs one small message."""
+
+from __future__ import annotations
+
+import logging
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.worker.handle import Worker
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+
+__all__ = ["require_same_values"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+# Devices of two kinds round this far apart at most, as a part of the largest value; diverged models are farther.
+_ROUNDING = 1e-3
+_SAMPLE = 256
+
+
+def require_same_values(
+    worker: Worker,
+    name: str,
+    values: Sequence[tuple[str, Any]],
+    remedy: str,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> None:
+    """Raise on every worker if values that must be the same on all of them differ.
+
+    A collective call of all workers that still take part, through the controller. They compare checksums; where these
+    differ, up to 256 values of each array tell how far they are apart: devices of two kinds round in different ways,
+    which is no error.
+
+    Parameters
+    ----------
+    worker : Worker
+    name : str
+        Of this comparison, the same on all workers.
+    values : sequence of (str, ndarray)
+        Names and values, in the same order and of the same shapes on every worker.
+    remedy : str
+        Advice to the user, for the error's text.
+    timeout_s : float
+        Bound on the wait for the others.
+
+    Raises
+    ------
+    ConfigurationError
+        On every worker, if values of one are farther from those of the first worker than rounding explains: by more
+        than a thousandth of the largest value of their array.
+    """
+    rank, checksum = worker.global_rank, 0
+    arrays = [np.ascontiguousarray(value) for _, value in values]
+    for array in arrays:
+        checksum = zlib.crc32(array.data, checksum)
+    told = worker.gather([rank, checksum], name=f"{name}, checksums", timeout_s=timeout_s)
+    if len({other for _, other in told}) <= 1:
+        return
+    ranks = [other for other, _ in told]
+    samples = [_sample(array) for array in arrays]
+    mine = rank == ranks[0]
+    summed = worker.sum_arrays(
+        f"{name}, values", [s if mine else np.zeros_like(s) for s in samples], timeout_s=timeout_s
+    )
+    if summed.ranks != ranks:
+        return  # somebody left on the way; the next comparison is without it
+    first = summed.arrays
+    found = [_farthest(own, other) for own, other in zip(samples, first)]
+    index = max(range(len(found)), key=lambda i: found[i][0])
+    distance, at = found[index]
+    far = [rank, index, float(samples[index][at]), float(first[index][at])] if distance > _ROUNDING else None
+    apart = [other for other in worker.gather(far, name=f"{name}, differences", timeout_s=timeout_s) if other]
+    if apart:
+        raise ConfigurationError(_message(name, apart, [text for text, _ in values], ranks[0], remedy))
+    log.debug("rank %d: %s: equal but for rounding", rank, name)
+
+
+def _sample(array: Array) -> Array:
+    """Return up to 256 values spread over an array."""
+    flat = array.ravel()
+    return flat[:: max(1, -(-flat.size // _SAMPLE))].astype(np.float64)
+
+
+def _farthest(own: Array, first: Array) -> tuple[float, int]:
+    """Return the largest difference as a part of the largest value, and where it is; a NaN of one is far from all."""
+    if not own.size:
+        return 0.0, 0
+    with np.errstate(invalid="ignore", divide="ignore"):
+        apart = np.abs(own - first) / np.max(np.abs(first[np.isfinite(first)]), initial=0)
+    apart = np.where((own == first) | (np.isnan(own) & np.isnan(first)), 0.0, np.nan_to_num(apart, nan=np.inf))
+    at = int(np.argmax(apart))
+    return float(apart[at]), at
+
+
+def _message(
+    name: str, apart: Sequence[tuple[int, int, float, float]], names: Sequence[str], first: int, remedy: str
+) -> str:
+    parts = [
+        f"worker {rank} has {own:.6g} in {names[index]}, and worker {first} {other:.6g}"
+        for rank, index, own, other in apart
+    ]
+    return f"{name}: got other values on some workers than on the others: {'; '.join(parts)}; {remedy}"
