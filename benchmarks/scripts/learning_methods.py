@@ -87,6 +87,7 @@ METHODS = {
     "local-sgd-10-sqrt": Method(LocalSGD, 10, "sqrt"),
     "slowmo-10": Method(SlowMo, 10),
     "easgd-10": Method(EASGD, 10),
+    "easgd-10-sqrt": Method(EASGD, 10, "sqrt"),
     "easgd-4-sqrt": Method(EASGD, 4, "sqrt"),
     "easgd-4-linear": Method(EASGD, 4, "linear"),
     "easgd-1-linear": Method(EASGD, 1, "linear"),

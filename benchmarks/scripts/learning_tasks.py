@@ -161,7 +161,7 @@ def stdlib(length: int = 50) -> tuple[Rows, Rows]:
 def whole_stdlib(length: int = 50) -> tuple[Rows, Rows]:
     """Return all plain modules of the standard library of this Python: about 4 MB, other ones in each version."""
     names = sorted(path.stem for path in Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
-    chosen = tuple(name for name in names if name not in VALIDATION_TEXT)
+    chosen = tuple(name for name in names if name not in (*VALIDATION_TEXT, "sitecustomize"))  # that one is the site's
     return _sequences(chosen, length), _sequences(VALIDATION_TEXT, length)
 
 
