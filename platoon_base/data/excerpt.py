@@ -19,7 +19,7 @@ if not os.environ.get(NO_KERNELS):
     except ImportError:
         pass  # no compiler at installation: NumPy does it; `platoon doctor` says so
 
-__all__ = ["HAVE_FUSED", "excerpt", "part_of", "row_numbers"]
+__all__ = ["HAVE_FUSED", "excerpt", "part_of", "require_inside", "row_numbers"]
 
 HAVE_FUSED = _excerpt is not None
 _THREAD_BYTES = 1 << 20  # to copy this much takes several times as long as to start a thread
@@ -78,7 +78,7 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
     elif np.may_share_memory(out, rows):
         raise ConfigurationError("got out in the memory of the rows themselves: pass an array of its own")
     if _excerpt is None:
-        _require_inside(numbers, len(rows))
+        require_inside(numbers, len(rows))
         np.take(rows, numbers, axis=0, out=out, mode="wrap")
         return out
     row_bytes = rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
@@ -133,7 +133,8 @@ def part_of(indices: Any, length: int, rank: int, size: int) -> np.ndarray[Any, 
     return numbers[start:stop]
 
 
-def _require_inside(numbers: Array, length: int) -> None:
+def require_inside(numbers: Array, length: int) -> None:
+    """Raise `RowIndexError` if one of the numbers is not that of one of ``length`` rows."""
     outside = (numbers < -length) | (numbers >= length)
     if outside.any():
         _refuse(numbers, int(np.argmax(outside)), length)

@@ -22,7 +22,8 @@ from platoon_base.theano_ops.sync import Sync, Synchronizer
 
 if TYPE_CHECKING:
     from platoon_base.theano_ops.compressed import all_reduce_float16
-    from platoon_base.theano_ops.noise import vary_noise
+    from platoon_base.theano_ops.function_call import Function, function, scatter
+    from platoon_base.theano_ops.noise import vary_noise, vary_noise_once
 
 # Theano loads its GPU back end if it was told of a device; without one there is nothing to move there.
 if getattr(sys.modules.get("theano.gpuarray"), "pygpu_activated", False):
@@ -35,14 +36,25 @@ __all__ = [
     "AllReduceMin",
     "AllReduceProd",
     "AllReduceSum",
+    "Function",
     "Sync",
     "Synchronizer",
     "all_reduce",
     "all_reduce_float16",
+    "function",
+    "scatter",
     "vary_noise",
+    "vary_noise_once",
 ]
 
 __getattr__ = lazy_names(
     __name__,
-    {"all_reduce_float16": "platoon_base.theano_ops.compressed", "vary_noise": "platoon_base.theano_ops.noise"},
+    {
+        "Function": "platoon_base.theano_ops.function_call",
+        "all_reduce_float16": "platoon_base.theano_ops.compressed",
+        "function": "platoon_base.theano_ops.function_call",
+        "scatter": "platoon_base.theano_ops.function_call",
+        "vary_noise": "platoon_base.theano_ops.noise",
+        "vary_noise_once": "platoon_base.theano_ops.noise",
+    },
 )

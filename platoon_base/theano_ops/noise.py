@@ -10,7 +10,7 @@ from theano.sandbox.rng_mrg import ff_2p134
 
 from platoon_base.sharding import shard_seed
 
-__all__ = ["vary_noise"]
+__all__ = ["vary_noise", "vary_noise_once"]
 
 
 def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
@@ -37,3 +37,14 @@ def vary_noise(shared_variables: Iterable[Any], rank: int) -> None:
                 for _ in range(rank):
                     row[:] = ff_2p134(row)
             variable.set_value(rows)
+
+
+def vary_noise_once(used: Iterable[Any], rank: int) -> None:
+    """Let the random streams of a graph draw other numbers than those of other ranks; a second time changes nothing."""
+    fresh = [v for v in used if not getattr(v.tag, "varied_by_rank", False)]
+    vary_noise(fresh, rank)
+    for variable in fresh:
+        if getattr(variable.tag, "is_rng", False) or isinstance(
+            variable.get_value(borrow=True, return_internal_type=True), np.random.RandomState
+        ):
+            variable.tag.varied_by_rank = True

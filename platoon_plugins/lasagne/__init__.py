@@ -4,6 +4,7 @@ from platoon_base import ASGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, compat
 
 compat.apply()  # before Lasagne is imported, by this package or by the script
 
+from platoon_base.theano_ops import function, scatter  # noqa: E402
 from platoon_plugins.lasagne.data import iterate_minibatches, shard  # noqa: E402
 from platoon_plugins.lasagne.evaluation import evaluate  # noqa: E402
 from platoon_plugins.lasagne.gradients import all_reduce_grads  # noqa: E402
@@ -27,9 +28,11 @@ __all__ = [
     "all_reduce_grads",
     "evaluate",
     "finish_training",
+    "function",
     "iterate_minibatches",
     "scale_learning_rate",
     "scale_schedule",
+    "scatter",
     "shard",
     "sync_updates",
 ]

@@ -25,6 +25,7 @@ def evaluate(
     val_fn: Callable[..., Any],
     *arrays: Any,
     batch_size: int | None = None,
+    num_slices: int | None = None,
     inputs: Sequence[Any] | None = None,
     targets: Sequence[Any] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -42,11 +43,13 @@ def evaluate(
     ----------
     val_fn : callable
         Called with rows of each array; returns the mean over them: a scalar, or a list of scalars.
-    *arrays : ndarray, all of the same length
+    *arrays : ndarray or SharedData, all of the same length
         All the validation data, not a shard: usually inputs and targets, also masks and the like. For a function that
         takes row numbers, ``numpy.arange(n)``.
     batch_size : int
         Rows in one call of ``val_fn``. It may also stand behind the arrays.
+    num_slices : int
+        Instead of ``batch_size``: the number of calls of ``val_fn`` on each worker.
     inputs, targets : ndarray
         The first and the last of the arrays, by name.
     timeout_s : float
@@ -70,8 +73,8 @@ def evaluate(
     count = require_same_length(data)
     if not count:
         raise ConfigurationError("got arrays without rows: there must be at least one to evaluate")
-    rows_in_call = require_batch_size(options["batch_size"])
     worker = connect() if worker is None else worker
+    rows_in_call = _rows_in_call(options["batch_size"], num_slices, count, worker.global_size)
     name = f"evaluate {count} rows {fingerprint(*data)}"
     training = Training.of(worker)
     training.end_round(worker, timeout_s)
@@ -89,6 +92,16 @@ def evaluate(
     values = means(sums)
     # A worker without rows learns from the names what the others' val_fn returned.
     return values[_SCALAR] if _SCALAR in values else [values[str(i)] for i in range(len(values))]
+
+
+def _rows_in_call(batch_size: int | None, num_slices: int | None, count: int, workers: int) -> int:
+    if num_slices is None:
+        return require_batch_size(batch_size)
+    if batch_size is not None or num_slices < 1:
+        raise ConfigurationError(
+            f"got batch_size={batch_size!r} and num_slices={num_slices!r}: pass one of them, and at least 1"
+        )
+    return -(-count // (workers * num_slices))
 
 
 def _evaluate_rows(val_fn: Callable[..., Any], data: Sequence[Any], rows: range, batch_size: int) -> Pairs:

@@ -9,9 +9,9 @@ import theano
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce, all_reduce_float16
+from platoon_base.theano_ops import all_reduce, all_reduce_float16, vary_noise_once
 from platoon_base.worker import start_together
-from platoon_plugins.lasagne.graph import find_statistics, shared_variables, vary_noise_once
+from platoon_plugins.lasagne.graph import find_statistics, shared_variables
 from platoon_plugins.lasagne.training import Training
 
 __all__ = ["all_reduce_grads"]

@@ -1,19 +1,17 @@
-"""The parts of a graph besides parameters: running statistics, and the random streams of dropout and the like."""
+"""The parts of a graph besides parameters: shared variables, and the running statistics among them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import theano
 from theano.compile import SharedVariable
 from theano.gof.graph import inputs
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import vary_noise
 
-__all__ = ["find_statistics", "shared_variables", "vary_noise_once"]
+__all__ = ["find_statistics", "shared_variables"]
 
 
 def shared_variables(expressions: Iterable[Any]) -> list[Any]:
@@ -49,14 +47,3 @@ def find_statistics(used: Iterable[Any], given: Iterable[Any], params: Iterable[
 
 def _is_float(variable: Any) -> bool:
     return getattr(variable, "dtype", None) in theano.tensor.float_dtypes
-
-
-def vary_noise_once(used: Iterable[Any], rank: int) -> None:
-    """Let the random streams of a graph draw other numbers than those of other ranks; a second time changes nothing."""
-    fresh = [v for v in used if not getattr(v.tag, "varied_by_rank", False)]
-    vary_noise(fresh, rank)
-    for variable in fresh:
-        if getattr(variable.tag, "is_rng", False) or isinstance(
-            variable.get_value(borrow=True, return_internal_type=True), np.random.RandomState
-        ):
-            variable.tag.varied_by_rank = True

@@ -10,9 +10,9 @@ from platoon_base import Rule, Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import at_period, default_period, default_rule, require_rule, waits
 from platoon_base.schedule import EveryN
-from platoon_base.theano_ops import Sync, Synchronizer
+from platoon_base.theano_ops import Sync, Synchronizer, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
-from platoon_plugins.lasagne.graph import find_statistics, shared_variables, vary_noise_once
+from platoon_plugins.lasagne.graph import find_statistics, shared_variables
 from platoon_plugins.lasagne.training import Training
 
 __all__ = ["sync_updates"]

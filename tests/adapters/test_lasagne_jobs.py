@@ -71,6 +71,7 @@ def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
         import theano
         import theano.tensor as T
         from platoon_base import connect
+        from platoon_base.data import SharedData
 
         worker = connect()
         w = theano.shared(np.arange(3.0), name="w")
@@ -84,6 +85,11 @@ def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
         worker.report({f"one {worker.global_rank}": evaluate(one, *data, batch_size=7)})
         first, second = evaluate(two, *data, batch_size=200)
         worker.report({f"two {worker.global_rank}": first})
+        calls = []
+        counted = lambda *rows: (calls.append(len(rows[0])), one(*rows))[1]
+        shared = [SharedData(array) for array in data]
+        worker.report({f"sliced {worker.global_rank}": evaluate(counted, *shared, num_slices=4)})
+        assert len(calls) == 4 and sum(calls) in (33, 34), calls
         tiny = evaluate(two, data[0][:2], data[1][:2], batch_size=1)
         assert len(tiny) == 2
         worker.report({f"tiny {worker.global_rank}": tiny[0]})
@@ -96,6 +102,7 @@ def test_sharded_evaluation_is_that_of_one_process_on_all_the_data(run_job):
     errors = (x.dot(np.arange(3.0)) - y) ** 2
     for rank in range(3):
         assert outcome.reported[f"one {rank}"] == pytest.approx(errors.mean(), rel=1e-6)
+        assert outcome.reported[f"sliced {rank}"] == pytest.approx(errors.mean(), rel=1e-6)
         assert outcome.reported[f"two {rank}"] == pytest.approx(errors.mean(), rel=1e-6)
         assert outcome.reported[f"tiny {rank}"] == pytest.approx(errors[:2].mean(), rel=1e-6)
 
@@ -408,6 +415,8 @@ def test_patience_goes_on_in_a_worker_that_is_started_again(run_job):
         (lambda w: StopOnPatience(0, worker=w), "patience"),
         (lambda w: iterate_minibatches(worker=w), "no arrays"),
         (lambda w: evaluate(None, [1], worker=w), "batch_size=None"),
+        (lambda w: evaluate(None, [1], num_slices=0, worker=w), "num_slices=0"),
+        (lambda w: evaluate(None, [1], batch_size=1, num_slices=1, worker=w), "pass one of them"),
         (lambda w: iterate_minibatches(np.ones(3), np.ones(3), 1, True, 4, worker=w), "got 4 behind the arrays"),
         (lambda w: evaluate(None, [1], 1, w), "got .*Worker.* behind the arrays: pass arrays, then batch_size, the"),
     ],

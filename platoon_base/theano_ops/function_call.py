@@ -1,0 +1,301 @@
+"""One training call: a compiled function that a script calls as usual, and that computes on all workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import theano
+from theano.compile import SharedVariable
+
+from platoon_base.data.shared_data import SharedData
+from platoon_base.errors import ConfigurationError
+from platoon_base.job.joining import connect
+from platoon_base.theano_ops.base import JobBound
+from platoon_base.theano_ops.function_graph import (
+    average_updates,
+    averaged_grads,
+    indexed,
+    pairs_of,
+    start_variables,
+)
+from platoon_base.theano_ops.function_outputs import Combined, require_reductions
+from platoon_base.theano_ops.function_rows import InputRows, ResidentRows, split
+from platoon_base.worker.handle import Worker
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+
+__all__ = ["Function", "function", "scatter"]
+
+
+def function(
+    inputs: Sequence[Any],
+    outputs: Any = None,
+    updates: Any = None,
+    *,
+    params: Sequence[Any] | None = None,
+    loss: Any = None,
+    reduce: Any = "mean",
+    average: bool = True,
+    broadcast: Sequence[Any] = (),
+    sliceable_shareds: Sequence[Any] = (),
+    worker: Worker | None = None,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    **options: Any,
+) -> Function:
+    """Compile a function that all workers call with the same data, each computing its part of the rows.
+
+    The script is the same on all workers, and has no loop of their own: a call scatters its inputs, computes, combines
+    the outputs, and leaves the same parameters everywhere. Outputs are the same bits on all workers, so scripts take
+    the same decisions. It returns what one process computes from all rows, up to rounding:
+
+    ::
+
+        output   := sum_i n_i o_i / sum_i n_i        (o_i is worker i's output from its n_i rows; or see ``reduce``)
+        gradient := sum_i n_i g_i / sum_i n_i        (``updates`` is a function of gradients)
+        variable := sum_i n_i v_i / sum_i n_i        (``updates`` are new values v_i)
+
+    All workers call this function, at the same point of their scripts. The first worker's values of all shared
+    variables in the graph go to the others.
+
+    Parameters
+    ----------
+    inputs : list of Theano variable
+        Those with axes are scattered by rows, the others go to all workers.
+    outputs : Theano expression or list of them, optional
+    updates : mapping, list of pairs, or callable
+        A callable is called with the averaged gradients and ``params``, and returns updates, as all functions of
+        `lasagne.updates` do: exact for every rule. New values are averaged as they are: exact for rules that are
+        linear in the gradients (SGD, momentum, Nesterov), not for Adam, RMSprop and the like. Values that are computed
+        from all-reduced gradients stay as they are.
+    params : list of Theano shared variable, optional
+        Passed to ``updates``.
+    loss : scalar Theano expression, optional
+        Of the gradients. The default is the first output.
+    reduce : {"mean", "sum", "max", "min", "prod", "gather", None} or list of them
+        For all outputs, or for each. "mean" is for means over rows and weighs by rows; "gather" puts outputs that have
+        one item for each row one behind the other; None returns this worker's own.
+    average : bool
+        Whether the loss is a mean over rows; False for a sum, whose gradients are added up.
+    broadcast : list of Theano variable
+        Inputs that go to all workers whole, though they have axes.
+    sliceable_shareds : list of Theano shared variable
+        Data sets that lie in the workers' own memories, as `scatter` makes them. Calls select rows by ``batch_s``.
+    worker : Worker, optional
+        The default is ``connect()``.
+    timeout_s : float
+        Bound on each wait for the other workers.
+    **options
+        Passed to `theano.function`, such as ``givens`` or ``allow_input_downcast``.
+
+    Raises
+    ------
+    ConfigurationError
+        If the arguments cannot work.
+    LayoutMismatchError
+        On every worker, if the graph of one has other shared variables.
+
+    Examples
+    --------
+    >>> train = function([x, y], loss, lasagne.updates.adam, params=params)         # doctest: +SKIP
+    >>> for rows in batches:                                                        # doctest: +SKIP
+    ...     print(train(images, labels, batch=rows))
+    """
+    worker = connect() if worker is None else worker
+    single = isinstance(outputs, theano.Variable)
+    wanted = [outputs] if single else list(outputs or ())
+    reductions = require_reductions(reduce, len(wanted))
+    _require_shared(sliceable_shareds)
+    weight = theano.tensor.scalar("the rows of this worker, over the mean", theano.config.floatX)
+    if callable(updates):
+        grads = averaged_grads(wanted[0] if loss is None and wanted else loss, params, weight, average, worker)
+        pairs = pairs_of(updates(grads, params))
+    else:
+        pairs = pairs_of(updates)
+    pairs = average_updates(pairs, wanted, weight, worker)
+    graph = [*wanted, *(value for _, value in pairs)]
+    start_variables(graph, [variable for variable, _ in pairs], sliceable_shareds, worker, timeout_s)
+    return Function(
+        list(inputs), graph, [variable for variable, _ in pairs], weight, reductions, single,
+        set(broadcast), list(sliceable_shareds), options, worker, timeout_s,
+    )  # fmt: skip
+
+
+def _require_shared(variables: Sequence[Any]) -> None:
+    if isinstance(variables, theano.Variable) or not all(isinstance(v, SharedVariable) for v in variables):
+        raise ConfigurationError(
+            f"got sliceable_shareds={variables!r}: pass a list of shared variables, such as [scatter(images)]"
+        )
+
+
+class Function(JobBound):
+    """A compiled function over all workers; `function` makes it.
+
+    Attributes
+    ----------
+    worker : Worker
+    """
+
+    def __init__(
+        self,
+        inputs: list[Any],
+        graph: list[Any],
+        updated: list[Any],
+        weight: Any,
+        reductions: list[str | None],
+        single: bool,
+        broadcast: set[Any],
+        data: list[Any],
+        options: dict[str, Any],
+        worker: Worker,
+        timeout_s: float,
+    ) -> None:
+        self.worker = worker
+        self._inputs, self._graph, self._updated, self._weight = inputs, graph, updated, weight
+        self._reductions, self._single, self._data = reductions, single, data
+        self._scattered = [i for i, v in enumerate(inputs) if getattr(v, "ndim", 0) and v not in broadcast]
+        self._options = options
+        self._weights = weight in theano.gof.graph.inputs(graph)
+        self._timeout_s = timeout_s
+        self._room: dict[int, Any] = {}
+        self._compiled: dict[str, Any] = {}
+        if not data:
+            self._compiled["no data"] = self._compile([], lambda variable: variable)
+
+    def __call__(self, *values: Any, batch: Any = None, batch_s: Any = None, num_slices: int = 1) -> Any:
+        """Compute on all workers; all of them call it.
+
+        Parameters
+        ----------
+        *values : array, SharedData or number
+            For each input; of those that are scattered all the data, the same on every worker.
+        batch : slice or list of int, optional
+            The rows of the scattered inputs to compute from, by default all. Each worker takes its part of them. The
+            first worker's list counts for all.
+        batch_s : slice or list of int, or a list of these with one for each worker, optional
+            The rows of each worker's own data sets, ``sliceable_shareds``, by default all. One list counts for all
+            workers as the first one passes it; of several each worker takes its own.
+        num_slices : int
+            Number of calls of the compiled function in which the rows are computed, one after the other, so that a
+            whole data set needs no more memory than a part of it. Only without updates.
+
+        Returns
+        -------
+        ndarray or list of ndarray
+            As `theano.function` does.
+
+        Raises
+        ------
+        RowIndexError
+            If an index is out of range; on every worker, if all have the same list.
+        WorkerLostError, CollectiveTimeoutError
+            If another worker does not come.
+        """
+        self._require_call(values, batch, batch_s, num_slices)
+        inputs = None
+        if self._scattered:
+            data = [values[i] for i in self._scattered]
+            inputs = InputRows(data, batch, self.worker, self._room, self._timeout_s)
+        resident = ResidentRows.of(self._data, batch_s, self.worker, self._timeout_s) if self._data else None
+        counts = inputs.counts if inputs else resident.counts if resident else [1] * self.worker.global_size
+        if not sum(counts):
+            raise ConfigurationError("got no rows: batch_s selects none on any worker")
+        mine = counts[self.worker.global_rank]
+        weight = np.asarray(mine * len(counts) / sum(counts), theano.config.floatX)
+        combined = Combined(self._reductions)
+        own = split(resident.counts[self.worker.global_rank], num_slices) if resident else []
+        for part, (start, stop) in enumerate(split(mine, num_slices)):
+            arguments = self._arguments(values, inputs, start, stop)
+            rows = resident.take(*own[min(part, len(own) - 1)]) if resident else None
+            results = self._call(arguments, rows, [weight] if self._weights else [])
+            combined.add(results, max(1, stop - start), counted=stop > start)
+        if self._updated:
+            self.worker.progress(steps=1)
+        found = combined.over(self.worker, counts, self._timeout_s)
+        return found[0] if self._single else found
+
+    def _arguments(self, values: Sequence[Any], inputs: InputRows | None, start: int, stop: int) -> list[Any]:
+        arguments = [value.array if isinstance(value, SharedData) else value for value in values]
+        if inputs is not None:
+            for i, rows in zip(self._scattered, inputs.take(start, stop)):
+                arguments[i] = rows
+        return arguments
+
+    def _call(self, arguments: list[Any], rows: Any, weight: list[Any]) -> list[Any]:
+        if rows is None:
+            found = self._compiled["no data"](*arguments, *weight)
+        elif isinstance(rows, slice):
+            ends = theano.tensor.lscalar("start"), theano.tensor.lscalar("stop")
+            if "slice" not in self._compiled:
+                self._compiled["slice"] = self._compile(list(ends), lambda variable: variable[ends[0] : ends[1]])
+            found = self._compiled["slice"](*arguments, rows.start, rows.stop, *weight)
+        else:
+            numbers = theano.tensor.lvector("rows")
+            if "list" not in self._compiled:
+                self._compiled["list"] = self._compile([numbers], lambda variable: variable[numbers])
+            found = self._compiled["list"](*arguments, rows, *weight)
+        return list(found)
+
+    def _compile(self, more: list[Any], index: Any) -> Any:
+        graph = indexed(self._graph, self._data, index)
+        count = len(self._reductions)
+        return theano.function(
+            [*self._inputs, *more, *([self._weight] if self._weights else [])],
+            graph[:count],
+            updates=list(zip(self._updated, graph[count:])),
+            **self._options,
+        )
+
+    def _require_call(self, values: Sequence[Any], batch: Any, batch_s: Any, num_slices: int) -> None:
+        if len(values) != len(self._inputs):
+            raise ConfigurationError(f"got {len(values)} values for {len(self._inputs)} inputs: pass one for each")
+        if num_slices < 1:
+            raise ConfigurationError(f"got num_slices={num_slices!r}: it counts calls and must be at least 1")
+        if num_slices > 1 and self._updated:
+            raise ConfigurationError(
+                f"got num_slices={num_slices} for a function with updates, which would be made {num_slices} times: "
+                "slice evaluations only, and train on smaller batches"
+            )
+        if batch is not None and not self._scattered:
+            raise ConfigurationError("got batch, and no input is scattered: it selects rows of inputs; leave it out")
+        if batch_s is not None and not self._data:
+            raise ConfigurationError(
+                "got batch_s, and the function has no data sets: name them in sliceable_shareds when it is made"
+            )
+
+
+def scatter(data: Any, name: str | None = None, *, dtype: Any = None, worker: Worker | None = None) -> Any:
+    """Put this worker's rows of a data set into a Theano shared variable, on its GPU if it has one.
+
+    Of worker r of N these are the rows r, r + N, r + 2N, ..., as of `Worker.shard`. So all workers' memories together
+    hold the data once, and steps that select rows there (`function`, ``batch_s``) copy nothing from the host.
+
+    Parameters
+    ----------
+    data : array or SharedData
+        All the rows, the same on every worker.
+    name : str, optional
+        Of the variable.
+    dtype : dtype, optional
+        To convert to.
+    worker : Worker, optional
+        The default is ``connect()``.
+
+    Returns
+    -------
+    Theano shared variable
+
+    Raises
+    ------
+    ConfigurationError
+        If there are fewer rows than workers, or another worker has passed other data.
+    """
+    worker = connect() if worker is None else worker
+    if len(data) < worker.global_size:
+        raise ConfigurationError(
+            f"got {len(data)} rows for {worker.global_size} workers: each needs at least one; launch fewer workers"
+        )
+    whole = data.array if isinstance(data, SharedData) else np.asarray(data)
+    worker.require_same_data(whole)
+    rows = whole[worker.global_rank :: worker.global_size]
+    return theano.shared(np.array(rows, dtype, order="C"), name=name, borrow=True)

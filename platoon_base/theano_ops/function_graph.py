@@ -1,0 +1,159 @@
+"""The graph of a `function`: its updates averaged over the workers, its resident data sets indexed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import theano
+from theano.compile import SharedVariable
+from theano.gof.graph import ancestors, inputs
+
+from platoon_base.collectives.base import DTYPES
+from platoon_base.errors import ConfigurationError
+from platoon_base.theano_ops.noise import vary_noise_once
+from platoon_base.theano_ops.reductions import AllReduce, all_reduce
+from platoon_base.worker.handle import Worker
+from platoon_base.worker.initial_values import copy_first_values
+
+__all__ = ["average_updates", "averaged_grads", "indexed", "pairs_of", "start_variables"]
+
+
+def pairs_of(updates: Any) -> list[tuple[Any, Any]]:
+    """Return updates, a mapping or a list of pairs, as a list of pairs of a shared variable and an expression."""
+    pairs = list(updates.items() if isinstance(updates, Mapping) else updates or ())
+    for pair in pairs:
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], SharedVariable):
+            raise ConfigurationError(
+                f"got {pair!r} in updates: pass pairs of a shared variable and its new value, or a function of "
+                "gradients and parameters, such as lasagne.updates.adam, with params=[...]"
+            )
+    return [(variable, theano.tensor.as_tensor_variable(value)) for variable, value in pairs]
+
+
+def averaged_grads(loss: Any, params: Any, weight: Any, average: bool, worker: Worker) -> list[Any]:
+    """Return the gradients of a loss over the rows of all workers.
+
+    ::
+
+        g := sum_i n_i g_i / sum_i n_i     for a loss that is a mean over n_i rows
+        g := sum_i g_i                     for a sum, if not ``average``
+
+    Parameters
+    ----------
+    loss : scalar Theano expression
+    params : sequence of Theano shared variable
+    weight : scalar Theano variable
+        n_i over the mean of all n_i, in each call.
+    average : bool
+    worker : Worker
+    """
+    if not isinstance(loss, theano.Variable) or getattr(loss, "ndim", None) != 0:
+        raise ConfigurationError(
+            f"got {getattr(loss, 'type', loss)!r} as the loss: pass loss=, or make the first output a scalar, such as "
+            "loss.mean()"
+        )
+    if not isinstance(params, Sequence) or not params:
+        raise ConfigurationError(
+            f"got params={params!r} for updates that are a function: pass the list of parameters, such as "
+            "lasagne.layers.get_all_params(network, trainable=True)"
+        )
+    grads: list[Any] = theano.grad(loss, list(params))
+    if worker.global_size == 1:
+        return grads
+    # A worker without rows computes with a row of another one, which must not count twice.
+    factor = weight if average else theano.tensor.gt(weight, 0)
+    return all_reduce(*_weighted(grads, factor), op="mean" if average else "sum", worker=worker)
+
+
+def average_updates(
+    pairs: Sequence[tuple[Any, Any]], outputs: Iterable[Any], weight: Any, worker: Worker
+) -> list[tuple[Any, Any]]:
+    """Return updates whose new values are means over the workers, weighted by rows.
+
+    ::
+
+        v := sum_i n_i v_i / sum_i n_i
+
+    Those stay as they are that are computed from all-reduced values already, and those of other dtypes than floats.
+    Running statistics, which are floats with a ``default_update``, are averaged with them.
+
+    Parameters
+    ----------
+    pairs : sequence of (shared variable, expression)
+    outputs : iterable of Theano expression
+        They, too, may have running statistics.
+    weight : scalar Theano variable
+        n_i over the mean of all n_i, in each call.
+    worker : Worker
+    """
+    if worker.global_size == 1:
+        return list(pairs)
+    changed = {variable for variable, _ in pairs}
+    used = inputs([*outputs, *(value for _, value in pairs)])
+    pairs = [*pairs, *((v, v.default_update) for v in used if _is_statistic(v) and v not in changed)]
+    chosen = [i for i, (variable, value) in enumerate(pairs) if _is_float(variable) and not _is_reduced(value)]
+    if not chosen:
+        return pairs
+    # A variable's type, since an expression may be of a wider one, or on another device.
+    values = [pairs[i][0].type.filter_variable(theano.tensor.cast(pairs[i][1], pairs[i][0].dtype)) for i in chosen]
+    means = all_reduce(*_weighted(values, weight), op="mean", worker=worker)
+    for i, mean in zip(chosen, means):
+        pairs[i] = pairs[i][0], mean
+    return pairs
+
+
+def indexed(expressions: Sequence[Any], data: Sequence[Any], index: Callable[[Any], Any]) -> list[Any]:
+    """Return expressions in which ``index(variable)`` takes the place of each resident data set."""
+    if not data:
+        return list(expressions)
+    found: list[Any] = theano.clone(
+        list(expressions), replace={variable: index(variable) for variable in data}, share_inputs=True
+    )
+    return found
+
+
+def start_variables(
+    expressions: Sequence[Any], updated: Sequence[Any], data: Sequence[Any], worker: Worker, timeout_s: float
+) -> None:
+    """Give the first worker's values of all variables of a graph to all, but for data sets and random streams.
+
+    Random streams draw other numbers on each worker from then on.
+    """
+    if worker.global_size == 1:
+        return
+    used = [v for v in inputs(list(expressions)) if isinstance(v, SharedVariable)]
+    own = {id(variable.container) for variable in data}
+    variables = []
+    for variable in [*updated, *used]:
+        # A clone, such as those of running statistics, is on the memory of its original.
+        if (
+            id(variable.container) not in own
+            and getattr(variable, "dtype", None) in DTYPES
+            and not _is_stream(variable)
+        ):
+            own.add(id(variable.container))
+            variables.append(variable)
+    if variables:
+        copy_first_values(variables, worker, f"function of {len(expressions)} expressions", timeout_s=timeout_s)
+    vary_noise_once(used, worker.global_rank)
+
+
+def _weighted(values: Sequence[Any], weight: Any) -> list[Any]:
+    return [value * theano.tensor.cast(weight, value.dtype) for value in values]
+
+
+def _is_float(variable: Any) -> bool:
+    return getattr(variable, "dtype", None) in theano.tensor.float_dtypes
+
+
+def _is_stream(variable: Any) -> bool:
+    return bool(getattr(variable.tag, "is_rng", False))
+
+
+def _is_statistic(variable: Any) -> bool:
+    return getattr(variable, "default_update", None) is not None and _is_float(variable) and not _is_stream(variable)
+
+
+def _is_reduced(value: Any) -> bool:
+    return any(v.owner is not None and isinstance(v.owner.op, AllReduce) for v in ancestors([value]))

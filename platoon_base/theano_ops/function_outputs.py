@@ -1,0 +1,128 @@
+"""The outputs of a `function`, combined over slices and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.collectives.base import canonical_op
+from platoon_base.errors import ConfigurationError
+from platoon_base.worker.handle import Worker
+
+__all__ = ["REDUCTIONS", "Combined", "require_reductions"]
+
+REDUCTIONS = ("mean", "sum", "max", "min", "prod", "gather", None)
+
+_BINARY = {"max": np.maximum, "min": np.minimum, "prod": np.multiply, None: lambda before, new: new}
+
+Array = np.ndarray[Any, Any]
+
+
+def require_reductions(reduce: Any, count: int) -> list[str | None]:
+    """Return a reduction for each output, from one for all of them or a list; raise if one is not known."""
+    given = list(reduce) if isinstance(reduce, (list, tuple)) else [reduce] * count
+    if len(given) != count:
+        raise ConfigurationError(f"got {len(given)} reductions for {count} outputs: pass one for each, or one for all")
+    found = [name if name is None or name == "gather" else canonical_op(name) for name in given]
+    for name in found:
+        if name not in REDUCTIONS:
+            raise ConfigurationError(f"got reduce={name!r}: it must be one of {', '.join(map(repr, REDUCTIONS))}")
+    return found
+
+
+class Combined:
+    """The values of one call: of the slices of this worker, and then of all workers.
+
+    Parameters
+    ----------
+    reductions : sequence of str or None
+    """
+
+    def __init__(self, reductions: Sequence[str | None]) -> None:
+        self._reductions = list(reductions)
+        self._values: list[Any] = [None] * len(self._reductions)
+        self._dtypes: list[Any] = [None] * len(self._reductions)
+
+    def add(self, values: Sequence[Any], rows: int, counted: bool) -> None:
+        """Take in the values of a slice.
+
+        Parameters
+        ----------
+        values : sequence of ndarray
+        rows : int
+            That they were computed from.
+        counted : bool
+            False for those of a row that another worker has too, which only tell shapes.
+        """
+        for i, (reduction, value) in enumerate(zip(self._reductions, values)):
+            value = np.asarray(value)
+            self._dtypes[i] = value.dtype
+            if reduction in ("mean", "sum"):
+                factor = rows if reduction == "mean" else 1
+                # A value that is not finite, of a row that does not count, must not count either.
+                self._add(i, value.astype(np.float64) * factor if counted else np.zeros(value.shape), np.add)
+            elif reduction == "gather":
+                if not value.ndim or len(value) != rows:
+                    raise ConfigurationError(
+                        f"got output {i} of shape {value.shape} from {rows} rows: outputs that are gathered have one "
+                        'item for each row; use reduce="mean" or another reduction'
+                    )
+                self._add(i, value if counted else value[:0], lambda before, new: np.concatenate([before, new]))
+            else:
+                self._add(i, value, _BINARY[reduction])
+
+    def _add(self, i: int, value: Any, combine: Any) -> None:
+        self._values[i] = value if self._values[i] is None else combine(self._values[i], value)
+
+    def over(self, worker: Worker, counts: Sequence[int], timeout_s: float) -> list[Any]:
+        """Return the values over all workers, the same on each of them.
+
+        Parameters
+        ----------
+        worker : Worker
+        counts : sequence of int
+            Rows of each worker.
+        timeout_s : float
+        """
+        self._sum(worker, max(sum(counts), 0), timeout_s)
+        for i, reduction in enumerate(self._reductions):
+            value = self._values[i]
+            if worker.global_size == 1 or reduction in ("mean", "sum", None):
+                continue
+            if reduction == "gather":
+                self._values[i] = _gathered(worker, value, counts, timeout_s)
+            else:
+                self._values[i] = worker.all_reduce(np.array(value, order="C"), reduction, timeout_s=timeout_s)
+        return self._values
+
+    def _sum(self, worker: Worker, rows: int, timeout_s: float) -> None:
+        """Add up, over the workers, what is a mean or a sum: in one call, in float64, in the order of the ranks."""
+        places = [i for i, reduction in enumerate(self._reductions) if reduction in ("mean", "sum")]
+        if not places:
+            return
+        flat = np.concatenate([self._values[i].ravel() for i in places])
+        if worker.global_size > 1:
+            worker.all_reduce(flat, "sum", dest=flat, timeout_s=timeout_s)
+        start = 0
+        for i in places:
+            shape, size, dtype = self._values[i].shape, self._values[i].size, self._dtypes[i]
+            total = flat[start : start + size].reshape(shape)
+            start += size
+            if self._reductions[i] == "mean":
+                with np.errstate(invalid="ignore", divide="ignore"):
+                    total = total / rows
+                dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)
+            elif dtype == np.bool_:
+                dtype = np.dtype(np.int64)
+            self._values[i] = np.asarray(total, dtype)
+
+
+def _gathered(worker: Worker, value: Array, counts: Sequence[int], timeout_s: float) -> Array:
+    """Put the rows of all workers one behind the other; on the way they have as many, filled up with zeros."""
+    padded = np.zeros((max(counts), *value.shape[1:]), value.dtype)
+    padded[: len(value)] = value
+    plain = padded.view(np.uint8) if padded.dtype == np.bool_ else padded
+    found = worker.all_gather(plain, timeout_s=timeout_s).view(padded.dtype)
+    return np.concatenate([rows[:count] for rows, count in zip(found, counts)])

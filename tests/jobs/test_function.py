@@ -1,0 +1,372 @@
+"""One training call for all workers, against plain Theano on all rows in one process."""
+
+import importlib.util
+import re
+
+import pytest
+
+HERE = importlib.util.find_spec("theano") is not None
+WHY = "needs Theano: `make setup` installs it on Python 3.11"
+pytestmark = [pytest.mark.theano, pytest.mark.skipif(not HERE, reason=WHY)]
+
+PREAMBLE = """
+import os, sys
+from platoon_base import compat, connect
+compat.apply()
+import numpy as np, theano, theano.tensor as T
+from platoon_base.data import SharedData
+from platoon_base.errors import *
+from platoon_base.theano_ops import function, scatter
+
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+rng = np.random.RandomState(0)
+X = rng.randn(23, 3).astype("f4")
+Y = X.dot(rng.randn(3).astype("f4")) + 1
+
+class Model:
+    def __init__(self, start):
+        self.x, self.y = T.fmatrix("x"), T.fvector("y")
+        self.w = theano.shared(np.full(3, start, "f4"), "w")
+        self.b = theano.shared(np.float32(start), "b")
+        self.params = [self.w, self.b]
+        self.error = T.sqr(T.dot(self.x, self.w) + self.b - self.y)
+        self.loss = self.error.mean()
+
+    def values(self):
+        return np.append(self.w.get_value(), self.b.get_value())
+
+def momentum(loss_or_grads, params):
+    grads = loss_or_grads if isinstance(loss_or_grads, list) else theano.grad(loss_or_grads, params)
+    updates = []
+    for param, grad in zip(params, grads):
+        v = theano.shared(np.zeros_like(param.get_value()), "v")
+        updates += [(v, 0.9 * v - 0.1 * grad), (param, param + 0.9 * v - 0.1 * grad)]
+    return updates
+
+def adagrad(loss_or_grads, params):
+    grads = loss_or_grads if isinstance(loss_or_grads, list) else theano.grad(loss_or_grads, params)
+    updates = []
+    for param, grad in zip(params, grads):
+        a = theano.shared(np.zeros_like(param.get_value()), "a")
+        updates += [(a, a + grad ** 2), (param, param - 0.1 * grad / T.sqrt(a + grad ** 2 + 1e-6))]
+    return updates
+
+ours, alone = Model(rank), Model(0)  # rank 0's values go to all
+close = dict(rtol=1e-4, atol=1e-5)
+
+def same_everywhere(*values):
+    for value in values:
+        every = worker.all_gather(np.array(value))
+        assert (every == every[0]).all(), every
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_training_is_that_of_one_process_on_all_rows(run_job, workers):
+    """Also with a last batch of fewer rows than workers, and with lists that only the first worker has so."""
+    run_job(
+        PREAMBLE
+        + """
+single = theano.function([alone.x, alone.y], alone.loss, updates=adagrad(alone.loss, alone.params))
+train = function([ours.x, ours.y], ours.loss, adagrad, params=ours.params)
+shared = [SharedData(X, "x"), SharedData(Y, "y")]
+for step in range(12):
+    order = np.random.RandomState([step, rank]).permutation(23)  # differs from worker to worker
+    first = np.random.RandomState([step, 0]).permutation(23)
+    count = [8, 7, 2, 1][step % 4]
+    found = train(*(shared if step % 2 else [X, Y]), batch=list(order[:count]))
+    wanted = single(X[first[:count]], Y[first[:count]])
+    np.testing.assert_allclose(found, wanted, **close)
+    np.testing.assert_allclose(ours.values(), alone.values(), **close)
+    same_everywhere(found, ours.values())
+for batch in (slice(3, 10), slice(None), slice(20, 1, -3), None, np.arange(23) > 15):
+    rows = slice(None) if batch is None else batch
+    np.testing.assert_allclose(train(X, Y, batch=batch), single(X[rows], Y[rows]), **close)
+np.testing.assert_allclose(ours.values(), alone.values(), **close)
+assert found.shape == () and found.dtype == np.float32
+""",
+        workers,
+    ).require_success()
+
+
+def test_new_values_are_averaged_where_updates_are_given(run_job):
+    """Momentum is linear in the gradients, so its averages are exact; an integer counts on as it is."""
+    run_job(
+        PREAMBLE
+        + """
+def updates(model):
+    count = theano.shared(np.int64(0), "count")
+    return momentum(model.loss, model.params) + [(count, count + 1)], count
+
+mine, count = updates(ours)
+single = theano.function([alone.x, alone.y], alone.loss, updates=updates(alone)[0])
+train = function([ours.x, ours.y], ours.loss, dict(mine))
+for start in range(0, 20, 5):
+    rows = slice(start, start + 5)
+    np.testing.assert_allclose(train(X, Y, batch=rows), single(X[rows], Y[rows]), **close)
+    np.testing.assert_allclose(ours.values(), alone.values(), **close)
+same_everywhere(ours.values())
+assert count.get_value() == 4
+""",
+        2,
+    ).require_success()
+
+
+def test_gradients_that_are_averaged_already_stay_as_they_are(run_job):
+    run_job(
+        PREAMBLE
+        + """
+from platoon_base.theano_ops import all_reduce
+grads = all_reduce(*theano.grad(ours.loss, ours.params), op="mean")
+train = function([ours.x, ours.y], ours.loss, adagrad(grads, ours.params))
+single = theano.function([alone.x, alone.y], alone.loss, updates=adagrad(alone.loss, alone.params))
+for step in range(3):
+    np.testing.assert_allclose(train(X[:8], Y[:8]), single(X[:8], Y[:8]), **close)
+np.testing.assert_allclose(ours.values(), alone.values(), **close)
+""",
+        2,
+    ).require_success()
+
+
+def test_a_loss_that_is_a_sum_and_an_input_for_all(run_job):
+    run_job(
+        PREAMBLE
+        + """
+scale, offset = T.fscalar("scale"), T.fvector("offset")
+def parts(model):
+    return scale * T.sqr(T.dot(model.x + offset, model.w) + model.b - model.y).sum()
+
+loss = parts(alone)
+single = theano.function([alone.x, alone.y, scale, offset], loss, updates=adagrad(loss, alone.params))
+train = function([ours.x, ours.y, scale, offset], [parts(ours), scale], adagrad, params=ours.params, average=False,
+                 reduce=["sum", None], broadcast=[offset])
+for rows in (slice(0, 9), slice(9, 10), slice(10, 23)):
+    found = train(X, Y, np.float32(0.01), np.ones(3, "f4"), batch=rows)
+    np.testing.assert_allclose(found[0], single(X[rows], Y[rows], np.float32(0.01), np.ones(3, "f4")), **close)
+    assert len(found) == 2 and found[1] == np.float32(0.01)
+np.testing.assert_allclose(ours.values(), alone.values(), **close)
+""",
+        2,
+    ).require_success()
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_outputs_of_all_reductions_and_in_slices(run_job, workers):
+    run_job(
+        PREAMBLE
+        + """
+x = T.fmatrix("x")
+outputs = [x.mean(0), x.sum(0), x.max(), x.min(), x, T.gt(x, 0), T.gt(x, 0).sum(), x.shape[0]]
+reduce = ["mean", "sum", "max", "min", "gather", "gather", "sum", None]
+f = function([x], outputs, reduce=reduce)
+g = function([x], (1 + x / 9).prod(), reduce="*")
+for count in (1, 2, 7, 23):
+    for num_slices in (1, 2, 5, 50):
+        a = X[:count]
+        found = f(a, num_slices=num_slices)
+        for value, wanted in zip(found, [a.mean(0), a.sum(0), a.max(), a.min(), a, a > 0, (a > 0).sum()]):
+            np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-6)
+            assert value.dtype == np.asarray(wanted).dtype and value.shape == np.shape(wanted)
+        bounds = count * rank // size, count * (rank + 1) // size
+        if num_slices == 1:
+            assert found[-1] == max(1, bounds[1] - bounds[0])
+        same_everywhere(*[value.view("u1") if value.dtype == bool else value for value in found[:-1]])
+    if count >= size:
+        np.testing.assert_allclose(g(a), (1 + a / 9).prod(), rtol=1e-4)
+np.testing.assert_allclose(f(X, batch=[5, 3, 3], num_slices=2)[4], X[[5, 3, 3]])
+np.testing.assert_allclose(f(SharedData(X), batch=slice(1, 20, 3))[4], X[1:20:3])
+""",
+        workers,
+    ).require_success()
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_data_that_lie_in_the_memory_of_each_worker(run_job, workers):
+    """Worker r has the rows r, r + N, ...; batch_s selects among them."""
+    run_job(
+        PREAMBLE
+        + """
+def resident(model, x, y):
+    return T.sqr(T.dot(x, model.w) + model.b - y).mean()
+
+xs, ys = scatter(SharedData(X), "xs"), scatter(Y, "ys", dtype="f4")
+assert xs.get_value().shape[0] == len(X[rank::size])
+loss = resident(ours, xs, ys)
+train = function([], loss, adagrad, params=ours.params, sliceable_shareds=[xs, ys])
+rows_out = function([], xs, reduce="gather", sliceable_shareds=[xs])
+single = theano.function([alone.x, alone.y], alone.loss, updates=adagrad(alone.loss, alone.params))
+shortest = len(X) // size
+lists = [np.random.RandomState(r).permutation(len(X[r::size]))[: 3 + r] for r in range(size)]
+own = [lists[r] if r == rank else np.zeros(1, int) for r in range(size)]  # what others pass for themselves counts
+for batch_s in (slice(1, 5), None, [0, 4, 2], slice(6, None), lists, own, [slice(r, 4) for r in range(size)], [-1, 2]):
+    selected = []
+    for r in range(size):
+        mine = lists[r] if batch_s is own else batch_s
+        if isinstance(mine, list) and not np.isscalar(mine[0]):
+            mine = mine[r]
+        mine = slice(None) if mine is None else mine
+        selected.append((X[r::size][mine], Y[r::size][mine]))
+    a, b = (np.concatenate(arrays) for arrays in zip(*selected))
+    np.testing.assert_allclose(train(batch_s=batch_s), single(a, b), **close)
+    np.testing.assert_allclose(ours.values(), alone.values(), **close)
+    for num_slices in (1, 3):
+        np.testing.assert_array_equal(rows_out(batch_s=batch_s, num_slices=num_slices), a)
+one_for_all = [2, 0, 1] if rank == 0 else [1, 1, 1]
+wanted = np.concatenate([X[r::size][[2, 0, 1]] for r in range(size)])
+np.testing.assert_array_equal(rows_out(batch_s=one_for_all), wanted)
+evaluate = function([], loss, sliceable_shareds=[xs, ys])
+whole = np.square(X.dot(ours.values()[:3]) + ours.values()[3] - Y).mean()
+for num_slices in (1, 4, 100):
+    np.testing.assert_allclose(evaluate(num_slices=num_slices), whole, **close)
+none_here = [slice(0, 0)] * (size - 1) + [slice(0, 2)]
+np.testing.assert_array_equal(rows_out(batch_s=none_here), X[size - 1 :: size][:2])
+""",
+        workers,
+    ).require_success()
+
+
+def test_running_statistics_and_noise(run_job):
+    """A default update is averaged, as one of all rows; noise differs from worker to worker."""
+    run_job(
+        PREAMBLE
+        + """
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+noise = MRG_RandomStreams(rank + 5).uniform((4,))
+x = T.fmatrix("x")
+mean = theano.shared(np.zeros(3, "f4") + rank, "mean")
+running = theano.clone(mean, share_inputs=False)
+running.default_update = 0.5 * running + 0.5 * x.mean(0)
+f = function([x], [(x - 0 * running).sum(), noise], reduce=["sum", None])
+wanted = np.zeros(3, "f4")
+seen = []
+for rows in (slice(0, 5), slice(5, 6), slice(6, 23)):
+    seen.append(f(X, batch=rows)[1])
+    wanted = 0.5 * wanted + 0.5 * X[rows].mean(0)
+    np.testing.assert_allclose(mean.get_value(), wanted, **close)
+draws = worker.all_gather(np.array(seen)).reshape(-1, 4)
+assert len(np.unique(draws, axis=0)) == len(draws)
+""",
+        2,
+    ).require_success()
+
+
+def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_job):
+    outcome = run_job(
+        PREAMBLE
+        + """
+xs = scatter(X)
+f = function([ours.x, ours.y], ours.loss)
+g = function([], xs.sum(), reduce="sum", sliceable_shareds=[xs])
+for call in (
+    lambda: f(X, Y, batch=[3, 23, 5]),
+    lambda: f(X, Y[:9]),
+    lambda: f(X, Y, batch=[]),
+    lambda: f(X),
+    lambda: f(X, Y, batch_s=[1]),
+    lambda: g(batch=[1]),
+    lambda: g(batch_s=[99]),
+    lambda: g(batch_s=[[0], [-99]]),
+    lambda: g(batch_s=[[0]]),
+    lambda: g(num_slices=0),
+):
+    try:
+        call()
+    except PlatoonError as exc:
+        print("refused:", type(exc).__name__, exc)
+train = function([ours.x, ours.y], ours.loss, adagrad, params=ours.params)
+try:
+    train(X, Y, num_slices=2)
+except ConfigurationError as exc:
+    print("refused:", type(exc).__name__, exc)
+np.testing.assert_allclose(f(X, Y), np.square(X.dot(ours.values()[:3]) + ours.values()[3] - Y).mean(), **close)
+np.testing.assert_allclose(g(), X.sum(), **close)
+""",
+        2,
+    ).require_success()
+    wanted = [
+        "RowIndexError got index 23 at position 1 of the list: there are 23 rows",
+        "ConfigurationError got inputs of 2 lengths [9, 23]",
+        "ConfigurationError got no rows: batch=[] selects none of 23",
+        "ConfigurationError got 1 values for 2 inputs",
+        "ConfigurationError got batch_s, and the function has no data sets",
+        "ConfigurationError got batch, and no input is scattered",
+        "RowIndexError got index 99 at position 0",
+        ["ConfigurationError worker 1 has refused its batch_s", "RowIndexError got index -99 at position 0"],
+        "ConfigurationError got batch_s of 1 lists for 2 workers",
+        "ConfigurationError got num_slices=0",
+        "ConfigurationError got num_slices=2 for a function with updates",
+    ]
+    for rank, log in enumerate(outcome.logs):
+        found = re.findall("refused: (.*)", log)
+        assert len(found) == len(wanted), log
+        for line, start in zip(found, wanted):
+            assert line.startswith(start if isinstance(start, str) else start[rank]), line
+
+
+def test_arguments_that_cannot_work_are_refused(run_job):
+    outcome = run_job(
+        PREAMBLE
+        + """
+for make in (
+    lambda: function([ours.x, ours.y], ours.error, adagrad, params=ours.params),
+    lambda: function([ours.x, ours.y], ours.loss, adagrad),
+    lambda: function([ours.x, ours.y], ours.loss, [(3, 4)]),
+    lambda: function([ours.x, ours.y], ours.loss, reduce="median"),
+    lambda: function([ours.x, ours.y], ours.loss, reduce=["mean", "sum"]),
+    lambda: function([ours.x], ours.x, sliceable_shareds=ours.w),
+    lambda: scatter(X[:0]),
+    lambda: function([ours.x], ours.x.sum(0), reduce="gather")(X),
+):
+    try:
+        make()
+    except ConfigurationError as exc:
+        print("refused:", exc)
+""",
+        1,
+    ).require_success()
+    found = re.findall("refused: (.*)", outcome.logs[0])
+    for line, start in zip(
+        found,
+        [
+            "got TensorType(float32, vector) as the loss", "got params=None for updates that are a function",
+            "got (3, 4) in updates", "got ", "got 2 reductions for 1 outputs", "got sliceable_shareds=",
+            "got 0 rows for 1 workers", "got output 0 of shape (3,) from 23 rows",
+        ],
+    ):  # fmt: skip
+        assert line.startswith(start), line
+    assert len(found) == 8
+
+
+def test_other_graphs_on_other_workers_are_refused_on_all(run_job):
+    outcome = run_job(
+        PREAMBLE
+        + """
+other = theano.shared(np.zeros(4 + rank, "f4"), "other")
+try:
+    function([ours.x], ours.x.sum() + other.sum())
+except LayoutMismatchError as exc:
+    print("refused:", exc)
+""",
+        2,
+    ).require_success()
+    assert all("refused: " in log for log in outcome.logs)
+
+
+def test_a_worker_that_dies_ends_the_call_of_the_others(run_job):
+    outcome = run_job(
+        PREAMBLE
+        + """
+train = function([ours.x, ours.y], ours.loss, adagrad, params=ours.params)
+for step in range(100):
+    if step == 5 and rank == 1:
+        os.kill(os.getpid(), 9)
+    try:
+        train(X, Y)
+    except Exception as exc:
+        print("ended in step", step, type(exc).__name__)
+        break
+""",
+        2,
+    )
+    assert "ended in step 5" in outcome.logs[0]
