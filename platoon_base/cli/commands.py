@@ -285,7 +285,8 @@ def tune_command(
 
     First the script runs on one worker, as it is without this package. Then N workers train it by the default rule and
     by others. They take the rule and the period where the script names none. So leave rule and every_n_batches out, or
-    the script's win. Values are compared that the script reports (connect().report; a fit of Keras reports its logs).
+    the script's win. Values are compared that the script reports: a fit of Keras reports its logs, and
+    DistributedMonitoring of Blocks its records; Lasagne and other loops call connect().report({"val_loss": loss}).
 
     The script runs many times in this folder, and writes its files each time. It must begin anew each time.
     """
@@ -304,7 +305,9 @@ def tune_command(
     named = [read_method(text, count) for text in texts] if texts else [default, *others]
     named += [Method(count, words=tuple(shlex.split(words))) for words in also]
     folder = new_log_folder(f"{program.title}-tune")
-    report.print_line(console, f"{report.opening(chosen, center, folder)}, {len(named) + 1} methods, {seeds} seeds")
+    methods = list(dict.fromkeys([plain, *named]))
+    runs = f"{len(methods)} methods" if seeds == 1 else f"{len(methods)} methods, {seeds} runs of each"
+    report.print_line(console, f"{report.opening(chosen, center, folder)}, {runs}")
     with StopSignals() as signals:
         status, results = tune(
             Tuning(
@@ -312,7 +315,7 @@ def tune_command(
                 args,
                 chosen.devices,
                 center,
-                methods=list(dict.fromkeys([plain, *named])),
+                methods=methods,
                 default=default,
                 seeds=seeds,
                 steps=steps,

@@ -276,7 +276,7 @@ def choose(found: Sequence[Outcome], default: Method, watched: Watched) -> tuple
     best = min(able, key=lambda each: sign * each.value)
     own = next((each for each in able if each.method == default), None)
     if best.method.plain:
-        return best, "plain training was the best: these workers do not pay here"
+        return best, "plain training was the best: more workers did not pay in this budget"
     if own is None or best is own:
         return best, "it was the best"
     if max(sign * value for value in best.values) >= min(sign * value for value in own.values):

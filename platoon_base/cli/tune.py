@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +30,10 @@ from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 __all__ = ["Tuning", "tune", "write_results"]
 
 _GRACE_S = 5.0
-_REPORT = 'report it after each validation, as in connect().report({"val_loss": loss}); a fit of Keras does by itself'
+_REPORT = (
+    'call connect().report({"val_loss": loss}) after each validation, in Lasagne with loss = evaluate(val_fn, inputs, '
+    "targets); a fit of Keras and DistributedMonitoring of Blocks report by themselves"
+)
 
 
 class Tuning(NamedTuple):
@@ -181,7 +185,7 @@ def _watched(tuning: Tuning, trial: Trial) -> Watched:
         raise ConfigurationError(
             f"the script reported no number while it trained, {_spent_words(tuning)}: {_REPORT}. Mini-batches must be "
             "counted too: the adapters do, other loops call connect().progress(steps=1) after each. If it validates "
-            "later than that, give a larger --steps or --minutes"
+            f"later than that, give a larger {_budget_option(tuning)}"
         )
     return guess(trial.curves, tuning.watch)
 
@@ -190,14 +194,22 @@ def _spent_words(tuning: Tuning) -> str:
     return f"within {tuning.steps} steps" if tuning.steps else f"within {tuning.seconds:g} s"
 
 
+def _budget_option(tuning: Tuning) -> str:
+    return "--steps" if tuning.by == "steps" else "--minutes"
+
+
 def _judged(trial: Trial, watched: Watched, tuning: Tuning) -> Trial:
     """Mark a run as failed if it has no value within the budget."""
     points = trial.curves.get(watched.name, [])
     if trial.failed or (points and getattr(points[0], tuning.by) <= tuning.budget):
         return trial
-    first = f"first after {getattr(points[0], tuning.by):.0f} {tuning.by}" if points else "not at all"
-    text = f"{watched.name} was reported {first}, and the budget is {tuning.budget:g} {tuning.by}: give a larger one"
+    first = f"first after {getattr(points[0], tuning.by):.4g} {tuning.by}" if points else "not at all"
+    text = (
+        f"{watched.name} was reported {first}, and the budget is {tuning.budget:g} {tuning.by}: give a larger "
+        f"{_budget_option(tuning)}"
+    )
     if trial.method.plain:
+        text += f". If the script reports at its end only, a budget ends it: {_REPORT}"
         raise ConfigurationError(f"{trial.method.name}: {text}")
     return trial._replace(failed=text)
 
@@ -205,9 +217,10 @@ def _judged(trial: Trial, watched: Watched, tuning: Tuning) -> Trial:
 def _same_rule(method: Method, told: str) -> bool:
     """Tell whether a rule that the workers told is that of a method."""
     try:
-        texts, period = (told, method.rule), method.period or default_period()
-        first, second = (at_period(parse_rule(text), period).resolved(method.workers) for text in texts)
-        return first == second
+        rule, period = parse_rule(method.rule), method.period or default_period()
+        known = parse_rule(told).resolved(method.workers)
+        # A loop of the user's own tells its period to no rule.
+        return known in [each.resolved(method.workers) for each in (rule, at_period(rule, period))]
     except ConfigurationError:
         return False  # a rule of the user's own
 
@@ -223,13 +236,14 @@ def _line(trial: Trial, watched: Watched, tuning: Tuning) -> str:
 
 def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, tuning: Tuning) -> None:
     plain = next((each for each in found if each.method.plain), None)
-    rows = [["method", watched.name, "of the seeds", "steps", "seconds", "plain's end after", "times sooner"]]
+    spread = ["of the seeds"] if tuning.seeds > 1 else []
+    rows = [["method", watched.name, *spread, "steps", "seconds", "plain's end after", "times sooner"]]
     for each in found:
         if not each.values:
-            rows.append([each.method.name, "failed", *[""] * 5])
+            rows.append([each.method.name, "failed", *[""] * (len(rows[0]) - 2)])
             continue
-        span = f"{min(each.values):.4g} to {max(each.values):.4g}"
-        cells = [f"{each.value:.4g}", span, f"{each.steps:.0f}", f"{each.seconds:.1f}"]
+        span = [f"{min(each.values):.4g} to {max(each.values):.4g}"] if spread else []
+        cells = [f"{each.value:.4g}", *span, f"{each.steps:.0f}", f"{each.seconds:.1f}"]
         rows.append([each.method.name, *cells, *_sooner(each, plain, tuning)])
     widths = [max(map(len, column)) for column in zip(*rows)]
     print_line(console, "")
@@ -237,7 +251,8 @@ def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, t
         cells = [cell.rjust(width) for cell, width in zip(row, widths)]
         print_line(console, "  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
     better = "higher" if watched.higher else "lower"
-    print_line(console, f"{watched.name}: {better} is better; the median of the seeds. Steps are those of each worker.")
+    of_all = "; the median of the seeds" if spread else ""
+    print_line(console, f"{watched.name}: {better} is better{of_all}. Steps are those of each worker.")
 
 
 def _sooner(each: Outcome, plain: Outcome | None, tuning: Tuning) -> list[str]:
@@ -246,8 +261,8 @@ def _sooner(each: Outcome, plain: Outcome | None, tuning: Tuning) -> list[str]:
         return ["-", "-"]
     if math.isinf(each.reached):
         return ["never", "-"]
-    unit = "steps" if tuning.by == "steps" else "s"
-    return [f"{each.reached:.0f} {unit}", f"{plain.reached / each.reached:.2f}"]
+    reached = f"{each.reached:.0f} steps" if tuning.by == "steps" else f"{each.reached:.1f} s"
+    return [reached, f"{plain.reached / each.reached:.2f}"]
 
 
 def _print_advice(
@@ -263,19 +278,20 @@ def _print_advice(
         return
     method = best.method
     print_line(console, f"Take: {method.name} ({reason}).", style="bold")
-    launched = f"platoon launch -n {method.workers} {' '.join(tuning.program.words)}"
+    launched = f"platoon launch -n {method.workers} {shlex.join([*tuning.program.words, *tuning.args, *method.words])}"
     if method.plain:
-        print_line(console, "docs/learning.md says which learning rates and longer trainings make them pay.")
+        text = "They may in a longer training or at another learning rate: give a larger"
+        print_line(console, f"{text} {_budget_option(tuning)}, and see docs/learning.md.")
     elif method.words:
-        print_line(console, f"    {' '.join([launched, *tuning.args, *method.words])}")
+        print_line(console, f"    {launched}")
     elif method == tuning.default:
         print_line(console, "    These are the defaults: leave rule and every_n_batches out.")
     else:
         name = method.rule.partition("(")[0]
         print_line(console, f"    from platoon_base.rules import {name}")
         print_line(console, f"    rule={method.rule}, every_n_batches={method.period}")
-        print_line(console, "in distribute (Keras), sync_updates (Lasagne) or ParameterSync (Blocks). Unchanged:")
-        print_line(console, f'    {RULE}="{method.rule}" {EVERY_N_BATCHES}={method.period} {launched} ...')
+        print_line(console, "in distribute (Keras), sync_updates (Lasagne), ParameterSync (Blocks). Or from outside:")
+        print_line(console, f'    {RULE}="{method.rule}" {EVERY_N_BATCHES}={method.period} {launched}')
 
 
 def _period_fixed(trials: Sequence[Trial]) -> bool:

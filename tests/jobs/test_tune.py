@@ -106,13 +106,18 @@ def test_a_script_that_names_rule_and_period_wins_and_is_told(platoon, write_scr
     [
         (DESCENT.replace("worker.report(", "dict("), [], 'connect().report({"val_loss": loss})'),
         (DESCENT.replace("worker.progress(steps=1", "dict(steps=1"), ["--limit", 3], "connect().progress(steps=1)"),
-        (DESCENT.replace("% 20", "% 200"), [], "val_loss was reported first after 200 steps, and the budget is 50"),
+        (
+            DESCENT.replace("% 20", "% 200"),
+            [],
+            "val_loss was reported first after 200 steps, and the budget is 50 steps",
+        ),
+        (DESCENT.replace("% 20", "% 200"), [], "give a larger --steps. If the script reports at its end only"),
         (DESCENT, ["--watch", "f1"], "--watch f1, but the script reports val_loss: name one of these"),
         ("raise RuntimeError('the reason')", [], "RuntimeError: the reason"),
         (DESCENT, ["--method", "SGD"], "there is no rule SGD; choose one of"),
         (DESCENT, ["-n", 1], "got one worker"),
     ],
-    ids=["no report", "no steps", "late", "watch", "raises", "rule", "alone"],
+    ids=["no report", "no steps", "late", "at the end", "watch", "raises", "rule", "alone"],
 )
 def test_errors_say_what_to_do(platoon, write_script, script, words, complaint):
     done = run(platoon, *words, write_script(script))

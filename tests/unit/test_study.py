@@ -88,7 +88,7 @@ def test_a_run_that_diverged_is_the_worst_and_one_that_failed_is_told():
         ([3, 4], [1, 2], OTHER, "it was the best"),
         ([3, 4], [1, 3.5], DEFAULT, "by less than the seeds differ"),
         ([1, 2], [3, 4], DEFAULT, "it was the best"),
-        ([8, 9], [8, 8], PLAIN, "do not pay"),
+        ([8, 9], [8, 8], PLAIN, "did not pay"),
         ([3], [1], OTHER, "try more --seeds"),
     ],
 )
