@@ -89,13 +89,15 @@ class BatchReader:
         rank: int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
+        self._server = "the batch server"
         rank = int(os.environ.get(RANK, "0")) if rank is None else rank
         self._begin(_connect(batch_address(address, name), timeout_s), rank, ahead, copy, timeout_s)
 
     @classmethod
-    def over(cls, link: Link, *, ahead: int, copy: bool, timeout_s: float) -> BatchReader:
-        """Make the reader at the other end of a connection to a server."""
+    def over(cls, link: Link, *, ahead: int, copy: bool, timeout_s: float, server: str) -> BatchReader:
+        """Make the reader at the other end of a connection; errors call the process there ``server``."""
         reader = cls.__new__(cls)
+        reader._server = server
         reader._begin(link, 0, ahead, copy, timeout_s)
         return reader
 
@@ -144,7 +146,7 @@ class BatchReader:
             return self._open(message, fd, into)
         if isinstance(message, Failed):
             self.close()
-            raise WorkerLostError(f"the batch server (pid {link.pid}) sends no more batches: {message.why}")
+            raise WorkerLostError(f"{self._server} (pid {link.pid}) sends no more batches: {message.why}")
         if message.last:
             self.ended = True
             self.close()
@@ -200,7 +202,7 @@ class BatchReader:
             if not frame:
                 self.close()
                 raise WorkerLostError(
-                    f"the batch server (pid {link.pid}) is gone without the end of the data: look into its output, and "
+                    f"{self._server} (pid {link.pid}) is gone without the end of the data: look into its output, and "
                     "start the job again"
                 )
             return self._decode(frame, fd)
@@ -222,7 +224,7 @@ class BatchReader:
         ready = dict(self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3))
         if not ready:
             raise CollectiveTimeoutError(
-                f"the batch server (pid {link.pid}) lives, and has sent nothing for {timeout_s:g} s: it is slow or "
+                f"{self._server} (pid {link.pid}) lives, and has sent nothing for {timeout_s:g} s: it is slow or "
                 "stopped, or all batches go to other workers. Look into its output, or give a longer timeout_s"
             )
         return link.fileno() not in ready

@@ -115,7 +115,9 @@ class Readers:
 
     @property
     def all_left(self) -> bool:
-        """Whether all have come and said goodbye."""
+        """Whether all have come and said goodbye; one that died may be started again, if there is a way to connect."""
+        if self._listener is None:
+            return not self._links
         return self.all_came and not self._readers and not self._missed
 
     def describe(self) -> str:

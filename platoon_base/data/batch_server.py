@@ -24,13 +24,13 @@ from platoon_base.data.batch_readers import Dealt, Readers
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
-__all__ = ["DEALS", "BatchServer"]
+__all__ = ["DEALS", "AllLeftError", "BatchServer"]
 
 log = logging.getLogger(__name__)
 
 
-class _AllLeftError(WorkerLostError):
-    """Nobody is there any more."""
+class AllLeftError(WorkerLostError):
+    """All readers have left, so there is nobody to send a batch to."""
 
 
 DEALS = ("free", "turns", "all")
@@ -185,7 +185,7 @@ class BatchServer:
                 self.send(batch, {"free": None, "turns": turn, "all": "all"}[deal], timeout_s=timeout_s)
                 self._turn += 1
             self.end_epoch(timeout_s=timeout_s)
-        except _AllLeftError:
+        except AllLeftError:
             log.info("all workers have left")
         return self.sent - before
 
@@ -233,7 +233,7 @@ class BatchServer:
             if exc is not None:
                 self.fail(f"{type(exc).__name__}: {exc}")
             elif not (self._ended or self._closed):
-                with contextlib.suppress(_AllLeftError):  # nobody is left to be told
+                with contextlib.suppress(AllLeftError):  # nobody is left to be told
                     self.end()
         finally:
             self.close()
@@ -334,7 +334,7 @@ class BatchServer:
 
     def _require_somebody(self, deadline: float, timeout_s: float) -> None:
         if self._readers.all_left:
-            raise _AllLeftError("all workers have left: there is nobody to send a batch to; end the server")
+            raise AllLeftError("all workers have left: there is nobody to send a batch to; end the server")
         if time.monotonic() > deadline:
             raise CollectiveTimeoutError(
                 f"no worker had room for a batch within {timeout_s:g} s ({self._readers.describe()}): look into the "

@@ -1,0 +1,255 @@
+"""Loading ahead: a process beside the worker fills the next mini-batches while the worker trains on one."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import multiprocessing
+import os
+import pickle
+import random
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Union
+
+import numpy as np
+
+from platoon_base.data.batch_link import Link
+from platoon_base.data.batch_reader import AHEAD, BatchReader
+from platoon_base.data.batch_server import AllLeftError, BatchServer
+from platoon_base.errors import ConfigurationError, WorkerLostError
+from platoon_base.job.joining import connected
+from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+
+__all__ = ["LoadAhead", "load_ahead"]
+
+Batches = Union[Callable[[], Iterable[Any]], Iterable[Any]]
+
+_METHODS = ("fork", "spawn")
+_END_S = 5.0  # that a loader has to end in, before it is killed
+_THE_LOADER = "the process that loads ahead"
+_passes = itertools.count()  # of this process, so that each has another seed
+
+
+def load_ahead(
+    batches: Batches,
+    *,
+    ahead: int = AHEAD,
+    copy: bool = False,
+    seed: int | Sequence[int] | None = None,
+    start_method: str = "fork",
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> LoadAhead:
+    """Iterate over mini-batches that another process makes ahead of time.
+
+    ::
+
+        loader = load_ahead(lambda: iterate_minibatches(x_train, y_train, 500, shuffle=True))
+        for epoch in range(epochs):
+            for x, y in loader:
+                train(x, y)
+
+    Each ``for`` loop starts a process, which calls ``batches`` and sends what it yields through shared memory, in
+    order. Its exceptions are raised in the loop. It ends with the loop, also when the loop is left early. If this
+    process is killed, it ends at its next batch.
+
+    Parameters
+    ----------
+    batches : callable or iterable
+        A function without arguments that returns an iterable of batches, or an iterable. A batch is an array, or a
+        tuple, list or dict of arrays. A generator can be used for one loop.
+    ahead : int
+        How many batches may be out at a time: those that the script keeps, and those that lie ready.
+    copy : bool
+        Give arrays of this process's own instead of views on shared memory; see `BatchReader`.
+    seed : int or sequence of int, optional
+        For the global generators of ``random``, ``numpy.random`` and, if it is loaded, torch in that process. The
+        default follows from the job's seed, the rank of this worker, the epoch that it was resumed at, and the number
+        of loops over loaders so far: it differs for each worker and each loop, and is the same in each run.
+    start_method : {"fork", "spawn"}
+        With "fork" the process has all that this one has, but must not use a GPU. With "spawn" it is a new Python:
+        ``batches`` is pickled, and the script needs ``if __name__ == "__main__":``.
+    timeout_s : float
+        Bound on the wait for each batch.
+
+    Returns
+    -------
+    LoadAhead
+
+    Raises
+    ------
+    ConfigurationError
+        If an argument cannot work.
+    """
+    if not callable(batches) and not hasattr(batches, "__iter__"):
+        raise ConfigurationError(
+            f"got {type(batches).__name__}: give a function that returns an iterable of batches, or an iterable"
+        )
+    if start_method not in _METHODS:
+        raise ConfigurationError(f"got start_method={start_method!r}: it must be one of {', '.join(_METHODS)}")
+    return LoadAhead(batches, ahead, copy, seed, start_method, timeout_s)
+
+
+class LoadAhead:
+    """An iterable whose every iteration has a process of its own; use `load_ahead`."""
+
+    def __init__(
+        self,
+        batches: Batches,
+        ahead: int,
+        copy: bool,
+        seed: int | Sequence[int] | None,
+        start_method: str,
+        timeout_s: float,
+    ) -> None:
+        self._batches = batches
+        self._ahead, self._copy, self._seed, self._timeout_s = ahead, copy, seed, timeout_s
+        self._start_method = start_method
+        self._used = False
+
+    def __iter__(self) -> Pass:
+        if self._used and isinstance(self._batches, Iterator):
+            raise ConfigurationError(
+                "got an iterator, such as a generator, which can be read once: give load_ahead the function that makes "
+                "it, load_ahead(lambda: make_batches(...))"
+            )
+        self._used = True
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            process = self._start(ours, theirs)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        link = Link(ours, process.pid)
+        try:
+            reader = BatchReader.over(
+                link, ahead=self._ahead, copy=self._copy, timeout_s=self._timeout_s, server=_THE_LOADER
+            )
+        except ConfigurationError:
+            _end(process)
+            raise
+        return Pass(reader, process)
+
+    def _start(self, ours: socket.socket, theirs: socket.socket) -> Any:
+        context: Any = multiprocessing.get_context(self._start_method)
+        forked = self._start_method == "fork"
+        arguments = (theirs, ours if forked else None, os.getpid(), self._batches, _entropy(self._seed))
+        # A daemon is ended with this process.
+        process = context.Process(target=_load, args=arguments, daemon=True, name="platoon-load-ahead")
+        with warnings.catch_warnings():
+            # The threads of this process are those of ZeroMQ and of frameworks, which the loader does not use.
+            warnings.filterwarnings("ignore", message=".*fork\\(\\)")
+            try:
+                process.start()
+            except (pickle.PicklingError, AttributeError, TypeError) as exc:
+                raise ConfigurationError(
+                    f"the batches cannot be sent to a new process ({exc}): give a function that is defined at the top "
+                    'of a module, or take start_method="fork"'
+                ) from exc
+        return process
+
+
+class Pass:
+    """One iteration over a `LoadAhead`, which ends its process when it is dropped."""
+
+    def __init__(self, reader: BatchReader, process: Any) -> None:
+        self._reader = reader
+        self._process = process
+        self._pid = os.getpid()
+
+    def __iter__(self) -> Pass:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            return next(self._reader)
+        except StopIteration:
+            self._process.join(_END_S)  # the batches may have something to close
+            self.close()
+            raise
+        except WorkerLostError as exc:
+            self._process.join(_END_S)
+            code = self._process.exitcode
+            self.close()
+            if code is not None and code < 0:
+                raise WorkerLostError(
+                    f"{_THE_LOADER} was killed by signal {-code} ({signal.Signals(-code).name}): look whether the "
+                    "machine ran out of memory (dmesg), and load less ahead"
+                ) from exc
+            raise
+
+    def close(self) -> None:
+        """End the process; a second call does nothing. Arrays that the script has stay valid."""
+        if self._pid == os.getpid():
+            self._reader.close()
+            _end(self._process)
+
+    def __del__(self) -> None:
+        if hasattr(self, "_pid"):
+            self.close()
+
+
+def _end(process: Any) -> None:
+    """End a loader, which may be in the middle of the user's code."""
+    with contextlib.suppress(ValueError):  # it was closed before
+        if process.is_alive():
+            process.terminate()
+        process.join(_END_S)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        process.close()
+
+
+def _entropy(seed: int | Sequence[int] | None) -> list[int]:
+    number = next(_passes)
+    if seed is not None:
+        return [seed] if isinstance(seed, (int, np.integer)) else list(seed)
+    worker = connected()
+    if worker is None:
+        return [0, 0, 0, number]
+    return [worker.seed, worker.global_rank, worker.resume_at.epoch, number]
+
+
+# In the other process.
+
+
+def _load(
+    theirs: socket.socket, ours: socket.socket | None, parent: int, batches: Batches, entropy: Sequence[int]
+) -> None:
+    """Send what ``batches`` yields, until it ends or nobody reads any more."""
+    if ours is not None:
+        ours.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker ends this process
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    server = BatchServer.over(Link(theirs, parent))
+    try:
+        _seed_generators(entropy)
+        for batch in batches() if callable(batches) else batches:
+            server.send(batch, timeout_s=math.inf)  # the reader's end ends it
+        server.end(timeout_s=math.inf)
+    except AllLeftError:
+        pass
+    except Exception as exc:
+        server.fail(
+            f"{type(exc).__name__}: {exc}\n{''.join(traceback.format_exception(type(exc), exc, exc.__traceback__))}"
+        )
+    finally:
+        server.close()
+
+
+def _seed_generators(entropy: Sequence[int]) -> None:
+    words = np.random.SeedSequence(list(entropy)).generate_state(4)
+    random.seed(words.tobytes())
+    np.random.seed(words)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(int(words[0]))
+        torch.set_num_threads(1)  # the threads of the worker's pool do not exist here

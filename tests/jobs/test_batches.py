@@ -1,0 +1,391 @@
+"""Mini-batches from a server and from processes that load ahead, on real workers that are killed, stopped or slow."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import psutil
+import pytest
+from watching import await_file, is_stopped, until
+
+from platoon_base.data import BatchReader, BatchServer, load_ahead
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+
+pytestmark = pytest.mark.base
+
+PREAMBLE = """
+import json, os, pathlib, sys, time
+import numpy as np
+from platoon_base.data import BatchReader, BatchServer, load_ahead
+address, rank, folder = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+
+def tell(name, value):
+    unfinished = folder / f"{name}.tmp"
+    unfinished.write_text(json.dumps(value))
+    unfinished.rename(folder / name)
+"""
+
+
+class Worker:
+    """A process that reads."""
+
+    def __init__(self, text, address, rank, folder):
+        words = [sys.executable, "-c", PREAMBLE + textwrap.dedent(text), address, str(rank), str(folder)]
+        self.process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    def output(self):
+        return self.process.communicate(timeout=60)[0]
+
+
+@pytest.fixture
+def address(tmp_path):
+    return str(tmp_path / "batches")
+
+
+@pytest.fixture
+def start(address, tmp_path):
+    """Start processes, which are gone after the test."""
+    started = []
+
+    def start(text, rank=0):
+        started.append(Worker(text, address, rank, tmp_path))
+        return started[-1]
+
+    yield start
+    for worker in started:
+        worker.process.kill()
+        worker.process.wait()
+        worker.process.stdout.close()
+
+
+READ = """
+with BatchReader(address, rank=rank) as reader:
+    for epoch in range(2):
+        print([int(k) for x, k in reader if (x == k).all()], flush=True)
+"""
+
+
+def batches(count, rows=1000):
+    return ((np.full((rows, 10), k), np.array(k)) for k in range(count))
+
+
+def test_turns_give_each_worker_the_same_batches_in_each_run(address, start):
+    workers = [start(READ, rank) for rank in range(3)]
+    with BatchServer(address, readers=3) as server:
+        assert [server.serve(batches(8), "turns"), server.serve(batches(4), "turns")] == [8, 4]
+    assert [worker.output().split("\n")[:2] for worker in workers] == [
+        ["[0, 3, 6]", "[1]"],  # the 9th batch is the first of the second epoch, and the third worker's
+        ["[1, 4, 7]", "[2]"],
+        ["[2, 5]", "[0, 3]"],
+    ]
+
+
+def test_all_workers_can_get_the_same_batches(address, start):
+    workers = [start(READ, rank) for rank in range(3)]
+    with BatchServer(address, readers=3) as server:
+        assert server.serve(batches(7), "all") == 7
+        assert server.memory_bytes <= 5 * 86_016  # four ahead and one that is filled, in whole pages
+    assert [worker.output().split("\n")[0] for worker in workers] == [str(list(range(7)))] * 3
+
+
+def test_free_workers_get_every_batch_once(address, start):
+    workers = [start(READ, rank) for rank in range(2)]
+    with BatchServer(address, readers=2) as server:
+        server.serve(batches(50))
+    got = [eval(worker.output().split("\n")[0]) for worker in workers]
+    assert sorted(got[0] + got[1]) == list(range(50))
+    assert all(mine == sorted(mine) for mine in got)
+
+
+HOLD = """
+reader = BatchReader(address, rank=rank)
+kept = [reader.receive(), reader.receive()]
+tell("kept", [int(x[1]) for x in kept])
+time.sleep(600)
+"""
+
+
+def test_a_worker_that_is_killed_gives_its_slots_back_and_what_it_had_not_taken_to_others(address, start, tmp_path):
+    victim = start(HOLD)
+    with BatchServer(address, readers=1) as server:
+        for batch in batches(4):
+            server.send(batch)
+        until(lambda: (tmp_path / "kept").exists())
+        assert await_file(tmp_path / "kept", victim.process) == "[0, 1]"
+        victim.process.kill()
+        heir = start(READ)  # as if it had been started again
+        server.serve((x, k + 4) for x, k in ((np.full((1000, 10), k + 4), k) for k in range(6)))
+        server.end()
+        # The first two died with the worker: the second was taken too, but nobody was told before its end.
+        assert heir.output().split("\n")[0] in (str(list(range(1, 10))), str(list(range(2, 10))))
+        assert server.lost in (1, 2)
+        assert server.memory_bytes <= 7 * 86_016
+
+
+def test_a_worker_that_dies_in_a_batch_for_all_does_not_stop_the_others(address, start, tmp_path):
+    victim, other = start(HOLD, 0), start(READ, 1)
+    with BatchServer(address, readers=2) as server:
+        for batch in batches(4):
+            server.send(batch, to="all")
+        await_file(tmp_path / "kept", victim.process)
+        victim.process.kill()
+        server.serve(((x + 4, k + 4) for x, k in batches(5)), "all")
+    assert other.output().split("\n")[0] == str(list(range(9)))
+
+
+def test_the_turns_of_a_dead_worker_go_to_the_others(address, start, tmp_path):
+    victim, other = start(HOLD, 0), start(READ, 1)
+    with BatchServer(address, readers=2) as server:
+        for k, batch in enumerate(batches(4)):
+            server.send(batch, to=(0, 0, 1, 1)[k])
+        await_file(tmp_path / "kept", victim.process)
+        victim.process.kill()
+        victim.process.wait()
+        server.serve(((x + 4, k + 4) for x, k in batches(4)), "turns")
+    assert other.output().split("\n")[0] == "[2, 3, 4, 5, 6, 7]"
+
+
+SERVE = """
+with BatchServer(address, readers=1) as server:
+    for k in range(3):
+        server.send(np.full(1000, k))
+    tell("sent", os.getpid())
+    time.sleep(600)
+"""
+
+
+def test_a_server_that_is_killed_is_told_at_once_after_what_it_had_sent(address, start, tmp_path):
+    server = start(SERVE)
+    with BatchReader(address, timeout_s=60) as reader:
+        await_file(tmp_path / "sent", server.process)
+        server.process.kill()
+        assert [int(reader.receive()[0]) for _ in range(3)] == [0, 1, 2]
+        with pytest.raises(WorkerLostError, match=rf"\(pid {server.process.pid}\) is gone without the end of the data"):
+            reader.receive()
+
+
+def test_a_server_that_is_killed_is_told_though_its_children_have_the_socket(address, start, tmp_path):
+    server = start(
+        SERVE.replace("    tell(", "    child = os.fork() or time.sleep(600)\n    tell('child', child); tell(")
+    )
+    with BatchReader(address, timeout_s=60) as reader:
+        child = int(await_file(tmp_path / "child", server.process))
+        try:
+            server.process.kill()
+            for _ in range(3):
+                reader.receive()
+            with pytest.raises(WorkerLostError, match="is gone"):
+                reader.receive()
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_server_that_is_stopped_is_told_as_slow(address, start, tmp_path):
+    server = start(SERVE)
+    with BatchReader(address, timeout_s=60) as reader:
+        await_file(tmp_path / "sent", server.process)
+        for _ in range(3):
+            reader.receive()
+        server.process.send_signal(signal.SIGSTOP)
+        until(lambda: is_stopped(server.process.pid))
+        with pytest.raises(CollectiveTimeoutError, match="lives, and has sent nothing for 0.3 s"):
+            reader.receive(timeout_s=0.3)
+
+
+def test_a_slow_worker_bounds_the_memory(address, start):
+    """The server is as fast as it can be, and may not run ahead."""
+    worker = start("""
+for x in BatchReader(address, ahead=3):
+    time.sleep(1e-3)
+print("end", flush=True)
+""")
+    with BatchServer(address) as server:
+        server.serve(np.full(100_000, k) for k in range(200))
+        assert server.memory_bytes <= 4 * 802_816
+    assert worker.output() == "end\n"
+
+
+def test_a_job_has_a_server_of_its_own(run_job):
+    """Rank 0 serves here; the address follows from the job."""
+    outcome = run_job(
+        """
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.data import BatchReader, BatchServer
+
+        with connect() as worker:
+            if worker.global_rank == 0:
+                with BatchServer(name="train", readers=2) as server:
+                    server.serve((np.arange(3) + k for k in range(6)), "turns")
+                    assert "/data-train" in server.address
+            else:
+                seen = [x.tolist() for x in BatchReader(name="train", rank=worker.global_rank - 1)]
+                worker.report({f"seen {worker.global_rank}": str(seen)})
+        """,
+        workers=3,
+    ).require_success()
+    assert outcome.reported["seen 1"] == "[[0, 1, 2], [2, 3, 4], [4, 5, 6]]"
+    assert outcome.reported["seen 2"] == "[[1, 2, 3], [3, 4, 5], [5, 6, 7]]"
+
+
+# Loading ahead.
+
+
+def drawn(count=3):
+    for k in range(count):
+        yield {"k": np.full(5, k), "noise": np.random.rand(2)}
+
+
+def test_batches_that_were_loaded_ahead_are_those_of_a_plain_loop():
+    rows = np.arange(1000.0).reshape(100, 10)
+
+    def minibatches():
+        for start in range(0, 100, 8):
+            yield rows[start : start + 8], rows[start : start + 8].sum(axis=1)
+
+    loader = load_ahead(minibatches)
+    for _ in range(2):
+        count = 0
+        for (x, y), (a, b) in zip(loader, minibatches()):
+            np.testing.assert_array_equal(x, a)
+            np.testing.assert_array_equal(y, b)
+            count += 1
+        assert count == 13
+    assert [x.tolist() for x in load_ahead([np.arange(2), np.arange(3)])] == [[0, 1], [0, 1, 2]]
+    assert len(list(load_ahead(minibatches()))) == 13
+
+
+def test_a_generator_can_be_read_once():
+    loader = load_ahead(drawn())
+    assert len(list(loader)) == 3
+    with pytest.raises(ConfigurationError, match="load_ahead\\(lambda"):
+        list(loader)
+
+
+def test_a_seed_gives_the_same_noise_and_each_loop_has_its_own():
+    with_seed = [[batch["noise"].tolist() for batch in load_ahead(drawn, seed=[5, 1])] for _ in range(2)]
+    words = np.random.SeedSequence([5, 1]).generate_state(4)
+    expected = np.random.RandomState(words).rand(3, 2).tolist()
+    assert with_seed == [expected] * 2
+    without = [tuple(batch["noise"].tolist()) for _ in range(3) for batch in load_ahead(drawn)]
+    assert len(set(without)) == 9
+
+
+def test_workers_load_with_seeds_of_their_own_that_are_the_same_in_each_run(run_job):
+    script = """
+    import numpy as np
+    from platoon_base import connect
+    from platoon_base.data import load_ahead
+
+    worker = connect()
+    noise = [x.tolist() for epoch in range(2) for x in load_ahead(lambda: (np.random.rand(2) for _ in range(2)))]
+    assert len({tuple(x) for x in noise}) == 4
+    worker.report({f"noise {worker.global_rank}": str(noise)})
+    """
+    runs = [run_job(script, seed=seed).require_success().reported for seed in (1, 1, 2)]
+    assert runs[0] == runs[1]
+    texts = [runs[run][f"noise {rank}"] for run in (0, 2) for rank in (0, 1)]
+    assert len(set(texts)) == 4
+
+
+def test_an_error_of_the_batches_is_raised_in_the_loop():
+    def failing():
+        yield np.zeros(1)
+        raise KeyError("no such image")
+
+    got = []
+    with pytest.raises(WorkerLostError, match=r"KeyError: 'no such image'\n(.*\n)*.*in failing"):
+        got.extend(load_ahead(failing))
+
+
+def test_a_loader_that_is_killed_is_told():
+    def killed():
+        yield np.zeros(1)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    got = iter(load_ahead(killed))
+    assert next(got).tolist() == [0]
+    with pytest.raises(WorkerLostError, match=r"killed by signal 9 \(SIGKILL\)"):
+        next(got)
+
+
+def test_a_loader_that_is_slow_is_told():
+    def slow():
+        signal.pause()
+        yield np.zeros(1)
+
+    with pytest.raises(CollectiveTimeoutError, match=r"the process that loads ahead \(pid \d+\) lives"):
+        next(iter(load_ahead(slow, timeout_s=0.3)))
+
+
+def test_a_loop_that_is_left_early_ends_its_process(tmp_path):
+    def endless():
+        (tmp_path / "pid").write_text(str(os.getpid()))
+        while True:
+            yield np.zeros(100_000)
+
+    for batch in load_ahead(endless):
+        kept = batch
+        break
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+    assert not kept.any()
+
+
+def test_a_loader_ends_when_its_worker_is_killed(start, tmp_path):
+    worker = start("""
+def endless():
+    tell("pid", os.getpid())
+    while True:
+        yield np.zeros(1000)
+
+for x in load_ahead(endless):
+    tell("reading", True)
+""")
+    await_file(tmp_path / "reading", worker.process)
+    loader = psutil.Process(int(await_file(tmp_path / "pid")))
+    worker.process.kill()
+    until(lambda: not loader.is_running() or loader.status() == psutil.STATUS_ZOMBIE)
+
+
+SPAWNED = """
+import sys
+import numpy as np
+from platoon_base.data import load_ahead
+from platoon_base.errors import ConfigurationError
+
+def batches():
+    assert "only_here" not in globals()
+    for k in range(3):
+        yield np.full(2, k)
+
+if __name__ == "__main__":
+    only_here = True
+    print([x.tolist() for x in load_ahead(batches, start_method="spawn")])
+    try:
+        iter(load_ahead(lambda: batches(), start_method="spawn"))
+    except ConfigurationError as exc:
+        print(str(exc)[-27:])
+"""
+
+
+def test_a_loader_can_be_a_new_python(tmp_path):
+    path = tmp_path / "spawned.py"
+    path.write_text(SPAWNED)
+    run = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60, check=False)
+    assert run.stdout == '[[0, 0], [1, 1], [2, 2]]\nor take start_method="fork"\n', run.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ({"batches": 5}, "got int: give a function"),
+        ({"batches": [], "start_method": "forkserver"}, "must be one of fork, spawn"),
+        ({"batches": [], "ahead": 0}, "may have 1 to 64"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(arguments, why):
+    with pytest.raises(ConfigurationError, match=why):
+        list(load_ahead(**arguments))
