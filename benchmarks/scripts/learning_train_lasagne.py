@@ -95,11 +95,19 @@ def compile_functions(task, method, rate, rows):
 
 
 def batches(rows, task, method, epoch, slow):
-    """Return an epoch's mini-batches of this worker; half of them, if it is slow and nobody waits for it."""
+    """Yield an epoch's mini-batches of this worker, a part for each validation.
+
+    They are half as many, if it is slow and nobody waits for it.
+    """
     uneven = "drop" if method.waits else "keep"
     found = iterate_minibatches(*rows, task.batch_size, shuffle=True, epoch=epoch, uneven=uneven)
     mine = math.ceil(len(rows[0]) / connect().global_size / task.batch_size)
-    return islice(found, max(1, mine // 2)) if slow and not method.waits else found
+    if slow and not method.waits:
+        mine = max(1, mine // 2)
+        found = islice(found, mine)
+    for _ in range(task.validations - 1):
+        yield islice(found, mine // task.validations)
+    yield found
 
 
 def main(args):
@@ -113,16 +121,17 @@ def main(args):
     steps, points, began = 0, [], 0.0
     for epoch in range(1, args.epochs + 1):
         worker.progress(epoch=epoch)
-        for batch in batches(rows, task, method, epoch, slow):
-            start = time.perf_counter()
-            if steps == 1:
-                began = start
-            train(*batch)
-            steps += 1
-            if slow:
-                time.sleep(time.perf_counter() - start)
-        points.append((steps, 0.0, float(evaluate(value, *validation, batch_size=VALIDATION_ROWS))))
-        points[-1] = (steps, time.perf_counter() - began, points[-1][2])
+        for part in batches(rows, task, method, epoch, slow):
+            for batch in part:
+                start = time.perf_counter()
+                if steps == 1:
+                    began = start
+                train(*batch)
+                steps += 1
+                if slow:
+                    time.sleep(time.perf_counter() - start)
+            points.append((steps, 0.0, float(evaluate(value, *validation, batch_size=VALIDATION_ROWS))))
+            points[-1] = (steps, time.perf_counter() - began, points[-1][2])
     finish_training()
     write(args, worker, f"Lasagne {lasagne.__version__}", parameters, points, ends=1)
 
