@@ -96,5 +96,10 @@ setup(
         "test": ["pytest>=7.0", "pytest-timeout>=2.1", "pytest-xdist>=3.0", "hypothesis>=6.50", "psutil>=5.9"],
         "lint": ["ruff", "mypy"],
     },
-    entry_points={"console_scripts": ["platoon = platoon_base.cli:main"]},
+    entry_points={
+        "console_scripts": [
+            "platoon = platoon_base.cli:main",
+            "platoon-launcher = platoon_base.cli.platoon_launcher:main",
+        ]
+    },
 )

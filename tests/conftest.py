@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
+from by_hand import terminals
 from zygote import zygote_for, zygote_pids
 
 from platoon_base.centers.host import HostCenters
@@ -61,7 +62,7 @@ if os.environ.get("BLOCKS") and importlib.util.find_spec("theano"):  # other Pyt
 
 
 def pytest_sessionfinish():
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # there is none; or a test has failed, and the report of that is to come
         JOBS_FOLDER.rmdir()
 
 
@@ -219,6 +220,13 @@ def platoon(tmp_path):
         )
 
     return run
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start scripts by hand, each as a process of its own in the same folder."""
+    with terminals(tmp_path) as run:
+        yield run
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from rich.console import Console
 from platoon_base import __version__
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
+from platoon_base.cli.configuration import chosen_devices, require_this_host
 from platoon_base.cli.display import Display, summary, write_summary
 from platoon_base.cli.doctor import checks
 from platoon_base.cli.launcher import (
@@ -37,7 +38,7 @@ from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.controller.watch import default_sigchld
-from platoon_base.devices.discovery import choose_devices, is_device_name
+from platoon_base.devices.discovery import is_device_name
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import JobFiles, leftovers, remove, running
 from platoon_base.job.hosting import JobOptions
@@ -164,7 +165,8 @@ def launch_command(
     report.log_to(console)
     program = Program(script, module)
     program.require()
-    chosen = choose_devices(workers, devices)
+    require_this_host(())
+    chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)
     center = choose_center(center, chosen.devices)
     _require_folder_of(summary_file)
@@ -294,7 +296,8 @@ def tune_command(
     report.log_to(console)
     program = Program(script, module)
     program.require()
-    chosen = choose_devices(workers, devices)
+    require_this_host(())
+    chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)
     count = len(chosen.devices)
     if count < 2:
@@ -346,8 +349,7 @@ def join_command(device: str, job: str, words: tuple[str, ...]) -> None:
     """Run SCRIPT as one more worker of JOB, which `platoon jobs` names; or MODULE, as python -m would."""
     if words[0].startswith("-") and words[0] != "-m":
         raise click.UsageError(f"got {words[0]} after JOB: options come before it")
-    if words == ("-m",):
-        raise click.UsageError("-m needs the dotted name of a module")
+    _require_module(words)
     program, args = Program.of(words)
     require_runnable(program, [device])
     files = JobFiles.find(job)
@@ -355,6 +357,25 @@ def join_command(device: str, job: str, words: tuple[str, ...]) -> None:
     os.environ[JOB] = files.folder
     os.environ.pop(RANK, None)
     sys.argv = ["platoon-join", *program.words, *args]
+    child.main()
+
+
+def _require_module(words: tuple[str, ...]) -> None:
+    if words == ("-m",):
+        raise click.UsageError("-m needs the dotted name of a module")
+
+
+@commands.command("run", context_settings=_SCRIPT, short_help="Run a script alone, with the repairs it may need.")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | -m MODULE} [ARGS]...")
+def run_command(words: tuple[str, ...]) -> None:
+    """Run SCRIPT as python would, with the repairs that Theano and its contemporaries need.
+
+    For scripts of platoon_base.platoon_api that are started by hand, and import Theano before anything of this package.
+    """
+    _require_module(words)
+    program, args = Program.of(words)
+    program.require()
+    sys.argv = ["platoon-run", *program.words, *args]
     child.main()
 
 

@@ -17,12 +17,13 @@ __all__ = ["LogFolder", "log_file", "new_log_folder", "tail"]
 
 _LOG = re.compile(r"rank\d+\.log")
 _STAMP = "%Y-%m-%d_%H-%M-%S"
+_PARENT = Path("platoon_logs")
 _TAIL_LINES, _TAIL_BYTES = 15, 4096
 
 
-def new_log_folder(title: str) -> Path:
-    """Make a folder for the logs of one run: ``platoon_logs/<title>/<date>_<time>``, with a number if it is taken."""
-    parent = Path("platoon_logs") / title
+def new_log_folder(title: str, parent: Path = _PARENT) -> Path:
+    """Make a folder for the logs of one run: ``<parent>/<title>/<date>_<time>``, with a number if it is taken."""
+    parent = parent / title
     require_room(parent, "logs")
     return _make(parent, datetime.datetime.now().strftime(_STAMP))
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 __all__ = [
     "DEVICE",
+    "DEVICES",
     "EVERY_N_BATCHES",
+    "HOSTS",
     "JOB",
     "LISTEN",
     "MAX_WORKERS",
@@ -13,6 +15,7 @@ __all__ = [
     "NO_KERNELS",
     "PREFIX",
     "RANK",
+    "RC_FILES",
     "RULE",
     "TIMEOUT_S",
 ]
@@ -23,6 +26,8 @@ PREFIX = "PLATOON_"  # of every name here
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
 
 # Set by users.
+HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # where to run, if no argument says so
+RC_FILES = "PLATOONRC"  # files that say so too, beside .platoonrc
 TIMEOUT_S = "PLATOON_TIMEOUT_S"
 RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # where the script names none
 LISTEN = "PLATOON_LISTEN"  # the address at which controllers of platoon_api listen, if not on the loopback

@@ -1,14 +1,10 @@
 """Scripts written for the original Platoon, with new import lines alone: started by hand, as their users did."""
 
-import contextlib
-import os
-import socket
-import subprocess
-import sys
 import textwrap
 
 import numpy as np
 import pytest
+from by_hand import CONTROLLER, WORKER, end, free_port, until
 from saved_arrays import load
 
 from platoon_base import compat
@@ -18,177 +14,6 @@ compat.apply()
 pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
 
 pytestmark = pytest.mark.theano
-
-WAIT_S = 100
-
-
-def free_port():
-    with contextlib.closing(socket.socket()) as found:
-        found.bind(("127.0.0.1", 0))
-        return found.getsockname()[1]
-
-
-@pytest.fixture
-def start(tmp_path):
-    """Start a script in a terminal of its own, so to speak; what still runs at the end of the test is killed."""
-    processes = []
-
-    def run(text, *args, before=(sys.executable,), **environment):
-        script = tmp_path / f"script{len(processes)}.py"
-        script.write_text(textwrap.dedent(text))
-        process = subprocess.Popen(
-            [*map(str, (*before, script, *args))],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        processes.append(process)
-        return process
-
-    yield run
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def end(process, status=0):
-    """Wait for the end of a process; returns its output."""
-    output, _ = process.communicate(timeout=WAIT_S)
-    assert process.returncode == status, output
-    return output
-
-
-def until(process, text):
-    """Read the output of a process until a line has this text; returns what was read."""
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if text in line:
-            return "".join(lines)
-    raise AssertionError(f"no {text!r} in:\n{''.join(lines)}")
-
-
-CONTROLLER = """
-import sys
-from platoon_base.platoon_api.channel import Controller
-
-
-class LSTMController(Controller):
-    def __init__(self, max_mb, patience, valid_freq, min_workers, default_args):
-        super(LSTMController, self).__init__(**default_args)
-        self.max_mb = int(max_mb)
-        self.patience = patience
-        self.valid_freq = valid_freq
-        self.min_workers = min_workers
-        self.seen = {}
-        self.uidx = 0
-        self.valid = False
-        self.history_errs = []
-        self.bad_counter = 0
-        self._stop = False
-
-    def handle_control(self, req, worker_id, req_info):
-        control_response = ""
-        if req == 'next':
-            if self._stop:
-                control_response = 'stop'
-            elif self.valid:
-                self.valid = False
-                control_response = 'valid'
-            else:
-                control_response = 'train'
-        elif req == 'done':
-            self.uidx += req_info['train_len']
-            self.seen[worker_id] = self.seen.get(worker_id, 0) + 1
-            if self.uidx % self.valid_freq == 0:
-                self.valid = True
-        elif req == 'pred_errors':
-            valid_err = req_info['valid_err']
-            self.history_errs.append([valid_err, req_info['test_err']])
-            if valid_err <= min(e[0] for e in self.history_errs):
-                self.bad_counter = 0
-                control_response = 'best'
-            else:
-                self.bad_counter += 1
-                if self.bad_counter > self.patience:
-                    self._stop = True
-        if self.uidx >= self.max_mb and len(self.seen) >= self.min_workers:
-            self._stop = True
-        return control_response
-
-
-def lstm_control(saveFreq=1110, saveto=None):
-    parser = Controller.default_parser()
-    parser.add_argument('--max-mb', default=80, type=int)
-    parser.add_argument('--patience', default=1000, type=int)
-    parser.add_argument('--valid-freq', default=20, type=int)
-    parser.add_argument('--min-workers', default=2, type=int)
-    args = parser.parse_args()
-    l = LSTMController(args.max_mb, args.patience, args.valid_freq, args.min_workers,
-                       Controller.default_arguments(args))
-    print("Controller is ready")
-    status = l.serve()
-    print("Processed", l.uidx, "with", len(l.history_errs), "validations of", len(l.seen), "workers")
-    return status
-
-
-if __name__ == '__main__':
-    sys.exit(lstm_control())
-"""
-
-WORKER = """
-from __future__ import print_function
-
-import sys
-import numpy
-from platoon_base.platoon_api.channel import Worker
-from platoon_base.platoon_api.param_sync import EASGD
-import theano
-from theano import tensor
-
-
-def train(worker, seed, folder):
-    rng = numpy.random.RandomState(seed)
-    true = numpy.arange(4.)
-    w = theano.shared(rng.randn(4), name='w')
-    b = theano.shared(rng.randn(), name='b')
-    x, y = tensor.dmatrix('x'), tensor.dvector('y')
-    cost = tensor.sqr(tensor.dot(x, w) + b - y).mean()
-    f = theano.function([x, y], cost, updates=[(p, p - 0.1 * tensor.grad(cost, p)) for p in (w, b)])
-    error = theano.function([x, y], cost)
-    worker.init_shared_params([w, b], param_sync_rule=EASGD(0.5))
-    print("Params init done", worker.global_rank)
-    valid_x = numpy.random.RandomState(99).randn(50, 4)
-    step = worker.send_req('next')
-    best = None
-    while step != 'stop':
-        if step == 'train':
-            for i in range(5):
-                data = rng.randn(16, 4)
-                f(data, data.dot(true) + 1)
-            worker.sync_params(synchronous=True)
-            worker.send_req('done', dict(train_len=5))
-        if step == 'valid':
-            worker.copy_to_local()
-            valid_err = float(error(valid_x, valid_x.dot(true) + 1))
-            res = worker.send_req('pred_errors', dict(test_err=1.0, valid_err=valid_err))
-            if res == 'best':
-                best = valid_err
-        step = worker.send_req('next')
-    numpy.savez('%s/seen%d.npz' % (folder, worker.global_rank), w=w.get_value(), b=b.get_value(), best=best or 9,
-                shared=worker.shared_params[0])
-    worker.close()
-
-
-if __name__ == '__main__':
-    parser = Worker.default_parser()
-    parser.add_argument('--seed', type=int, default=1)
-    parser.add_argument('--folder')
-    args = parser.parse_args()
-    train(Worker(**Worker.default_arguments(args)), args.seed, args.folder)
-"""
 
 
 def test_the_lstm_examples_protocol_between_processes_started_by_hand(start, tmp_path):
@@ -206,3 +31,299 @@ def test_the_lstm_examples_protocol_between_processes_started_by_hand(start, tmp
     seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(2)]
     np.testing.assert_allclose(seen[0]["w"], np.arange(4), atol=0.2)
     assert running() == []
+
+
+def at(port):
+    return f"--control-port={port}"
+
+
+SERVE = """
+import sys
+from platoon_base.platoon_api.channel import Controller
+
+class MyController(Controller):
+    def handle_control(self, req, worker_id, req_info):
+        return {"req": req, "id": worker_id, "info": req_info}
+
+args = Controller.default_parser().parse_args()
+controller = MyController(**Controller.default_arguments(args))
+print("ready", flush=True)
+sys.exit(controller.serve())
+"""
+
+PREAMBLE = """
+import sys
+import numpy
+from platoon_base.platoon_api.channel import Worker
+from platoon_base.platoon_api.param_sync import ASGD, EASGD, ParamSyncRule
+
+parser = Worker.default_parser()
+args = parser.parse_args()
+worker = Worker(**Worker.default_arguments(args))
+"""
+
+
+@pytest.fixture
+def serve(start):
+    """Start a controller by hand, and return it with its port once it listens."""
+
+    def run(text=SERVE, *args):
+        port = free_port()
+        controller = start(text, at(port), *args)
+        until(controller, "ready")
+        return controller, port
+
+    return run
+
+
+@pytest.fixture
+def work(start):
+    """Start a worker by hand."""
+
+    def run(text, port, *args, **options):
+        return start(PREAMBLE + textwrap.dedent(text), at(port), *args, **options)
+
+    return run
+
+
+def test_requests_are_json_in_both_directions(serve, work):
+    controller, port = serve()
+    worker = work(
+        """
+        assert worker.send_req('a') == {"req": "a", "id": 0, "info": None}
+        info = {"1": [1, 2.5, None, True, "x"], "n": {}}
+        assert worker.send_req('b', info)["info"] == info
+        assert worker.send_req('c', {1: (2, 3)})["info"] == {"1": [2, 3]}
+        assert worker.send_req({'done': 7})["req"] == {'done': 7}
+        assert numpy.isnan(worker.send_req('nan', float('nan'))["info"])
+        print(worker.local_size, worker.local_rank, worker.global_size, worker.global_rank)
+        """,
+        port,
+    )
+    assert end(worker).split() == ["1", "0", "1", "0"]
+    end(controller)
+
+
+RULES = """
+import theano
+from theano import tensor
+
+class ByHand(ParamSyncRule):
+    def __init__(self, alpha):
+        self.alpha = alpha
+
+    def update_params(self, local_values, master_values):
+        for local, master in zip(local_values, master_values):
+            diff = self.alpha * (local - master)
+            local -= diff
+            master += diff
+
+class ByTheano(ByHand):
+    def theano_update(self, local_params):
+        masters = [tensor.TensorType(p.dtype, p.broadcastable)() for p in local_params]
+        diffs = [theano.shared(self.alpha) * (p - m) for p, m in zip(local_params, masters)]
+        new = [tensor.cast(m + d, m.dtype) for m, d in zip(masters, diffs)]
+        updates = [(p, tensor.cast(p - d, p.dtype)) for p, d in zip(local_params, diffs)]
+        return theano.function(masters, new, updates=updates)
+
+params = [theano.shared(numpy.full((2, 3), 8.0, dtype='float32')), theano.shared(numpy.array(4.0))]
+rule = {"hand": ByHand, "theano": ByTheano, "built-in": EASGD}[KIND](0.25)
+"""
+
+
+@pytest.mark.parametrize("kind", ["hand", "theano", "built-in"])
+def test_rules_of_the_users_own_do_what_they_say(serve, work, kind):
+    controller, port = serve(SERVE, "-D", "cpu", "cpu")
+    other = work(
+        f"""
+        params = [numpy.zeros((2, 3), dtype='float32'), numpy.zeros(())]
+        KIND = "{kind}"
+        class ByHand(ParamSyncRule): pass
+        class ByTheano(ParamSyncRule): pass
+        rule = {{"hand": ByHand, "theano": ByTheano, "built-in": EASGD}}[KIND]
+        worker.init_shared_params(params, rule(0.25) if KIND == "built-in" else rule())
+        print("center of zeros", flush=True)
+        worker.handle.barrier("both here")
+        worker.send_req("wait")
+        """,
+        port,
+    )
+    until(other, "center of zeros")
+    worker = work(
+        f"KIND = '{kind}'"
+        + RULES
+        + textwrap.dedent("""
+        worker.init_shared_params(params, rule)
+        assert params[0].get_value().max() == 0  # the first worker's
+        worker.handle.barrier("both here")
+        for p in params:
+            p.set_value(p.get_value() + 8)
+        x, c = 8.0, 0.0
+        for i in range(4):
+            worker.sync_params(synchronous=i % 2 == 0)
+            x, c = x - 0.25 * (x - c), c + 0.25 * (x - c)
+            for p, shared in zip(params, worker.shared_params):
+                assert p.get_value().shape == shared.shape and p.dtype == shared.dtype
+                numpy.testing.assert_array_equal(p.get_value(), x)
+                numpy.testing.assert_array_equal(shared, c)
+        params[0].set_value(numpy.ones((2, 3), dtype='float32'))
+        worker.copy_to_global()
+        assert (worker.shared_params[0] == 1).all() and worker.shared_params[1] == x
+        params[0].set_value(numpy.zeros((2, 3), dtype='float32'))
+        worker.copy_to_local()
+        assert (params[0].get_value() == 1).all()
+        print("as by hand")
+        """),
+        port,
+    )
+    assert "as by hand" in end(worker)
+    end(other)
+    end(controller)
+
+
+def test_no_update_of_a_users_rule_is_lost_and_no_nan_enters_the_center(serve, work):
+    controller, port = serve(SERVE, "-D", "cpu", "cpu")
+    text = """
+    import theano
+    class AddOne(ParamSyncRule):
+        def update_params(self, local_values, master_values):
+            for local, master in zip(local_values, master_values):
+                master += 1 + 0 * local
+
+    params = [theano.shared(numpy.zeros(200000, dtype='float32'), 'w')]
+    worker.init_shared_params(params, AddOne())
+    worker.handle.barrier("both")
+    for i in range(50):
+        worker.sync_params()
+    worker.handle.barrier("done")
+    numpy.testing.assert_array_equal(worker.shared_params[0], 100)
+    if worker.global_rank == 0:
+        params[0].set_value(numpy.full(200000, numpy.nan, dtype='float32'))
+        try:
+            worker.sync_params()
+        except ArithmeticError as exc:
+            print(exc)
+        numpy.testing.assert_array_equal(worker.shared_params[0], 100)
+    """
+    workers = [work(text, port) for _ in range(2)]
+    output = "".join(end(worker) for worker in workers)
+    assert "w of the center would hold a NaN or an infinity, so the center stays as it was" in output
+    end(controller)
+
+
+def test_collectives_between_workers_whose_number_the_controller_was_told(serve, work):
+    controller, port = serve(SERVE, "-D", "cpu", "cpu")
+    text = """
+    import theano
+    from platoon_base.platoon_api.ops import AllReduceSum
+    from platoon_base.platoon_api.training.global_dynamics import AverageSGD, SumSGD
+
+    rank = worker.global_rank
+    assert worker.global_size == worker.local_size == 2 and worker.local_rank == rank
+    src = numpy.array([1.0, 5.0]) + rank
+    for op, expected in {"+": [3, 11], "sum": [3, 11], "add": [3, 11], "*": [2, 30], "prod": [2, 30],
+                         "product": [2, 30], "mul": [2, 30], "max": [2, 6], "maximum": [2, 6],
+                         "min": [1, 5], "minimum": [1, 5]}.items():
+        numpy.testing.assert_array_equal(worker.all_reduce(src, op), expected)
+    dest = numpy.zeros(2)
+    assert worker.all_reduce(src, "sum", dest) is None
+    numpy.testing.assert_array_equal(dest, [3, 11])
+    updates = theano.shared(src)
+    rule = SumSGD(worker)
+    rule.make_rule(updates)
+    rule()
+    numpy.testing.assert_array_equal(updates.get_value(), [3, 11])
+    x = theano.tensor.dvector()
+    f = theano.function([x], [AllReduceSum(x, worker=worker), AllReduceSum(x + 1)])  # the second one finds the job
+    numpy.testing.assert_array_equal(f(src), [[3, 11], [5, 13]])
+    print("all agree")
+    """
+    workers = [work(text, port) for _ in range(2)]
+    assert all("all agree" in end(worker) for worker in workers)
+    end(controller)
+
+
+FIRST_VERSION = """
+import sys
+from platoon_base.platoon_api.channel import Lieutenant
+
+class OldLieutenant(Lieutenant):
+    seen = {}
+
+    def handle_control(self, req, worker_id):
+        if 'done' in req:
+            self.seen[worker_id] = self.seen.get(worker_id, 0) + req['done']
+            return ""
+        return 'stop' if len(self.seen) == 2 and min(self.seen.values()) >= 5 else 'train'
+
+l = OldLieutenant()
+l.init_control(int(sys.argv[1].split('=')[1]))
+print("ready", flush=True)
+sys.exit(l.serve())
+"""
+
+
+def test_scripts_of_the_first_version(serve, start):
+    controller, port = serve(FIRST_VERSION)
+    text = f"""
+    import sys
+    import numpy
+    from platoon_base.platoon_api import channel
+    from platoon_base.platoon_api.param_sync import EASGD
+
+    device = channel.Soldier({port})
+    params = [numpy.zeros(3)]
+    device.init_shared_params(params, param_sync_rule=EASGD(0.5), cleanup=sys.argv[1] == '1')
+    print("center is there", flush=True)
+    while device.send_req('next') != 'stop':
+        params[0] += 1
+        device.sync_params()
+        device.send_req({{'done': 1}})
+    """
+    first = start(text, 1)
+    until(first, "center is there")
+    second = start(text, 0)
+    end(second)
+    end(first)
+    end(controller)
+
+
+def test_an_experiment_by_its_name(start, tmp_path):
+    (tmp_path / "pong_worker.py").write_text(
+        PREAMBLE.replace("args = ", "parser.add_argument('--seed', type=int)\nargs = ")
+        + textwrap.dedent("""
+        import os
+        answer = worker.send_req('hi', args.seed)
+        print(os.environ['PLATOON_DEVICE'], answer, worker.global_size)
+        assert worker.all_reduce(numpy.ones(1), "+")[0] == 2
+        if worker.global_rank == 1 and answer["info"] == 13:
+            sys.exit(7)
+        """)
+    )
+    for seed, status in ((5, 0), (13, 7)):
+        words = ["pong", f"logs{seed}", "--single", "-D", "cpu", "cpu", f"--workers-args=--seed={seed}"]
+        end(start(SERVE, *words, at(free_port())), status)
+        logs = [(tmp_path / f"logs{seed}" / f"rank{rank}.log").read_text() for rank in range(2)]
+        for rank in range(2):
+            assert f"cpu {{'req': 'hi', 'id': {rank}, 'info': {seed}}} 2" in logs[rank]
+    assert running() == []
+
+
+def test_shared_memory_by_the_size_of_an_array(serve, work):
+    controller, port = serve(SERVE, "-D", "cpu", "cpu")
+    text = """
+    rank = worker.global_rank
+    array = worker.shared(numpy.zeros((2, 3), dtype='float32'))
+    other = worker.shared(numpy.zeros((6,), dtype='float32'))  # as many bytes, and not the same memory
+    assert array.shape == (2, 3) and array.dtype == 'float32' and (array == 0).all()
+    worker.handle.barrier("both")
+    array[rank] = rank + 1
+    other[rank] = 10 + rank
+    worker.handle.barrier("written")
+    numpy.testing.assert_array_equal(array, [[1] * 3, [2] * 3])
+    numpy.testing.assert_array_equal(other, [10, 11, 0, 0, 0, 0])
+    """
+    workers = [work(text, port) for _ in range(2)]
+    for worker in workers:
+        end(worker)
+    end(controller)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from platoon_base.controller.controller import Result
 from platoon_base.controller.program import Program
 from platoon_base.devices.discovery import choose_devices, require_devices
 from platoon_base.errors import ConfigurationError, PlatoonError
@@ -54,6 +55,11 @@ class Controller:
     multi : bool
         Several hosts, which is refused.
 
+    Attributes
+    ----------
+    result : Result or None
+        How the job ended; None before.
+
     Raises
     ------
     ConfigurationError
@@ -81,6 +87,7 @@ class Controller:
         self._worker_args = shlex.split(worker_args) if isinstance(worker_args, str) else list(worker_args)
         self._open = contextlib.ExitStack()
         self._job: Job | None = None
+        self.result: Result | None = None
         if experiment_name:
             self._devices = self.get_workers_devices(devices)
             self._program.require()
@@ -146,7 +153,8 @@ class Controller:
             job = self._require_open()
             self._arguments_of_handler()
             self._start_workers(job)
-            return job.serve().status
+            self.result = job.serve()
+            return self.result.status
         except (PlatoonError, OSError) as exc:
             log.error("the controller has ended: %s", exc)
             return _OWN_ERROR

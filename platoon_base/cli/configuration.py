@@ -1,0 +1,109 @@
+"""The hosts and devices that the user has configured: by arguments, else by the environment, else by ``.platoonrc``."""
+
+from __future__ import annotations
+
+import configparser
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from platoon_base.devices.discovery import Choice, choose_devices
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.environment import DEVICES, HOSTS, RC_FILES
+
+__all__ = ["chosen_devices", "require_this_host"]
+
+_FILE = ".platoonrc"
+_THIS_HOST = ("localhost", "127.0.0.1")
+
+
+class _Setting(NamedTuple):
+    """Names that were configured, and the place where."""
+
+    names: list[str]
+    origin: str
+
+
+def chosen_devices(workers: int | None, words: Sequence[str]) -> Choice:
+    """Choose the workers' devices: by ``-n`` and ``-D`` if one is given, else as configured, else those that are there.
+
+    Parameters
+    ----------
+    workers : int or None
+    words : sequence of str
+
+    Raises
+    ------
+    ConfigurationError
+        If there are no such devices, or a file cannot be read.
+    """
+    setting = _configured_devices() if workers is None and not words else None
+    if setting is None:
+        return choose_devices(workers, words)
+    try:
+        choice = choose_devices(None, setting.names)
+    except ConfigurationError as exc:
+        raise ConfigurationError(f"{setting.origin}: {exc}") from exc
+    return choice._replace(reason=setting.origin)
+
+
+def require_this_host(words: Sequence[str]) -> None:
+    """Raise `ConfigurationError` if another host than this one is named, by arguments or by configuration.
+
+    Parameters
+    ----------
+    words : sequence of str
+        From the command line. If there are any, the configuration does not count.
+    """
+    given = _Setting(_split(" ".join(words)), "-H") if words else _configured_hosts()
+    others = [] if given is None else [name for name in given.names if not _is_this_host(name)]
+    if given is not None and others:
+        raise ConfigurationError(
+            f"{given.origin} names host {', '.join(others)}: a job runs on one host, this one ({os.uname().nodename}); "
+            "several hosts are not supported yet. Name this host alone, or localhost"
+        )
+
+
+def _configured_hosts() -> _Setting | None:
+    if os.environ.get(HOSTS):
+        return _Setting(_split(os.environ[HOSTS]), HOSTS)
+    for path, config in _files():
+        if config.has_option("platoon", "hosts"):
+            return _Setting(_split(config.get("platoon", "hosts")), f"{path}, hosts")
+    return None
+
+
+def _configured_devices() -> _Setting | None:
+    if os.environ.get(DEVICES):
+        return _Setting(_split(os.environ[DEVICES]), DEVICES)
+    for path, config in _files():
+        for host, names in config.items("devices") if config.has_section("devices") else ():
+            if _is_this_host(host):
+                return _Setting(_split(names), f"{path}, {host}")
+    return None
+
+
+def _files() -> Iterator[tuple[Path, configparser.ConfigParser]]:
+    """Read the files that are there, one after the other: the first that has an answer counts."""
+    named = [name for name in os.environ.get(RC_FILES, "").split(os.pathsep) if name]
+    for path in dict.fromkeys([Path(_FILE), Path.home() / _FILE, *(Path(name).expanduser() for name in named)]):
+        config = configparser.ConfigParser(interpolation=None)
+        try:
+            with path.open() as file:
+                config.read_file(file)
+        except FileNotFoundError:
+            continue
+        except (OSError, UnicodeDecodeError, configparser.Error) as exc:
+            raise ConfigurationError(f"{path} cannot be read ({exc}): docs/launching.md says how to write it") from exc
+        yield path, config
+
+
+def _is_this_host(name: str) -> bool:
+    here = os.uname().nodename.lower()
+    return name.lower() in (here, here.partition(".")[0], *_THIS_HOST)
+
+
+def _split(text: str) -> list[str]:
+    return [word for word in re.split(r"[,\s]+", text) if word]

@@ -1,0 +1,144 @@
+"""The command ``platoon-launcher``: start an experiment by its name, as with the original Platoon."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import logging
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import click
+
+from platoon_base.cli import report
+from platoon_base.cli.configuration import chosen_devices, require_this_host
+from platoon_base.cli.log_folder import new_log_folder
+from platoon_base.controller.program import Program, python_main
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.controller.watch import default_sigchld
+from platoon_base.devices.discovery import require_devices
+from platoon_base.errors import ConfigurationError
+from platoon_base.platoon_api.channel import Controller
+
+__all__ = ["main"]
+
+log = logging.getLogger(__name__)
+
+OK, FAILED, WRONG_ARGUMENTS, SYSTEM_ERROR, OTHER = range(5)
+_PR_SET_PDEATHSIG = 1
+_LOOK_S = 0.2
+_WITH_TEXT = ("-c", "--controller-args", "-w", "--workers-args")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: one of the five above."""
+    try:
+        args = _parser().parse_args(_attached(sys.argv[1:] if argv is None else argv))
+        with default_sigchld():
+            return _run(args)
+    except SystemExit as exc:  # of argparse
+        return OK if not exc.code else WRONG_ARGUMENTS
+    except ConfigurationError as exc:
+        click.echo(f"platoon-launcher: {exc}", err=True)
+        return WRONG_ARGUMENTS
+    except (OSError, subprocess.SubprocessError) as exc:
+        click.echo(f"platoon-launcher: {exc}", err=True)
+        return SYSTEM_ERROR
+    except Exception:  # the last resort, with its own exit status
+        traceback.print_exc()
+        return OTHER
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="platoon-launcher",
+        description="Run EXPERIMENT_worker.py on each device, served by EXPERIMENT_controller.py if there is one. "
+        "Logs are in PLATOON_LOGS/EXPERIMENT/. Devices: -D, else PLATOON_DEVICES, else .platoonrc, else every GPU, "
+        "else a worker for each core. Exit status: 0 success, 1 a worker or the controller failed, 2 wrong arguments, "
+        "3 error of the system, 4 any other.",
+    )
+    parser.add_argument("experiment_name", metavar="EXPERIMENT", help="What the names of the scripts begin with.")
+    parser.add_argument("-D", "--devices", nargs="+", default=[], metavar="DEV", help="One worker for each device.")
+    parser.add_argument("-H", "--hosts", nargs="+", default=[], metavar="HOST", help="This host alone, as yet.")
+    parser.add_argument("-c", "--controller-args", default="", metavar="ARGS", help="Arguments of the controller.")
+    parser.add_argument("-w", "--workers-args", default="", metavar="ARGS", help="Arguments of the workers.")
+    return parser
+
+
+def _attached(argv: Sequence[str]) -> list[str]:
+    """Attach texts to their options, ``-w=--seed=1``: argparse takes a word with a dash for another option."""
+    attached: list[str] = []
+    for word in argv:
+        if attached and attached[-1] in _WITH_TEXT:
+            attached[-1] += f"={word}"
+        else:
+            attached.append(word)
+    return attached
+
+
+def _run(args: argparse.Namespace) -> int:
+    require_this_host(args.hosts)
+    worker, controller = (Program(f"{args.experiment_name}_{role}.py") for role in ("worker", "controller"))
+    worker.require()
+    chosen = chosen_devices(None, args.devices)
+    require_devices(chosen.devices)
+    words = ["--single", *shlex.split(args.controller_args)]
+    console = report.open_console()
+    report.log_to(console)
+    own = None if controller.files() else _own_controller_arguments(words)
+    folder = new_log_folder(Path(args.experiment_name).name, Path("PLATOON_LOGS"))
+    report.print_line(console, report.opening(chosen, "host", folder))
+    if own is None:
+        words = [args.experiment_name, str(folder), "-D", *chosen.devices, *words]
+        return OK if _run_script(controller, [*words, f"--workers-args={args.workers_args}"]) == 0 else FAILED
+    serving = Controller(
+        **{**own, "devices": chosen.devices, "experiment_name": args.experiment_name},
+        log_directory=str(folder),
+        worker_args=args.workers_args,
+    )
+    status = serving.serve()
+    if serving.result is not None:
+        report.print_result(console, serving.result, len(chosen.devices), folder)
+    return OK if status == 0 else FAILED
+
+
+def _own_controller_arguments(words: Sequence[str]) -> dict[str, object]:
+    """Return the arguments for the controller of this package; it needs no port unless one is named."""
+    parsed = Controller.default_parser().parse_args(["", "", *words])
+    found = Controller.default_arguments(parsed)
+    if not any(word.startswith("--control-port") for word in words):
+        found["control_port"] = None
+    return {name: found[name] for name in ("control_port", "data_port", "data_hwm", "multi")}
+
+
+def _run_script(program: Program, args: Sequence[str]) -> int:
+    """Run the user's controller to its end, and pass signals on to it."""
+    with StopSignals() as signals:
+        process = subprocess.Popen(
+            [*python_main("platoon_base.controller.child"), *program.words, *args],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C would reach it twice, and the second one means at once
+            preexec_fn=_end_with_parent(),
+        )
+        while process.poll() is None:
+            for number in signals.take(_LOOK_S):
+                process.send_signal(number)
+        return process.returncode
+
+
+def _end_with_parent() -> Callable[[], None]:
+    """Return what has a new process ended when the launcher is killed."""
+    libc, parent = ctypes.CDLL(None), os.getpid()
+
+    def run() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return run
