@@ -25,7 +25,7 @@ from platoon_base.system.folder_lock import FolderLock, is_locked
 from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_own
 
-__all__ = ["JobFiles", "Leftover", "leftovers", "remove", "running", "segment_prefix"]
+__all__ = ["JobFiles", "Leftover", "data_socket", "leftovers", "remove", "running", "segment_prefix"]
 
 log = logging.getLogger(__name__)
 
@@ -186,6 +186,11 @@ class JobFiles(msgspec.Struct, frozen=True):
         for name in (*data, self.center, self.collective, self.job_state):
             Segment.unlink(name)
         _remove_folder(Path(self.folder))
+
+
+def data_socket(port: int) -> str:
+    """Return the path of the socket of a data channel that has the number of a port, and need not belong to a job."""
+    return str(_jobs_folder() / f"data-{port}")
 
 
 class Leftover(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import LISTEN
 
-__all__ = ["CONTROL_PORT", "DATA_HWM", "add_port_options", "address_at", "port_arguments"]
+__all__ = ["CONTROL_PORT", "DATA_HWM", "add_port_options", "address_at", "port_arguments", "require_port"]
 
 CONTROL_PORT, DATA_HWM = 5567, 10
 _LOOPBACK = "127.0.0.1"
@@ -37,6 +37,11 @@ def address_at(port: Any) -> str:
     ConfigurationError
         If it is no port.
     """
+    require_port(port)
+    return f"tcp://{os.environ.get(LISTEN) or _LOOPBACK}:{port}"
+
+
+def require_port(port: Any) -> None:
+    """Raise `ConfigurationError` unless it is the number of a port."""
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
         raise ConfigurationError(f"got port {port!r}: it is a number from 1 to 65535, such as {CONTROL_PORT}")
-    return f"tcp://{os.environ.get(LISTEN) or _LOOPBACK}:{port}"

@@ -327,3 +327,82 @@ def test_shared_memory_by_the_size_of_an_array(serve, work):
     for worker in workers:
         end(worker)
     end(controller)
+
+
+BATCHED_SUMS = """
+import sys
+import threading
+import numpy
+from platoon_base.platoon_api.channel import Controller
+
+class SumController(Controller):
+    done, total = 0, 0.0
+
+    def handle_control(self, req, worker_id, req_info):
+        if req == 'sum':
+            self.done, self.total = self.done + 1, self.total + req_info
+        return 'stop' if self.done >= 40 else 'go'
+
+def send(controller):
+    rng = numpy.random.RandomState(0)
+    for i in range(48):  # more than are summed: the workers hold some when they stop
+        controller.send_mb([numpy.full((64, 100), i % 10, dtype='float32'), numpy.array([i])])
+
+parser = Controller.default_parser()
+controller = SumController(**Controller.default_arguments(parser.parse_args()))
+thread = threading.Thread(target=send, args=(controller,), daemon=True)
+thread.start()
+print("ready", flush=True)
+status = controller.serve()
+print("summed", controller.done, controller.total / 6400)
+sys.exit(status)
+"""
+
+
+def test_a_batched_sum_over_the_data_channel(serve, work):
+    data_port = free_port()
+    controller, port = serve(BATCHED_SUMS, f"--data-port={data_port}")
+    text = """
+    seen = []
+    while worker.send_req('next') != 'stop':
+        x, number = worker.recv_mb()
+        assert x.shape == (64, 100) and x.dtype == 'float32'
+        seen.append(int(number[0]))
+        assert (x == number[0] % 10).all()
+        worker.send_req('sum', float(x.sum()))
+    assert seen == sorted(set(seen))
+    print(len(seen))
+    """
+    workers = [work(text, port, f"--data-port={data_port}", "--data-hwm=2") for _ in range(2)]
+    assert sum(int(end(worker)) for worker in workers) >= 40
+    done = int(end(controller).splitlines()[-1].split()[1])
+    assert done in (40, 41)
+
+
+def test_a_process_that_only_serves_mini_batches(serve, work, start):
+    data_port = free_port()
+    controller, port = serve()
+    server = start(
+        f"""
+        import numpy
+        from platoon_base.platoon_api.channel import Lieutenant
+        l = Lieutenant()
+        l.init_data({data_port})
+        for i in range(5):
+            l.send_mb([numpy.arange(3) + i])
+        """
+    )
+    worker = work(
+        f"""
+        worker.init_mb_sock({data_port}, data_hwm=10)
+        assert [worker.recv_mb()[0].tolist() for i in range(5)] == [[i, i + 1, i + 2] for i in range(5)]
+        try:
+            worker.recv_mb()
+        except ConnectionError as exc:
+            print(exc)
+        """,
+        port,
+    )
+    assert "sends no more batches: it was closed before the end of the data" in end(worker)
+    end(server)
+    end(controller)

@@ -15,10 +15,12 @@ from typing import Any
 
 from platoon_base.controller.controller import Result
 from platoon_base.controller.program import Program
+from platoon_base.data.batch_server import BatchServer
 from platoon_base.devices.discovery import choose_devices, require_devices
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.hosting import Job, JobOptions, host_job
 from platoon_base.job.starting import worker_starts
+from platoon_base.platoon_api.data_channel import open_server, require_arrays
 from platoon_base.platoon_api.json_text import from_json, to_json
 from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, address_at, port_arguments
 
@@ -87,11 +89,14 @@ class Controller:
         self._worker_args = shlex.split(worker_args) if isinstance(worker_args, str) else list(worker_args)
         self._open = contextlib.ExitStack()
         self._job: Job | None = None
+        self._server: BatchServer | None = None
         self.result: Result | None = None
         if experiment_name:
             self._devices = self.get_workers_devices(devices)
             self._program.require()
             require_devices(self._devices)
+        if data_port is not None:
+            self.init_data(data_port, data_hwm)
         if control_port is not None:
             self.init_control(control_port)
         elif experiment_name:
@@ -112,7 +117,7 @@ class Controller:
         address = address_at(port)
         if self._job is not None and self._job.files.port == port:
             return
-        self._close()
+        self._open.close()
         try:
             self._listen(address)
         except ConfigurationError as exc:
@@ -132,6 +137,8 @@ class Controller:
     def _close(self) -> None:
         """End the job, if it is open; nothing of it is left."""
         self._job = None
+        if self._server is not None:
+            self._server.close()
         self._open.close()
         atexit.unregister(self._close)
 
@@ -224,6 +231,43 @@ class Controller:
             DeprecationWarning,
             stacklevel=2,
         )
+
+    # Mini-batches.
+
+    def init_data(self, port: int, hwm: int = DATA_HWM) -> None:
+        """Open the data channel of a port.
+
+        Parameters
+        ----------
+        port : int
+        hwm : int
+            Ignored: each worker says by its own how many mini-batches may wait for it.
+
+        Raises
+        ------
+        ConfigurationError
+            If another process has this channel open.
+        """
+        if self._server is not None:
+            self._server.close()
+        self._server = open_server(port, len(self._devices))
+        atexit.register(self._close)
+
+    def send_mb(self, arrays: Sequence[Any]) -> None:
+        """Send one mini-batch to whichever worker is free; waits while all have as many as they want.
+
+        Parameters
+        ----------
+        arrays : list of ndarray
+
+        Raises
+        ------
+        WorkerLostError
+            If all workers have left.
+        """
+        if self._server is None:
+            raise ConfigurationError("this controller has no data channel: pass data_port, or call init_data(port)")
+        self._server.send(require_arrays(arrays))
 
     # The command line.
 

@@ -11,11 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from platoon_base.compat.theano_flags import chosen_device
-from platoon_base.errors import ConfigurationError, PlatoonWarning
+from platoon_base.data.batch_reader import BatchReader
+from platoon_base.errors import ConfigurationError, PlatoonWarning, WorkerLostError
 from platoon_base.job.joining import connect, connect_at_port
+from platoon_base.platoon_api.data_channel import open_reader
 from platoon_base.platoon_api.json_text import from_json, to_json
 from platoon_base.platoon_api.param_sync import ParamSyncRule, is_user_defined
 from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments
+from platoon_base.platoon_api.shared_arrays import SharedArrays
 from platoon_base.system.environment import DEVICE, JOB
 from platoon_base.worker.handle import Worker as Handle
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
@@ -79,11 +82,14 @@ class Worker:
         self._timeout_s = _seconds(socket_timeout)
         self._params: list[Any] = []
         self._update: Callable[[list[Any]], object] | None = None
+        self._data_port, self._data_hwm = data_port, data_hwm
+        self._reader: BatchReader | None = None
         if os.environ.get(JOB):
             self.handle = connect()
         else:
             device = os.environ.get(DEVICE) or chosen_device(os.environ)
             self.handle = connect_at_port(control_port, self._timeout_s, device)
+        self._arrays = SharedArrays(self.handle)
         Worker._current = self
         atexit.register(self._end_of_script)
 
@@ -215,10 +221,53 @@ class Worker:
         result = self.handle.all_reduce(src, op, dest)
         return result if dest is None else None
 
+    def shared(self, array: Any) -> Any:
+        """Return an ndarray of zeros in shared memory, like ``array``, that all workers of this host have in common.
+
+        Parameters
+        ----------
+        array : GpuArray or ndarray
+            Of the same shape and dtype in the k-th call of each worker.
+        """
+        return self._arrays.like(array)
+
+    # Mini-batches.
+
+    def init_mb_sock(self, port: int, data_hwm: int = DATA_HWM) -> None:
+        """Read mini-batches from the controller with this data port; the constructor's ``data_port`` does it too."""
+        if self._reader is not None:
+            self._reader.close()
+        self._data_port, self._data_hwm = port, data_hwm
+        self._reader = open_reader(port, data_hwm, self._timeout_s)
+
+    def recv_mb(self) -> list[Any]:
+        """Return the next mini-batch: a list of ndarrays, which lie in shared memory until the script drops them.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is no data port.
+        CollectiveTimeoutError
+            If nothing comes within ``socket_timeout``.
+        WorkerLostError
+            If the controller has closed the channel, or is gone.
+        """
+        if self._reader is None:
+            if self._data_port is None:
+                raise ConfigurationError("this worker has no data channel: pass data_port, or call init_mb_sock(port)")
+            self.init_mb_sock(self._data_port, self._data_hwm)
+        batch = None if self._reader is None else self._reader.receive()
+        if batch is None:
+            raise WorkerLostError("the controller has ended its mini-batches: leave the loop before, by its answers")
+        return list(batch)
+
     # The end.
 
     def close(self) -> None:
         """Leave the job; the others go on."""
+        if self._reader is not None:
+            self._reader.close()
+        self._arrays.close()
         self.handle.close()
 
     def _end_of_script(self) -> None:

@@ -1,0 +1,39 @@
+"""The original's data channel: mini-batches from the controller to whichever worker is free.
+
+A port is the name of the channel among those of this user and host. No TCP port is opened: batches lie in shared
+memory, see `platoon_base.data.BatchServer`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from platoon_base.data.batch_frames import MAX_AHEAD
+from platoon_base.data.batch_reader import BatchReader
+from platoon_base.data.batch_server import BatchServer
+from platoon_base.errors import ConfigurationError
+from platoon_base.job.files import data_socket
+from platoon_base.platoon_api.ports import require_port
+
+__all__ = ["open_reader", "open_server", "require_arrays"]
+
+
+def open_server(port: int, workers: int) -> BatchServer:
+    """Open the controller's end; ``workers`` is how many are known to come, 0 if unknown."""
+    require_port(port)
+    return BatchServer(data_socket(port), readers=max(1, workers))
+
+
+def open_reader(port: int, hwm: int, timeout_s: float) -> BatchReader:
+    """Open a worker's end, which has up to ``hwm`` batches waiting; 0 is as many as there can be."""
+    require_port(port)
+    if isinstance(hwm, bool) or not isinstance(hwm, int) or hwm < 0:
+        raise ConfigurationError(f"got data_hwm={hwm!r}: it is the number of mini-batches that may wait, such as 10")
+    return BatchReader(data_socket(port), ahead=min(hwm or MAX_AHEAD, MAX_AHEAD), rank=0, timeout_s=timeout_s)
+
+
+def require_arrays(arrays: Any) -> list[Any]:
+    """Return a mini-batch as a list; `ConfigurationError` unless it is a list of ndarrays."""
+    if not (isinstance(arrays, (list, tuple)) and arrays and all(hasattr(array, "dtype") for array in arrays)):
+        raise ConfigurationError(f"got {type(arrays).__name__} as a mini-batch: send_mb takes a list of ndarrays")
+    return list(arrays)
