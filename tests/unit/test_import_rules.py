@@ -275,7 +275,7 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     allowed = {f"job/{name}.py" for name in ("joining", "hosting", "backends", "files")}
     allowed |= {"cli/doctor.py", "collectives/group_segment.py"}
     allowed |= {"centers/host.py", "centers/device.py", "centers/device_directory.py"}
-    allowed |= {"data/shared_data_memory.py"}
+    allowed |= {"data/shared_data_memory.py", "data/shared_arrays.py"}
     assert not within(found, {"platoon_base.shm.segments"}) or place in allowed
 
 
