@@ -6,6 +6,7 @@ tells dtype, shape and offset of each.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Annotated, Any, NamedTuple, Union
@@ -58,7 +59,12 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     @property
     def size_bytes(self) -> int:
         """Bytes of the array."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return _size_bytes(self.dtype, self.shape)
+
+
+@functools.lru_cache(maxsize=1 << 10)  # batches are alike
+def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return math.prod(shape) * np.dtype(dtype).itemsize
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -163,6 +169,7 @@ def _decode(decoder: msgspec.msgpack.Decoder[Any], frame: bytes) -> Any:
         raise ProtocolError(f"got {len(frame)} bytes that are no message about batches: {str(exc)[:300]}") from exc
 
 
+@functools.lru_cache(maxsize=1 << 10)
 def _require_inside(part: Part, slot_bytes: int) -> None:
     try:
         plain = np.dtype(part.dtype).kind in _KINDS
@@ -189,7 +196,7 @@ def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
     Raises
     ------
     ConfigurationError
-        If it is no array, tuple, list or dict of arrays, or if an array holds Python objects.
+        If it has too many arrays, or names that are no texts.
     """
     names: list[str] = []
     if isinstance(batch, dict):
@@ -206,8 +213,6 @@ def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
             "numpy.stack(rows)"
         )
     arrays = [np.asarray(item) for item in items]
-    for array in arrays:
-        _require_plain(array.dtype)
     return form, names, arrays
 
 
@@ -220,12 +225,22 @@ def _require_plain(dtype: Any) -> None:
 
 
 def plan(shapes: Sequence[tuple[tuple[int, ...], Any]]) -> Plan:
-    """Lay out arrays of these shapes and dtypes one behind the other, each from a new cache line on."""
+    """Lay out arrays of these shapes and dtypes one behind the other, each from a new cache line on.
+
+    Raises
+    ------
+    ConfigurationError
+        If an array would hold Python objects, or fields.
+    """
+    return _plan(tuple((tuple(map(int, shape)), np.dtype(dtype)) for shape, dtype in shapes))
+
+
+@functools.lru_cache(maxsize=1 << 10)
+def _plan(shapes: tuple[tuple[tuple[int, ...], Any], ...]) -> Plan:
     parts, offset = [], 0
     for shape, dtype in shapes:
-        dtype = np.dtype(dtype)
         _require_plain(dtype)
-        part = Part(dtype.str, tuple(map(int, shape)), offset)
+        part = Part(dtype.str, shape, offset)
         parts.append(part)
         offset += -(-part.size_bytes // _ALIGN) * _ALIGN
     return Plan(parts, offset)

@@ -20,6 +20,9 @@ _BACKLOG = 256
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _FD = struct.calcsize("i")
 _MAX_FDS = 4  # room for more than the one that is expected, to close them
+# Plain numbers: the operators of Python's enumerations take longer than the system call.
+_NO_SIGNAL, _ROOM = int(socket.MSG_NOSIGNAL), socket.CMSG_SPACE(_MAX_FDS * _FD)
+_CLOEXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
 
 
 class Link:
@@ -70,9 +73,9 @@ class Link:
         try:
             if fd >= 0:
                 rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))]
-                self._sock.sendmsg([frame], rights, socket.MSG_NOSIGNAL)
+                self._sock.sendmsg([frame], rights, _NO_SIGNAL)
             else:
-                self._sock.send(frame, socket.MSG_NOSIGNAL)
+                self._sock.send(frame, _NO_SIGNAL)
         except (BrokenPipeError, ConnectionResetError):
             return False
         return True
@@ -89,15 +92,22 @@ class Link:
             frame, found, flags, _ = self._receive()
         except ConnectionResetError:  # the other end left without reading everything; what it sent is still here
             frame, found, flags, _ = self._receive()
-        fds = _descriptors(found)
-        if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC) or len(fds) > 1:
+        fds = _descriptors(found) if found else []
+        if flags & _CUT or len(fds) > 1:
             for fd in fds:
                 os.close(fd)
             raise ProtocolError(f"got a message about batches of more than {MAX_FRAME_BYTES} bytes; refused")
         return frame, fds[0] if fds else -1
 
+    def receive_plain(self) -> bytes:
+        """Return the next message, or an empty one at the end; the kernel drops file descriptors that come with it."""
+        try:
+            return self._sock.recv(MAX_FRAME_BYTES)
+        except ConnectionResetError:
+            return self._sock.recv(MAX_FRAME_BYTES)
+
     def _receive(self) -> tuple[bytes, list[tuple[int, int, bytes]], int, object]:
-        return self._sock.recvmsg(MAX_FRAME_BYTES, socket.CMSG_SPACE(_MAX_FDS * _FD), socket.MSG_CMSG_CLOEXEC)
+        return self._sock.recvmsg(MAX_FRAME_BYTES, _ROOM, _CLOEXEC)
 
     def close(self) -> None:
         """Hang up."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import select
@@ -28,14 +29,17 @@ from platoon_base.data.batch_frames import (
 )
 from platoon_base.data.batch_link import Link, connect_link
 from platoon_base.data.batch_memory import Held, Slot
+from platoon_base.data.batch_pinning import Mark, Pinning
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.system.environment import RANK
+from platoon_base.system.warn import warn_once
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["AHEAD", "BatchReader"]
 
 AHEAD = 4  # one to train on, one that was just dropped, two to come
 _RETRY_S = 0.02
+_LOOK_S = 1e-3  # how often a waiting reader looks whether the GPU has read a batch
 
 
 class BatchReader:
@@ -59,6 +63,11 @@ class BatchReader:
         How many batches this worker may have: those that it keeps, and those that lie ready (a high-water mark).
     copy : bool
         Give arrays of this process's own, which no other process sees, instead of views.
+    pin_memory : bool
+        Page-lock the memory that the batches lie in, so that CUDA copies from it without the processor, as with
+        ``torch.from_numpy(x).to("cuda", non_blocking=True)``. A batch goes back when the copies of it are over that
+        were queued before the script dropped it. Call it when the process computes on CUDA already; otherwise a
+        warning says that nothing is pinned.
     rank : int, optional
         The number of this worker. The default is its rank in the job, or 0.
     timeout_s : float
@@ -70,6 +79,8 @@ class BatchReader:
         Number of batches received.
     ended : bool
         Whether the server has said that there are no more data.
+    pinned : bool
+        Whether the latest batch came in page-locked memory.
 
     Raises
     ------
@@ -86,22 +97,25 @@ class BatchReader:
         name: str = "batches",
         ahead: int = AHEAD,
         copy: bool = False,
+        pin_memory: bool = False,
         rank: int | None = None,
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> None:
         self._server = "the batch server"
         rank = int(os.environ.get(RANK, "0")) if rank is None else rank
-        self._begin(_connect(batch_address(address, name), timeout_s), rank, ahead, copy, timeout_s)
+        self._begin(_connect(batch_address(address, name), timeout_s), rank, ahead, copy, pin_memory, timeout_s)
 
     @classmethod
-    def over(cls, link: Link, *, ahead: int, copy: bool, timeout_s: float, server: str) -> BatchReader:
+    def over(
+        cls, link: Link, *, ahead: int, copy: bool, pin_memory: bool, timeout_s: float, server: str
+    ) -> BatchReader:
         """Make the reader at the other end of a connection; errors call the process there ``server``."""
         reader = cls.__new__(cls)
         reader._server = server
-        reader._begin(link, 0, ahead, copy, timeout_s)
+        reader._begin(link, 0, ahead, copy, pin_memory, timeout_s)
         return reader
 
-    def _begin(self, link: Link, rank: int, ahead: int, copy: bool, timeout_s: float) -> None:
+    def _begin(self, link: Link, rank: int, ahead: int, copy: bool, pin_memory: bool, timeout_s: float) -> None:
         if isinstance(ahead, bool) or not isinstance(ahead, (int, np.integer)) or not 1 <= ahead <= MAX_AHEAD:
             link.close()
             raise ConfigurationError(f"got ahead={ahead!r}: a worker may have 1 to {MAX_AHEAD} batches")
@@ -112,6 +126,10 @@ class BatchReader:
         self._slots: dict[int, Slot] = {}
         self._held: set[int] = set()
         self._unsent: deque[int] = deque()
+        self.pinned = False
+        self._pin_memory = pin_memory
+        self._pinning: Pinning | None = None
+        self._copied: deque[tuple[int, Mark]] = deque()  # dropped slots that a GPU may still read
         self._pid = os.getpid()
         self._poll = select.poll()
         for fd in (link.fileno(), link.death_fd):
@@ -169,9 +187,10 @@ class BatchReader:
         if os.getpid() == self._pid:
             link.send(encode(Bye()))
         link.close()
-        for slot in self._slots.values():
-            slot.close()
-        self._slots.clear()
+        if self._pinning is not None:
+            self._pinning.wait()
+        for index in list(self._slots):
+            self._close_slot(index)
 
     def __enter__(self) -> BatchReader:
         return self
@@ -221,7 +240,11 @@ class BatchReader:
 
     def _wait(self, link: Link, deadline: float, timeout_s: float) -> bool:
         """Sleep until a message arrives or the server dies; tells whether it has died."""
-        ready = dict(self._poll.poll(max(0.0, deadline - time.monotonic()) * 1e3))
+        wait_s = max(0.0, deadline - time.monotonic())
+        # The server may wait for a slot that the GPU has just read.
+        ready = dict(self._poll.poll(1e3 * (min(wait_s, _LOOK_S) if self._copied else wait_s)))
+        if not ready and time.monotonic() < deadline:
+            return False
         if not ready:
             raise CollectiveTimeoutError(
                 f"{self._server} (pid {link.pid}) lives, and has sent nothing for {timeout_s:g} s: it is slow or "
@@ -249,26 +272,56 @@ class BatchReader:
         return unflatten(message.form, message.names, arrays)
 
     def _replace(self, message: Batch, fd: int) -> None:
-        before = self._slots.pop(message.slot, None)
-        if before is not None:
-            before.close()
+        self._close_slot(message.slot)
         try:
-            self._slots[message.slot] = Slot.attach(fd, message.slot_bytes)
+            slot = self._slots[message.slot] = Slot.attach(fd, message.slot_bytes)
         except ProtocolError:
             self.close()
             raise
+        if self._pin_memory:
+            self._pin(message.slot, slot)
+
+    def _pin(self, index: int, slot: Slot) -> None:
+        if self._pinning is None:
+            self._pinning = Pinning.find()
+        if self._pinning is None:
+            why = "this process does not compute on CUDA so far: put the model on the GPU before the first batch"
+        else:
+            code = self._pinning.pin(index, slot.memory)
+            self.pinned = code == 0
+            why = f"CUDA's cuMemHostRegister failed with error {code}"
+        if not self.pinned:
+            self._pin_memory = False
+            warn_once(f"pin_memory=True pins nothing, the batches lie in pageable memory: {why}")
+
+    def _close_slot(self, index: int) -> None:
+        slot = self._slots.pop(index, None)
+        if slot is not None:
+            if self._pinning is not None:
+                self._pinning.unpin(index)
+            slot.close()
 
     def _release(self, index: int) -> None:
         """Give a slot back; called by whichever thread drops the last array, at any time."""
         if os.getpid() != self._pid:
             return  # the copies of a forked child: the slot is its parent's
         self._held.discard(index)
-        self._unsent.append(index)
+        if self._pinning is None:
+            self._unsent.append(index)
+        else:
+            self._copied.append((index, self._pinning.mark()))
         link = self._link
         if link is not None:
             self._send_unsent(link)
 
     def _send_unsent(self, link: Link) -> None:
+        while self._copied and self._pinning is not None:
+            with contextlib.suppress(IndexError):  # another thread was faster
+                index, mark = self._copied.popleft()
+                if not self._pinning.is_over(mark):
+                    self._copied.appendleft((index, mark))
+                    break
+                self._unsent.append(index)
         while self._unsent:
             try:
                 index = self._unsent.popleft()

@@ -292,10 +292,11 @@ class BatchServer:
 
     def _post(self, dealt: Dealt, to: int | str | None, deadline: float, timeout_s: float) -> None:
         """Send a filled slot as soon as those who are to get it have room."""
-        wait_s = 0.0
+        wait_s = -1.0  # it has just looked
         while True:
             with self._lock:
-                self._look(wait_s)
+                if wait_s >= 0:
+                    self._look(wait_s)
                 self._deal_pending()
                 targets = [] if self._pending else self._readers.targets(to)
                 handed = [self._hand(reader, dealt) for reader in targets]

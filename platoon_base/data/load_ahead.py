@@ -41,6 +41,7 @@ def load_ahead(
     *,
     ahead: int = AHEAD,
     copy: bool = False,
+    pin_memory: bool = False,
     seed: int | Sequence[int] | None = None,
     start_method: str = "fork",
     timeout_s: float = DEFAULT_TIMEOUT_S,
@@ -67,6 +68,8 @@ def load_ahead(
         How many batches may be out at a time: those that the script keeps, and those that lie ready.
     copy : bool
         Give arrays of this process's own instead of views on shared memory; see `BatchReader`.
+    pin_memory : bool
+        Page-lock the shared memory for CUDA; see `BatchReader`.
     seed : int or sequence of int, optional
         For the global generators of ``random``, ``numpy.random`` and, if it is loaded, torch in that process. The
         default follows from the job's seed, the rank of this worker, the epoch that it was resumed at, and the number
@@ -92,7 +95,7 @@ def load_ahead(
         )
     if start_method not in _METHODS:
         raise ConfigurationError(f"got start_method={start_method!r}: it must be one of {', '.join(_METHODS)}")
-    return LoadAhead(batches, ahead, copy, seed, start_method, timeout_s)
+    return LoadAhead(batches, ahead, copy, pin_memory, seed, start_method, timeout_s)
 
 
 class LoadAhead:
@@ -103,12 +106,14 @@ class LoadAhead:
         batches: Batches,
         ahead: int,
         copy: bool,
+        pin_memory: bool,
         seed: int | Sequence[int] | None,
         start_method: str,
         timeout_s: float,
     ) -> None:
         self._batches = batches
-        self._ahead, self._copy, self._seed, self._timeout_s = ahead, copy, seed, timeout_s
+        self._ahead, self._copy, self._pin_memory = ahead, copy, pin_memory
+        self._seed, self._timeout_s = seed, timeout_s
         self._start_method = start_method
         self._used = False
 
@@ -130,7 +135,12 @@ class LoadAhead:
         link = Link(ours, process.pid)
         try:
             reader = BatchReader.over(
-                link, ahead=self._ahead, copy=self._copy, timeout_s=self._timeout_s, server=_THE_LOADER
+                link,
+                ahead=self._ahead,
+                copy=self._copy,
+                pin_memory=self._pin_memory,
+                timeout_s=self._timeout_s,
+                server=_THE_LOADER,
             )
         except ConfigurationError:
             _end(process)

@@ -13,7 +13,14 @@ import pytest
 from platoon_base.data import BatchReader, BatchServer
 from platoon_base.data.batch_frames import Batch, Freed, Hello, Part, decode_from_reader, decode_from_server, encode
 from platoon_base.data.batch_memory import Slot
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
+from platoon_base.data.batch_pinning import Pinning
+from platoon_base.errors import (
+    CollectiveTimeoutError,
+    ConfigurationError,
+    PlatoonWarning,
+    ProtocolError,
+    WorkerLostError,
+)
 
 pytestmark = pytest.mark.base
 
@@ -397,3 +404,15 @@ def test_memory_that_could_be_cut_off_is_refused(tmp_path):
 def test_memory_that_is_not_there_is_refused():
     with pytest.raises(ImportError, match=r"MB of memory for one more mini-batch, .* MB are free"):
         Slot.create(1 << 50)
+
+
+def test_where_nothing_can_pin_memory_a_warning_says_so(server, monkeypatch):
+    monkeypatch.setattr("platoon_base.system.warn.said", set())
+    monkeypatch.setattr(Pinning, "find", classmethod(lambda cls: None))  # also where there is a GPU
+    with BatchReader(server.address, pin_memory=True) as reader:
+        server.send(np.arange(3))
+        with pytest.warns(PlatoonWarning, match="pins nothing, the batches lie in pageable memory"):
+            assert reader.receive().tolist() == [0, 1, 2]
+        assert not reader.pinned
+        server.send(np.arange(4))
+        assert reader.receive().tolist() == [0, 1, 2, 3]
