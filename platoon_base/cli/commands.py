@@ -18,6 +18,7 @@ from platoon_base import __version__
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
 from platoon_base.cli.configuration import chosen_devices, require_this_host
+from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.display import Display, summary, write_summary
 from platoon_base.cli.doctor import checks
 from platoon_base.cli.launcher import (
@@ -132,6 +133,7 @@ def commands() -> None:
 @click.option(
     "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
 )
+@data_server_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def launch_command(
@@ -147,6 +149,7 @@ def launch_command(
     allow_failures: bool,
     summary_file: Path | None,
     module: bool,
+    data_server: list[str],
     script: str,
     args: tuple[str, ...],
 ) -> None:
@@ -183,7 +186,7 @@ def launch_command(
         for line in lines:
             report.print_line(console, line)
         signals = stack.enter_context(StopSignals())
-        result = _launch_and_show(console, program, args, chosen.devices, folder, options, signals)
+        result = _launch_and_show(console, program, args, chosen.devices, folder, options, signals, data_server)
         if allow_failures:
             result = result.with_failures_allowed()
         report.print_result(console, result, len(chosen.devices), folder)
@@ -207,6 +210,7 @@ def _launch_and_show(
     folder: Path,
     options: JobOptions,
     signals: StopSignals,
+    server: Sequence[str],
 ) -> Result:
     """Run a job; show its progress and its workers' warnings meanwhile."""
     warned = MarkedLines([log_file(folder, rank) for rank in range(len(devices))], LOG_MARK)
@@ -216,7 +220,7 @@ def _launch_and_show(
             display.show(snapshot)
             report.print_warnings(console, warned)
 
-        result = launch(program, args, devices, folder, options._replace(observer=observe), signals)
+        result = launch(program, args, devices, folder, options._replace(observer=observe), signals, server)
     report.print_warnings(console, warned)
     return result
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from platoon_base.checkpoints.files import About, CheckpointFolder
 from platoon_base.checkpoints.writer import Saving, Tally
+from platoon_base.cli.data_server import data_server
 from platoon_base.controller.controller import Result
 from platoon_base.controller.preload import modules_to_preload
 from platoon_base.controller.program import Program
@@ -104,6 +105,7 @@ def launch(
     log_folder: Path,
     options: JobOptions,
     signals: StopSignals | None = None,
+    server: Sequence[str] = (),
 ) -> Result:
     """Run ``program`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
 
@@ -120,12 +122,15 @@ def launch(
         ``max_restarts`` counts all workers, if one cannot come again alone. `choose_center` gives ``center``.
     signals : StopSignals, optional
         That is open already.
+    server : sequence of str
+        Script and arguments of a data server to run beside the workers.
     """
     starts = worker_starts(program, args, devices, log_folder)
     preload = _preload(program, devices)
 
     def run(options: JobOptions) -> Result:
-        with host_job(len(devices), options) as job:
+        environment = worker_environment("cpu", len(devices), os.environ)
+        with host_job(len(devices), options) as job, data_server(server, job.files.folder, environment, log_folder):
             if preload:
                 job.start_forked(program, args, preload, starts)
             else:

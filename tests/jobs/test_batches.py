@@ -231,6 +231,60 @@ def test_a_job_has_a_server_of_its_own(run_job):
     assert outcome.reported["seen 2"] == "[[1, 2, 3], [3, 4, 5], [5, 6, 7]]"
 
 
+SERVER = """
+import os, sys, time
+import numpy as np
+from platoon_base.data import BatchServer
+
+assert "PLATOON_RANK" not in os.environ
+with BatchServer() as server:
+    server.serve((np.full(4, k) for k in range(int(sys.argv[1]))), "turns")
+print("all sent", flush=True)
+"""
+
+
+def test_a_server_is_launched_beside_the_workers(platoon, write_script, tmp_path):
+    write_script(SERVER, "server.py")
+    script = write_script("""
+        from platoon_base import connect
+        from platoon_base.data import BatchReader
+
+        worker = connect()
+        print("got", [int(x[0]) for x in BatchReader()], flush=True)
+        """)
+    done = platoon("launch", "-n2", "-D", "cpu", "--log-dir", tmp_path / "logs", "--data-server", "server.py 7", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "got [0, 2, 4, 6]" in (tmp_path / "logs" / "rank0.log").read_text()
+    assert "got [1, 3, 5]" in (tmp_path / "logs" / "rank1.log").read_text()
+    assert "all sent" in (tmp_path / "logs" / "data_server.log").read_text()
+
+
+def test_a_launched_server_that_fails_ends_the_job_and_one_that_hangs_ends_with_it(platoon, write_script, tmp_path):
+    read = "from platoon_base.data import BatchReader\nprint(sum(int(x[0]) for x in BatchReader()))"
+    script = write_script(read)
+    write_script(SERVER.replace("np.full(4, k)", "np.full(4, k // (3 - k))"), "server.py")
+    words = ["launch", "-n1", "-D", "cpu", "--log-dir", tmp_path / "logs", "--data-server"]
+    done = platoon(*words, "server.py 7", script)
+    assert done.returncode == 1
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    assert "WorkerLostError" in log
+    assert "ZeroDivisionError: integer division or modulo by zero" in log
+    assert "the data server ended with status 1" in done.stdout + done.stderr
+    write_script(SERVER.replace("print(", "time.sleep(600); print("), "server.py")
+    done = platoon(*words, "server.py 4", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "6\n" in (tmp_path / "logs" / "rank0.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("value", "why"), [("no_such.py", "there is no script"), ("", "got an empty"), ("'a", "quote is not closed")]
+)
+def test_a_data_server_that_cannot_be_is_refused(platoon, write_script, value, why):
+    done = platoon("launch", "-n1", "-D", "cpu", "--data-server", value, write_script("raise SystemExit(3)"))
+    assert done.returncode == 2
+    assert why in done.stdout + done.stderr
+
+
 # Loading ahead.
 
 

@@ -1,0 +1,114 @@
+"""The process that ``platoon launch --data-server`` starts beside the workers, to serve mini-batches to them.
+
+It is started as ``python -m platoon_base.cli.data_server script.py args``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from platoon_base.controller import child
+from platoon_base.controller.program import Program, python_main
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.environment import JOB, RANK
+from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
+
+__all__ = ["LOG_FILE", "data_server", "data_server_option", "split_words"]
+
+log = logging.getLogger(__name__)
+
+LOG_FILE = "data_server.log"
+_OWN_END_S = 1.0  # that it has to end in by itself once all workers have left
+_END_S = 2.0  # after SIGTERM
+_OF_THE_LAUNCHER = "PLATOON_LAUNCHER_PID"
+
+
+def split_words(text: str | None) -> list[str]:
+    """Divide the value of the option into a script that exists and its arguments; empty without one."""
+    if text is None:
+        return []
+    try:
+        words = shlex.split(text)
+    except ValueError as exc:
+        raise ConfigurationError(f"got --data-server {text!r}, in which a quote is not closed ({exc})") from exc
+    if not words:
+        raise ConfigurationError("got an empty --data-server: give a script and its arguments in quotes")
+    Program(words[0]).require()
+    return words
+
+
+data_server_option = click.option(
+    "--data-server",
+    metavar="'SCRIPT ARGS'",
+    callback=lambda context, parameter, text: split_words(text),
+    help="Run a Python script beside the workers that sends them mini-batches by platoon_base.data.BatchServer; its "
+    "output goes to data_server.log.",
+)
+
+
+@contextlib.contextmanager
+def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str], log_folder: Path) -> Iterator[None]:
+    """Run a data server within the ``with`` block; nothing without words.
+
+    Parameters
+    ----------
+    words : sequence of str
+        As `split_words` returns them.
+    folder : str
+        Of the job.
+    environment : mapping of str to str
+    log_folder : Path
+    """
+    if not words:
+        yield
+        return
+    variables = {**environment, JOB: folder, _OF_THE_LAUNCHER: str(os.getpid())}
+    variables.pop(RANK, None)
+    with open(log_folder / LOG_FILE, "ab", buffering=0) as output:
+        process = subprocess.Popen(
+            [*python_main("platoon_base.cli.data_server"), *words],
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # Ctrl-C is for the workers; it ends after them
+        )
+    try:
+        yield
+    finally:
+        status = _end(process)
+        if status not in (0, -signal.SIGTERM):
+            log.warning("the data server ended with status %d, see %s", status, log_folder / LOG_FILE)
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """End a data server, and whatever it has started."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_OWN_END_S)
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_END_S)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    return process.wait()
+
+
+def main() -> None:
+    """Run the script on the command line, until it ends or the launcher does."""
+    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() == int(os.environ.pop(_OF_THE_LAUNCHER, str(os.getppid()))):  # else it is gone already
+        child.main()
+
+
+if __name__ == "__main__":
+    main()
