@@ -11,12 +11,12 @@ import fcntl
 import mmap
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from platoon_base.errors import BackendUnavailableError, ProtocolError
+from platoon_base.system.limits import available_memory
 from platoon_base.views import array_on
 
 __all__ = ["Held", "Slot"]
@@ -50,7 +50,7 @@ class Slot:
             If there is not enough memory: it is reserved here, so that no later access can fail.
         """
         whole = max(1, -(-size_bytes // _PAGE)) * _PAGE
-        free = _available_bytes()
+        free = available_memory()
         if whole > free:  # the kernel would end a process instead of refusing
             raise _no_room(whole, free)
         fd = os.memfd_create("platoon-batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -110,18 +110,6 @@ class Held:
 
     def __del__(self) -> None:
         self._on_release()
-
-
-def _available_bytes() -> int:
-    """Return how much memory this process may still take, by the machine and by the limit of its control group."""
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    free = next((int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:")), 1 << 62)
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
-        return free if limit == "max" else min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        return free
 
 
 def _no_room(wanted: int, free: int) -> BackendUnavailableError:
