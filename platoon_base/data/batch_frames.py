@@ -46,7 +46,7 @@ _ALIGN = 64  # bytes, of a cache line
 _KINDS = "?biufcSUmM"  # that are their bytes; "O" is addresses, and "V" has lost what it stands for
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-_Text = Annotated[str, msgspec.Meta(max_length=2000)]
+_Text = Annotated[str, msgspec.Meta(max_length=8000)]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):

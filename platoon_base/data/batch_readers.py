@@ -29,7 +29,7 @@ __all__ = ["Dealt", "Reader", "Readers"]
 
 log = logging.getLogger(__name__)
 
-_MAX_WHY = 1500  # characters
+_MAX_WHY = 6000  # characters
 
 
 class Dealt(NamedTuple):
@@ -275,8 +275,9 @@ class Readers:
         return [reader for reader in self._readers if not self._send(reader, message)]
 
     def say_failed(self, why: str) -> None:
-        """Tell all of them why there are no more batches."""
-        self.say(Failed(why[:_MAX_WHY]))
+        """Tell all of them why there are no more batches, also those that have not said hello yet."""
+        for reader in self._each():
+            self._send(reader, Failed(why[:_MAX_WHY]))
 
     def _send(self, reader: Reader, message: Batch | End | Failed, fd: int = -1) -> bool:
         try:

@@ -100,7 +100,7 @@ class BatchServer:
         self._free: list[int] = []  # the latest one last: it is still in the caches
         self._holders: list[int] = []
         self._pending: list[Dealt] = []  # of workers that died before they took them
-        self._ended = self._closed = False
+        self._ended = self._told = self._closed = False
         self._lock = threading.RLock()
         self._pid = os.getpid()
 
@@ -206,7 +206,10 @@ class BatchServer:
     def fail(self, why: str) -> None:
         """Tell the workers that no more batches come because of an error, which they raise; and close."""
         with self._lock:
-            self._readers.say_failed(why)
+            if not self._closed:
+                self._look(0)  # somebody may have come just now
+                self._readers.say_failed(why)
+                self._told = True
         self.close()
 
     def close(self) -> None:
@@ -217,7 +220,7 @@ class BatchServer:
             self._closed = True
             if self._pid != os.getpid():
                 return  # a forked child: the socket is its parent's
-            if not self._ended:
+            if not (self._ended or self._told):
                 self._readers.say_failed("it was closed before the end of the data")
             self._readers.close()
             for slot in self._memory:

@@ -50,20 +50,20 @@ def load_ahead(
 
     ::
 
-        loader = load_ahead(lambda: iterate_minibatches(x_train, y_train, 500, shuffle=True))
         for epoch in range(epochs):
-            for x, y in loader:
+            for x, y in load_ahead(iterate_minibatches(x_train, y_train, 500, shuffle=True)):
                 train(x, y)
 
-    Each ``for`` loop starts a process, which calls ``batches`` and sends what it yields through shared memory, in
-    order. Its exceptions are raised in the loop. It ends with the loop, also when the loop is left early. If this
-    process is killed, it ends at its next batch.
+    Each ``for`` loop starts a process, which iterates over ``batches`` and sends what they yield through shared
+    memory, in order. Its exceptions are raised in the loop. It ends with the loop, also when the loop is left early.
+    If this process is killed, it ends at its next batch.
 
     Parameters
     ----------
     batches : callable or iterable
-        A function without arguments that returns an iterable of batches, or an iterable. A batch is an array, or a
-        tuple, list or dict of arrays. A generator can be used for one loop.
+        An iterable of batches, or a function without arguments that returns one and is called in that process. A
+        batch is an array, or a tuple, list or dict of arrays. A generator serves one loop. Calls of `Worker` belong
+        before: that process has no place in the job.
     ahead : int
         How many batches may be out at a time: those that the script keeps, and those that lie ready.
     copy : bool

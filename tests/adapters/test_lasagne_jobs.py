@@ -206,6 +206,25 @@ def test_minibatches_cover_each_row_once_over_all_workers(run_job, number):
     assert orders[0] != orders[1]
 
 
+def test_minibatches_are_the_same_when_they_are_loaded_ahead(run_job):
+    """The generator is made by the worker, whose call counts the epoch, and read by another process."""
+    run_job(
+        """
+        import numpy as np
+        from platoon_base import connect
+        from platoon_base.data import load_ahead
+        from platoon_plugins.lasagne import iterate_minibatches
+
+        worker = connect()
+        x = np.random.RandomState(0).rand(50, 3)
+        for epoch in range(3):
+            ahead = [(a.tolist(), b.tolist()) for a, b in load_ahead(iterate_minibatches(x, x[:, 0], 8, True))]
+            plain = iterate_minibatches(x, x[:, 0], 8, True, epoch=epoch)
+            assert ahead == [(a.tolist(), b.tolist()) for a, b in plain]
+        """
+    ).require_success()
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_fold_has_its_own_training_and_its_own_end(run_lasagne, workers):
     """Values improve until the third epoch of each fold; at its end all workers have the center, and one saves it."""

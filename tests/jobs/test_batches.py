@@ -355,6 +355,11 @@ def test_an_error_of_the_batches_is_raised_in_the_loop():
         got.extend(load_ahead(failing))
 
 
+def test_an_error_before_the_first_batch_is_raised_too():
+    with pytest.raises(WorkerLostError, match="ZeroDivisionError"):
+        list(load_ahead(lambda: [1 // 0]))
+
+
 def test_a_loader_that_is_killed_is_told():
     def killed():
         yield np.zeros(1)
