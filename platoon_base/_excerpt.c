@@ -10,14 +10,63 @@
 #include <stdint.h>
 #include <string.h>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #define MOST_THREADS 64
+
+/* From here on a result is not looked for in the cache, where it would drive out everything else. Written past the
+ * cache, its memory is not read before: two thirds of the traffic remain. */
+#define STREAM_BYTES (INT64_C(1) << 24)
 
 struct part {
     const char *rows;
     char *out;
     const int64_t *indices;
     int64_t length, row_bytes, from, until; /* the bytes of `out` that a thread writes */
+    int stream;
 };
+
+#if defined(__SSE2__)
+#define PAGE 4096
+#define PAGES 4 /* copied side by side: one after the other they keep the memory half as busy */
+#define LINE 64
+
+static inline void copy_line(char *to, const char *from)
+{
+    const __m128i *source = (const __m128i *)from;
+    __m128i a = _mm_loadu_si128(source), b = _mm_loadu_si128(source + 1);
+    __m128i c = _mm_loadu_si128(source + 2), d = _mm_loadu_si128(source + 3);
+    __m128i *target = (__m128i *)to;
+    _mm_stream_si128(target, a);
+    _mm_stream_si128(target + 1, b);
+    _mm_stream_si128(target + 2, c);
+    _mm_stream_si128(target + 3, d);
+}
+
+static void copy_past_cache(char *to, const char *from, size_t n)
+{
+    size_t head = (size_t)(-(uintptr_t)to & (LINE - 1));
+    if (head > n)
+        head = n;
+    memcpy(to, from, head);
+    to += head, from += head, n -= head;
+    for (; n >= PAGES * PAGE; n -= PAGES * PAGE, to += PAGES * PAGE, from += PAGES * PAGE)
+        for (size_t i = 0; i < PAGE; i += LINE)
+            for (size_t page = 0; page < PAGES * PAGE; page += PAGE) {
+                _mm_prefetch(from + page + i + 2 * LINE, _MM_HINT_T0); /* no fault, wherever it points */
+                copy_line(to + page + i, from + page + i);
+            }
+    for (; n >= LINE; n -= LINE, to += LINE, from += LINE)
+        copy_line(to, from);
+    memcpy(to, from, n);
+}
+#define FENCE() _mm_sfence() /* so that others who are told see the result */
+#else
+#define copy_past_cache memcpy
+#define FENCE() (void)0
+#endif
 
 /* Threads divide the bytes of the result, not its rows: a few long rows keep all of them busy. */
 static void *copy_part(void *argument)
@@ -29,9 +78,14 @@ static void *copy_part(void *argument)
         int64_t index = p->indices[i] < 0 ? p->indices[i] + p->length : p->indices[i];
         if (n > p->until - at)
             n = p->until - at;
-        memcpy(p->out + at, p->rows + index * p->row_bytes + offset, (size_t)n);
+        const char *from = p->rows + index * p->row_bytes + offset;
+        if (p->stream)
+            copy_past_cache(p->out + at, from, (size_t)n);
+        else
+            memcpy(p->out + at, from, (size_t)n);
         at += n;
     }
+    FENCE();
     return NULL;
 }
 
@@ -83,7 +137,7 @@ static PyObject *excerpt(PyObject *self, PyObject *args)
     }
     struct part whole = {
         (const char *)(uintptr_t)rows, (char *)(uintptr_t)out, (const int64_t *)(uintptr_t)indices, length, row_bytes, 0,
-        (int64_t)count * row_bytes,
+        (int64_t)count * row_bytes, (int64_t)count * row_bytes >= STREAM_BYTES,
     };
     int64_t wrong;
     Py_BEGIN_ALLOW_THREADS

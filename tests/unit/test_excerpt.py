@@ -49,11 +49,16 @@ def test_any_dtype_and_shape(dtype, row_shape):
     np.testing.assert_array_equal(excerpt(rows, indices), rows[indices])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 5, 1000])
-def test_many_bytes_on_several_threads(threads):
-    rows = np.random.default_rng(2).integers(0, 255, (50, 300_007), np.uint8)
-    indices = np.random.default_rng(3).integers(-50, 50, 31)
-    out = np.empty((31, 300_007), np.uint8)
+@pytest.mark.parametrize("threads", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("row_bytes", "count"), [(300_007, 31), (300_007, 60), (16_390, 1100), (7, 2_500_000), (1 << 14, 1024)]
+)
+def test_many_bytes_on_several_threads(threads, row_bytes, count):
+    """All but the first are written past the cache."""
+    rows = np.random.default_rng(2).integers(0, 255, (50, row_bytes), np.uint8)
+    indices = np.random.default_rng(3).integers(-50, 50, count)
+    room = np.empty(count * row_bytes + 3, np.uint8)
+    out = room[3:].reshape(count, row_bytes)  # lines of the cache begin elsewhere
     assert excerpt(rows, indices, out, threads=threads) is out
     np.testing.assert_array_equal(out, rows[indices])
 
