@@ -19,6 +19,7 @@ from platoon_base.theano_ops.function_graph import (
     indexed,
     pairs_of,
     start_variables,
+    with_default_updates,
 )
 from platoon_base.theano_ops.function_outputs import Combined, require_reductions
 from platoon_base.theano_ops.function_rows import InputRows, ResidentRows, split
@@ -112,11 +113,14 @@ def function(
         pairs = pairs_of(updates(grads, params))
     else:
         pairs = pairs_of(updates)
+    trains = bool(pairs)
     pairs = average_updates(pairs, wanted, weight, worker)
+    if sliceable_shareds:
+        pairs = with_default_updates(pairs, wanted)
     graph = [*wanted, *(value for _, value in pairs)]
     start_variables(graph, [variable for variable, _ in pairs], sliceable_shareds, worker, timeout_s)
     return Function(
-        list(inputs), graph, [variable for variable, _ in pairs], weight, reductions, single,
+        list(inputs), graph, [variable for variable, _ in pairs], weight, reductions, single, trains,
         set(broadcast), list(sliceable_shareds), options, worker, timeout_s,
     )  # fmt: skip
 
@@ -144,6 +148,7 @@ class Function(JobBound):
         weight: Any,
         reductions: list[str | None],
         single: bool,
+        trains: bool,
         broadcast: set[Any],
         data: list[Any],
         options: dict[str, Any],
@@ -152,7 +157,7 @@ class Function(JobBound):
     ) -> None:
         self.worker = worker
         self._inputs, self._graph, self._updated, self._weight = inputs, graph, updated, weight
-        self._reductions, self._single, self._data = reductions, single, data
+        self._reductions, self._single, self._trains, self._data = reductions, single, trains, data
         self._scattered = [i for i, v in enumerate(inputs) if getattr(v, "ndim", 0) and v not in broadcast]
         self._options = options
         self._weights = weight in theano.gof.graph.inputs(graph)
@@ -209,7 +214,7 @@ class Function(JobBound):
             rows = resident.take(*own[min(part, len(own) - 1)]) if resident else None
             results = self._call(arguments, rows, [weight] if self._weights else [])
             combined.add(results, max(1, stop - start), counted=stop > start)
-        if self._updated:
+        if self._trains:
             self.worker.progress(steps=1)
         found = combined.over(self.worker, counts, self._timeout_s)
         return found[0] if self._single else found
@@ -251,7 +256,7 @@ class Function(JobBound):
             raise ConfigurationError(f"got {len(values)} values for {len(self._inputs)} inputs: pass one for each")
         if num_slices < 1:
             raise ConfigurationError(f"got num_slices={num_slices!r}: it counts calls and must be at least 1")
-        if num_slices > 1 and self._updated:
+        if num_slices > 1 and self._trains:
             raise ConfigurationError(
                 f"got num_slices={num_slices} for a function with updates, which would be made {num_slices} times: "
                 "slice evaluations only, and train on smaller batches"

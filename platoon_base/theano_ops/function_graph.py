@@ -16,7 +16,7 @@ from platoon_base.theano_ops.reductions import AllReduce, all_reduce
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import copy_first_values
 
-__all__ = ["average_updates", "averaged_grads", "indexed", "pairs_of", "start_variables"]
+__all__ = ["average_updates", "averaged_grads", "indexed", "pairs_of", "start_variables", "with_default_updates"]
 
 
 def pairs_of(updates: Any) -> list[tuple[Any, Any]]:
@@ -101,6 +101,17 @@ def average_updates(
     for i, mean in zip(chosen, means):
         pairs[i] = pairs[i][0], mean
     return pairs
+
+
+def with_default_updates(pairs: Sequence[tuple[Any, Any]], outputs: Iterable[Any]) -> list[tuple[Any, Any]]:
+    """Return updates with those that the graph makes by itself, such as of random streams, so that all can be changed.
+
+    A stream that noise for the rows of a data set is drawn from would else be drawn from for the whole data set.
+    """
+    changed = {variable for variable, _ in pairs}
+    used = inputs([*outputs, *(value for _, value in pairs)])
+    more = [v for v in used if getattr(v, "default_update", None) is not None and v not in changed]
+    return [*pairs, *((variable, variable.default_update) for variable in more)]
 
 
 def indexed(expressions: Sequence[Any], data: Sequence[Any], index: Callable[[Any], Any]) -> list[Any]:

@@ -1,6 +1,7 @@
 """Each example, run as its users run it, with fewer epochs."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from needing import needs, needs_theano
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+FASHION = "usr/share/datasets/fashion-mnist"
 README = EXAMPLES.parent / "README.md"
 BLOCKS_TIMEOUT_S = 280  # with an empty compile directory the LSTM takes two minutes on two busy cores
 # Makes Keras 2.3.1 importable on Python 3.11, which a script without this package has to see to by itself.
@@ -192,3 +194,29 @@ def test_blocks_digits_alone(tmp_path):
     assert summary["workers"] == 1
     assert summary["epochs"] == 6
     assert summary["test_accuracy"] >= 0.9
+
+
+@needs_theano
+@pytest.mark.parametrize("options", [[], ["--resident"]], ids=["shared memory", "own memory"])
+@pytest.mark.parametrize("data", ["digits", "Fashion-MNIST"])
+@pytest.mark.slow
+def test_lasagne_fashion_on_two_workers(platoon, tmp_path, options, data):
+    environment = {"FASHION_MNIST": ""}
+    if data != "digits":
+        environment = {}
+        folders = [os.environ.get("FASHION_MNIST", EXAMPLES.parent / ".cache/data" / FASHION), f"/{FASHION}"]
+        if not any(Path(folder, "train-images-idx3-ubyte.gz").is_file() for folder in folders):
+            pytest.skip("needs Fashion-MNIST: `make data` fetches it")
+    epochs, least = (40, 0.85) if data == "digits" else (1, 0.75)
+    done = platoon(
+        "launch", "-n", 2, "--summary", "job.json", "--log-dir", "logs",
+        EXAMPLES / "lasagne_fashion.py", "--num-epochs", epochs, *options, "--summary", "script.json",
+        environment=environment,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "script.json").read_text())
+    assert (summary["data"], summary["workers"]) == (data, 2)
+    assert summary["test_accuracy"] >= least
+    assert json.loads((tmp_path / "job.json").read_text())["test_accuracy"] == summary["test_accuracy"]
+    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
+    assert [log.count("test accuracy") for log in logs] == [epochs, 0]

@@ -251,6 +251,25 @@ assert len(np.unique(draws, axis=0)) == len(draws)
     ).require_success()
 
 
+def test_noise_for_rows_of_resident_data_is_drawn_for_those_rows_alone(run_job):
+    """Draws for the whole data set, which only the random stream's state shows, took minutes an epoch."""
+    run_job(
+        PREAMBLE
+        + """
+from theano.sandbox.rng_mrg import MRG_RandomStreams
+x, xs = T.fmatrix("x"), scatter(X)
+def noisy(data):
+    return data + MRG_RandomStreams(5).uniform(data.shape)
+
+plain = theano.function([x], noisy(x))
+resident = function([], noisy(xs), reduce="gather", sliceable_shareds=[xs])
+for rows in ([0], slice(2, 4), [3, 1, 5], slice(0, 7)):
+    np.testing.assert_array_equal(resident(batch_s=rows), plain(X[rows]))
+""",
+        1,
+    ).require_success()
+
+
 def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_job):
     outcome = run_job(
         PREAMBLE
