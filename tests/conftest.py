@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import psutil
 import pytest
-from by_hand import terminals
+from by_hand import PREAMBLE, SERVE, at, free_port, terminals, until
 from zygote import zygote_for, zygote_pids
 
 from platoon_base.centers.host import HostCenters
@@ -227,6 +227,29 @@ def start(tmp_path):
     """Start scripts by hand, each as a process of its own in the same folder."""
     with terminals(tmp_path) as run:
         yield run
+
+
+@pytest.fixture
+def serve(start):
+    """Start a controller by hand, and return it with its port once it listens."""
+
+    def run(text=SERVE, *args):
+        port = free_port()
+        controller = start(text, at(port), *args)
+        until(controller, "ready")
+        return controller, port
+
+    return run
+
+
+@pytest.fixture
+def work(start):
+    """Start a worker by hand."""
+
+    def run(text, port, *args, preamble=PREAMBLE):
+        return start(preamble + textwrap.dedent(text), at(port), *args)
+
+    return run
 
 
 @pytest.fixture

@@ -108,11 +108,12 @@ class ControlClient:
                 self.ask(msg.Withdraw(), msg.Done, GRACE_S)
             raise
 
-    def close(self) -> None:
+    def close(self, say_goodbye: bool = True) -> None:
         """Say goodbye, if there is anybody to hear it, and close the channel."""
         self._left = True
         try:
-            self.ask(msg.Leave(), msg.Done, GRACE_S)
+            if say_goodbye:
+                self.ask(msg.Leave(), msg.Done, GRACE_S)
         except (WorkerLostError, CollectiveTimeoutError, ProtocolError) as exc:
             log.debug("rank %d left without a word: %s", self._rank, exc)
         finally:

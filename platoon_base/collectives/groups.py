@@ -91,7 +91,8 @@ class Collectives:
         if self._late:
             raise ConfigurationError(
                 "this worker joined late: all-reduce and the like need a fixed group, that of the workers launched "
-                "together; train asynchronously here (sync_params), or start the job anew with more workers"
+                "together; train asynchronously here (sync_params), or start the job anew with more workers. A "
+                "controller whose workers are started by hand must be told of them: Controller(devices=[...]), or -D"
             )
 
 

@@ -132,13 +132,15 @@ class Connection:
             self.require_open()  # another thread may have closed it just now
             raise WorkerLostError("the controller of this job is gone: stop, and start the job again")
 
-    def close(self, let_go: Callable[[], None]) -> None:
+    def close(self, let_go: Callable[[], None], failed: bool = False) -> None:
         """Leave the job; a second call does nothing.
 
         Parameters
         ----------
         let_go : callable
             Leaves the memory of the job; called when nobody is spoken to any more.
+        failed : bool
+            Whether to go without a goodbye.
         """
         if self.closed:
             return
@@ -146,10 +148,11 @@ class Connection:
         self.stop_signal.close()
         if os.getpid() != self._pid:
             return  # a forked child: the connection and the memory are its parent's
-        self.progress.mark_left()
+        if not failed:
+            self.progress.mark_left()
         try:
             self._arrays.close()
-            self._client.close()
+            self._client.close(say_goodbye=not failed)
         finally:
             let_go()
             self.progress.close()

@@ -657,13 +657,16 @@ class Worker:
         """Whether this worker has left the job."""
         return self._connection.closed
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         """Leave the job; the others go on. A second call does nothing.
+
+        With ``failed`` it does not say goodbye: the controller counts this worker as lost once the process has ended,
+        as if it had been killed. For a process whose exit status only its own parent learns.
 
         `should_stop`, `stop_reason` and the `stop_votes` keep their last values. All else that needs the job
         raises `ConfigurationError`. A call that another thread is in ends with an error.
         """
-        self._connection.close(self._let_go)
+        self._connection.close(self._let_go, failed)
 
     def _let_go(self) -> None:
         if self._shared is not None:

@@ -64,6 +64,35 @@ def until(process, text):
     raise AssertionError(f"no {text!r} in:\n{''.join(lines)}")
 
 
+def at(port):
+    return f"--control-port={port}"
+
+
+SERVE = """
+import sys
+from platoon_base.platoon_api.channel import Controller
+
+class MyController(Controller):
+    def handle_control(self, req, worker_id, req_info):
+        return {"req": req, "id": worker_id, "info": req_info}
+
+args = Controller.default_parser().parse_args()
+controller = MyController(**Controller.default_arguments(args))
+print("ready", flush=True)
+sys.exit(controller.serve())
+"""
+
+PREAMBLE = """
+import sys
+import numpy
+from platoon_base.platoon_api.channel import Worker
+from platoon_base.platoon_api.param_sync import ASGD, EASGD, ParamSyncRule
+
+parser = Worker.default_parser()
+args = parser.parse_args()
+worker = Worker(**Worker.default_arguments(args))
+"""
+
 CONTROLLER = """
 import sys
 from platoon_base.platoon_api.channel import Controller

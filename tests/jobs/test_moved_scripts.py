@@ -4,7 +4,7 @@ import textwrap
 
 import numpy as np
 import pytest
-from by_hand import CONTROLLER, WORKER, end, free_port, until
+from by_hand import CONTROLLER, PREAMBLE, SERVE, WORKER, at, end, free_port, until
 from saved_arrays import load
 
 from platoon_base import compat
@@ -31,59 +31,6 @@ def test_the_lstm_examples_protocol_between_processes_started_by_hand(start, tmp
     seen = [load(tmp_path / f"seen{rank}.npz") for rank in range(2)]
     np.testing.assert_allclose(seen[0]["w"], np.arange(4), atol=0.2)
     assert running() == []
-
-
-def at(port):
-    return f"--control-port={port}"
-
-
-SERVE = """
-import sys
-from platoon_base.platoon_api.channel import Controller
-
-class MyController(Controller):
-    def handle_control(self, req, worker_id, req_info):
-        return {"req": req, "id": worker_id, "info": req_info}
-
-args = Controller.default_parser().parse_args()
-controller = MyController(**Controller.default_arguments(args))
-print("ready", flush=True)
-sys.exit(controller.serve())
-"""
-
-PREAMBLE = """
-import sys
-import numpy
-from platoon_base.platoon_api.channel import Worker
-from platoon_base.platoon_api.param_sync import ASGD, EASGD, ParamSyncRule
-
-parser = Worker.default_parser()
-args = parser.parse_args()
-worker = Worker(**Worker.default_arguments(args))
-"""
-
-
-@pytest.fixture
-def serve(start):
-    """Start a controller by hand, and return it with its port once it listens."""
-
-    def run(text=SERVE, *args):
-        port = free_port()
-        controller = start(text, at(port), *args)
-        until(controller, "ready")
-        return controller, port
-
-    return run
-
-
-@pytest.fixture
-def work(start):
-    """Start a worker by hand."""
-
-    def run(text, port, *args, **options):
-        return start(PREAMBLE + textwrap.dedent(text), at(port), *args, **options)
-
-    return run
 
 
 def test_requests_are_json_in_both_directions(serve, work):

@@ -89,9 +89,9 @@ class Worker:
         else:
             device = os.environ.get(DEVICE) or chosen_device(os.environ)
             self.handle = connect_at_port(control_port, self._timeout_s, device)
+            atexit.register(self._end_of_script)
         self._arrays = SharedArrays(self.handle)
         Worker._current = self
-        atexit.register(self._end_of_script)
 
     # The job.
 
@@ -271,12 +271,9 @@ class Worker:
         self.handle.close()
 
     def _end_of_script(self) -> None:
-        """Do not say goodbye if the script has failed: by that the controller tells a failure of a process not its own.
-
-        Python leaves the exception that ended the script in `sys.last_type`.
-        """
+        """Leave as one that has failed, if an exception ended the script; Python leaves it in `sys.last_type`."""
         if getattr(sys, "last_type", None) is not None:
-            atexit.unregister(self.handle.close)
+            self.handle.close(failed=True)
 
     # The command line.
 

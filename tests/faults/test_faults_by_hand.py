@@ -1,0 +1,274 @@
+"""Jobs of the original's API in which something is wrong: whose fault it is, who is told, and what goes on."""
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+import zmq
+from by_hand import PREAMBLE, SERVE, at, end, free_port, until
+
+from platoon_base.job.files import running
+
+pytestmark = pytest.mark.base
+
+TRAIN = """
+params = [numpy.zeros(1000) + worker.global_rank]
+worker.init_shared_params(params, EASGD(0.5))
+print("shares", flush=True)
+def train(times):
+    for i in range(times):
+        params[0] += 1
+        worker.sync_params()
+        worker.send_req("next")
+"""
+
+
+def test_no_controller_at_the_port(work, serve):
+    port = free_port()
+    began = time.monotonic()
+    output = end(work("", port), 1)
+    assert f"there is no controller at port {port} of this host" in output
+    assert time.monotonic() - began < 40
+    controller, other = serve()
+    quick = PREAMBLE.replace("default_arguments(args))", "default_arguments(args), socket_timeout=200)")
+    output = end(work("", port, preamble=quick), 1)
+    assert f"controllers listen at {other}: start the controller first" in output
+    end(work("", other))
+    end(controller)
+
+
+def test_a_port_in_use(serve, start, work, tmp_path):
+    controller, port = serve()
+    second = start(SERVE, at(port))
+    output = end(second, 1)
+    assert f"cannot listen at 'tcp://127.0.0.1:{port}' (Address already in use" in output
+    assert "`platoon jobs` lists your jobs" in output
+    (tmp_path / "own_worker.py").write_text(PREAMBLE + "print(worker.send_req('x'))")
+    third = start(SERVE, "own", "-D", "cpu", at(port))  # it starts its own worker, who needs no port
+    output = end(third)
+    assert f"port {port} is taken" in output
+    assert "{'req': 'x'" in output
+    end(work("assert worker.send_req('y')['req'] == 'y'", port))
+    end(controller)
+
+
+@pytest.mark.parametrize("port", ["0", "65536"])
+def test_a_number_that_is_no_port(start, port):
+    assert f"got port {port}: it is a number from 1 to 65535" in end(start(SERVE, f"--control-port={port}"), 1)
+
+
+def answering(body):
+    """Return a controller with this body of handle_control."""
+    return SERVE.replace('return {"req": req, "id": worker_id, "info": req_info}', body)
+
+
+def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work):
+    body = "return {'a': 1, 'bad': {1, 2}}[req] if req != 'late' else self.nothing"
+    controller, port = serve(answering(body))
+    worker = work(
+        """
+        for req in ('done', 'bad', 'late', 'platoon-x'):
+            try:
+                worker.send_req(req)
+            except Exception as exc:
+                print(type(exc).__name__, exc)
+        try:
+            worker.send_req('a', numpy.zeros(2))
+        except Exception as exc:
+            print(type(exc).__name__, exc)
+        assert worker.send_req('a') == 1
+        """,
+        port,
+    )
+    lines = end(worker).splitlines()
+    assert lines[0].startswith("ProtocolError the controller's handler raised KeyError on 'done': 'done'")
+    assert "ConfigurationError got an answer of handle_control to 'bad' that JSON cannot carry" in lines[1]
+    assert "AttributeError on 'late'" in lines[2]
+    assert "names that begin with 'platoon-' are reserved" in lines[3]
+    assert "got a request 'a' that JSON cannot carry (Object of type ndarray" in lines[4]
+    output = end(controller)
+    assert "Traceback" in output
+    assert "KeyError: 'done'" in output
+
+
+def test_a_handler_with_other_arguments_ends_the_controller_with_2(start):
+    text = SERVE.replace("def handle_control(self, req, worker_id, req_info)", "def handle_control(self, req)")
+    output = end(start(text, at(free_port())), 2)
+    assert "got MyController.handle_control(req): it is called as handle_control(req, worker_id, req_info)" in output
+
+
+def test_a_controller_that_answers_nothing_says_so(serve, work):
+    controller, port = serve(SERVE.replace("def handle_control", "def another_name"))
+    assert "this controller answers none: override handle_control" in end(work("worker.send_req('x')", port), 1)
+    end(controller, 1)
+
+
+RULES = """
+class NoMaster(ParamSyncRule):
+    def update_params(self, local_values):
+        pass
+
+class Nothing(ParamSyncRule):
+    pass
+
+class Fails(ParamSyncRule):
+    def update_params(self, local_values, master_values):
+        master_values[0] += 100
+        local_values[0] += 100
+        raise KeyError("in the rule")
+
+class WrongShapes(ParamSyncRule):
+    def theano_update(self, local_params):
+        return lambda *masters: masters[0][:3]
+
+class Param(object):
+    def __init__(self):
+        self.value = numpy.ones(4)
+    def get_value(self, borrow=False, return_internal_type=False):
+        return self.value if borrow else self.value.copy()
+    def set_value(self, value, borrow=False):
+        self.value[...] = value
+
+def attempt(call, *args):
+    try:
+        call(*args)
+    except Exception as exc:
+        print(type(exc).__name__, exc)
+"""
+
+
+def test_rules_that_cannot_work(serve, work):
+    controller, port = serve()
+    worker = work(
+        RULES
+        + """
+attempt(worker.sync_params)
+attempt(worker.init_shared_params, [Param()], NoMaster())
+attempt(worker.init_shared_params, [Param()], EASGD)
+attempt(EASGD, 1.5)
+for rule in (Nothing, Fails, WrongShapes):
+    param = Param()
+    worker.init_shared_params([param], rule())
+    attempt(worker.sync_params)
+    numpy.testing.assert_array_equal(worker.shared_params[0], 1)
+    numpy.testing.assert_array_equal(param.value, 1)
+    worker.lock(timeout=0)  # the rule's lock is free again
+    worker.unlock()
+    worker.handle.release_shared_params()
+""",
+        port,
+    )
+    lines = end(worker).splitlines()
+    assert "call init_shared_params first" in lines[0]
+    assert "NoMaster.update_params(local_values), which is called as update_params(local_values, mast" in lines[1]
+    assert "got rule=<class" in lines[2]
+    assert "got alpha=1.5" in lines[3]
+    assert lines[4] == "NotImplementedError Nothing has no update_params: override it, or theano_update"
+    assert lines[5] == "KeyError 'in the rule'"
+    assert "WrongShapes.theano_update returned values of shapes [(3,)], the parameters have [(4,)]" in lines[6]
+    end(controller)
+
+
+def test_a_worker_killed_with_the_lock_does_not_stop_the_others(serve, work):
+    controller, port = serve(SERVE, "-D", "cpu", "cpu", "cpu")
+    other = work(TRAIN + "train(300)", port)
+    until(other, "shares")
+    killed = work(TRAIN + "worker.lock()\nprint('has it', flush=True)\nimport signal; signal.pause()", port)
+    until(killed, "has it")
+    third = work(TRAIN + "worker.lock(timeout=60)\nprint('got it')", port)
+    until(third, "shares")
+    os.kill(killed.pid, signal.SIGKILL)
+    assert "got it" in end(third)
+    end(other)
+    end(controller, 1)
+    assert running() == []
+
+
+@pytest.mark.parametrize(("ending", "own", "status"), [("1 / 0", 1, 1), ("sys.exit(3)", 3, 0), ("pass", 0, 0)])
+def test_how_a_script_ended_that_was_started_by_hand(serve, work, ending, own, status):
+    controller, port = serve()
+    end(work(f"{TRAIN}train(3)\n{ending}", port), own)
+    end(controller, status)
+
+
+def test_workers_notice_within_a_second_that_the_controller_was_killed(serve, work):
+    controller, port = serve()
+    worker = work(TRAIN + "import time\nwhile True:\n    worker.began = time.monotonic()\n    train(1)", port)
+    until(worker, "shares")
+    controller.kill()
+    killed = time.monotonic()
+    assert "the controller of this job is gone" in end(worker, 1)
+    assert time.monotonic() - killed < 5  # with the end of the interpreter
+    assert running() == []
+
+
+def test_the_port_is_on_the_loopback_and_answers_nobody_without_the_keys(serve, work):
+    controller, port = serve()
+    listening = [c for c in psutil.Process(controller.pid).net_connections(kind="inet") if c.status == "LISTEN"]
+    assert [(c.laddr.ip, c.laddr.port) for c in listening] == [("127.0.0.1", port)]
+    with zmq.Context() as context, context.socket(zmq.REQ) as stranger:
+        stranger.linger = 0
+        stranger.connect(f"tcp://127.0.0.1:{port}")
+        stranger.send(b'{"worker_id": 1, "req": "platoon-get_job_uid"}')
+        assert not stranger.poll(500)
+    end(work("worker.send_req('x')", port))
+    end(controller)
+
+
+def test_another_address_to_listen_at(start, work):
+    port = free_port()
+    controller = start(SERVE, at(port), PLATOON_LISTEN="127.0.0.2")
+    until(controller, "ready")
+    listening = [c for c in psutil.Process(controller.pid).net_connections(kind="inet") if c.status == "LISTEN"]
+    assert [c.laddr.ip for c in listening] == ["127.0.0.2"]
+    end(work("worker.send_req('x')", port))
+    end(controller)
+
+
+def test_a_process_is_one_worker(serve, work):
+    controller, port = serve()
+    worker = work(
+        """
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert Worker(5567) is worker
+        print(caught[0].message)
+        worker.close()
+        try:
+            worker.send_req('x')
+        except Exception as exc:
+            print(exc)
+        """,
+        port,
+    )
+    output = end(worker)
+    assert "this process is a worker already" in output
+    assert "nothing can be done after close()" in output
+    end(controller)
+
+
+def test_all_reduce_needs_the_number_of_workers(serve, work):
+    controller, port = serve()
+    output = end(work("worker.all_reduce(numpy.ones(2), '+')", port), 1)
+    assert "all-reduce and the like need a fixed group" in output
+    assert "Controller(devices=[...])" in output
+    end(controller, 1)
+
+
+def test_ctrl_c_ends_a_controller_whose_workers_have_not_come(serve):
+    controller, _ = serve()
+    controller.send_signal(signal.SIGINT)
+    end(controller, 128 + signal.SIGINT)
+    assert running() == []
+
+
+def test_ctrl_c_ends_workers_that_were_started_by_hand(serve, work):
+    controller, port = serve()
+    worker = work(TRAIN + "train(10**9)", port)
+    until(worker, "shares")
+    controller.send_signal(signal.SIGINT)
+    end(controller, 128 + signal.SIGINT)
+    assert "KeyboardInterrupt" in end(worker, -signal.SIGINT)
