@@ -16,8 +16,8 @@ CREATE, ATTACH, DONE = msg.CenterRole(create=True), msg.CenterRole(create=False)
 class Job:
     """A coordinator, and the peers that ask it; a peer's name is that of the rank it has."""
 
-    def __init__(self, size, seed=0):
-        self.coordinator = Coordinator(size, seed)
+    def __init__(self, size, seed=0, by_hand=False):
+        self.coordinator = Coordinator(size, seed, by_hand)
         self.now = 100.0
         self._ids = itertools.count()
 

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import files as job_files
@@ -153,6 +154,35 @@ def test_a_running_job_is_found_by_name_and_by_folder(live_job):
 def test_a_job_that_is_not_running_is_not_found(dead_job):
     with pytest.raises(ConfigurationError, match="platoon jobs"):
         JobFiles.find(dead_job.job)
+
+
+def test_a_running_job_is_found_by_its_port(live_job):
+    at_port = replace(live_job, endpoint="tcp://127.0.0.1:5567")
+    at_port.write()
+    assert JobFiles.at_port(5567).job == live_job.job
+    with pytest.raises(ConfigurationError, match=r"no controller at port 556 of this host, controllers listen at 5567"):
+        JobFiles.at_port(556)
+    replace(live_job, endpoint="tcp://host:none").write()
+    with pytest.raises(ConfigurationError, match="no controller of yours runs here"):
+        JobFiles.at_port(5567)
+
+
+def test_a_dead_job_is_not_found_by_its_port(dead_job):
+    replace(dead_job, endpoint="tcp://127.0.0.1:5567").write()
+    with pytest.raises(ConfigurationError, match="no controller at port 5567"):
+        JobFiles.at_port(5567)
+
+
+def test_two_jobs_at_one_port_are_both_named(live_job):
+    other = JobFiles.create(1)
+    try:
+        with Segment.create(other.job_state, 4096):
+            for files in (live_job, other):
+                replace(files, endpoint="tcp://127.0.0.1:5567").write()
+            with pytest.raises(ConfigurationError, match=f"name one of them in PLATOON_JOB.*{live_job.folder}"):
+                JobFiles.at_port(5567)
+    finally:
+        other.remove()
 
 
 def test_a_dead_job_leaves_its_folder_and_its_shared_memory(dead_job):

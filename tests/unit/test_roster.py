@@ -23,6 +23,24 @@ def test_late_joiners_get_the_next_ranks():
     assert job.answer("later", hello()) == msg.Welcome(rank=3, size=4, local_rank=3, local_size=4, seed=0, late=True)
 
 
+def test_workers_by_hand_take_the_launched_ranks_first_and_then_join_late():
+    job = Job(2, by_hand=True)
+    assert job.coordinator.roster.expected == [0, 1]
+    welcomes = [job.answer(name, hello()) for name in ("first", "second", "third")]
+    assert [(w.rank, w.size, w.late) for w in welcomes] == [(0, 2, False), (1, 2, False), (2, 3, True)]
+    assert job.coordinator.roster.expected == []
+    job.ask("first", msg.Leave())
+    assert job.answer("fourth", hello()).rank == 3  # a worker that was there is not replaced
+
+
+def test_workers_by_hand_of_an_unknown_number_all_join_late():
+    job = Job(0, by_hand=True)
+    assert job.coordinator.roster.living == 0
+    welcomes = [job.answer(name, hello()) for name in ("first", "second")]
+    assert [(w.rank, w.size, w.late) for w in welcomes] == [(0, 1, True), (1, 2, True)]
+    assert job.coordinator.roster.awaited == set()
+
+
 def test_a_late_joiner_does_not_take_the_place_of_one_that_left():
     job = Job(1).join(0)
     job.answer("late", hello())

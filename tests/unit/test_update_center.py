@@ -1,0 +1,112 @@
+"""Functions that change the whole center, and rules of the original whose alpha changes."""
+
+import numpy as np
+import pytest
+
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, NonFiniteError
+from platoon_base.platoon_api import param_sync
+from platoon_base.platoon_api.param_sync import ASGD, EASGD, ParamSyncRule
+from platoon_base.rules import EASGD as OWN_EASGD
+from platoon_base.worker import AdvisoryLock
+
+pytestmark = pytest.mark.base
+
+
+@pytest.fixture
+def shared(job_of_one):
+    """A worker that shares two parameters, and these."""
+    params = [np.arange(6, dtype="f4").reshape(2, 3), np.zeros(5)]
+    job_of_one.init_shared_params(params, OWN_EASGD(0.5))
+    return job_of_one, params
+
+
+def test_a_function_changes_the_center_that_all_see(shared):
+    worker, _ = shared
+
+    def swap_signs(center):
+        center[0] *= -1
+        center[1][...] = center[0].sum()
+
+    worker.update_center(swap_signs)
+    w, b = worker.center_arrays
+    np.testing.assert_array_equal(w, -np.arange(6).reshape(2, 3))
+    np.testing.assert_array_equal(b, -15)
+    assert (w.dtype, b.dtype) == ("float32", "float64")
+
+
+@pytest.mark.parametrize(
+    ("update", "error", "text"),
+    [
+        (lambda center: center[1].fill(np.nan), NonFiniteError, "parameter 1 of the center would hold a NaN"),
+        (lambda center: center[0].fill(np.inf), NonFiniteError, "parameter 0 of the center would hold a NaN"),
+        (lambda center: center.pop(), ValueError, "got 1 arrays for 2 shared parameters"),
+        (lambda center: (center[0].fill(7), 1 / 0), ZeroDivisionError, "division by zero"),
+    ],
+)
+def test_an_update_that_fails_leaves_the_center_as_it_was(shared, update, error, text):
+    worker, params = shared
+    with pytest.raises(error, match=text):
+        worker.update_center(update)
+    for center, param in zip(worker.center_arrays, params):
+        np.testing.assert_array_equal(center, param)
+
+
+def test_it_waits_for_the_advisory_lock_unless_told_otherwise(shared, monkeypatch):
+    worker, _ = shared
+    taken = []
+
+    def acquire(lock, timeout_s):
+        taken.append(timeout_s)
+        raise CollectiveTimeoutError("another worker held the lock")
+
+    monkeypatch.setattr(AdvisoryLock, "acquire", acquire)
+    with pytest.raises(CollectiveTimeoutError):
+        worker.update_center(lambda center: center[0].fill(1), timeout_s=0.5)
+    assert 0 < taken[0] <= 0.5
+    worker.update_center(lambda center: center[0].fill(1), synchronous=False)
+    assert (worker.center_arrays[0] == 1).all()
+
+
+def test_without_parameters_or_a_center_there_is_nothing_to_update(job_of_one, solo_worker):
+    with pytest.raises(ConfigurationError, match="call init_shared_params first"):
+        job_of_one.update_center(print)
+    solo_worker.init_shared_params([np.zeros(2)], OWN_EASGD(0.5))
+    with pytest.raises(ConfigurationError, match="there is none in a job of one"):
+        solo_worker.update_center(print)
+
+
+def test_a_new_alpha_holds_from_the_next_synchronization_on(job_of_one):
+    param, rule = np.array([8.0]), EASGD(0.5)
+    job_of_one.init_shared_params([param], rule)
+    param += 8
+    job_of_one.sync_params()
+    assert (param[0], job_of_one.center_arrays[0][0]) == (12, 12)
+    rule.set_alpha(0.25)
+    assert rule.get_alpha() == rule.alpha == 0.25
+    param += 8
+    job_of_one.sync_params()
+    assert (param[0], job_of_one.center_arrays[0][0]) == (18, 14)
+    with pytest.raises(ConfigurationError, match="alpha=2"):
+        rule.alpha = 2
+
+
+def test_asgd_adds_the_progress(job_of_one):
+    param = np.array([8.0])
+    job_of_one.init_shared_params([param], ASGD())
+    job_of_one.center_arrays[0][0] = 100  # another worker's
+    param += 2
+    job_of_one.sync_params()
+    assert (param[0], job_of_one.center_arrays[0][0]) == (102, 102)
+
+
+class Overrides(EASGD):
+    def update_params(self, local_values, master_values):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize(
+    ("rule", "own"), [(EASGD(0.5), False), (ASGD(), False), (Overrides(0.5), True), (ParamSyncRule(), True)]
+)
+def test_rules_with_methods_of_their_own_are_told_from_those_with_kernels(rule, own):
+    assert param_sync.is_user_defined(rule) is own
+    assert not param_sync.is_user_defined(OWN_EASGD(0.5))
