@@ -52,6 +52,22 @@ def learning_report(learning):
 
 
 @needs_theano
+@pytest.mark.slow
+def test_the_originals_api_is_measured_in_pairs_of_windows(tmp_path):
+    words = {"units": 8, "vocabulary": 20, "repeats": 4, "requests": 5, "out": tmp_path}
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "original_api.py", *(f"--{name}={value}" for name, value in words.items())],
+        cwd=tmp_path, capture_output=True, text=True, timeout=220, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads((tmp_path / "original_api.json").read_text())
+    assert len(written["ratios"]) == 2 * 4
+    assert written["goal"]["measured"] == sorted(written["ratios"])[4] / 2 + sorted(written["ratios"])[3] / 2
+    assert min(written["rates"].values()) > 1
+    assert written["request_us"] > 1
+
+
+@needs_theano
 @pytest.mark.timeout(400)  # seven starts, the first of which may compile
 @pytest.mark.slow
 def test_lstm_measures_all_kinds_and_keeps_its_results(tmp_path):

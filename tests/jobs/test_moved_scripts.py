@@ -1,5 +1,6 @@
 """Scripts written for the original Platoon, with new import lines alone: started by hand, as their users did."""
 
+import sys
 import textwrap
 
 import numpy as np
@@ -353,3 +354,36 @@ def test_a_process_that_only_serves_mini_batches(serve, work, start):
     assert "sends no more batches: it was closed before the end of the data" in end(worker)
     end(server)
     end(controller)
+
+
+def test_a_script_that_imports_theano_first_is_started_by_platoon_run(serve, start, tmp_path):
+    controller, port = serve()
+    text = "import theano\nfrom theano import tensor\n" + PREAMBLE + "print(sys.argv[1], worker.send_req('x')['id'])"
+    worker = start(text, at(port), before=(sys.executable, "-m", "platoon_base", "run"))
+    assert f"{at(port)} 0" in end(worker)
+    end(controller)
+    done = start(
+        "import os; print(os.environ.get('X', 'none'), __name__)", before=(sys.executable, "-m", "platoon_base", "run")
+    )
+    assert "none __main__" in end(done)
+
+
+def test_a_worker_of_another_launcher_joins_its_job_whatever_the_port(run_job):
+    outcome = run_job(
+        """
+        import numpy
+        from platoon_base import connect
+        from platoon_base.platoon_api.channel import Worker
+        from platoon_base.platoon_api.param_sync import EASGD
+
+        worker = Worker(control_port=5567)
+        assert worker.handle is connect() and worker.global_size == 2
+        worker.init_shared_params([numpy.zeros(3)], EASGD(0.5))
+        worker.sync_params()
+        try:
+            worker.send_req('next')
+        except Exception as exc:
+            worker.handle.report({f"error {worker.global_rank}": str(exc)})
+        """
+    ).require_success()
+    assert "this job's controller answers no requests of its own" in outcome.reported["error 1"]
