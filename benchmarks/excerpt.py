@@ -22,23 +22,23 @@ from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
 
 ROW = (3, 224, 224)
-ROWS, BATCH = 2000, 256  # 1.2 GB: far more than the caches hold
+BATCH = 256
 WORKERS = (1, 2, 4)
 NAME = f"/platoon-{os.getuid()}-bench{os.environ.setdefault('BENCHMARK_PID', str(os.getpid()))}-excerpt"
 ALONE = ("take, new array", "take, kept array")
 TOGETHER = ("excerpt", "copyto")
 
 
-def worker(rank: int, pipe) -> None:
+def worker(rank: int, count: int, pipe) -> None:
     """Do one method whenever told (method, workers, seed, start); answer the seconds since the start."""
     segment = Segment.attach(NAME, writable=False)
-    rows = array_on(segment.buffer, (ROWS, *ROW), np.float32)
+    rows = array_on(segment.buffer, (count, *ROW), np.float32)
     kept = np.zeros((BATCH, *ROW), np.float32)
     pipe.send("ready")
     for method, workers, seed, start in iter(pipe.recv, None):
-        indices = np.random.default_rng(seed).integers(0, ROWS, BATCH)
-        mine = part_of(indices, ROWS, rank, workers)
-        out, first = kept[: len(mine)], int(indices[rank]) * (ROWS - BATCH) // ROWS
+        indices = np.random.default_rng(seed).integers(0, count, BATCH)
+        mine = part_of(indices, count, rank, workers)
+        out, first = kept[: len(mine)], int(indices[rank]) * (count - BATCH) // count
         while time.perf_counter() < start:  # all begin at the same time
             pass
         if method == "take, new array":
@@ -59,18 +59,18 @@ def worker(rank: int, pipe) -> None:
     segment.close()
 
 
-def measure(rounds: int) -> dict[tuple[str, int], list[float]]:
+def measure(count: int, rounds: int) -> dict[tuple[str, int], list[float]]:
     """Return GB/s of all workers together, for each method and number of workers one value a round."""
     context = mp.get_context("spawn")
     pipes, processes = [], []
-    with Segment.create(NAME, ROWS * int(np.prod(ROW)) * 4) as segment:
-        rows = array_on(segment.buffer, (ROWS, *ROW), np.float32)
-        rows[:] = np.random.default_rng(0).random((ROWS, 1, 1, 1), "float32") + np.arange(ROW[2], dtype="float32")
+    with Segment.create(NAME, count * int(np.prod(ROW)) * 4) as segment:
+        rows = array_on(segment.buffer, (count, *ROW), np.float32)
+        rows[:] = np.random.default_rng(0).random((count, 1, 1, 1), "float32") + np.arange(ROW[2], dtype="float32")
         del rows
         try:
             for rank in range(max(WORKERS)):
                 ours, theirs = context.Pipe()
-                processes.append(context.Process(target=worker, args=(rank, theirs)))
+                processes.append(context.Process(target=worker, args=(rank, count, theirs)))
                 processes[-1].start()
                 pipes.append(ours)
             for pipe in pipes:
@@ -99,8 +99,9 @@ def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is saved")
-    quick = parser.parse_args().quick
-    rates = measure(5 if quick else 40)
+    parser.add_argument("--rows", type=int, default=2000, help="of the data set; 2000 are more than caches hold")
+    options = parser.parse_args()
+    rates = measure(options.rows, 5 if options.quick else 40)
     cores = len(os.sched_getaffinity(0))
     results, table = [], []
     for (method, workers), values in rates.items():
@@ -123,7 +124,7 @@ def main() -> None:
         goals.append(
             report.goal(f"{workers} workers against np.copyto in as many", of["excerpt", workers]["copyto"], 0.9)
         )
-    if not quick:
+    if not options.quick:
         report.save("excerpt", {"results": results, "goals": goals})
 
 

@@ -138,6 +138,8 @@ class Function(JobBound):
     Attributes
     ----------
     worker : Worker
+    compiled : list of Theano function
+        Those that calls have needed so far: with data sets, one for slices and one for lists of rows.
     """
 
     def __init__(
@@ -218,6 +220,11 @@ class Function(JobBound):
             self.worker.progress(steps=1)
         found = combined.over(self.worker, counts, self._timeout_s)
         return found[0] if self._single else found
+
+    @property
+    def compiled(self) -> list[Any]:
+        """See above."""
+        return list(self._compiled.values())
 
     def _arguments(self, values: Sequence[Any], inputs: InputRows | None, start: int, stop: int) -> list[Any]:
         arguments = [value.array if isinstance(value, SharedData) else value for value in values]

@@ -77,3 +77,44 @@ assert not p.get_value().any()
 """,
         devices=DEVICES,
     ).require_success()
+
+
+@pytest.mark.slow
+def test_one_training_call_with_data_in_the_memory_of_the_device(opencl, run_job):
+    """Rows are selected and gradients averaged on the device; the values are those of all rows in NumPy."""
+    run_job(
+        HEADER
+        + """
+from platoon_base.theano_ops import function, scatter
+
+rng = np.random.RandomState(0)
+X, Y = rng.randn(21, 3).astype("f4"), rng.randn(21).astype("f4")
+w = theano.shared(np.zeros(3, "f4") + rank, name="w")
+xs, ys = scatter(X), scatter(Y)
+assert isinstance(xs, GpuArraySharedVariable) and isinstance(w, GpuArraySharedVariable)
+def sgd(grads, params):
+    return [(param, param - 0.1 * grad) for param, grad in zip(params, grads)]
+
+x, y = T.fmatrix(), T.fvector()
+inputs = function([x, y], T.sqr((x * w).sum(1) - y).mean(), sgd, params=[w])
+resident = function([], T.sqr((xs * w).sum(1) - ys).mean(), sgd, params=[w], sliceable_shareds=[xs, ys])
+wanted = np.zeros(3)
+for rows in (slice(0, 3), [4, 0, 2], None, [1]):
+    if rows == [1]:
+        chosen = np.arange(21)[5:16]
+        loss = inputs(X, Y, batch=chosen)
+    else:
+        chosen = np.concatenate([np.arange(21)[r::2][slice(None) if rows is None else rows] for r in range(2)])
+        loss = resident(batch_s=rows)
+    a, b = X[chosen], Y[chosen]
+    np.testing.assert_allclose(loss, np.square(a.dot(wanted) - b).mean(), rtol=1e-4)
+    wanted = wanted - 0.1 * 2 * a.T.dot(a.dot(wanted) - b) / len(a)
+    np.testing.assert_allclose(w.get_value(), wanted, rtol=1e-4, atol=1e-5)
+for compiled in resident.compiled:
+    assert calls(compiled) == ["GpuAllReduce"]
+    names = [type(n.op).__name__ for n in compiled.maker.fgraph.toposort()]
+    assert any(name.startswith(("GpuSubtensor", "GpuAdvancedSubtensor1")) for name in names), names
+    assert "Subtensor" not in names and "AdvancedSubtensor1" not in names, names
+""",
+        devices=DEVICES,
+    ).require_success()

@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import smtplib
 import subprocess
 import sys
@@ -448,3 +449,28 @@ def test_without_the_data_it_says_how_to_install_them_and_runs_nothing(tmp_path)
     (line,) = done.stdout.splitlines()
     assert "apt-get install dataset-fashion-mnist" in line
     assert not list(tmp_path.iterdir())
+
+
+def test_excerpt_measures_all_methods(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "excerpt.py", "--quick", "--rows", "300"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = re.findall(
+        r"^ *(take, new array|take, kept array|excerpt|copyto) +([124]) +[\d.]+ ", done.stdout, re.MULTILINE
+    )
+    alone = {("take, new array", "1"), ("take, kept array", "1")}
+    assert set(rows) == alone | {(method, n) for method in ("excerpt", "copyto") for n in "124"}
+    assert "against numpy.take, kept array, in one process" in done.stdout
+
+
+@needs_theano
+def test_function_call_compares_all_ways(tmp_path):
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "function_call.py", "--quick", "--out", tmp_path],
+        cwd=tmp_path, capture_output=True, text=True, timeout=250, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    for way in ("a loop on each worker", "the same once more", "new values averaged", "data in own memory"):
+        assert sum(way in line for line in done.stdout.splitlines()) == 4  # 1 and 2 workers, two sizes of batches
