@@ -107,6 +107,8 @@ def function(
     wanted = [outputs] if single else list(outputs or ())
     reductions = require_reductions(reduce, len(wanted))
     _require_shared(sliceable_shareds)
+    if not set(broadcast) <= set(inputs):
+        raise ConfigurationError(f"got broadcast={broadcast!r}: name some of the inputs, {inputs!r}")
     weight = theano.tensor.scalar("the rows of this worker, over the mean", theano.config.floatX)
     if callable(updates):
         grads = averaged_grads(wanted[0] if loss is None and wanted else loss, params, weight, average, worker)

@@ -70,7 +70,13 @@ class InputRows:
         if self._numbers is None:
             return [value[self._first + first : self._first + last] for value in self._values]
         numbers = self._numbers[first:last]
-        return [excerpt(value, numbers, self._place(i, value, len(numbers))) for i, value in enumerate(self._values)]
+        return [self._excerpt(i, value, numbers) for i, value in enumerate(self._values)]
+
+    def _excerpt(self, i: int, value: Array, numbers: Numbers) -> Array:
+        if value.flags.c_contiguous and not value.dtype.hasobject:
+            return excerpt(value, numbers, self._place(i, value, len(numbers)))
+        found: Array = value[numbers]
+        return found
 
     def _place(self, i: int, value: Array, rows: int) -> Array:
         """Return memory for so many rows of an input, which the next call uses again."""
@@ -151,7 +157,7 @@ def _is_slice(batch: Any) -> bool:
 
 
 def _rows_of(value: Any) -> Array:
-    return np.ascontiguousarray(value.array if isinstance(value, SharedData) else value)
+    return np.asarray(value.array if isinstance(value, SharedData) else value)
 
 
 def _length(variable: Any) -> int:

@@ -176,6 +176,7 @@ for count in (1, 2, 7, 23):
         np.testing.assert_allclose(g(a), (1 + a / 9).prod(), rtol=1e-4)
 np.testing.assert_allclose(f(X, batch=[5, 3, 3], num_slices=2)[4], X[[5, 3, 3]])
 np.testing.assert_allclose(f(SharedData(X), batch=slice(1, 20, 3))[4], X[1:20:3])
+np.testing.assert_allclose(f(np.asfortranarray(X), batch=[5, 3, 8])[4], X[[5, 3, 8]])
 """,
         workers,
     ).require_success()
@@ -334,6 +335,7 @@ for make in (
     lambda: function([ours.x, ours.y], ours.loss, reduce="median"),
     lambda: function([ours.x, ours.y], ours.loss, reduce=["mean", "sum"]),
     lambda: function([ours.x], ours.x, sliceable_shareds=ours.w),
+    lambda: function([ours.x], ours.x.sum(), broadcast=[ours.y]),
     lambda: scatter(X[:0]),
     lambda: function([ours.x], ours.x.sum(0), reduce="gather")(X),
 ):
@@ -350,11 +352,11 @@ for make in (
         [
             "got TensorType(float32, vector) as the loss", "got params=None for updates that are a function",
             "got (3, 4) in updates", "got ", "got 2 reductions for 1 outputs", "got sliceable_shareds=",
-            "got 0 rows for 1 workers", "got output 0 of shape (3,) from 23 rows",
+            "got broadcast=[y]", "got 0 rows for 1 workers", "got output 0 of shape (3,) from 23 rows",
         ],
     ):  # fmt: skip
         assert line.startswith(start), line
-    assert len(found) == 8
+    assert len(found) == 9
 
 
 def test_other_graphs_on_other_workers_are_refused_on_all(run_job):
