@@ -81,7 +81,7 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
         require_inside(numbers, len(rows))
         np.take(rows, numbers, axis=0, out=out, mode="wrap")
         return out
-    row_bytes = rows.itemsize * int(np.prod(rows.shape[1:], dtype=np.int64))
+    row_bytes = rows.nbytes // len(rows) if len(rows) else 0
     used = max(1, min(threads, _MOST_THREADS, out.nbytes // _THREAD_BYTES))
     wrong = _excerpt.excerpt(
         out.ctypes.data, rows.ctypes.data, numbers.ctypes.data, len(numbers), len(rows), row_bytes, used
