@@ -54,6 +54,10 @@ def test_a_port_in_use(serve, start, work, tmp_path):
     end(controller)
 
 
+def test_several_hosts_are_refused(start):
+    assert "a job runs on one host" in end(start(SERVE, "--multi", at(free_port())), 1)
+
+
 @pytest.mark.parametrize("port", ["0", "65536"])
 def test_a_number_that_is_no_port(start, port):
     assert f"got port {port}: it is a number from 1 to 65535" in end(start(SERVE, f"--control-port={port}"), 1)
@@ -258,8 +262,9 @@ def test_all_reduce_needs_the_number_of_workers(serve, work):
     end(controller, 1)
 
 
-def test_ctrl_c_ends_a_controller_whose_workers_have_not_come(serve):
-    controller, _ = serve()
+def test_ctrl_c_ends_a_controller_whose_workers_have_not_all_come(serve, work):
+    controller, port = serve(SERVE, "-D", "cpu", "cpu")
+    end(work("worker.send_req('x')", port))  # it serves, and waits for the other one
     controller.send_signal(signal.SIGINT)
     end(controller, 128 + signal.SIGINT)
     assert running() == []
