@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import socket
 import stat
 import tempfile
 import time
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 _DESCRIPTION = "job.json"
 _LONGEST_DESCRIPTION = 1 << 16
 _JOB = re.compile(r"[0-9a-f]{12}")
+_DATA_SOCKET = re.compile(r"data-\d+")
 _LONGEST_ADDRESS = len("ipc://") + 107  # sun_path of a Unix socket holds 108 bytes with its final zero
 _YOUNG_S = 5.0  # a job that is just starting has no lock on its first file yet
 
@@ -194,7 +196,7 @@ def data_socket(port: int) -> str:
 
 
 class Leftover(NamedTuple):
-    """A folder or a segment of a dead job."""
+    """A folder or a segment of a dead job, or the socket of a dead data channel."""
 
     path: Path
     size_bytes: int
@@ -223,19 +225,39 @@ def leftovers() -> list[Leftover]:
     for folder in _own_job_folders():
         if _old(folder) and not _alive(folder.name):
             found.append(Leftover(folder, sum(_size_bytes(path) for path in folder.glob("*"))))
-    return found
+    sockets = [path for path in _entries() if _DATA_SOCKET.fullmatch(path.name) and _old(path)]
+    return found + [Leftover(path, 0) for path in sockets if _is_dead_socket(path)]
+
+
+def _is_dead_socket(path: Path) -> bool:
+    """Tell whether this is a socket of this user that nobody listens at."""
+    try:
+        status = path.lstat()
+        if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
+            return False
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+            caller.setblocking(False)
+            caller.connect(str(path))
+    except ConnectionRefusedError:
+        return True
+    except OSError:  # it has many callers already, or went away meanwhile
+        pass
+    return False
 
 
 def _own_job_folders() -> list[Path]:
+    return [entry for entry in _entries() if _JOB.fullmatch(entry.name) and _is_own_folder(entry)]
+
+
+def _entries() -> list[Path]:
+    """List what is in the folder of the jobs."""
     try:
-        jobs = _jobs_folder(create=False)
-        entries = sorted(jobs.iterdir())
+        return sorted(_jobs_folder(create=False).iterdir())
     except FileNotFoundError:
         return []
     except _ForeignFolderError as exc:
         log.warning("%s", exc)
         return []
-    return [entry for entry in entries if _JOB.fullmatch(entry.name) and _is_own_folder(entry)]
 
 
 def _is_own_folder(path: Path) -> bool:
@@ -262,6 +284,9 @@ def remove(leftover: Leftover) -> bool:
     if path.parent == SHM_FOLDER:
         if abandoned(path.name) and not _alive(_job_of(path)):
             Segment.unlink(f"/{path.name}")
+    elif _DATA_SOCKET.fullmatch(path.name):
+        if _is_dead_socket(path):
+            path.unlink(missing_ok=True)
     elif not _alive(path.name):
         _remove_folder(path)
     return not os.path.lexists(path)

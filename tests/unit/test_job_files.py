@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -201,6 +202,23 @@ def test_removing_the_leftovers_of_a_dead_job_leaves_nothing(dead_job):
             job_files.remove(left)
             job_files.remove(left)
     assert not any(path.exists() for path in traces(dead_job))
+
+
+def test_the_socket_of_a_dead_data_channel_is_found_and_removed(files):
+    path = Path(job_files.data_socket(5568))
+    living = Path(job_files.data_socket(5569))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(path))  # and nobody listens
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(living))
+        server.listen()
+        make_old(path, living)
+        (leftover,) = [left for left in job_files.leftovers() if left.path in (path, living)]
+        assert leftover == job_files.Leftover(path, 0)
+        assert job_files.remove(leftover)
+        assert not job_files.remove(job_files.Leftover(living, 0))
+    assert not path.exists()
+    living.unlink()
 
 
 def test_what_is_young_is_spared(dead_job, files):
