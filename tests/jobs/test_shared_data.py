@@ -2,6 +2,8 @@
 
 import os
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -243,3 +245,50 @@ worker.barrier()
 def test_a_job_of_one_launched_worker_shares_too(run_job):
     """A late joiner may come."""
     run_job(PREAMBLE + "data = SharedData(rows)\nassert len(names()) == 1\nassert np.array_equal(data, rows)\n", 1)
+
+
+def test_data_stay_readable_when_the_controller_is_killed_and_go_with_the_last_worker(tmp_path, write_script):
+    script = write_script(
+        PREAMBLE
+        + """
+data = SharedData(rows, "x")
+worker.barrier()
+if rank == 0:
+    os.kill(os.getppid(), signal.SIGKILL)
+while not worker.should_stop:
+    pass
+np.testing.assert_array_equal(data.excerpt([5, 6]), rows[[5, 6]])
+worker.close()
+(folder / f"fifo{rank}").write_text("/dev/shm" + files_of(worker).data("x"))
+"""
+    )
+    for rank in range(2):
+        os.mkfifo(tmp_path / f"fifo{rank}")
+    subprocess.run(
+        [sys.executable, "-m", "platoon_base", "launch", "-n", "2", script, tmp_path],
+        cwd=tmp_path, capture_output=True, check=False, timeout=60, env={**os.environ, "PLATOON_NO_PREFORK": "1"},
+    )  # fmt: skip
+    paths = {(tmp_path / f"fifo{rank}").read_text() for rank in range(2)}  # waits for the workers' last lines
+    assert len(paths) == 1
+    assert not os.path.exists(paths.pop())
+
+
+def test_clean_removes_the_data_of_a_job_of_which_all_were_killed(platoon, write_script, tmp_path):
+    script = write_script(
+        PREAMBLE
+        + """
+data = SharedData(rows, "x")
+path = "/dev/shm" + files_of(worker).data("x")
+print(path, flush=True)
+for old in (files_of(worker).folder, "/dev/shm" + files_of(worker).job_state, path):
+    os.utime(old, (0, 0))
+os.kill(os.getppid(), signal.SIGKILL)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    )
+    platoon("launch", "-n", 1, "--log-dir", "logs", script, tmp_path, environment={"PLATOON_NO_PREFORK": "1"})
+    path = (tmp_path / "logs" / "rank0.log").read_text().strip()
+    assert os.path.exists(path)
+    assert path in platoon("clean", "--dry-run").stdout
+    platoon("clean")
+    assert not os.path.exists(path)
