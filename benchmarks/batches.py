@@ -1,6 +1,7 @@
 """Mini-batches from one server to 1, 2 and 4 workers, in GB per second, and loading hidden behind training.
 
-Against, in the same run and interleaved: np.copyto of the same bytes in one process that does nothing else, and the
+Against, in the same run and interleaved: np.copyto of the same bytes in one process that does nothing else, always into
+the same memory and in turns into five arrays, as many as a worker has slots; and the
 way of the original Platoon, a PUSH socket of ZeroMQ to whose other end each worker pulls (dtype and shape in JSON, then
 the raw bytes, high-water mark 4). Workers look at nothing but the first number of a batch.
 
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import report
 import zmq
 
@@ -25,9 +27,9 @@ from platoon_base.data import BatchReader, BatchServer, load_ahead
 
 MEGABYTES = (1, 16, 64)
 WORKERS = (1, 2, 4)
-WAYS = ("copyto", "send", "in place", "all", "sockets")
+WAYS = ("copyto", "copyto 5", "send", "in place", "all", "sockets")
 AHEAD = 4
-ROUND_S = 0.5
+ROUND_S = 0.2
 STEP_S, SHARE = 0.1, 0.8
 TIMEOUT_S = 60
 
@@ -47,6 +49,7 @@ def read_sockets(address: str, rank: int) -> None:
     pull, done = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     pull.rcvhwm = AHEAD
     pull.connect(address)
+    done.sndhwm = 0
     done.connect(f"{address}-done")
     print("end", flush=True)
     while True:
@@ -69,6 +72,10 @@ class Workers:
             if process.stdout.readline() != "end\n":
                 raise RuntimeError("a worker failed")
 
+    def seconds(self) -> float:
+        """Return the processor's time that they have used."""
+        return sum(sum(psutil.Process(process.pid).cpu_times()[:2]) for process in self.processes)
+
     def close(self) -> None:
         for process in self.processes:
             process.kill()
@@ -80,14 +87,14 @@ class Arms:
 
     def __init__(self, folder: Path, megabytes: int, workers: int) -> None:
         self.x = np.random.default_rng(0).random(megabytes * 2**20 // 4, "float32")
-        self.y = np.zeros_like(self.x)
+        self.y = [np.zeros_like(self.x) for _ in range(AHEAD + 1)]
         self.count = workers
         address = str(folder / f"b{megabytes}-{workers}")
         self.server = BatchServer(address, readers=workers)
         self.shared = Workers("shared", address, workers)
         self.context = zmq.Context()
         self.push, self.done = self.context.socket(zmq.PUSH), self.context.socket(zmq.PULL)
-        self.push.sndhwm = AHEAD
+        self.push.sndhwm, self.done.rcvhwm = AHEAD, 0
         self.push.bind(f"ipc://{address}z")
         self.done.bind(f"ipc://{address}z-done")
         self.done.rcvtimeo = self.push.sndtimeo = TIMEOUT_S * 1000
@@ -95,13 +102,17 @@ class Arms:
         self.sockets.await_end()
         self.server.end_epoch()
         self.shared.await_end()
+        self.busy = dict.fromkeys([*WAYS, "send, workers", "sockets, workers"], 0.0)
+        self.bytes = dict.fromkeys(WAYS, 0)
         self.number = {way: 4 * workers for way in WAYS}
 
     def once(self, way: str, number: int) -> None:
         """Bring batches to the workers until the last one has its last."""
-        for _ in range(number):
+        for i in range(number):
             if way == "copyto":
-                np.copyto(self.y, self.x)
+                np.copyto(self.y[0], self.x)
+            elif way == "copyto 5":
+                np.copyto(self.y[i % len(self.y)], self.x)
             elif way == "sockets":
                 about = json.dumps({"dtype": self.x.dtype.str, "shape": self.x.shape}).encode()
                 self.push.send(about, zmq.SNDMORE)
@@ -114,18 +125,24 @@ class Arms:
         if way == "sockets":
             for _ in range(number):
                 self.done.recv()
-        elif way != "copyto":
+        elif not way.startswith("copyto"):
             self.server.end_epoch()
             self.shared.await_end()
 
     def measure(self, way: str, seconds: float) -> float:
         """Return GB per second that arrive at each worker."""
         number = self.number[way]
-        begin = time.perf_counter()
+        readers = {"send": self.shared, "sockets": self.sockets}.get(way)
+        busy = readers.seconds() if readers else 0.0
+        begin, begin_busy = time.perf_counter(), time.process_time()
         self.once(way, number)
-        took = time.perf_counter() - begin
+        took, took_busy = time.perf_counter() - begin, time.process_time() - begin_busy
+        self.busy[way] += took_busy
+        self.bytes[way] += self.x.nbytes * number
+        if readers:
+            self.busy[f"{way}, workers"] += readers.seconds() - busy
         self.number[way] = max(4 * self.count, min(100_000, int(number * seconds / took)))
-        share = 1 if way in ("copyto", "all") else self.count
+        share = 1 if way in ("copyto", "copyto 5", "all") else self.count
         return self.x.nbytes * number / took / share / 1e9
 
     def close(self) -> None:
@@ -144,17 +161,25 @@ def rates(megabytes: int, workers: int, rounds: int, seconds: float) -> dict:
             found = [{way: arms.measure(way, seconds) for way in WAYS} for _ in range(rounds + 2)][2:]
         finally:
             arms.close()
-    row = {way: report.median([each[way] for each in found]) for way in WAYS}
-    ratios = {f"{way} / copyto": report.median([each[way] / each["copyto"] for each in found]) for way in WAYS[1:]}
-    against = report.median([each["send"] / each["sockets"] for each in found])
-    return {"MB": megabytes, "workers": workers, **row, **ratios, "send / sockets": against}
+    row = {way: report.median([each[way] for each in found]) for way in WAYS if way != "in place"}
+    pairs = [("copyto 5", "copyto"), ("send", "copyto"), ("send", "copyto 5"), ("all", "copyto"), ("sockets", "copyto")]
+    ratios = {
+        f"{a} / {b}": report.median([each[a] / each[b] for each in found]) for a, b in [*pairs, ("send", "sockets")]
+    }
+    in_place = report.median([megabytes * 2**20 / each["in place"] / workers / 1e3 for each in found])
+    busy = {
+        f"ms/GB, {name}": 1e12 * seconds / arms.bytes[name.partition(",")[0]]
+        for name, seconds in arms.busy.items()
+        if name not in ("in place", "all")
+    }
+    return {"MB": megabytes, "workers": workers, **row, **ratios, "in place, us": in_place, **busy}
 
 
 def compute(seconds: float, a: np.ndarray) -> None:
     """Be busy for so long, by the processor's clock of this thread, as a training step on one core is."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
-        np.multiply(a, 1.0001, out=a)
+        np.sqrt(a, out=a)
 
 
 def minibatches(count: int):
@@ -189,9 +214,10 @@ def hidden(count: int, rounds: int) -> dict:
         }
         for _ in range(rounds)
     ]
-    row = {way: 1e3 * report.median([each[way] for each in found]) for way in found[0]}
+    row = {way: 1e3 * float(report.median([each[way] for each in found])) for way in found[0]}
     more = {
-        way: 100 * report.median([each[way] / each["none"] - 1 for each in found]) for way in ("in the loop", "ahead")
+        way: 100 * float(report.median([each[way] / each["none"] - 1 for each in found]))
+        for way in ("in the loop", "ahead")
     }
     return {**row, **{f"{way}, % more": value for way, value in more.items()}}
 
@@ -200,24 +226,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="few rounds, small batches; nothing is saved")
     parser.add_argument("--save", default="batches", help="name of the file of results")
-    quick = parser.parse_args().quick
-    rounds, seconds = (2, 0.05) if quick else (9, ROUND_S)
+    parser.add_argument("--rounds", type=int, default=9, help="of each way; medians count  [9]")
+    options = parser.parse_args()
+    quick = options.quick
+    rounds, seconds = (2, 0.05) if quick else (options.rounds, ROUND_S)
     sizes = (1,) if quick else MEGABYTES
     rows = [rates(megabytes, workers, rounds, seconds) for megabytes in sizes for workers in WORKERS]
-    report.table("GB/s that arrive at each worker", list(rows[0]), [list(row.values()) for row in rows], 200)
-    step = hidden(6 if quick else 25, 1 if quick else 5)
+    names = [name for name in rows[0] if "ms/GB" not in name]
+    report.table("GB/s that arrive at each worker", names, [[row[name] for name in names] for row in rows], 200)
+    names = ["MB", "workers", *(name for name in rows[0] if "ms/GB" in name)]
+    report.table("processor's ms for each GB", names, [[row[name] for name in names] for row in rows], 200)
+    step = hidden(6 if quick else 25, 1 if quick else 3)
     report.table("ms a step of 100 ms", list(step), [list(step.values())])
     goals = [
         report.goal(
-            f"{row['MB']} MB, {row['workers']} workers, the better of copied and in place, of copyto",
-            max(row["send / copyto"], row["in place / copyto"], row["all / copyto"]),
+            f"{row['MB']} MB, {row['workers']} workers, to each: the same batch, or one worker's own; of copyto",
+            max(row["send / copyto"], row["all / copyto"]),
+            0.5,
+        )
+        for row in rows
+    ]
+    goals += [
+        report.goal(
+            f"{row['MB']} MB, {row['workers']} workers, own batches, all workers together, of copyto",
+            row["send / copyto"] * row["workers"],
             0.5,
         )
         for row in rows
     ]
     goals.append(report.goal("loading of 0.8 of a step ahead, % more", step["ahead, % more"], 5, at_least=False))
     if not quick:
-        report.save(parser.parse_args().save, {"rows": rows, "step": step, "goals": goals})
+        report.save(options.save, {"rows": rows, "step": step, "goals": goals})
 
 
 if __name__ == "__main__":

@@ -133,6 +133,7 @@ def test_a_worker_that_dies_in_a_batch_for_all_does_not_stop_the_others(address,
         await_file(tmp_path / "kept", victim.process)
         victim.process.kill()
         server.serve(((x + 4, k + 4) for x, k in batches(5)), "all")
+        assert server.memory_bytes <= 5 * 86_016
     assert other.output().split("\n")[0] == str(list(range(9)))
 
 
