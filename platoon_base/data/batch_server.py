@@ -251,6 +251,7 @@ class BatchServer:
         self._require_target(to)
         deadline = time.monotonic() + timeout_s
         with self._lock:
+            self._require_open()
             self._look(0)
             index = self._take_slot(layout.size_bytes)
         slot = self._memory[index]
@@ -298,6 +299,7 @@ class BatchServer:
         wait_s = -1.0  # it has just looked
         while True:
             with self._lock:
+                self._require_open()
                 if wait_s >= 0:
                     self._look(wait_s)
                 self._deal_pending()
@@ -345,6 +347,11 @@ class BatchServer:
                 "workers' logs, or give a longer timeout_s"
             )
 
+    def _require_open(self) -> None:
+        """Raise if another thread has closed the server, during this call; the caller holds the lock."""
+        if self._closed:
+            raise ConfigurationError("this batch server is closed: open another one to send more")
+
     def _require_target(self, to: int | str | None) -> None:
         if self._closed or self._ended or self._pid != os.getpid():
             why = (
@@ -365,6 +372,7 @@ class BatchServer:
         wait_s = 0.0
         while True:
             with self._lock:
+                self._require_open()
                 self._look(wait_s)
                 self._deal_pending()
                 if not self._pending and self._readers.all_came:

@@ -4,16 +4,19 @@ import contextlib
 import os
 import socket
 import stat
+import threading
 from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
+from watching import until
 
 from platoon_base.data import BatchReader, BatchServer
 from platoon_base.data.batch_frames import Batch, Freed, Hello, Part, decode_from_reader, decode_from_server, encode
 from platoon_base.data.batch_memory import Slot
 from platoon_base.data.batch_pinning import Pinning
+from platoon_base.data.batch_reader import AHEAD
 from platoon_base.errors import (
     CollectiveTimeoutError,
     ConfigurationError,
@@ -268,6 +271,25 @@ def test_a_closed_server_and_a_closed_reader_say_so(server, reader):
     server.close()
     with pytest.raises(ConfigurationError, match="server is closed"):
         server.send(np.zeros(1))
+
+
+def test_a_server_that_another_thread_closes_ends_the_wait_for_room(server, reader):
+    server.send(np.zeros(8))
+    errors, before = [], server.memory_bytes
+
+    def send_without_end():
+        try:
+            while True:
+                server.send(np.zeros(8))
+        except ConfigurationError as exc:
+            errors.append(str(exc))
+
+    sender = threading.Thread(target=send_without_end)
+    sender.start()
+    until(lambda: server.memory_bytes == (AHEAD + 1) * before)  # one batch more than there is room for
+    server.close()
+    sender.join(10)
+    assert errors == ["this batch server is closed: open another one to send more"]
 
 
 def test_arrays_outlive_the_reader_and_the_server(address):
