@@ -11,8 +11,8 @@ pytestmark = pytest.mark.base
 
 BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 ROOT = BASE.parent
-DOCS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "tests/README.md"))]
-DOCS += sorted((ROOT / "docs").glob("*.md"))
+DOCS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
+DOCS += [*(ROOT / name / "README.md" for name in ("tests", "examples")), *sorted((ROOT / "docs").glob("*.md"))]
 MODULES = sorted(path for room in ("platoon_base", "platoon_plugins") for path in (ROOT / room).rglob("*.py"))
 LONGEST = 100  # columns of a line in docs
 
