@@ -42,6 +42,7 @@ def main(max_mb=3000, patience=10, valid_freq=200, sync=False, full=False, summa
 
     batches = lstm_data.shuffled(*train_set, seed=worker.global_rank)
     stop, test_error, reason = Patience(patience), None, f"mini-batches >= {max_mb}"
+    trained = 0
     for trained in range(worker.global_size, max_mb + 1, worker.global_size):  # counts those of all workers
         loss = float(step(*next(batches)))
         worker.progress(steps=1, loss=loss)
