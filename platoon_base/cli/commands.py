@@ -19,8 +19,9 @@ from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
 from platoon_base.cli.configuration import chosen_devices, require_this_host
 from platoon_base.cli.data_server import data_server_option
-from platoon_base.cli.display import Display, summary, write_summary
+from platoon_base.cli.display import summary, write_summary
 from platoon_base.cli.doctor import checks
+from platoon_base.cli.failures import Failures
 from platoon_base.cli.launcher import (
     CENTERS,
     choose_center,
@@ -29,12 +30,12 @@ from platoon_base.cli.launcher import (
     require_runnable,
     worker_environment,
 )
-from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder
-from platoon_base.cli.log_lines import MarkedLines
+from platoon_base.cli.log_folder import LogFolder, new_log_folder
+from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.study import Method, built_in, read_method
 from platoon_base.cli.tune import Tuning, tune, write_results
 from platoon_base.controller import child
-from platoon_base.controller.controller import Result, Snapshot
+from platoon_base.controller.controller import Result
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
@@ -44,7 +45,6 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import JobFiles, leftovers, remove, running
 from platoon_base.job.hosting import JobOptions
 from platoon_base.system.environment import JOB, RANK
-from platoon_base.system.warn import LOG_MARK
 
 __all__ = ["main"]
 
@@ -126,6 +126,13 @@ def commands() -> None:
     callback=_seconds,
     help="After Ctrl-C give the workers S seconds to save something; a second Ctrl-C ends them at once.",
 )
+@click.option(
+    "--tee",
+    type=click.Choice(TEES),
+    default="0",
+    show_default=True,
+    help="Whose output is shown above the table: that of rank 0, of all workers, or of none. Logs have all of it.",
+)
 @click.option("--allow-failures", is_flag=True, help="End with success if at least one worker does.")
 @click.option(
     "--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file."
@@ -146,6 +153,7 @@ def launch_command(
     checkpoint_every: float | None,
     resume: Path | None,
     grace: float,
+    tee: str,
     allow_failures: bool,
     summary_file: Path | None,
     module: bool,
@@ -186,10 +194,11 @@ def launch_command(
         for line in lines:
             report.print_line(console, line)
         signals = stack.enter_context(StopSignals())
-        result = _launch_and_show(console, program, args, chosen.devices, folder, options, signals, data_server)
+        words = (program, args, chosen.devices, folder, options, signals, data_server)
+        result, failures = _launch_and_show(console, tee, *words)
         if allow_failures:
             result = result.with_failures_allowed()
-        report.print_result(console, result, len(chosen.devices), folder)
+        report.print_result(console, result, len(chosen.devices), folder, failures)
         if summary_file is not None:
             write_summary(summary_file, summary(result, len(chosen.devices)))
         signals.ignore_from_now_on()
@@ -204,6 +213,7 @@ def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
 
 def _launch_and_show(
     console: Console,
+    tee: str,
     program: Program,
     args: Sequence[str],
     devices: Sequence[str],
@@ -211,18 +221,11 @@ def _launch_and_show(
     options: JobOptions,
     signals: StopSignals,
     server: Sequence[str],
-) -> Result:
-    """Run a job; show its progress and its workers' warnings meanwhile."""
-    warned = MarkedLines([log_file(folder, rank) for rank in range(len(devices))], LOG_MARK)
-    with Display(console) as display:
-
-        def observe(snapshot: Snapshot) -> None:
-            display.show(snapshot)
-            report.print_warnings(console, warned)
-
-        result = launch(program, args, devices, folder, options._replace(observer=observe), signals, server)
-    report.print_warnings(console, warned)
-    return result
+) -> tuple[Result, Failures]:
+    """Run a job; show its progress and its workers' output meanwhile. Also returns which failures were shown."""
+    with Screen(console, folder, len(devices), tee) as screen:
+        result = launch(program, args, devices, folder, options._replace(observer=screen.observe), signals, server)
+    return result, screen.failures
 
 
 @commands.command("tune", context_settings=_SCRIPT, short_help="Find out which method to train a script with.")

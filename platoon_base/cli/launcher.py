@@ -11,6 +11,7 @@ from pathlib import Path
 from platoon_base.checkpoints.files import About, CheckpointFolder
 from platoon_base.checkpoints.writer import Saving, Tally
 from platoon_base.cli.data_server import data_server
+from platoon_base.cli.failures import write_first_error
 from platoon_base.controller.controller import Result
 from platoon_base.controller.preload import modules_to_preload
 from platoon_base.controller.program import Program
@@ -148,6 +149,7 @@ def launch(
             tally = result.checkpoints.after(tally)
             result = result._replace(checkpoints=tally)
         if not result.again:
+            write_first_error(log_folder, result.failed)
             return result._replace(restarts=restarts, seconds=seconds)
         log.warning("all workers are started again, restart %d of %d", restarts, max_restarts)
         newest = options.saving.folder.newest() if options.saving is not None else None

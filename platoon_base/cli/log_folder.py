@@ -15,7 +15,7 @@ from platoon_base.system.limits import require_room
 
 __all__ = ["LogFolder", "log_file", "new_log_folder", "tail"]
 
-_LOG = re.compile(r"rank\d+\.log")
+_LOG = re.compile(r"rank\d+\.(?:log|error\.json)|error\.json")
 _STAMP = "%Y-%m-%d_%H-%M-%S"
 _PARENT = Path("platoon_logs")
 _TAIL_LINES, _TAIL_BYTES = 15, 4096
@@ -95,12 +95,19 @@ class LogFolder:
             self._lock.close()
 
 
-def tail(path: Path) -> str:
-    """Return the last lines of a log, at most a screen of them."""
+def tail(path: Path, begin: int = 0) -> str:
+    """Return the last lines of a log, at most a screen of them.
+
+    Parameters
+    ----------
+    path : Path
+    begin : int
+        Where in the file, in bytes, the output begins; what an earlier process has written before counts no more.
+    """
     try:
         with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _TAIL_BYTES))
+            size = max(0, file.seek(0, os.SEEK_END) - begin)
+            file.seek(begin + max(0, size - _TAIL_BYTES))
             data = file.read(_TAIL_BYTES)
     except OSError as exc:
         return str(exc)

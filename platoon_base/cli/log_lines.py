@@ -1,47 +1,150 @@
-"""New lines with a mark in growing log files."""
+"""New lines of growing log files: those with a mark, and of some files all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+import os
+import re
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["MarkedLines"]
+__all__ = ["LogLines", "NewLine"]
 
 _CHUNK_BYTES = 2**20  # at most so much of each file in one look, however much a worker writes
+_BEHIND_BYTES = 2**24  # one that is further behind reads on near the end
 _LINE_BYTES = 2**16  # a longer line is a progress bar's
 _SHOWN_BYTES = 2000
+_NOISE = re.compile(rb"\d rank \d+ (?:INFO|DEBUG) platoon_(?:base|plugins)\.|PlatoonWarning: ")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
 
-class MarkedLines:
-    """Reads on in each of several files, and finds the lines that hold a mark.
+class NewLine(NamedTuple):
+    """A line of a log.
+
+    Attributes
+    ----------
+    file : int
+        The number of the file.
+    text : str
+        At most 2000 bytes of the line; of one with the mark what follows that.
+    marked : bool
+    """
+
+    file: int
+    text: str
+    marked: bool
+
+
+class _Log:
+    """One file: how far it has been read."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = path.stat().st_size if path.is_file() else 0  # lines of an earlier run do not count
+        self.rest = b""
+        self.limit: int | None = None
+        self.skips: tuple[int, int] | None = None  # what is shown otherwise: from here to there, 0 if not known yet
+
+    def read(self) -> tuple[bytes, int]:
+        """Return what is new, at most a chunk of it, and how many bytes before it are left out."""
+        try:
+            with self.path.open("rb") as file:
+                limit = file.seek(0, os.SEEK_END) if self.limit is None else self.limit
+                behind = limit - self.offset
+                left_out = behind - _CHUNK_BYTES if behind > _BEHIND_BYTES else 0
+                if left_out:
+                    self.offset, self.rest = self.offset + left_out, b""
+                if self.skips is not None and self.skips[0] <= self.offset:
+                    if not self.skips[1]:
+                        return b"", left_out
+                    self.offset, self.skips = max(self.offset, self.skips[1]), None
+                limit = limit if self.skips is None else min(limit, self.skips[0])
+                file.seek(self.offset)
+                data = file.read(max(0, min(_CHUNK_BYTES, limit - self.offset)))
+        except OSError:
+            return b"", 0
+        self.limit = None
+        self.offset += len(data)
+        return data, left_out
+
+    def lines(self, data: bytes, last: bool) -> list[bytes]:
+        """Return the whole lines of all that was read and not returned; with ``last`` also one without an end."""
+        *lines, rest = (self.rest + data).split(b"\n")
+        if len(rest) > _LINE_BYTES:
+            rest = rest[:_SHOWN_BYTES] + b"..." + rest[-_LINE_BYTES // 2 :]
+        if last and rest:
+            lines, rest = [*lines, rest], b""
+        self.rest = rest
+        return lines
+
+
+class LogLines:
+    """Reads on in each of several files, and finds the lines that are to be shown.
 
     Parameters
     ----------
     paths : sequence of Path
         Files; one that does not exist yet may come.
     mark : str
+        Lines with it are shown, without what stands before the mark.
+    whole : collection of int
+        The numbers of the files of which all lines are shown, except those that this package logs for the record.
+    most_bytes : int
+        In one look at most so much of a file is shown: its newest lines, with a line that tells what is left out.
     """
 
-    def __init__(self, paths: Sequence[Path], mark: str) -> None:
-        self._paths = list(paths)
+    def __init__(
+        self, paths: Sequence[Path], mark: str, whole: Collection[int] = (), most_bytes: int = _CHUNK_BYTES
+    ) -> None:
+        self._logs = [_Log(path) for path in paths]
         self._mark = mark.encode()
-        # Lines of an earlier run do not count.
-        self._offsets = [path.stat().st_size if path.is_file() else 0 for path in self._paths]
-        self._rests = [b""] * len(self._paths)
+        self._whole = frozenset(whole)
+        self._most_bytes = most_bytes
 
-    def new(self) -> Iterator[tuple[int, str]]:
-        """Yield (number of the file, text after the mark) of each line since the last call."""
-        for i, path in enumerate(self._paths):
-            try:
-                with path.open("rb") as file:
-                    file.seek(self._offsets[i])
-                    data = file.read(_CHUNK_BYTES)
-            except OSError:
+    def measure(self) -> None:
+        """Have the next `new` return nothing that is written from now on."""
+        for log in self._logs:
+            with contextlib.suppress(OSError):
+                log.limit = log.path.stat().st_size
+
+    def skip(self, file: int, begin: int, end: int) -> None:
+        """Leave out the lines from one byte of a file to another; an end of 0 is not known yet."""
+        log = self._logs[file]
+        if log.offset <= max(begin, end - 1):
+            log.skips = (begin, end)
+
+    def new(self, last: bool = False) -> Iterator[NewLine]:
+        """Yield the lines since the last call; with ``last`` also those without an end."""
+        for i, log in enumerate(self._logs):
+            data, left_out = log.read()
+            lines = log.lines(data, last)
+            if i not in self._whole:
+                yield from (line for line in self._found(i, lines) if line.marked)
                 continue
-            self._offsets[i] += len(data)
-            *lines, self._rests[i] = (self._rests[i] + data).split(b"\n")
-            self._rests[i] = self._rests[i][-_LINE_BYTES:]
-            for line in lines:
-                _, mark, text = line.partition(self._mark)
-                if mark:
-                    yield i, text[:_SHOWN_BYTES].decode(errors="replace")
+            first, size = len(lines), 0
+            while first and size <= self._most_bytes:
+                first -= 1
+                size += min(len(lines[first]), _SHOWN_BYTES) + 1
+            left_out += sum(map(len, lines[:first])) + first
+            if left_out:
+                yield from (line for line in self._found(i, lines[:first]) if line.marked)
+                yield NewLine(i, f"... {left_out:,} bytes left out, see {log.path}", False)
+            yield from self._found(i, lines[first:])
+
+    def _found(self, file: int, lines: Sequence[bytes]) -> Iterator[NewLine]:
+        is_source = False  # Python shows the line that has warned after the warning
+        for line in lines:
+            _, mark, text = line.partition(self._mark)
+            if mark:
+                yield NewLine(file, text[:_SHOWN_BYTES].decode(errors="replace"), True)
+            elif not (is_source and line.startswith(b"  ")) and not _NOISE.search(line[:_SHOWN_BYTES]):
+                yield NewLine(file, _plain(line), False)
+            is_source = b"PlatoonWarning: " in line
+
+
+def _plain(line: bytes) -> str:
+    """Return a line as a terminal would show it: what follows the last carriage return, without control characters."""
+    text = line.rstrip(b"\r").rpartition(b"\r")[2]
+    cut = text[: _SHOWN_BYTES // 2] + b"..." + text[-_SHOWN_BYTES // 2 :] if len(text) > _SHOWN_BYTES else text
+    return _CONTROL.sub("", cut.decode(errors="replace"))

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from platoon_base.checkpoints.files import About
 from platoon_base.cli.display import cut, summary
-from platoon_base.cli.log_folder import log_file, tail
-from platoon_base.cli.log_lines import MarkedLines
+from platoon_base.cli.failures import Failures, name_workers
 from platoon_base.controller.controller import Result
+from platoon_base.controller.processes import Exit
 from platoon_base.devices.discovery import Choice
 
-__all__ = ["log_to", "open_console", "opening", "print_line", "print_result", "print_warnings", "resumed_from"]
+__all__ = [
+    "as_text",
+    "log_to",
+    "open_console",
+    "opening",
+    "print_line",
+    "print_result",
+    "resumed_from",
+]
 
 _VALUE_CHARACTERS = 500
 
@@ -35,7 +44,7 @@ def log_to(console: Console) -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", handlers=[handler])
 
 
-def print_line(console: Console, text: str, **options: Any) -> None:
+def print_line(console: Console, text: str | Text, **options: Any) -> None:
     """Print a line, however long."""
     console.print(text, soft_wrap=True, **options)
 
@@ -62,21 +71,44 @@ def resumed_from(kept: Path, found: tuple[Path, About] | None, workers: int) -> 
     return text
 
 
-def print_warnings(console: Console, warned: MarkedLines) -> None:
-    """Print the warnings that workers have logged since the last call."""
-    for rank, text in warned.new():
-        print_line(console, f"WARNING, worker {rank}: {text}", style="bold red")
+def as_text(told: str) -> Text:
+    """Return a text about a failure with its first line so that it is seen."""
+    text = Text(told)
+    text.stylize("bold red", 0, len(told.partition("\n")[0]))
+    return text
 
 
-def print_result(console: Console, result: Result, workers: int, folder: Path) -> None:
-    """Print how a job ended: the workers that failed, the summary, and what is wrong with the result."""
-    for ended in result.exits:
-        if ended.status and result.interrupted:
-            print_line(console, f"worker {ended.rank}: {ended}")
-        elif ended.status:
-            path = log_file(folder, ended.rank)
-            print_line(console, f"worker {ended.rank}: {ended}; the end of {path}:")
-            print_line(console, tail(path))
+def _print_failures(console: Console, texts: Iterable[str]) -> None:
+    """Print texts about failures."""
+    for text in texts:
+        print_line(console, as_text(text))
+
+
+def print_result(
+    console: Console, result: Result, workers: int, folder: Path, failures: Failures | None = None
+) -> None:
+    """Print how a job ended: the workers that failed, the summary, and what is wrong with the result.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    result : Result
+    workers : int
+    folder : Path
+        That of the logs.
+    failures : Failures, optional
+        That has said already what it has seen.
+    """
+    failed = [ended for ended in result.exits if ended.status]
+    told = failures or Failures(folder, workers)
+    causes = failed if not result.interrupted else [] if result.failed is None else [result.failed]
+    _print_failures(console, told.new(causes, result.interrupted, last=True))
+    by_end: dict[str, list[Exit]] = {}
+    for ended in failed:
+        by_end.setdefault(str(ended), []).append(ended)
+    for end, group in by_end.items():
+        log = group[0].log_file if len(group) == 1 else folder
+        print_line(console, f"{name_workers(ended.rank for ended in group)}: {end}{f', see {log}' if log else ''}")
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in summary(result, workers).items():
         if value != []:

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from platoon_base.cli.failures import describe
 from platoon_base.cli.launcher import choose_center, launch
-from platoon_base.cli.log_folder import log_file, tail
 from platoon_base.cli.report import print_line
 from platoon_base.cli.study import Method, Outcome, Point, Trial, Watched, choose, guess, outcomes
 from platoon_base.controller.controller import Reported, Result
@@ -173,8 +173,7 @@ def _failure(result: Result, folder: Path) -> str:
     bad = next((ended for ended in result.exits if ended.status), None)
     if bad is None or by_budget:
         return ""
-    path = log_file(folder, bad.rank)
-    return f"worker {bad.rank}: {bad}; the end of {path}:\n{tail(path)}"
+    return describe(folder, result.failed or bad)
 
 
 def _watched(tuning: Tuning, trial: Trial) -> Watched:

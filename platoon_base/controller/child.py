@@ -5,16 +5,20 @@ It is started as ``python -m platoon_base.controller.child script.py args``, or 
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import logging
 import os
 import sys
+from collections.abc import Sequence
 
 from platoon_base import compat
+from platoon_base.controller.failure import recorded
 from platoon_base.controller.program import Program
 from platoon_base.devices import checks, isolation
 from platoon_base.system.environment import DEVICE, RANK
 
-__all__ = ["main", "set_up_logging"]
+__all__ = ["main", "run", "set_up_logging"]
 
 
 def main() -> None:
@@ -25,7 +29,15 @@ def main() -> None:
     device = os.environ.get(DEVICE, "cpu")
     checks.watch_theano(device)
     isolation.keep_to(device)
-    program.run(args)
+    run(program, args)
+
+
+def run(program: Program, args: Sequence[str]) -> None:
+    """Run a program; the exception that ends it goes to this worker's error file, and a crash's place to its log."""
+    with contextlib.suppress(Exception):  # the log is no file
+        faulthandler.enable()
+    with recorded(program.folder):
+        program.run(args)
 
 
 def set_up_logging() -> None:

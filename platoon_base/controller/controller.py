@@ -5,22 +5,22 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
+from platoon_base.controller.outcome import UNSAVED, Reported, Result, Snapshot, first_failure, stop_cause
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
-from platoon_base.coordination.roster import Participant
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.system.process import pid_namespace
@@ -29,87 +29,9 @@ __all__ = ["Controller", "Reported", "Result", "Snapshot"]
 
 log = logging.getLogger(__name__)
 
-UNSAVED = 2  # the status of a job whose workers have ended well, and whose end is in no checkpoint
 _LONGEST_SLEEP_S = 1.0
 _SLEEP_WHILE_STOPPING_S = _BUDGET_EVERY_S = 0.05
 _RESTART_GRACE_S = 0.8  # nothing that a worker saves then is of use: all go on from the checkpoint
-
-
-class Snapshot(NamedTuple):
-    """The state of a job at one moment, for a display."""
-
-    participants: list[Participant]
-    progress: dict[int, Progress]
-    reported: Mapping[str, float | str]
-    stop_reason: str | None
-    seconds: float
-    missed_checkpoints: int = 0
-
-
-class Reported(NamedTuple):
-    """Values that a worker has just reported.
-
-    Attributes
-    ----------
-    values : mapping
-    spent : Spent
-        How far the job was.
-    syncs : float
-        Synchronizations of a launched worker, on average.
-    rule : str
-        The rule with its arguments, or its name if it does not tell them; empty while no parameters are shared.
-    """
-
-    values: Mapping[str, float | str]
-    spent: Spent
-    syncs: float
-    rule: str
-
-
-class Result(NamedTuple):
-    """How a job ended.
-
-    Attributes
-    ----------
-    status : int
-        The worst exit status of all workers; 128 + n if signal n ended the job.
-    seconds : float
-        From the start of the controller to the end of the last worker.
-    stopped_by : str
-        The reason of the common stop, the signal, or "end of script".
-    reported : mapping
-        The last value of everything that workers reported.
-    exits : list of Exit
-        In the order in which the processes ended, without those that were started again.
-    interrupted : bool
-        Whether a signal to the controller ended the job.
-    restarts : int
-        How often workers are started again; a restart of all counts as one.
-    again : bool
-        Whether all workers are to be started again, since one that was lost cannot come again alone.
-    shared_nothing : tuple of int
-        Of several workers those that ended well, and have neither exchanged parameters with the center nor combined
-        anything with others.
-    checkpoints : Tally or None
-        The outcome of the checkpoints, if there were to be any. A job whose end is not saved is no success.
-    """
-
-    status: int
-    seconds: float
-    stopped_by: str
-    reported: Mapping[str, float | str]
-    exits: list[Exit]
-    interrupted: bool = False
-    restarts: int = 0
-    again: bool = False
-    shared_nothing: tuple[int, ...] = ()
-    checkpoints: Tally | None = None
-
-    def with_failures_allowed(self) -> Result:
-        """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
-        ended_well = any(ended.status == 0 for ended in self.exits)
-        unsaved = self.checkpoints is not None and self.checkpoints.unsaved
-        return self._replace(status=UNSAVED if unsaved else 0) if ended_well and not self.interrupted else self
 
 
 class Controller:
@@ -177,6 +99,8 @@ class Controller:
         self._began = time.monotonic()
         self._next_look = self._began
         self._exits: list[Exit] = []
+        self._failed: list[Exit] = []  # also those that are started again
+        self._stopped_at = math.inf
         self._adopted: set[int] = set()
         self._policy = RestartPolicy(max_restarts, has_checkpoints=checkpointer is not None)
         self._checkpointer = checkpointer
@@ -201,6 +125,8 @@ class Controller:
             while self._children.running or self._awaits_some_by_hand():
                 requests, ready = self._server.wait(self._sleep_s(), [signals.fd, *self._children.fds])
                 now = time.monotonic()
+                if self._stopped_at == math.inf and self._job_state.stopping:
+                    self._stopped_at = time.time()
                 for received in requests:
                     self._requests.receive(received, now)
                 if signals.fd in ready:
@@ -240,6 +166,7 @@ class Controller:
             if self._signal is not None:
                 self._children.kill()  # asked twice: no more patience
             self._signal = self._signal or number
+            self._stopped_at = min(self._stopped_at, time.time())
             self._job_state.stop(self._signal.name)
             self._children.stop(self._grace_s)
 
@@ -275,12 +202,21 @@ class Controller:
         log_file = f", see {ended.log_file.absolute()}" if ended.log_file is not None else ""
         self._job_state.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
         lost = ended.status != 0 or present
-        level = logging.WARNING if lost and not self._children.stopping else logging.INFO
+        shown = self._children.stopping or self._observer is not None
+        level = logging.WARNING if lost and not (shown and ended.status) else logging.INFO
         how = " without leaving the job" if present else ""
         log.log(level, "rank %d ended%s: %s", ended.rank, how, ended)
         self._requests.carry_out(self._coordinator.worker_ended(ended.rank, lost))
+        self._note_failure(ended)
         if not self._start_again(ended):
             self._exits.append(ended)
+
+    def _note_failure(self, ended: Exit) -> None:
+        """Keep a worker that failed, and have it shown; the end that a signal has brought about is no failure."""
+        follows = ended.failure is None or ended.failure.follows
+        if ended.status and not (self._children.stopping and follows):
+            self._failed.append(ended)
+            self._next_look = 0.0
 
     def _start_again(self, ended: Exit) -> bool:
         """Start a worker that failed again, if the policy says so; tells whether it did."""
@@ -379,6 +315,7 @@ class Controller:
                 coordinator.stop_reason,
                 now - self._began,
                 tally.missed,
+                list(self._failed),
             )
         )
 
@@ -415,7 +352,8 @@ class Controller:
         status = max((ended.status for ended in self._exits), default=0)
         if self._signal is not None:
             status = 128 + self._signal
-        stopped_by = self._job_state.stop_reason or "end of script"
+        failed = first_failure([ended for ended in self._exits if ended in self._failed])
+        stopped_by = stop_cause(self._job_state.stop_reason, self._stopped_at, failed)
         seconds = time.monotonic() - self._began
         reported = dict(self._coordinator.reported)
         interrupted = self._signal is not None
@@ -438,6 +376,7 @@ class Controller:
             again,
             self._shared_nothing(),
             tally,
+            failed,
         )
 
     def _shared_nothing(self) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def main() -> None:
     worker = _fork(spec["workers"], spec["report"])
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     _become_worker(worker, handlers)
-    program.run(args)
+    child.run(program, args)
 
 
 def _end_with(parent: int) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from platoon_base.controller.failure import INTERRUPTED, Failure, error_file, read_failure
 from platoon_base.controller.forkserver import ForkServer
 from platoon_base.controller.program import Program, Start
 from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
@@ -41,12 +42,21 @@ class Exit(NamedTuple):
         Where its output went, if it was started here.
     why : str
         Why the status is not the process's own; empty if it is.
+    failure : Failure or None
+        The exception that ended its script, if it has written one.
+    log_begin : int
+        Where in its log, in bytes, its output begins: behind that of an earlier process of its rank.
+    at : float
+        When it failed or ended, in seconds since the epoch.
     """
 
     rank: int
     status: int
     log_file: Path | None = None
     why: str = ""
+    failure: Failure | None = None
+    log_begin: int = 0
+    at: float = 0.0
 
     def __str__(self) -> str:
         if self.why:
@@ -55,6 +65,14 @@ class Exit(NamedTuple):
             with contextlib.suppress(ValueError):
                 return f"killed by {signal.Signals(self.status - 128).name}"
         return f"exit status {self.status}"
+
+    @property
+    def cause(self) -> str:
+        """How it ended and why, in a line."""
+        if self.failure is None or (self.failure.kind == "SystemExit" and self.failure.text.isdigit()):
+            return f"{self}{f' ({self.failure.where})' if self.failure is not None and self.failure.where else ''}"
+        where = f" ({self.failure.where})" if self.failure.where else ""
+        return f"{self.failure.what}{where}"
 
 
 class WorkerProcesses:
@@ -66,6 +84,7 @@ class WorkerProcesses:
     def __init__(self) -> None:
         self._children: dict[int, Watched] = {}
         self._starts: dict[int, Start] = {}
+        self._log_begins: dict[int, int] = {}
         self._fork_server: ForkServer | None = None
         self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
         self._stopping = False
@@ -79,7 +98,7 @@ class WorkerProcesses:
         OSError, PlatoonError
             If it cannot be started, or not be watched.
         """
-        self._starts[rank] = Start(rank, command, environment, log_file)
+        self._note(Start(rank, command, environment, log_file))
         with contextlib.ExitStack() as stack:
             output = stack.enter_context(open(log_file, "ab", buffering=0)) if log_file is not None else None
             process = subprocess.Popen(
@@ -99,11 +118,22 @@ class WorkerProcesses:
 
         They are among `running` from now on; `reap` watches them from when they are there.
         """
-        self._starts.update({start.rank: start for start in starts})
+        for start in starts:
+            self._note(start)
         try:
             self._fork_server = ForkServer(program, args, preload, starts)
         except (OSError, ValueError) as exc:
             self._start_one_by_one(starts, f"cannot prepare workers in common ({exc})")
+
+    def _note(self, start: Start) -> None:
+        """Note where the output of a new process will begin, and remove the error of an earlier one."""
+        self._starts[start.rank] = start
+        self._log_begins[start.rank] = 0
+        if start.log_file is not None:
+            with contextlib.suppress(OSError):
+                self._log_begins[start.rank] = start.log_file.stat().st_size
+            with contextlib.suppress(OSError):
+                error_file(start.log_file).unlink()
 
     def _start_one_by_one(self, starts: Sequence[Start], why: str) -> None:
         log.warning("%s: they start one by one", why)
@@ -190,7 +220,12 @@ class WorkerProcesses:
     def _let_go(self, rank: int, ended: Ended) -> None:
         self._children.pop(rank).close()
         log_file = self._starts[rank].log_file if rank in self._starts else None
-        self._collected.append(Exit(rank, ended.status, log_file, ended.why))
+        failure = read_failure(error_file(log_file), rank) if ended.status and log_file is not None else None
+        if failure is not None and failure.kind == INTERRUPTED:
+            failure = None
+        at = time.time() if failure is None else failure.at
+        begin = self._log_begins.get(rank, 0)
+        self._collected.append(Exit(rank, ended.status, log_file, ended.why, failure, begin, at))
 
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Begin to end all processes; call `escalate` again and again until none is running.

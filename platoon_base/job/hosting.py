@@ -14,6 +14,7 @@ from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller, Reported, Result, Snapshot
+from platoon_base.controller.failure import error_file
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
 from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
@@ -25,7 +26,7 @@ from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
 from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
-from platoon_base.system.environment import JOB, MAX_WORKERS, RANK
+from platoon_base.system.environment import ERROR_FILE, JOB, MAX_WORKERS, RANK
 from platoon_base.system.limits import require_descriptors
 
 __all__ = ["Job", "JobOptions", "host_job"]
@@ -210,6 +211,8 @@ class Job:
     def placed(self, start: Start) -> Start:
         """Add the variables by which a worker finds the job to its environment."""
         variables = {JOB: self.files.folder, RANK: str(start.rank)}
+        if start.log_file is not None:
+            variables[ERROR_FILE] = str(error_file(start.log_file).absolute())
         return start._replace(environment={**start.environment, **variables})
 
     def serve(self, signals: StopSignals | None = None) -> Result:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "DEVICE",
     "DEVICES",
+    "ERROR_FILE",
     "EVERY_N_BATCHES",
     "HOSTS",
     "JOB",
@@ -18,12 +19,15 @@ __all__ = [
     "RC_FILES",
     "RULE",
     "TIMEOUT_S",
+    "TORCH_ERROR_FILE",
 ]
 
 PREFIX = "PLATOON_"  # of every name here
 
 # Set by the launcher.
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
+ERROR_FILE = "PLATOON_ERROR_FILE"  # where a worker writes the exception that ends it
+TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the same for processes under torchrun
 
 # Set by users.
 HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # where to run, if no argument says so

@@ -98,9 +98,9 @@ def test_the_logs_of_an_earlier_run_are_put_aside(platoon, write_script, tmp_pat
     assert "of the earlier run" not in done.stdout
     assert "(it has written nothing)" in done.stdout
     kept = sorted(path.name for path in tmp_path.glob("logs/earlier/*/*"))
-    assert kept == ["rank0.log", "rank1.log"]
+    assert kept == ["error.json", "rank0.error.json", "rank0.log", "rank1.error.json", "rank1.log"]
     assert all("of the earlier run" in path.read_text() for path in tmp_path.glob("logs/earlier/*/*"))
-    assert sorted(path.name for path in tmp_path.glob("logs/*.log")) == ["rank0.log"]
+    assert sorted(path.name for path in tmp_path.glob("logs/*.*")) == ["error.json", "rank0.log"]
 
 
 def test_a_log_folder_is_one_jobs_while_it_runs(platoon, write_script, tmp_path):
@@ -286,7 +286,7 @@ def test_a_module_joins_a_running_job(platoon, write_script, package):
         (["launch", "-n", "2", "--seed", "-4", "script.py"], "Invalid value for '--seed': -4 is not in the range"),
         (["launch", "-n", "2", "--grace", "nan", "script.py"], "got nan: it must be a number of seconds"),
         (["launch", "--nope", "script.py"], "No such option:? '?--nope"),
-        (["launch", "--seeed", "3", "script.py"], "No such option:? '?--seeed.*Did you mean '?--seed"),
+        (["launch", "--seeed", "3", "script.py"], "No such option:? '?--seeed.*Did you mean.*--seed"),
         (["launch", "-m", "missing.module"], "there is no module 'missing.module' to run"),
         (["launch", "-m", "script.py"], "there is no module 'script.py' to run"),
         (["join", "0123456789ab", "script.py"], "no running job '0123456789ab'"),

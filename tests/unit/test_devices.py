@@ -11,7 +11,7 @@ import pytest
 from platoon_base import compat
 from platoon_base.cli.doctor import checks
 from platoon_base.cli.launcher import choose_center, worker_environment
-from platoon_base.cli.log_lines import MarkedLines
+from platoon_base.cli.log_lines import LogLines
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.devices.discovery import CPU_DEFAULT, can_share_center, choose_devices, cuda_devices, require_devices
 from platoon_base.errors import ConfigurationError, PlatoonWarning
@@ -267,16 +267,16 @@ def test_what_the_user_has_chosen_stays(tmp_path):
 def test_marked_lines_are_found_once_and_whole(tmp_path):
     logs = [tmp_path / "a", tmp_path / "b"]
     logs[0].write_text("MARK of an earlier run\n")
-    lines = MarkedLines(logs, "MARK ")
+    lines = LogLines(logs, "MARK ")
     assert list(lines.new()) == []
     with logs[0].open("a") as file:
         file.write("x\n12:00 MARK one\nMA")
-    assert list(lines.new()) == [(0, "one")]
+    assert list(lines.new()) == [(0, "one", True)]
     with logs[0].open("a") as file:
         file.write("RK two\n")
     logs[1].write_bytes(b"MARK \xff\n" + b"." * 2**20 + b"\nMARK end\n")
-    assert list(lines.new()) == [(0, "two"), (1, "\ufffd")]
-    assert list(lines.new()) == [(1, "end")]
+    assert list(lines.new()) == [(0, "two", True), (1, "\ufffd", True)]
+    assert list(lines.new()) == [(1, "end", True)]
 
 
 @pytest.fixture

@@ -1,0 +1,117 @@
+"""The screen of a running job: the workers' output and failures above the table, shown by a thread of its own.
+
+A terminal that is stopped, or a pipe that nobody reads, keeps that thread waiting, and not the job.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from rich.console import Console
+from rich.text import Text
+
+from platoon_base.cli.display import Display
+from platoon_base.cli.failures import Failures
+from platoon_base.cli.log_folder import log_file
+from platoon_base.cli.log_lines import LogLines, NewLine
+from platoon_base.cli.report import as_text
+from platoon_base.controller.controller import Snapshot
+from platoon_base.system.warn import LOG_MARK
+
+__all__ = ["TEES", "Screen"]
+
+TEES = ("0", "all", "none")
+_LOOK_S = 0.2
+_TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # of each worker in one look
+
+
+class Screen:
+    """Shows a running job on a console; a context manager.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    folder : Path
+        That of the logs.
+    workers : int
+    tee : {"0", "all", "none"}
+        Whose output is shown. All of it is in the logs, whatever is shown.
+    """
+
+    def __init__(self, console: Console, folder: Path, workers: int, tee: str = "0") -> None:
+        self._console = console
+        self._display = Display(console)
+        self.failures = Failures(folder, workers)
+        whole: Sequence[int] = range(workers) if tee == "all" else [0] if tee == "0" else []
+        paths = [log_file(folder, rank) for rank in range(workers)]
+        self._lines = LogLines(paths, LOG_MARK, whole, _TERMINAL_BYTES if console.is_terminal else _PIPE_BYTES)
+        self._thread = threading.Thread(target=self._run, name="screen", daemon=True)
+        self._end = threading.Event()
+        self._snapshot: Snapshot | None = None
+        self._shown: Snapshot | None = None
+        self._error: BaseException | None = None
+
+    def __enter__(self) -> Screen:
+        self._display.__enter__()
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        self._thread.join()
+        try:
+            if self._error is None:
+                self._look(last=True)
+        finally:
+            self._display.__exit__(kind, error, trace)
+        if self._error is not None and error is None:
+            raise self._error
+
+    def observe(self, snapshot: Snapshot) -> None:
+        """Take the state of the job, and have it shown soon."""
+        if self._error is not None:
+            raise self._error
+        participants = [copy.copy(participant) for participant in snapshot.participants]
+        self._snapshot = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
+
+    def _run(self) -> None:
+        try:
+            while not self._end.wait(_LOOK_S):
+                self._look()
+        except BaseException as exc:  # a pipe whose reader has gone, for instance: the job learns of it
+            self._error = exc
+
+    def _look(self, last: bool = False) -> None:
+        snapshot = self._snapshot
+        failed, stopping = (snapshot.failed, snapshot.stop_reason is not None) if snapshot is not None else ((), False)
+        self._lines.measure()  # a worker writes its error file before its traceback
+        told = list(self.failures.new(failed, stopping, last))
+        for rank, failure in self.failures.latest.items():
+            self._lines.skip(rank, failure.log_begin, failure.log_end)
+        self.failures.latest.clear()
+        texts = [self._output(line) for line in self._lines.new(last)] + [as_text(each) for each in told]
+        if texts:
+            self._print(Text("\n").join(texts))
+        if snapshot is not None and snapshot is not self._shown:
+            self._shown = snapshot
+            self._display.show(snapshot)
+
+    def _output(self, line: NewLine) -> Text:
+        if line.marked:
+            return Text(f"WARNING, worker {line.file}: {line.text}", style="bold red")
+        text = Text(f"[{line.file}] ", style="dim") if line.file else Text()
+        return text.append_text(Text.from_ansi(line.text)) if "\x1b" in line.text else text.append(line.text)
+
+    def _print(self, text: Text) -> None:
+        """Print at once what is new: on a terminal the table is drawn anew for each call."""
+        if self._console.is_terminal:
+            self._console.print(text, soft_wrap=True)
+        else:  # of a large text Rich would take long
+            self._console.file.write(f"{text.plain}\n")
+            self._console.file.flush()

@@ -1,0 +1,122 @@
+"""The controller's news of a job: a snapshot, a report, the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from platoon_base.checkpoints.writer import Tally
+from platoon_base.controller.processes import Exit
+from platoon_base.coordination.budget import Spent
+from platoon_base.coordination.roster import Participant
+from platoon_base.shm.job_state import Progress
+
+__all__ = ["UNSAVED", "Reported", "Result", "Snapshot", "first_failure", "stop_cause"]
+
+UNSAVED = 2  # the status of a job whose workers have ended well, and whose end is in no checkpoint
+
+
+class Snapshot(NamedTuple):
+    """The state of a job at one moment, for a display."""
+
+    participants: list[Participant]
+    progress: dict[int, Progress]
+    reported: Mapping[str, float | str]
+    stop_reason: str | None
+    seconds: float
+    missed_checkpoints: int = 0
+    failed: Sequence[Exit] = ()  # so far, also those that were started again
+
+
+class Reported(NamedTuple):
+    """Values that a worker has just reported.
+
+    Attributes
+    ----------
+    values : mapping
+    spent : Spent
+        How far the job was.
+    syncs : float
+        Synchronizations of a launched worker, on average.
+    rule : str
+        The rule with its arguments, or its name if it does not tell them; empty while no parameters are shared.
+    """
+
+    values: Mapping[str, float | str]
+    spent: Spent
+    syncs: float
+    rule: str
+
+
+class Result(NamedTuple):
+    """How a job ended.
+
+    Attributes
+    ----------
+    status : int
+        The worst exit status of all workers; 128 + n if signal n ended the job.
+    seconds : float
+        From the start of the controller to the end of the last worker.
+    stopped_by : str
+        The reason of the common stop, the signal, the first failure, or "end of script".
+    reported : mapping
+        The last value of everything that workers reported.
+    exits : list of Exit
+        In the order in which the processes ended, without those that were started again.
+    interrupted : bool
+        Whether a signal to the controller ended the job.
+    restarts : int
+        How often workers are started again; a restart of all counts as one.
+    again : bool
+        Whether all workers are to be started again, since one that was lost cannot come again alone.
+    shared_nothing : tuple of int
+        Of several workers those that ended well, and have neither exchanged parameters with the center nor combined
+        anything with others.
+    checkpoints : Tally or None
+        The outcome of the checkpoints, if there were to be any. A job whose end is not saved is no success.
+    failed : Exit or None
+        The worker that failed first.
+    """
+
+    status: int
+    seconds: float
+    stopped_by: str
+    reported: Mapping[str, float | str]
+    exits: list[Exit]
+    interrupted: bool = False
+    restarts: int = 0
+    again: bool = False
+    shared_nothing: tuple[int, ...] = ()
+    checkpoints: Tally | None = None
+    failed: Exit | None = None
+
+    def with_failures_allowed(self) -> Result:
+        """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
+        ended_well = any(ended.status == 0 for ended in self.exits)
+        unsaved = self.checkpoints is not None and self.checkpoints.unsaved
+        return self._replace(status=UNSAVED if unsaved else 0) if ended_well and not self.interrupted else self
+
+
+def first_failure(exits: Sequence[Exit]) -> Exit | None:
+    """Return the worker that failed first, before those that failed because another was gone; None if none failed."""
+    failed = [ended for ended in exits if ended.status]
+    follows = {ended.rank: ended.failure is not None and ended.failure.follows for ended in failed}
+    return min(failed, key=lambda ended: (follows[ended.rank], ended.at), default=None)
+
+
+def stop_cause(reason: str | None, stopped_at: float, failed: Exit | None) -> str:
+    """Say in a line what ended a job: a reason to stop, the first failure, or both in the order in which they came.
+
+    Parameters
+    ----------
+    reason : str or None
+    stopped_at : float
+        When that was, in seconds since the epoch.
+    failed : Exit or None
+    """
+    if failed is None:
+        return reason or "end of script"
+    failure = f"worker {failed.rank}: {failed.cause}"
+    if not reason:
+        return failure
+    return f"{failure}; then {reason}" if failed.at < stopped_at else f"{reason}; then {failure}"

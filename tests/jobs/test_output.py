@@ -1,0 +1,306 @@
+"""What a user sees of the workers while they run: output, failures, and the files in which they are kept."""
+
+import contextlib
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from platoon_base.cli.failures import name_workers
+
+pytestmark = pytest.mark.base
+
+LAUNCH = [sys.executable, "-m", "platoon_base", "launch"]
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Start `platoon launch`; its output is read line by line, each with the time at which it came."""
+    with contextlib.ExitStack() as stack:
+
+        def run(*words, **kwargs):
+            launcher = subprocess.Popen(
+                [*LAUNCH, *map(str, words)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **kwargs
+            )
+            stack.callback(launcher.wait, 60)
+            stack.callback(launcher.kill)
+            stack.callback(launcher.stdout.close)
+            return launcher
+
+        yield run
+
+
+def await_line(launcher, pattern):
+    """Read the launcher's output up to a line; return the lines so far."""
+    lines = []
+    for raw in launcher.stdout:
+        lines.append(raw.decode())
+        if re.search(pattern, lines[-1]):
+            return lines
+    raise AssertionError("".join(lines))
+
+
+WAITING = """
+    import sys
+    from platoon_base import connect
+
+    def fail(worker):
+        raise {error}
+
+    worker = connect()
+    worker.barrier()
+    print("hello from", worker.global_rank)
+    if worker.global_rank == 1:
+        fail(worker)
+    open(sys.argv[1]).read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("tee", "shown"), [("0", {"hello from 0"}), ("all", {"hello from 0", "[1] hello from 1"}), ("none", set())]
+)
+def test_the_output_of_the_workers_that_are_asked_for_is_shown(platoon, write_script, tmp_path, tee, shown):
+    script = write_script(
+        "from platoon_base import connect\nprint('hello from', connect().global_rank)\nconnect().barrier()"
+    )
+    done = platoon("launch", "-n", 2, "--tee", tee, "--log-dir", "logs", script)
+    assert done.returncode == 0, done.stdout
+    assert {line for line in done.stdout.splitlines() if "hello" in line} == shown
+    assert [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)] == [
+        "hello from 0\n",
+        "hello from 1\n",
+    ]
+
+
+def test_output_comes_while_the_worker_runs(start, write_script, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    launcher = start("-n", 1, write_script("print('now')\nopen('fifo').read()\nprint('then')"))
+    await_line(launcher, "^now$")
+    (tmp_path / "fifo").write_text("")
+    await_line(launcher, "^then$")
+    assert launcher.wait(60) == 0
+
+
+def test_a_failure_is_shown_while_the_others_go_on(start, write_script, tmp_path):
+    """And also if the job is ended by Ctrl-C afterwards; the failure is what stopped it."""
+    os.mkfifo(tmp_path / "fifo")
+    script = write_script(WAITING.format(error="RuntimeError('the reason why')"))
+    launcher = start("-n", 2, "--log-dir", "logs", "--summary", "out.json", script, "fifo")
+    text = "".join(await_line(launcher, "^RuntimeError: the reason why"))
+    assert re.search("worker 1 failed: RuntimeError: the reason why\n", text)
+    assert f"  at {script}:6, in fail: raise RuntimeError('the reason why')\n  log: logs/rank1.log\n" in text
+    assert "platoon_base" not in text
+    launcher.send_signal(signal.SIGINT)
+    rest = launcher.stdout.read().decode()
+    assert launcher.wait(60) == 128 + signal.SIGINT
+    assert "Traceback" not in rest, "the failure is shown once, and that of Ctrl-C is none"
+    stopped_by = json.loads((tmp_path / "out.json").read_text())["stopped_by"]
+    assert stopped_by == "worker 1: RuntimeError: the reason why (script.py:6); then SIGINT"
+
+
+def test_a_failure_is_shown_though_the_process_does_not_end(start, write_script, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    script = write_script(
+        """
+        import threading
+        threading.Thread(target=lambda: open("fifo").read()).start()
+        raise LookupError("and a thread goes on")
+        """
+    )
+    launcher = start("-n", 1, script)
+    await_line(launcher, "worker 0 failed: LookupError: and a thread goes on")
+    (tmp_path / "fifo").write_text("")
+    assert launcher.wait(60) == 1
+
+
+def test_the_same_failure_of_several_is_shown_once(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        from platoon_base import connect
+        worker = connect()
+        worker.barrier()
+        raise ValueError(f"worker {worker.global_rank} has a bad file")
+        """
+    )
+    done = platoon("launch", "-n", 4, "--log-dir", "logs", script)
+    assert done.returncode == 1
+    assert done.stdout.count("Traceback") == 1
+    again = re.findall("^workers? ([0-9, to]+) too: ValueError .script.py:5.$", done.stdout, re.MULTILINE)
+    first = re.findall("^worker (.) failed: ValueError: worker . has a bad file$", done.stdout, re.MULTILINE)
+    assert len(first) == 1
+    named = {rank for text in again for begin, _, end in [text.partition(" to ")] for rank in (begin + end)}
+    assert named.isdisjoint(first)
+    assert "workers 0 to 3: exit status 1" in done.stdout
+    assert len(list(tmp_path.glob("logs/rank?.error.json"))) == 4
+
+
+def test_workers_are_named_shortly():
+    assert name_workers([3]) == "worker 3"
+    assert name_workers([5, 0, 2, 3, 4]) == "workers 0, 2 to 5"
+    assert name_workers([1, 0]) == "workers 0, 1"
+
+
+def test_those_that_fail_because_another_is_gone_are_told_after_it(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        import os, signal
+        from platoon_base import connect
+        worker = connect()
+        worker.barrier()
+        if worker.global_rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        worker.barrier("never")
+        """
+    )
+    done = platoon("launch", "-n", 3, "--summary", "out.json", script)
+    assert done.returncode == 137
+    text = done.stdout
+    assert "worker 1: killed by SIGKILL; the end of" in text
+    assert "Traceback" not in text[: text.index("SIGKILL")]
+    stopped_by = json.loads((tmp_path / "out.json").read_text())["stopped_by"]
+    assert stopped_by == "worker 1: killed by SIGKILL"
+
+
+def test_a_worker_that_writes_much_without_an_end_of_line_disturbs_nothing(start, write_script, tmp_path):
+    """Its log is complete, the screen shows a bit of it, and the others' lines come as ever."""
+    os.mkfifo(tmp_path / "fifo")
+    script = write_script(
+        """
+        import sys
+        from platoon_base import connect
+        worker = connect()
+        if worker.global_rank == 0:
+            for _ in range(64):
+                sys.stdout.write("x" * 2**20)
+            sys.stdout.flush()
+        worker.barrier()
+        if worker.global_rank == 1:
+            print("still here", flush=True)
+            open("fifo").read()
+        """
+    )
+    launcher = start("-n", 2, "--tee", "all", "--log-dir", "logs", script)
+    lines = await_line(launcher, r"^\[1\] still here$")
+    (tmp_path / "fifo").write_text("")
+    lines.append(launcher.stdout.read().decode())
+    assert launcher.wait(60) == 0
+    assert sum(map(len, lines)) < 20_000
+    assert (tmp_path / "logs" / "rank0.log").stat().st_size == 64 * 2**20
+
+
+def test_a_reader_that_does_not_read_does_not_stop_the_job(start, write_script, tmp_path):
+    script = write_script(
+        """
+        import sys
+        from platoon_base import connect
+        with connect() as worker:
+            sys.stdout.write("a line that nobody reads\\n" * 30_000)
+            for _ in range(20):
+                worker.barrier()  # each needs the launcher
+            open("done", "w").close()
+        """
+    )
+    launcher = start("-n", 2, script)
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "done").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    launcher.stdout.read()
+    assert launcher.wait(60) == 0
+
+
+def test_the_tail_shown_is_that_of_the_last_process(platoon, write_script):
+    script = write_script(
+        """
+        import os, signal
+        if not os.path.exists("again"):
+            open("again", "w").close()
+            print("words of the first")
+        os.kill(os.getpid(), signal.SIGKILL)
+        """
+    )
+    done = platoon("launch", "-n", 1, "--tee", "none", "--max-restarts", 1, script)
+    assert done.returncode == 137
+    assert done.stdout.count("words of the first") == 1
+    last = done.stdout.rindex("; the end of")
+    assert "(it has written nothing)" in done.stdout[last:]
+
+
+def test_the_error_files_are_those_of_torchelastic(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        from platoon_base import connect
+        worker = connect()
+        worker.barrier()
+        if worker.global_rank == 1:
+            raise RuntimeError("the reason why")
+        """
+    )
+    outer = tmp_path / "outer.json"
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", script, environment={"TORCHELASTIC_ERROR_FILE": str(outer)})
+    assert done.returncode == 1
+    files = [tmp_path / "logs" / "rank1.error.json", tmp_path / "logs" / "error.json", outer]
+    for path in files:
+        message = json.loads(path.read_text())["message"]
+        assert message["message"] == "RuntimeError: the reason why"
+        assert message["extraInfo"]["py_callstack"].endswith("\nRuntimeError: the reason why\n")
+        assert abs(int(message["extraInfo"]["timestamp"]) - time.time()) < 60
+    assert not (tmp_path / "logs" / "rank0.error.json").exists()
+    with contextlib.suppress(ImportError):
+        from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+        for path in files:
+            assert ProcessFailure(1, 0, 1, str(path)).message["message"] == "RuntimeError: the reason why"
+
+
+@pytest.mark.parametrize(("code", "shown"), [("'the reason'", "SystemExit: the reason"), ("3", "exit status 3")])
+def test_a_script_that_exits_is_told_with_its_line(platoon, write_script, code, shown):
+    done = platoon("launch", "-n", 1, write_script(f"import sys\nprint('before')\nsys.exit({code})"))
+    assert done.returncode == (3 if code == "3" else 1)
+    assert shown in done.stdout
+    assert "script.py:3" in done.stdout
+    assert "Traceback" not in done.stdout
+
+
+def test_the_traceback_of_a_worker_whose_output_is_shown_is_not_shown_twice(platoon, write_script, tmp_path):
+    script = write_script("import atexit\natexit.register(print, 'at the end')\nprint('before')\n1 / 0")
+    done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
+    assert done.stdout.count("Traceback") == 1
+    assert "before\n" in done.stdout
+    assert "at the end\n" in done.stdout
+    assert "platoon_base" not in done.stdout
+    assert "platoon_base" in (tmp_path / "logs" / "rank0.log").read_text(), "the log has the whole traceback"
+
+
+def test_a_terminal_shows_output_above_the_table(write_script, tmp_path):
+    ours, theirs = pty.openpty()
+    script = write_script("print('\\033[32mgreen\\033[0m')\nprint('10%\\r100%')\nraise KeyError('x')")
+    launcher = subprocess.Popen(
+        [*LAUNCH, "-n", "1", script], cwd=tmp_path,
+        stdin=theirs, stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm", "COLUMNS": "80"},
+    )  # fmt: skip
+    os.close(theirs)
+    output = b""
+    with contextlib.suppress(OSError):  # EIO: the other end is closed
+        while data := os.read(ours, 4096):
+            output += data
+    os.close(ours)
+    assert launcher.wait(60) == 1
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", output.decode()).replace("\r", "")
+    assert b"\x1b[32mgreen" in output
+    assert "100%\n" in text
+    assert "10%100%" not in text
+    assert text.index("green") < text.index("worker 0 failed: KeyError: 'x'") < text.rindex("total")
+
+
+def test_many_lines_at_once_are_shown_to_the_last(platoon, write_script, tmp_path):
+    script = write_script("print('\\n'.join(f'line {i}' for i in range(20_000)))")
+    done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
+    found = [line for line in done.stdout.splitlines() if line.startswith("line ")]
+    assert found == [f"line {i}" for i in range(20_000)]
