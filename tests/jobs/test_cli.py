@@ -100,7 +100,7 @@ def test_the_logs_of_an_earlier_run_are_put_aside(platoon, write_script, tmp_pat
     kept = sorted(path.name for path in tmp_path.glob("logs/earlier/*/*"))
     assert kept == ["error.json", "rank0.error.json", "rank0.log", "rank1.error.json", "rank1.log"]
     assert all("of the earlier run" in path.read_text() for path in tmp_path.glob("logs/earlier/*/*"))
-    assert sorted(path.name for path in tmp_path.glob("logs/*.*")) == ["error.json", "rank0.log"]
+    assert sorted(path.name for path in tmp_path.glob("logs/[!.]*.*")) == ["error.json", "rank0.log"]
 
 
 def test_a_log_folder_is_one_jobs_while_it_runs(platoon, write_script, tmp_path):
@@ -122,7 +122,7 @@ def test_of_a_line_without_an_end_no_more_than_a_screen_is_shown(platoon, write_
     done = platoon("launch", "-n", 1, script)
     assert done.returncode == 1
     assert len(done.stdout) < 10_000
-    assert done.stdout.count("the reason") == 1
+    assert done.stdout.count("SystemExit: the reason") == 2, "the news, and stopped_by in the summary"
     (tmp_path / "log").write_text("first\n" * 100_000 + "".join(f"line {i}\n" for i in range(20)))
     assert tail(tmp_path / "log").splitlines() == [f"line {i}" for i in range(5, 20)]
 

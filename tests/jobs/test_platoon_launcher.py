@@ -1,6 +1,7 @@
 """The command platoon-launcher, its configuration, and `platoon launch` by the same configuration."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -108,7 +109,7 @@ def test_a_worker_that_fails_is_exit_status_1(launcher, tmp_path, own_controller
     done = launcher(*words)
     assert done.returncode == 1, done.stdout + done.stderr
     if not own_controller:
-        assert "worker 1: exit status 9; the end of" in done.stdout
+        assert re.search(r"worker 1: exit status 9 \(demo_worker.py:\d+\); the end of", done.stdout)
 
 
 @pytest.mark.parametrize(
