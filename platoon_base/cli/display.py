@@ -56,10 +56,10 @@ class Display:
         elif self._latest is not None and _plain(self._latest) != self._last_plain:
             self._print(self._latest)
 
-    def show(self, snapshot: Snapshot) -> None:
-        """Show the state of the job."""
+    def show(self, snapshot: Snapshot, draw: bool = True) -> None:
+        """Show the state of the job; on a terminal without ``draw`` only when something is printed above it."""
         if self._live is not None:
-            self._live.update(Group(_table(snapshot), Text(_total(snapshot))), refresh=True)
+            self._live.update(Group(_table(snapshot), Text(_total(snapshot))), refresh=draw)
         elif time.monotonic() >= self._next_plain:
             self._next_plain = time.monotonic() + _PLAIN_EVERY_S
             if _plain(snapshot) != self._last_plain or time.monotonic() >= self._next_repeat:

@@ -118,6 +118,8 @@ class LogLines:
         """Yield the lines since the last call; with ``last`` also those without an end."""
         for i, log in enumerate(self._logs):
             data, left_out = log.read()
+            while last and (more := log.read()[0]):
+                data += more
             lines = log.lines(data, last)
             if i not in self._whole:
                 yield from (line for line in self._found(i, lines) if line.marked)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,7 +26,7 @@ from platoon_base.system.warn import LOG_MARK
 __all__ = ["TEES", "Screen"]
 
 TEES = ("0", "all", "none")
-_LOOK_S = 0.2
+_LOOK_S, _DRAW_S = 0.2, 0.9  # failures are shown at the next look, all else less often: to draw takes long
 _TERMINAL_BYTES, _PIPE_BYTES = 2**14, 2**20  # of each worker in one look
 
 
@@ -51,6 +52,7 @@ class Screen:
         self._lines = LogLines(paths, LOG_MARK, whole, _TERMINAL_BYTES if console.is_terminal else _PIPE_BYTES)
         self._thread = threading.Thread(target=self._run, name="screen", daemon=True)
         self._end = threading.Event()
+        self._next_draw = 0.0
         self._snapshot: Snapshot | None = None
         self._shown: Snapshot | None = None
         self._error: BaseException | None = None
@@ -95,11 +97,18 @@ class Screen:
         for rank, failure in self.failures.latest.items():
             self._lines.skip(rank, failure.log_begin, failure.log_end)
         self.failures.latest.clear()
+        if not (told or last) and time.monotonic() < self._next_draw:
+            return
+        self._next_draw = time.monotonic() + _DRAW_S
         texts = [self._output(line) for line in self._lines.new(last)] + [as_text(each) for each in told]
+        is_new = snapshot is not None and snapshot is not self._shown
+        self._shown = snapshot
         if texts:
+            if snapshot is not None and self._console.is_terminal:
+                self._display.show(snapshot, draw=False)
+                is_new = False
             self._print(Text("\n").join(texts))
-        if snapshot is not None and snapshot is not self._shown:
-            self._shown = snapshot
+        if snapshot is not None and is_new:
             self._display.show(snapshot)
 
     def _output(self, line: NewLine) -> Text:
