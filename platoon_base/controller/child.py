@@ -5,8 +5,6 @@ It is started as ``python -m platoon_base.controller.child script.py args``, or 
 
 from __future__ import annotations
 
-import contextlib
-import faulthandler
 import logging
 import os
 import sys
@@ -33,9 +31,7 @@ def main() -> None:
 
 
 def run(program: Program, args: Sequence[str]) -> None:
-    """Run a program; the exception that ends it goes to this worker's error file, and a crash's place to its log."""
-    with contextlib.suppress(Exception):  # the log is no file
-        faulthandler.enable()
+    """Run a program; the exception that ends it goes to this worker's error file."""
     with recorded(program.folder):
         program.run(args)
 
