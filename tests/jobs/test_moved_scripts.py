@@ -309,7 +309,7 @@ sys.exit(status)
 
 def test_a_batched_sum_over_the_data_channel(serve, work):
     data_port = free_port()
-    controller, port = serve(BATCHED_SUMS, f"--data-port={data_port}")
+    controller, port = serve(BATCHED_SUMS, f"--data-port={data_port}", "-D", "cpu", "cpu")
     text = """
     seen = []
     while worker.send_req('next') != 'stop':
