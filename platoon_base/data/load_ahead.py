@@ -63,7 +63,8 @@ def load_ahead(
     batches : callable or iterable
         An iterable of batches, or a function without arguments that returns one and is called in that process. A
         batch is an array, or a tuple, list or dict of arrays. A generator serves one loop. Calls of `Worker` belong
-        before: that process has no place in the job.
+        before: that process has no place in the job. It is a daemon of ``multiprocessing``, so it may start no
+        processes of that module, such as a ``Pool``.
     ahead : int
         How many batches may be out at a time: those that the script keeps, and those that lie ready.
     copy : bool
@@ -173,11 +174,14 @@ class Pass:
         self._reader = reader
         self._process = process
         self._pid = os.getpid()
+        self._over = False
 
     def __iter__(self) -> Pass:
         return self
 
     def __next__(self) -> Any:
+        if self._over:
+            raise StopIteration
         try:
             return next(self._reader)
         except StopIteration:
@@ -197,6 +201,7 @@ class Pass:
 
     def close(self) -> None:
         """End the process; a second call does nothing. Arrays that the script has stay valid."""
+        self._over = True
         if self._pid == os.getpid():
             self._reader.close()
             _end(self._process)
