@@ -107,12 +107,12 @@ class BatchReader:
 
     @classmethod
     def over(
-        cls, link: Link, *, ahead: int, copy: bool, pin_memory: bool, timeout_s: float, server: str
+        cls, link: Link, *, ahead: int, copy: bool, pin_memory: bool, timeout_s: float, server: str, rank: int = 0
     ) -> BatchReader:
         """Make the reader at the other end of a connection; errors call the process there ``server``."""
         reader = cls.__new__(cls)
         reader._server = server
-        reader._begin(link, 0, ahead, copy, pin_memory, timeout_s)
+        reader._begin(link, rank, ahead, copy, pin_memory, timeout_s)
         return reader
 
     def _begin(self, link: Link, rank: int, ahead: int, copy: bool, pin_memory: bool, timeout_s: float) -> None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from platoon_base.data.batch_frames import MAX_AHEAD
+from platoon_base.data.batch_link import connect_link
 from platoon_base.data.batch_reader import BatchReader
 from platoon_base.data.batch_server import BatchServer
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import data_socket
 from platoon_base.platoon_api.ports import require_port
 
-__all__ = ["open_reader", "open_server", "require_arrays"]
+__all__ = ["open_reader", "open_server", "reader_of_running", "require_arrays", "require_hwm"]
 
 
 def open_server(port: int, workers: int) -> BatchServer:
@@ -24,12 +25,35 @@ def open_server(port: int, workers: int) -> BatchServer:
     return BatchServer(data_socket(port), readers=max(1, workers))
 
 
-def open_reader(port: int, hwm: int, timeout_s: float) -> BatchReader:
-    """Open a worker's end, which has up to ``hwm`` batches waiting; 0 is as many as there can be."""
-    require_port(port)
+def open_reader(port: int, hwm: int, rank: int, timeout_s: float) -> BatchReader:
+    """Open a worker's end, which has up to ``hwm`` batches waiting; waits for a controller that opens its end later."""
+    return BatchReader(data_socket(port), ahead=_ahead(hwm), rank=rank, timeout_s=timeout_s)
+
+
+def reader_of_running(port: int, hwm: int, rank: int, timeout_s: float) -> BatchReader | None:
+    """Open a worker's end as `open_reader`, without a wait; None if the controller has not opened its end."""
+    link = connect_link(data_socket(port))
+    if link is None:
+        return None
+    return BatchReader.over(
+        link,
+        ahead=_ahead(hwm),
+        copy=False,
+        pin_memory=False,
+        timeout_s=timeout_s,
+        server="the batch server",
+        rank=rank,
+    )
+
+
+def require_hwm(hwm: Any) -> None:
+    """Raise `ConfigurationError` unless so many mini-batches may wait; 0 is as many as there can be."""
     if isinstance(hwm, bool) or not isinstance(hwm, int) or hwm < 0:
         raise ConfigurationError(f"got data_hwm={hwm!r}: it is the number of mini-batches that may wait, such as 10")
-    return BatchReader(data_socket(port), ahead=min(hwm or MAX_AHEAD, MAX_AHEAD), rank=0, timeout_s=timeout_s)
+
+
+def _ahead(hwm: int) -> int:
+    return min(hwm or MAX_AHEAD, MAX_AHEAD)
 
 
 def require_arrays(arrays: Any) -> list[Any]:

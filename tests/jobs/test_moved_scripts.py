@@ -327,6 +327,38 @@ def test_a_batched_sum_over_the_data_channel(serve, work):
     assert done in (40, 41)
 
 
+BATCH_BEFORE_ANSWER = """
+import sys
+import numpy
+from platoon_base.platoon_api.channel import Controller
+
+class Feeding(Controller):
+    def handle_control(self, req, worker_id, req_info):
+        self.send_mb([numpy.full(2, req_info)])
+        return 'train'
+
+parser = Controller.default_parser()
+controller = Feeding(**Controller.default_arguments(parser.parse_args()))
+print("ready", flush=True)
+sys.exit(controller.serve())
+"""
+
+
+def test_a_request_is_answered_after_the_mini_batch_that_its_handler_sends(serve, work):
+    data_port = free_port()
+    controller, port = serve(BATCH_BEFORE_ANSWER, f"--data-port={data_port}")
+    text = """
+    for number in range(3):
+        assert worker.send_req('next', number) == 'train'
+        assert worker.recv_mb()[0].tolist() == [number, number]
+    print("fed")
+    """
+    # Bounds the wait for a reader that does not come.
+    preamble = PREAMBLE.replace("worker = Worker(", "worker = Worker(socket_timeout=20000, ")
+    assert "fed" in end(work(text, port, f"--data-port={data_port}", preamble=preamble))
+    end(controller)
+
+
 def test_a_process_that_only_serves_mini_batches(serve, work, start):
     data_port = free_port()
     controller, port = serve()

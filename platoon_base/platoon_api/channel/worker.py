@@ -15,10 +15,10 @@ from platoon_base.data.batch_reader import BatchReader
 from platoon_base.data.shared_arrays import SharedArrays
 from platoon_base.errors import ConfigurationError, PlatoonWarning, WorkerLostError
 from platoon_base.job.joining import connect, connect_at_port
-from platoon_base.platoon_api.data_channel import open_reader
+from platoon_base.platoon_api.data_channel import open_reader, reader_of_running, require_hwm
 from platoon_base.platoon_api.json_text import from_json, to_json
 from platoon_base.platoon_api.param_sync import ParamSyncRule, is_user_defined
-from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments
+from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments, require_port
 from platoon_base.system.environment import DEVICE, JOB
 from platoon_base.worker.handle import Worker as Handle
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
@@ -82,8 +82,11 @@ class Worker:
         self._timeout_s = _seconds(socket_timeout)
         self._params: list[Any] = []
         self._update: Callable[[list[Any]], object] | None = None
-        self._data_port, self._data_hwm = data_port, data_hwm
+        self._data_port: int | None = None
+        self._data_hwm = data_hwm
         self._reader: BatchReader | None = None
+        if data_port is not None:
+            self._set_data_port(data_port, data_hwm)
         if os.environ.get(JOB):
             self.handle = connect()
         else:
@@ -91,7 +94,9 @@ class Worker:
             self.handle = connect_at_port(control_port, self._timeout_s, device)
             atexit.register(self._end_of_script)
         self._arrays = SharedArrays(self.handle)
+        atexit.register(self._end_of_data)
         Worker._current = self
+        self._find_data()
 
     # The job.
 
@@ -133,6 +138,7 @@ class Worker:
         """
         name = req if isinstance(req, str) else type(req).__name__
         text = to_json([req, info], f"a request {name!r}")
+        self._find_data()  # the handler may send a mini-batch, which waits for a reader, before it answers
         return from_json(self.handle.send_req(name, text, timeout_s=self._timeout_s))
 
     def lock(self, timeout: float | None = None) -> None:
@@ -234,11 +240,23 @@ class Worker:
     # Mini-batches.
 
     def init_mb_sock(self, port: int, data_hwm: int = DATA_HWM) -> None:
-        """Read mini-batches from the controller with this data port; the constructor's ``data_port`` does it too."""
-        if self._reader is not None:
-            self._reader.close()
+        """Read mini-batches from the controller with this data port; the constructor's ``data_port`` does it too.
+
+        A controller that has not opened the port so far is looked for at each request, and waited for by `recv_mb`.
+        """
+        self._set_data_port(port, data_hwm)
+        self._end_of_data()
+        self._find_data()
+
+    def _set_data_port(self, port: int, data_hwm: int) -> None:
+        require_port(port)
+        require_hwm(data_hwm)
         self._data_port, self._data_hwm = port, data_hwm
-        self._reader = open_reader(port, data_hwm, self._timeout_s)
+
+    def _find_data(self) -> None:
+        """Join the readers if the controller serves mini-batches by now."""
+        if self._reader is None and self._data_port is not None:
+            self._reader = reader_of_running(self._data_port, self._data_hwm, self.global_rank, self._timeout_s)
 
     def recv_mb(self) -> list[Any]:
         """Return the next mini-batch: a list of ndarrays, which lie in shared memory until the script drops them.
@@ -255,8 +273,8 @@ class Worker:
         if self._reader is None:
             if self._data_port is None:
                 raise ConfigurationError("this worker has no data channel: pass data_port, or call init_mb_sock(port)")
-            self.init_mb_sock(self._data_port, self._data_hwm)
-        batch = None if self._reader is None else self._reader.receive()
+            self._reader = open_reader(self._data_port, self._data_hwm, self.global_rank, self._timeout_s)
+        batch = self._reader.receive()
         if batch is None:
             raise WorkerLostError("the controller has ended its mini-batches: leave the loop before, by its answers")
         return list(batch)
@@ -265,10 +283,16 @@ class Worker:
 
     def close(self) -> None:
         """Leave the job; the others go on."""
-        if self._reader is not None:
-            self._reader.close()
+        self._end_of_data()
+        self._data_port = None
         self._arrays.close()
         self.handle.close()
+
+    def _end_of_data(self) -> None:
+        """Leave the readers, if this worker is one."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
 
     def _end_of_script(self) -> None:
         """Leave as one that has failed, if an exception ended the script; Python leaves it in `sys.last_type`."""
