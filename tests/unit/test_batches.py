@@ -87,7 +87,9 @@ def test_a_batch_arrives_as_it_was_sent(server, reader, name):
         assert b.flags.aligned
 
 
-@pytest.mark.parametrize("batch", [np.array([object()]), ["a", [1, "b", None]], np.zeros(2, "i4,f8")], ids=str)
+@pytest.mark.parametrize(
+    "batch", [np.array([object()]), ["a", [1, "b", None]], np.zeros(2, "i4,f8")], ids=["objects", "lists", "records"]
+)
 def test_what_is_not_its_bytes_is_refused(server, reader, batch):
     with pytest.raises(ConfigurationError, match="of dtype"):
         server.send(batch)
