@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import contextlib
 import os
+import select
 import socket
 import stat
 import struct
@@ -54,6 +55,8 @@ class Link:
             raise ProtocolError(f"refused a connection of user {uid}: batches are shared within one user alone")
         self.pid = of_socket if pid is None else pid
         self.death_fd = -1
+        self._writable = select.poll()
+        self._writable.register(sock, select.POLLOUT)
         if self.pid > 0 and self.pid != os.getpid():
             with contextlib.suppress(OSError):  # gone already, which the socket tells; or an old kernel
                 self.death_fd = os.pidfd_open(self.pid)
@@ -61,6 +64,11 @@ class Link:
     def fileno(self) -> int:
         """Return the file descriptor of the socket, to poll."""
         return self._sock.fileno()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the next message will be taken: Linux says so while three quarters of the buffer are free."""
+        return bool(self._writable.poll(0))
 
     def send(self, frame: bytes, fd: int = -1) -> bool:
         """Send a message, with a file descriptor or without; False if the other end is gone.

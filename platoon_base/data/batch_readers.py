@@ -75,7 +75,7 @@ class Reader:
     @property
     def has_room(self) -> bool:
         """Whether it may get another batch."""
-        return len(self.dealt) < self.ahead
+        return len(self.dealt) < self.ahead and self.link.has_room
 
 
 class Readers:

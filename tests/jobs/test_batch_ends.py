@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from platoon_base.data import load_ahead
-from platoon_base.errors import WorkerLostError
+from platoon_base.data import BatchReader, BatchServer, load_ahead
+from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
 
 pytestmark = pytest.mark.base
 
@@ -29,3 +29,19 @@ def test_a_loop_that_was_closed_or_has_failed_is_over():
     with pytest.raises(WorkerLostError, match="ZeroDivisionError"):
         next(failed)
     assert list(failed) == []
+
+
+def test_a_reader_with_no_room_for_messages_is_waited_for(tmp_path):
+    """The description of 200 named arrays takes a tenth of a socket's buffer."""
+    with BatchServer(str(tmp_path / "batches")) as server, BatchReader(server.address, ahead=60) as reader:
+        many = ({f"array {name}": np.full(2, number) for name in range(200)} for number in range(200))
+        with pytest.raises(CollectiveTimeoutError, match="had room"):
+            server.serve(many, timeout_s=0.2)
+        sent = server.sent
+        assert 2 < sent <= 60
+        assert [int(reader.receive()["array 7"][0]) for _ in range(sent)] == list(range(sent))
+        server.send(np.full(1, sent), timeout_s=5)
+        assert reader.receive()[0] == sent
+        server.end()
+        assert reader.receive() is None
+        assert server.lost == 0
