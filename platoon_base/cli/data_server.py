@@ -18,6 +18,7 @@ import click
 
 from platoon_base.controller import child
 from platoon_base.controller.program import Program, python_main
+from platoon_base.data.batch_address import tell_failure
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import JOB, RANK
 from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
@@ -107,7 +108,19 @@ def main() -> None:
     """Run the script on the command line, until it ends or the launcher does."""
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == int(os.environ.pop(_OF_THE_LAUNCHER, str(os.getppid()))):  # else it is gone already
-        child.main()
+        with _told(os.environ[JOB]):
+            child.main()
+
+
+@contextlib.contextmanager
+def _told(folder: str) -> Iterator[None]:
+    """Let workers that wait for the server know what has ended it."""
+    try:
+        yield
+    except BaseException as exc:
+        if not isinstance(exc, SystemExit) or exc.code not in (0, None):
+            tell_failure(folder, f"{type(exc).__name__}: {exc}; see {LOG_FILE} beside the workers' logs")
+        raise
 
 
 if __name__ == "__main__":

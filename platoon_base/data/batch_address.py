@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+from pathlib import Path
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
 from platoon_base.system.environment import JOB
 
-__all__ = ["batch_address", "expected_readers"]
+__all__ = ["batch_address", "expected_readers", "failure_of_server", "tell_failure"]
 
+_FAILURE = "server-failed"
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,40}")
 
 
@@ -39,6 +41,21 @@ def batch_address(address: str | None = None, name: str = "batches", folder: str
             "sides the same address, a path such as /tmp/me/batches; to load ahead without a server use load_ahead"
         )
     return os.path.join(os.path.abspath(folder), f"data-{name}")
+
+
+def tell_failure(folder: str, text: str) -> None:
+    """Let the workers of a job know that its server has failed, maybe before it listened."""
+    path = os.path.join(folder, _FAILURE)
+    Path(f"{path}.new").write_text(text, errors="backslashreplace")
+    os.replace(f"{path}.new", path)
+
+
+def failure_of_server(address: str) -> str:
+    """Return what the server that would listen at an address has failed by; empty if nothing is known."""
+    try:
+        return Path(os.path.dirname(address), _FAILURE).read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def expected_readers(address: str | None) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.data.batch_address import batch_address
+from platoon_base.data.batch_address import batch_address, failure_of_server
 from platoon_base.data.batch_frames import (
     MAX_AHEAD,
     PROTOCOL,
@@ -364,6 +364,8 @@ def _shapes(arrays: Sequence[Any]) -> str:
 def _connect(address: str, timeout_s: float) -> Link:
     deadline = time.monotonic() + timeout_s
     while (link := connect_link(address)) is None:
+        if why := failure_of_server(address):
+            raise WorkerLostError(f"the data server has failed before it listened at {address}: {why}")
         if time.monotonic() > deadline:
             raise CollectiveTimeoutError(
                 f"there is no batch server at {address} after {timeout_s:g} s: start one (BatchServer in the "

@@ -45,3 +45,15 @@ def test_a_reader_with_no_room_for_messages_is_waited_for(tmp_path):
         server.end()
         assert reader.receive() is None
         assert server.lost == 0
+
+
+def test_a_launched_server_that_fails_before_it_listens_is_told(platoon, write_script, tmp_path):
+    write_script("import no_such_module", "server.py")
+    script = write_script("from platoon_base.data import BatchReader\nnext(iter(BatchReader(timeout_s=120)))")
+    logs = tmp_path / "logs"
+    done = platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script)
+    assert done.returncode == 1
+    log = (logs / "rank0.log").read_text()
+    assert "WorkerLostError: the data server has failed before it listened" in log
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in log
+    assert "no_such_module" in (logs / "data_server.log").read_text()
