@@ -71,7 +71,7 @@ class Combined:
                     )
                 self._add(i, value if counted else value[:0], lambda before, new: np.concatenate([before, new]))
             else:
-                self._add(i, value, _BINARY[reduction])
+                self._add(i, value if counted else np.full_like(value, _identity(reduction, value)), _BINARY[reduction])
 
     def _add(self, i: int, value: Any, combine: Any) -> None:
         self._values[i] = value if self._values[i] is None else combine(self._values[i], value)
@@ -117,6 +117,17 @@ class Combined:
             elif dtype == np.bool_:
                 dtype = np.dtype(np.int64)
             self._values[i] = np.asarray(total, dtype)
+
+
+def _identity(reduction: str | None, like: Array) -> Any:
+    """Return e with ``op(e, v) == v`` for every v of this dtype."""
+    if reduction == "prod":
+        return 1
+    if reduction not in ("max", "min") or like.dtype.kind not in "fiu":
+        return like  # this worker's own; all_reduce refuses other dtypes
+    if like.dtype.kind == "f":
+        return -np.inf if reduction == "max" else np.inf
+    return np.iinfo(like.dtype).min if reduction == "max" else np.iinfo(like.dtype).max
 
 
 def _gathered(worker: Worker, value: Array, counts: Sequence[int], timeout_s: float) -> Array:
