@@ -88,7 +88,8 @@ def _run(args: argparse.Namespace) -> int:
     worker.require()
     chosen = chosen_devices(None, args.devices)
     require_devices(chosen.devices)
-    words = ["--single", *shlex.split(args.controller_args)]
+    words = ["--single", *_split(args.controller_args, "-c")]
+    _split(args.workers_args, "-w")  # before a log folder is made
     console = report.open_console()
     report.log_to(console)
     own = None if controller.files() else _own_controller_arguments(words)
@@ -106,6 +107,13 @@ def _run(args: argparse.Namespace) -> int:
     if serving.result is not None:
         report.print_result(console, serving.result, len(chosen.devices), folder)
     return OK if status == 0 else FAILED
+
+
+def _split(text: str, option: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as exc:
+        raise ConfigurationError(f"got {option} {text!r}, in which a quote is not closed ({exc}): close it") from exc
 
 
 def _own_controller_arguments(words: Sequence[str]) -> dict[str, object]:

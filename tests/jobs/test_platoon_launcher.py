@@ -120,6 +120,8 @@ def test_a_worker_that_fails_is_exit_status_1(launcher, tmp_path, own_controller
         (["demo", "--what"], "unrecognized arguments"),
         (["demo", "-D", "gpu7"], "got device 'gpu7'"),
         (["demo", "-D", "cpu", "-c", "--nothing=1"], "unrecognized arguments: --nothing=1"),
+        (["demo", "-D", "cpu", "-w", "--text 'x"], 'got -w "--text \'x", in which a quote is not closed'),
+        (["demo", "-D", "cpu", "-c", "--greeting 'x"], 'got -c "--greeting \'x", in which a quote is not closed'),
         (["demo", "-D", "cpu", "-H", "elsewhere"], "-H names host elsewhere: a job runs on one host"),
     ],
 )
