@@ -101,8 +101,12 @@ def _files() -> Iterator[tuple[Path, configparser.ConfigParser]]:
 
 
 def _is_this_host(name: str) -> bool:
-    here = os.uname().nodename.lower()
-    return name.lower() in (here, here.partition(".")[0], *_THIS_HOST)
+    here, name = os.uname().nodename.lower(), name.lower()
+    if name == here or name in _THIS_HOST:
+        return True
+    # One of the two may leave the domain out.
+    (short, _, domain), (own, _, own_domain) = name.partition("."), here.partition(".")
+    return short == own and not (domain and own_domain)
 
 
 def _split(text: str) -> list[str]:

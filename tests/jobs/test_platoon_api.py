@@ -16,6 +16,7 @@ from platoon_base import platoon_api
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.job import solo
 from platoon_base.platoon_api import global_dynamics, ops, param_sync
+from platoon_base.platoon_api.channel import Controller
 
 pytestmark = pytest.mark.theano
 
@@ -278,3 +279,8 @@ def test_what_cannot_work_is_refused(worker, make, complaint):
 
 def test_the_rules_of_the_center_have_their_old_names():
     assert (platoon_api.EASGD, platoon_api.ASGD) == (param_sync.EASGD, param_sync.ASGD)
+
+
+def test_an_unclosed_quote_in_the_arguments_of_workers_is_refused():
+    with pytest.raises(ConfigurationError, match="quote is not closed"):
+        Controller(control_port=None, worker_args="--file 'a")

@@ -161,6 +161,9 @@ def test_arguments_come_before_the_environment_and_that_before_files(launcher, h
     assert f"3 workers on the CPU ({home}/.platoonrc, {host.lower()})" in workers(PLATOONRC=str(named))
     (tmp_path / ".platoonrc").write_text(f"[platoon]\nhosts = {host}\n[devices]\n{host} = cpu cpu\n")
     assert "2 workers on the CPU (.platoonrc" in workers()
+    whole = host if "." in host else f"{host}.example.org"
+    (tmp_path / ".platoonrc").write_text(f"[platoon]\nhosts = {whole}\n[devices]\n{whole} = cpu cpu cpu cpu\n")
+    assert "4 workers on the CPU (.platoonrc" in workers()
     (tmp_path / ".platoonrc").unlink()
     (home / ".platoonrc").unlink()
     assert f"1 worker on the CPU ({named}, localhost)" in workers(PLATOONRC=f"{tmp_path}/none:{named}")

@@ -86,7 +86,7 @@ class Controller:
         self._experiment = experiment_name
         self._devices = list(devices or ())
         self._log_folder = Path(log_directory) if log_directory else None
-        self._worker_args = shlex.split(worker_args) if isinstance(worker_args, str) else list(worker_args)
+        self._worker_args = _words(worker_args)
         self._open = contextlib.ExitStack()
         self._job: Job | None = None
         self._server: BatchServer | None = None
@@ -297,3 +297,13 @@ class Controller:
     def get_workers_devices(devices: Sequence[str] | None = None) -> list[str]:
         """Return the device of each worker: those named, or by default every GPU, else a worker for each core."""
         return choose_devices(None, [name for word in devices or () for name in word.split(",") if name]).devices
+
+
+def _words(worker_args: str | Sequence[str]) -> list[str]:
+    """Divide the arguments of workers into words, as a shell does."""
+    if not isinstance(worker_args, str):
+        return list(worker_args)
+    try:
+        return shlex.split(worker_args)
+    except ValueError as exc:
+        raise ConfigurationError(f"got worker_args {worker_args!r}, in which a quote is not closed ({exc})") from exc
