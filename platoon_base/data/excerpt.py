@@ -66,7 +66,7 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
         )
     if threads < 1:
         raise ConfigurationError(f"got threads={threads!r}: must be 1 or more")
-    numbers = row_numbers(indices, len(rows))
+    numbers = row_numbers(indices, len(rows)).copy()  # another thread may change the caller's after the check
     shape = (len(numbers), *rows.shape[1:])
     if out is None:
         out = np.empty(shape, rows.dtype)

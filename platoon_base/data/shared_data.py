@@ -149,7 +149,7 @@ class SharedData:
 
     @property
     def array(self) -> Array:
-        """All rows, read-only. After `resize` of any worker it is another array; the old one keeps its memory."""
+        """All rows, read-only. After `resize` of any worker it is another array, and the old one stays valid."""
         return self._memory.rows()
 
     @property
@@ -189,8 +189,8 @@ class SharedData:
         """Change the number of rows, for all workers; new rows are zeros.
 
         One worker calls it, and then all meet (`Worker.barrier`). The others see the change at their next use of the
-        data, and arrays that they have taken before stay as they are. Memory of rows that are cut off is kept for
-        later ones.
+        data. Arrays that they have taken before stay valid, and keep the rows that are not cut off: new rows are zeros,
+        also where rows were that had been cut off.
 
         Raises
         ------

@@ -177,10 +177,10 @@ class Function(JobBound):
         Parameters
         ----------
         *values : array, SharedData or number
-            For each input; of those that are scattered all the data, the same on every worker.
+            For each input, the same on every worker, which is not checked; of those that are scattered all the data.
         batch : slice or list of int, optional
             The rows of the scattered inputs to compute from, by default all. Each worker takes its part of them. The
-            first worker's list counts for all.
+            first worker's list counts for all; a slice must be the same on every worker, which is not checked.
         batch_s : slice or list of int, or a list of these with one for each worker, optional
             The rows of each worker's own data sets, ``sliceable_shareds``, by default all. One list counts for all
             workers as the first one passes it; of several each worker takes its own.
