@@ -211,14 +211,15 @@ def test_what_is_no_rule_is_refused(solo_worker, rule):
 def test_the_rule_is_center_momentum_if_none_is_named(job_worker):
     """By hand: of one step of 1 away from the center alpha = 0.9 / 2 is taken back, as there may be two workers.
 
-    The mean pull is (1 - sqrt(0.9)) alpha then, and moves worker and center 1.35 sqrt(2) times as far.
+    The mean pull is (1 - sqrt(mu)) alpha then, and moves worker and center 1.35 sqrt(2) times as far; at a period of 1
+    mu is the tenth root of 0.9.
     """
     params = make_params()
     start = [p.get_value() for p in params]
     updates = sync_updates({p: p + 1 for p in params}, params, every_n_batches=1, worker=job_worker)
     theano.function([], updates=updates)()
     for value, first in zip(params, start):
-        expected = first + 0.55 + 1.35 * 2**0.5 * (1 - 0.9**0.5) * 0.45
+        expected = first + 0.55 + 1.35 * 2**0.5 * (1 - 0.9**0.05) * 0.45
         np.testing.assert_allclose(value.get_value(), expected, rtol=1e-5, atol=1e-6)
 
 

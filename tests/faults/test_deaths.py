@@ -159,7 +159,9 @@ def test_asynchronous_training_goes_on_wherever_a_worker_dies(run_job, caplog, p
         assert outcome.result.exits[0].rank == victim
     assert outcome.result.status == WAYS[way]
     assert ("RuntimeError: on purpose" in outcome.logs[victim]) == (way == "raises")
-    assert outcome.result.stopped_by == "end of script"
+    first = {"killed": "killed by SIGKILL", "raises": "RuntimeError: on purpose"}
+    cause = f"worker {victim}: {first[way]}" if way in first else "end of script"
+    assert outcome.result.stopped_by.startswith(cause)
     assert not outcome.result.interrupted
     if way == "exits" and point != "before it joins":
         assert f"rank {victim} ended without leaving the job: exit status 0" in caplog.text
