@@ -286,7 +286,7 @@ def test_a_module_joins_a_running_job(platoon, write_script, package):
         (["launch", "-n", "2", "--seed", "-4", "script.py"], "Invalid value for '--seed': -4 is not in the range"),
         (["launch", "-n", "2", "--grace", "nan", "script.py"], "got nan: it must be a number of seconds"),
         (["launch", "--nope", "script.py"], "No such option:? '?--nope"),
-        (["launch", "--seeed", "3", "script.py"], "No such option:? '?--seeed.*Did you mean.*--seed"),
+        (["launch", "--seeed", "3", "script.py"], "No such option:? '?--seeed.*(mean|options).*--seed"),
         (["launch", "-m", "missing.module"], "there is no module 'missing.module' to run"),
         (["launch", "-m", "script.py"], "there is no module 'script.py' to run"),
         (["join", "0123456789ab", "script.py"], "no running job '0123456789ab'"),

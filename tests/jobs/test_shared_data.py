@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from watching import await_file
 
 from platoon_base.shm.segments import SHM_FOLDER
 
@@ -254,23 +255,24 @@ def test_data_stay_readable_when_the_controller_is_killed_and_go_with_the_last_w
 data = SharedData(rows, "x")
 worker.barrier()
 if rank == 0:
+    await_file(folder / "rank 1 needs the controller no more")
     os.kill(os.getppid(), signal.SIGKILL)
+(folder / f"rank {rank} needs the controller no more").touch()
 while not worker.should_stop:
     pass
 np.testing.assert_array_equal(data.excerpt([5, 6]), rows[[5, 6]])
 worker.close()
-(folder / f"fifo{rank}").write_text("/dev/shm" + files_of(worker).data("x"))
+(folder / "path").write_text("/dev/shm" + files_of(worker).data("x"))
+(folder / f"rank {rank} has closed").touch()
 """
     )
-    for rank in range(2):
-        os.mkfifo(tmp_path / f"fifo{rank}")
     subprocess.run(
         [sys.executable, "-m", "platoon_base", "launch", "-n", "2", script, tmp_path],
         cwd=tmp_path, capture_output=True, check=False, timeout=60, env={**os.environ, "PLATOON_NO_PREFORK": "1"},
     )  # fmt: skip
-    paths = {(tmp_path / f"fifo{rank}").read_text() for rank in range(2)}  # waits for the workers' last lines
-    assert len(paths) == 1
-    assert not os.path.exists(paths.pop())
+    for rank in range(2):
+        await_file(tmp_path / f"rank {rank} has closed")
+    assert not os.path.exists((tmp_path / "path").read_text())
 
 
 def test_clean_removes_the_data_of_a_job_of_which_all_were_killed(platoon, write_script, tmp_path):
