@@ -28,8 +28,8 @@ PYTHON = VENV / "bin" / "python"
 EVERY = bool(os.environ.get("EVERY"))
 OLDEST_AND_NEWEST = (base_pythons.VERSIONS[0], base_pythons.VERSIONS[-1])
 NO_TESTS = 5  # pytest's exit status
-# Tests wait for processes much of the time; on larger machines memory would bound the number.
-AT_ONCE = min(max(2, os.cpu_count() or 1), 8)
+# Tests wait for processes a third of the time; on larger machines memory would bound the number.
+AT_ONCE = min(max(2, (os.cpu_count() or 1) * 3 // 2), 8)
 # Without GPUs: each of the tests' processes would take most of the memory of one.
 ON_THE_CPU = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
