@@ -1,4 +1,4 @@
-"""The display of a running job: live lines on a terminal, plain lines in a pipe, a summary at the end."""
+"""The display of a running job: a live table on a terminal, plain lines in a pipe, a summary at the end."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console, Group
+from rich.console import Console
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from platoon_base.checkpoints.writer import Tally
+from platoon_base.cli.recent import Recent
+from platoon_base.cli.table import plain_line, table
 from platoon_base.controller.controller import Result, Snapshot
-from platoon_base.coordination.roster import Participant, Phase
-from platoon_base.shm.job_state import Progress
 
-__all__ = ["Display", "cut", "summary", "write_summary"]
+__all__ = ["Display", "is_live", "summary", "write_summary"]
 
-_PLAIN_EVERY_S, _REPEAT_EVERY_S = 2.0, 20.0
-_VALUE_CHARACTERS, _LINE_CHARACTERS = 60, 2000
+_LEAST_S, _LONGEST_S = 2.0, 60.0  # between two lines in a pipe
 
 
 class Display:
@@ -32,16 +30,18 @@ class Display:
     Parameters
     ----------
     console : rich.console.Console
-        A terminal gets one live line a worker and a total; anything else gets a plain line now and then.
+        A terminal gets a table that is drawn again and again. A pipe, or a terminal that cannot move its cursor
+        (TERM=dumb), gets a short line for each change.
     """
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
-        self._rates: dict[int, tuple[float, int]] = {}
-        self._next_plain = self._next_repeat = 0.0
-        self._last_plain = ""
-        self._latest: Snapshot | None = None  # not printed yet
+        self._live = None
+        if is_live(console):
+            self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._recent = Recent()
+        self._printed: tuple[str, ...] = ()
+        self._printed_at = -math.inf
 
     def __enter__(self) -> Display:
         if self._live is not None:
@@ -53,102 +53,36 @@ class Display:
     ) -> None:
         if self._live is not None:
             self._live.stop()
-        elif self._latest is not None and _plain(self._latest) != self._last_plain:
-            self._print(self._latest)
+        else:
+            self._print(least_s=0.0)
 
     def show(self, snapshot: Snapshot, draw: bool = True) -> None:
         """Show the state of the job; on a terminal without ``draw`` only when something is printed above it."""
+        self._recent.take(snapshot, time.monotonic())
         if self._live is not None:
-            self._live.update(Group(_table(snapshot), Text(_total(snapshot))), refresh=draw)
-        elif time.monotonic() >= self._next_plain:
-            self._next_plain = time.monotonic() + _PLAIN_EVERY_S
-            if _plain(snapshot) != self._last_plain or time.monotonic() >= self._next_repeat:
-                self._print(snapshot)
+            size = self._console.size
+            lines = table(self._recent, size.width, size.height)
+            self._live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=draw)
         else:
-            self._latest = snapshot
+            self._print(_LEAST_S)
 
-    def _print(self, snapshot: Snapshot) -> None:
-        self._next_repeat = time.monotonic() + _REPEAT_EVERY_S
-        self._last_plain = _plain(snapshot)
-        self._latest = None
-        line = f"[{snapshot.seconds:6.1f} s] {self._last_plain}"
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
-
-
-def _rate(progress: Progress) -> float:
-    """Mini-batches per second since the first one."""
-    seconds = progress.updated - progress.started
-    return (progress.steps - progress.steps_before_start) / seconds if seconds > 0 else math.nan
-
-
-def _sync_share(progress: Progress) -> float:
-    seconds = progress.updated - progress.started
-    return progress.sync_seconds / seconds if seconds > 0 else math.nan
+    def _print(self, least_s: float) -> None:
+        """Print a line if there is a change; values that change often are not printed more often than ``least_s``."""
+        snapshot = self._recent.snapshot
+        if snapshot is None:
+            return
+        key, line = plain_line(self._recent)
+        passed = time.monotonic() - self._printed_at
+        of_workers = key[:1] != self._printed[:1]
+        if of_workers or (key != self._printed and passed >= least_s) or passed >= _LONGEST_S:
+            self._printed, self._printed_at = key, time.monotonic()
+            text = f"[{snapshot.seconds:6.1f} s] {line}"
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
-def _number(value: float, form: str) -> str:
-    return "-" if math.isnan(value) else format(value, form)
-
-
-def _table(snapshot: Snapshot) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("worker", "state", "epoch", "batches/s", "loss", "in sync"):
-        table.add_column(heading, justify="left" if heading in ("worker", "state") else "right")
-    for participant in snapshot.participants:
-        table.add_row(*_cells(participant, snapshot.progress[participant.rank]))
-    return table
-
-
-def _total(snapshot: Snapshot) -> str:
-    state = f"stopping: {snapshot.stop_reason}" if snapshot.stop_reason else f"{snapshot.seconds:.0f} s"
-    return f"total  {state}  {_number(_total_rate(snapshot), '.1f')} batches/s  {_values(snapshot)}"
-
-
-def _cells(participant: Participant, progress: Progress) -> list[str]:
-    return [
-        f"{participant.rank} {participant.device}".strip(),
-        _state_of(participant, progress),
-        str(progress.epoch),
-        _number(_rate(progress), ".1f"),
-        _number(progress.loss, ".4g"),
-        _number(_sync_share(progress), ".1%"),
-    ]
-
-
-def _state_of(participant: Participant, progress: Progress) -> str:
-    """Name the phase; a model that is shared but not trained yet is most likely still being compiled."""
-    if participant.phase is Phase.TRAINING and progress.started == 0:
-        return "starting"
-    return participant.phase.name.lower()
-
-
-def _total_rate(snapshot: Snapshot) -> float:
-    rates = [
-        r for m in snapshot.participants if not m.phase.gone and not math.isnan(r := _rate(snapshot.progress[m.rank]))
-    ]
-    return sum(rates) if rates else math.nan
-
-
-def cut(text: str, characters: int) -> str:
-    """Return a text, shortened to so many characters."""
-    return text if len(text) <= characters else f"{text[:characters]}..."
-
-
-def _values(snapshot: Snapshot) -> str:
-    shown = [f"CHECKPOINTS MISSED {snapshot.missed_checkpoints}"] if snapshot.missed_checkpoints else []
-    for name, value in snapshot.reported.items():
-        shown.append(
-            f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {cut(str(value), _VALUE_CHARACTERS)}"
-        )
-    return cut("  ".join(shown), _LINE_CHARACTERS)
-
-
-def _plain(snapshot: Snapshot) -> str:
-    workers = []
-    for participant in snapshot.participants:
-        _, state, epoch, rate, loss, share = _cells(participant, snapshot.progress[participant.rank])
-        workers.append(f"worker {participant.rank}: {state} epoch {epoch} {rate} batches/s loss {loss} sync {share}")
-    return " | ".join([*workers, f"total: {_values(snapshot) or '-'}"])
+def is_live(console: Console) -> bool:
+    """Whether a console can draw over what it has drawn."""
+    return console.is_terminal and not console.is_dumb_terminal
 
 
 def summary(result: Result, workers: int) -> dict[str, Any]:

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from platoon_base.checkpoints.files import About
-from platoon_base.cli.display import cut, summary
+from platoon_base.cli.display import summary
 from platoon_base.cli.failures import Failures, name_workers
+from platoon_base.cli.table import cut
 from platoon_base.controller.controller import Result
 from platoon_base.controller.processes import Exit
 from platoon_base.devices.discovery import Choice

@@ -15,7 +15,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.text import Text
 
-from platoon_base.cli.display import Display
+from platoon_base.cli.display import Display, is_live
 from platoon_base.cli.failures import Failures
 from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import LogLines, NewLine
@@ -104,7 +104,7 @@ class Screen:
         is_new = snapshot is not None and snapshot is not self._shown
         self._shown = snapshot
         if texts:
-            if snapshot is not None and self._console.is_terminal:
+            if snapshot is not None and is_live(self._console):
                 self._display.show(snapshot, draw=False)
                 is_new = False
             self._print(Text("\n").join(texts))

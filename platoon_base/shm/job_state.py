@@ -18,7 +18,7 @@ from platoon_base.views import array_on
 __all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 6
+VERSION = 7
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
@@ -58,6 +58,11 @@ _ROW = np.dtype(
             (2, 3),
         ),  # positions: the latest and the one before, so that there is a whole one at any moment
         ("synced_slot", "i8"),
+        ("epoch_steps", "i8"),
+        ("last_epoch", "i8"),
+        ("last_step", "i8"),
+        ("bound", "i8"),
+        ("limit", "S48"),
         ("waiting_in", "S128"),
         ("ending", "S512"),
     ],
@@ -91,6 +96,16 @@ class Progress(NamedTuple):
         How many of the steps an earlier process of this rank has made.
     copies : int
         Number of copies from and to the center, without the one by which the parameters were shared.
+    steps_before_epoch : int
+        How many of the steps were made before this epoch.
+    epoch_steps, last_epoch, last_step : int
+        Steps of an epoch, and the numbers of the epoch and of the step that training ends with; 0 if not known.
+    bound : int
+        Whether the worker has met the others to train with them.
+    waits : int
+        Begins and ends of collective calls: odd within one.
+    limit : str
+        Another limit of the training and how far it is, such as ``"patience 3/15"``.
     """
 
     epoch: int
@@ -102,6 +117,13 @@ class Progress(NamedTuple):
     updated: float
     steps_before_start: int = 0
     copies: int = 0
+    steps_before_epoch: int = 0
+    epoch_steps: int = 0
+    last_epoch: int = 0
+    last_step: int = 0
+    bound: int = 0
+    waits: int = 0
+    limit: str = ""
 
     @property
     def exchanges(self) -> int:
@@ -240,4 +262,5 @@ class JobState:
     def progress(self, rank: int) -> Progress:
         """Read the row of a rank."""
         row = self._rows[rank]
-        return Progress(*(row[name].item() for name in Progress._fields))
+        numbers = [row[name].item() for name in Progress._fields[:-1]]
+        return Progress._make([*numbers, self.read_text(rank, "limit")])

@@ -342,7 +342,10 @@ class Worker:
         these workers need each other from now on: the launcher does not start one of them again alone.
         """
         call = msg.Meet(name=name, binds=binds, timeout_s=timeout_s)
-        return self._connection.client.wait_for_all(call, msg.Met).ranks
+        ranks = self._connection.client.wait_for_all(call, msg.Met).ranks
+        if binds:
+            self._connection.progress.mark_bound()
+        return ranks
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Tell whether to stop, with the same answer on every worker: all of them call it, once a round.
@@ -556,6 +559,39 @@ class Worker:
         """
         self._connection.require_open()
         self._connection.progress.add(steps, epoch, loss)
+
+    def count_step(self, loss: float | None = None) -> None:
+        """Count a mini-batch for a script that does not: nothing is counted any more once it calls `progress`."""
+        self._connection.require_open()
+        self._connection.progress.count_for_script(loss)
+
+    def announce(
+        self,
+        *,
+        epoch: int | None = None,
+        epoch_steps: int | None = None,
+        last_epoch: int | None = None,
+        last_step: int | None = None,
+        limit: str | None = None,
+    ) -> None:
+        """Tell those who watch how long training will take; `platoon launch` shows the time that is left.
+
+        The adapters call it. A call costs a few memory accesses.
+
+        Parameters
+        ----------
+        epoch : int, optional
+            The epoch that begins. A script that tells epochs by `progress` has the last word.
+        epoch_steps : int, optional
+            Number of this worker's mini-batches in an epoch.
+        last_epoch, last_step : int, optional
+            The number of the last epoch, as `progress` will tell it, and that of the last mini-batch of this worker.
+        limit : str, optional
+            Another limit and how far it is, in a few words, such as ``"patience 3/15"``.
+        """
+        self._connection.require_open()
+        numbers = {"epoch_steps": epoch_steps, "last_epoch": last_epoch, "last_step": last_step}
+        self._connection.progress.announce(epoch, limit, numbers)
 
     def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Hand values to the controller, for its display and for the summary of the job; the last of a name stays."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from platoon_base.shm.job_state import JobState
+from platoon_base.system.text import to_bytes
 
 __all__ = ["ProgressRow"]
 
@@ -28,18 +30,55 @@ class ProgressRow:
     def __init__(self, job_state: JobState, rank: int) -> None:
         self._job_state = job_state
         self.row: Any = job_state.row(rank)
+        self._script_tells_epochs = self._script_counts = False
+        self._counted_for_it = 0
 
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
         """Take note of steps that were made; see `Worker.progress`."""
+        row = self._touched()
+        if epoch is not None:
+            self._script_tells_epochs = True
+            self._begin_epoch(epoch)
+        if steps:
+            row["steps"] += steps - self._counted_for_it
+            self._script_counts, self._counted_for_it = True, 0
+        if loss is not None:
+            row["loss"] = loss
+
+    def count_for_script(self, loss: float | None) -> None:
+        """Count a step that a compiled function has made, until the script counts its steps itself."""
+        row = self._touched()
+        if not self._script_counts:
+            self._counted_for_it += 1
+            row["steps"] += 1
+        if loss is not None:
+            row["loss"] = loss
+
+    def announce(self, epoch: int | None, limit: str | None, numbers: Mapping[str, int | None]) -> None:
+        """Take note of limits; see `Worker.announce`."""
+        if epoch is not None and not self._script_tells_epochs:
+            self._begin_epoch(epoch)
+        for name, number in numbers.items():
+            if number is not None:
+                self.row[name] = number
+        if limit is not None:
+            self.row["limit"] = to_bytes(limit, self.row.dtype["limit"].itemsize)
+
+    def _touched(self) -> Any:
         now, row = time.monotonic(), self.row
         if row["started"] == 0:
             row["started"] = now
         row["updated"] = now
-        if epoch is not None and epoch != row["epoch"]:
+        return row
+
+    def _begin_epoch(self, epoch: int) -> None:
+        row = self.row
+        if epoch != row["epoch"]:
             row["epoch"], row["steps_before_epoch"] = epoch, row["steps"]
-        row["steps"] += steps
-        if loss is not None:
-            row["loss"] = loss
+
+    def mark_bound(self) -> None:
+        """Take note that this worker has met the others to train with them."""
+        self.row["bound"] = 1
 
     @property
     def steps(self) -> int:

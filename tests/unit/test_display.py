@@ -3,11 +3,15 @@
 import io
 import json
 import math
+import re
+import time
 
 import pytest
 from rich.console import Console
 
 from platoon_base.cli.display import Display, summary, write_summary
+from platoon_base.cli.recent import Recent
+from platoon_base.cli.table import duration, plain_line, table
 from platoon_base.controller.controller import Result, Snapshot
 from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
@@ -15,57 +19,228 @@ from platoon_base.shm.job_state import Progress
 pytestmark = pytest.mark.base
 
 
-def snapshot(stop_reason=None, loss=0.125):
-    participants = [
-        Participant(0, True, phase=Phase.TRAINING, device="cpu"),
-        Participant(1, True, phase=Phase.JOINED, device="cuda1"),
+COMPILING = Progress(0, 0, 0, math.nan, 0.0, 0.0, 0.0, bound=1)
+NOT_YET = COMPILING._replace(bound=0)
+
+
+def steps(count, at, began=100.0, **fields):
+    """The progress of a worker that has made so many steps, at a time of the clock, since another."""
+    values = {"epoch": 1, "syncs": 0, "loss": 0.125, "sync_seconds": 0.05 * (at - began), **fields}
+    return Progress(steps=count, started=began, updated=at, **values)
+
+
+def snapshot(progress, reported=None, stop_reason=None, seconds=12.5, phases=None, devices=None):
+    """A snapshot of workers with this progress; those that have none yet have not joined."""
+    phases = phases or [Phase.EXPECTED if each is NOT_YET else Phase.TRAINING for each in progress]
+    devices = devices or ["cpu"] * len(progress)
+    roster = [Participant(i, True, phase=p, device=d) for i, (p, d) in enumerate(zip(phases, devices))]
+    return Snapshot(roster, dict(enumerate(progress)), reported or {}, stop_reason, seconds)
+
+
+def recent_of(*snapshots, now=None):
+    recent = Recent()
+    for each in snapshots:
+        recent.take(each, max(p.updated for p in each.progress.values()) if now is None else now)
+    return recent
+
+
+def terminal(**environment):
+    return Console(file=io.StringIO(), force_terminal=True, width=80, height=24, _environ=environment)
+
+
+def test_a_table_of_two_workers_and_the_reported_values():
+    later = snapshot(
+        [
+            steps(200, 120.0, epoch=3, last_epoch=50, epoch_steps=10, steps_before_epoch=195, limit="patience 3/15"),
+            COMPILING,
+        ],
+        {"valid_error": 0.0625, "note": "hi"},
+        devices=["cpu", "cuda1"],
+    )
+    # 47 epochs of 10 steps, and 5 steps, at 10 a second.
+    assert table(recent_of(later), 80, 24) == [
+        "worker   state      epoch  batches/s   loss  in sync",
+        "0 cpu    training    3/50       10.0  0.125     5.0%",
+        "1 cuda1  compiling      0          -      -        -",
+        "total 10.0 batches/s  12 s  patience 3/15  about 48 s left",
+        "valid_error 0.0625  note hi",
     ]
-    progress = {
-        0: Progress(epoch=3, steps=200, syncs=20, loss=loss, sync_seconds=0.5, started=100.0, updated=110.0),
-        1: Progress(epoch=0, steps=0, syncs=0, loss=math.nan, sync_seconds=0.0, started=0.0, updated=0.0),
+
+
+def test_rates_are_those_of_the_latest_seconds():
+    course = [snapshot([steps(100 * i, 100.0 + i)]) for i in range(1, 31)]
+    slower = [snapshot([steps(3000 + 5 * i, 130.0 + i)]) for i in range(1, 13)]
+    recent = recent_of(*course)
+    assert recent.rate(0) == pytest.approx(100.0)
+    for each in slower:
+        recent.take(each, each.progress[0].updated)
+    assert recent.rate(0) == pytest.approx(5.0)
+    assert recent.sync_share(0) == pytest.approx(0.05)
+    recent.take(slower[-1], 142.0 + 30.0)
+    assert recent.rate(0) == 0.0, "steps have been due for long"
+
+
+def test_a_step_that_takes_minutes_has_a_rate():
+    recent = recent_of(snapshot([steps(1, 160.0)]), snapshot([steps(2, 220.0)]), snapshot([steps(3, 280.0)]))
+    assert recent.rate(0) == pytest.approx(1 / 60)
+    recent.take(snapshot([steps(3, 280.0)]), 330.0)
+    assert recent.rate(0) == pytest.approx(1 / 60), "the next one is not due yet"
+
+
+def test_a_worker_that_was_started_again_has_a_new_rate():
+    recent = recent_of(snapshot([steps(100, 110.0)]), snapshot([steps(100, 110.0, steps_before_start=100, began=0.0)]))
+    recent.take(snapshot([steps(130, 121.0, began=120.0, steps_before_start=100)]), 121.0)
+    assert recent.rate(0) == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({"last_step": 300}, 20.0),
+        ({"last_epoch": 4, "epoch_steps": 50, "epoch": 2, "steps_before_epoch": 50}, 10.0),
+        ({"last_epoch": 4, "epoch_steps": 50, "epoch": 2, "steps_before_epoch": 50, "last_step": 120}, 2.0),
+        ({"last_epoch": 4}, math.nan),
+        ({}, math.nan),
+    ],
+)
+def test_the_time_left_follows_from_the_nearest_limit(limits, left):
+    """100 steps in 10 s."""
+    recent = recent_of(snapshot([steps(100, 110.0, **limits), NOT_YET]))
+    assert recent.seconds_left() == pytest.approx(left, nan_ok=True)
+
+
+def test_the_job_takes_as_long_as_its_slowest_worker():
+    recent = recent_of(snapshot([steps(100, 110.0, last_step=200), steps(50, 110.0, last_step=200)]))
+    assert recent.seconds_left() == pytest.approx(30.0)
+
+
+def test_a_worker_in_a_long_collective_call_waits():
+    waiting = [steps(5, 101.0), steps(5, 101.0, waits=7)]
+    assert "waiting" not in "".join(table(recent_of(snapshot(waiting)), 80, 24))
+    recent = recent_of(snapshot(waiting), now=102.0)
+    recent.take(snapshot(waiting), 110.0)
+    assert [line.split()[2] for line in table(recent, 80, 24)[1:3]] == ["training", "waiting"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "progress", "state"),
+    [
+        (Phase.EXPECTED, NOT_YET, "importing"),
+        (Phase.JOINED, NOT_YET, "joined"),
+        (Phase.JOINED, COMPILING, "compiling"),
+        (Phase.TRAINING, NOT_YET, "compiling"),
+        (Phase.JOINED, steps(1, 101.0), "training"),
+        (Phase.LEFT, steps(1, 101.0), "left"),
+        (Phase.LOST, steps(1, 101.0), "lost"),
+    ],
+)
+def test_states(phase, progress, state):
+    assert table(recent_of(snapshot([progress], phases=[phase])), 80, 24)[1].split()[2] == state
+
+
+@pytest.mark.parametrize("workers", [1, 4, 16, 40, 64, 256])
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (60, 10), (200, 50)])
+def test_any_number_of_workers_fits_and_no_word_is_broken(workers, width, height):
+    reported = {f"measure_{i}": i / 7 for i in range(30)} | {"note": "several words " * 20}
+    progress = [steps(10 * i, 110.0, last_epoch=500, limit="patience 3/15") for i in range(1, workers)] + [COMPILING]
+    lines = table(recent_of(snapshot(progress, reported, "no improvement in 15 evaluations")), width, height)
+    assert len(lines) <= height
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    known = {"training", "compiling", "worker", "state", "epoch", "batches/s", "loss", "in", "sync", "cpu", "note"}
+    known |= {
+        "and",
+        "more",
+        "values",
+        "total",
+        "s",
+        "stopping:",
+        "no",
+        "improvement",
+        "evaluations",
+        "patience",
+        "several",
+        "words",
     }
-    return Snapshot(participants, progress, {"valid_error": 0.0625, "note": "hi"}, stop_reason, 12.5)
+    known |= {f"{name}..." for name in ("words", "several")} | {f"measure_{i}" for i in range(30)} | {"...", "more:"}
+    assert {word.strip(",|") for word in text.split() if word.strip(",|").strip("-.0123456789/%")} <= known
+    assert "1 compiling" in text or "compiling" in text, "a worker that does not train is among those shown"
 
 
-def test_a_terminal_gets_a_line_for_each_worker_and_a_total():
+def test_reported_values_are_counted_that_do_not_fit():
+    lines = table(recent_of(snapshot([steps(1, 101.0)], {f"value_number_{i}": 1.5 for i in range(40)})), 80, 24)
+    shown = sum(line.count("value_number_") for line in lines)
+    assert lines[-1] == f"and {40 - shown} more values"
+
+
+def test_a_terminal_gets_the_table():
+    console = terminal(TERM="xterm")
+    with Display(console) as display:
+        display.show(snapshot([steps(200, time.monotonic(), began=time.monotonic() - 10.0)], {"[red]x": 0.5}))
+    text = console.file.getvalue()
+    assert "0 cpu" in text
+    assert "[red]x 0.5" in text, "names are no markup"
+    assert "\x1b" in text
+
+
+def test_a_terminal_whose_cursor_cannot_be_moved_gets_lines():
+    console = terminal(TERM="dumb")
+    with Display(console) as display:
+        display.show(snapshot([COMPILING]))
+        display.show(snapshot([COMPILING], seconds=13.0))
+    assert console.file.getvalue().splitlines() == ["[  12.5 s] 1 compiling"]
+
+
+def test_a_pipe_gets_a_short_line_for_each_change_and_the_last():
     out = io.StringIO()
-    with Display(Console(file=out, force_terminal=True, width=120)) as display:
-        display.show(snapshot())
-    text = out.getvalue()
-    for expected in (
-        "0 cpu",
-        "training",
-        "20.0",
-        "0.125",
-        "5.0%",
-        "1 cuda1",
-        "joined",
-        "valid_error 0.0625",
-        "note hi",
-    ):
-        assert expected in text, f"{expected!r} is not in {text!r}"
+    now = time.monotonic()
+    with Display(Console(file=out, width=80)) as display:
+        display.show(snapshot([NOT_YET, NOT_YET]))
+        display.show(snapshot([COMPILING, COMPILING]))
+        trained = steps(100, now, began=now - 10, last_epoch=5)
+        display.show(snapshot([trained, trained._replace(loss=0.375)], {"val": 0.5}))
+        display.show(snapshot([trained._replace(sync_seconds=1.0), trained], {"val": 0.5}))
+        display.show(snapshot([trained, trained], {"val": 0.25}))
+    assert out.getvalue().splitlines() == [
+        "[  12.5 s] 2 importing",
+        "[  12.5 s] 2 compiling",
+        "[  12.5 s] 2 training  epoch 1/5  20.0 batches/s  loss 0.25  val 0.5",
+        "[  12.5 s] 2 training  epoch 1/5  20.0 batches/s  loss 0.125  val 0.25",
+    ]
 
 
-def test_a_pipe_gets_plain_lines_now_and_then_and_the_last():
+def test_values_that_change_all_the_time_are_printed_now_and_then():
     out = io.StringIO()
     with Display(Console(file=out, width=80)) as display:
-        display.show(snapshot())
-        display.show(snapshot(loss=99.0))
-        display.show(snapshot(loss=0.5))
-    line, last = out.getvalue().splitlines()
-    assert last == line.replace("loss 0.125", "loss 0.5")
-    assert "\x1b" not in line
-    assert line.startswith(
-        "[  12.5 s] worker 0: training epoch 3 20.0 batches/s loss 0.125 sync 5.0% | worker 1: joined"
-    )
-    assert line.endswith("total: valid_error 0.0625  note hi")
+        for i in range(100):
+            display.show(snapshot([COMPILING], {"value": i}))
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == ["0", "99"]
+
+
+def test_lost_workers_are_named_in_a_line_and_a_long_line_is_cut_between_values():
+    phases = [Phase.TRAINING, Phase.LOST, Phase.TRAINING]
+    progress = [steps(1, 101.0)] * 3
+    recent = recent_of(snapshot(progress, {f"name_{i}": 0.5 for i in range(40)}, phases=phases))
+    _, line = plain_line(recent)
+    assert line.startswith("2 training, worker 1 lost  epoch 1")
+    assert len(line) <= 125
+    assert re.fullmatch(r"name_\d+ 0\.5", "  ".join(line.split("  ")[-2:-1]))
+    assert line.endswith("  ...")
 
 
 def test_the_reason_of_a_stop_is_shown():
-    out = io.StringIO()
-    with Display(Console(file=out, force_terminal=True, width=120)) as display:
-        display.show(snapshot("no improvement"))
-    assert "stopping: no improvement" in out.getvalue()
+    recent = recent_of(snapshot([steps(1, 101.0, last_step=5)], stop_reason="no improvement"))
+    assert any(line.startswith("stopping: no improvement") for line in table(recent, 80, 24))
+    assert plain_line(recent)[1].startswith("stopping: no improvement  1 training")
+    assert "left" not in plain_line(recent)[1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "0 s"), (99.4, "99 s"), (99.6, "2 min"), (5939, "99 min"), (6030, "1 h 40 min"), (36000, "10 h 0 min")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
 
 
 def test_the_summary_holds_what_was_reported_and_how_it_ended(tmp_path):

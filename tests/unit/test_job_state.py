@@ -70,7 +70,7 @@ def test_a_reason_is_not_cut_inside_a_letter(job_state):
 def test_a_row_tells_nothing_before_its_worker_does(job_state):
     progress = job_state.progress(2)
     assert math.isnan(progress.loss)
-    assert progress._replace(loss=0.0) == (0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0, 0)
+    assert progress._replace(loss=0.0) == (0, 0, 0, 0.0, 0.0, 0.0, 0.0, *[0] * 8, "")
 
 
 def test_what_a_worker_writes_to_its_row_is_seen_there_only(job_state, others):
@@ -85,7 +85,7 @@ def test_what_a_worker_writes_to_its_row_is_seen_there_only(job_state, others):
 
 
 def test_a_row_is_plain_numbers(job_state):
-    assert [type(value) for value in job_state.progress(0)] == [int] * 3 + [float] * 4 + [int] * 2
+    assert [type(value) for value in job_state.progress(0)] == [int] * 3 + [float] * 4 + [int] * 8 + [str]
 
 
 def test_a_worker_that_joins_starts_its_row_anew(job_state):
@@ -154,7 +154,7 @@ def test_rows_do_not_share_bytes_with_the_header_or_each_other(memory, job_state
     for rank in range(ROWS):
         job_state.row(rank)["epoch"], job_state.row(rank)["updated"] = rank + 1, rank + 0.5
     job_state.stop("y" * 256)
-    assert [job_state.progress(rank)[::6] for rank in range(ROWS)] == [(rank + 1, rank + 0.5) for rank in range(ROWS)]
+    assert [job_state.progress(rank)[:7:6] for rank in range(ROWS)] == [(rank + 1, rank + 0.5) for rank in range(ROWS)]
     assert job_state.stop_reason == "y" * 256
 
 

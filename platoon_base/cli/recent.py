@@ -1,0 +1,135 @@
+"""The latest seconds of a running job: rates, waits, and the time that is left, from one snapshot after the other."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from platoon_base.controller.controller import Snapshot
+from platoon_base.shm.job_state import Progress
+
+__all__ = ["Recent"]
+
+_WINDOW_S = 10.0
+_WAITS_S = 3.0  # a shorter wait is part of training
+
+
+class _Course:
+    """The latest steps of one worker."""
+
+    def __init__(self) -> None:
+        self.points: deque[Progress] = deque()
+        self.waits, self.waits_since = 0, 0.0
+
+    def take(self, progress: Progress, now: float) -> None:
+        points = self.points
+        if points and (progress.steps < points[-1].steps or progress.started != points[-1].started):
+            points.clear()  # another process of this rank
+        if progress.started and (not points or progress.steps > points[-1].steps):
+            points.append(progress)
+        while len(points) > 2 and points[1].updated <= points[-1].updated - _WINDOW_S:
+            points.popleft()
+        if progress.waits != self.waits:
+            self.waits, self.waits_since = progress.waits, now
+
+    def before(self, last: Progress) -> tuple[float, float, int]:
+        """Return time, seconds of synchronization and steps at the begin of the latest seconds."""
+        first = self.points[0]
+        if first is last or first.updated == last.updated:
+            return first.started, 0.0, first.steps_before_start
+        return first.updated, first.sync_seconds, first.steps
+
+
+class Recent:
+    """Takes snapshots in as they come; `platoon_base.cli.table` draws what follows from them.
+
+    Attributes
+    ----------
+    snapshot : Snapshot or None
+        The latest.
+    now : float
+        When it was taken, in seconds of the machine's monotonic clock.
+    """
+
+    def __init__(self) -> None:
+        self.snapshot: Snapshot | None = None
+        self.now = 0.0
+        self._courses: dict[int, _Course] = {}
+
+    def take(self, snapshot: Snapshot, now: float) -> None:
+        """Take a snapshot in."""
+        self.snapshot, self.now = snapshot, now
+        for rank, progress in snapshot.progress.items():
+            self._courses.setdefault(rank, _Course()).take(progress, now)
+
+    def rate(self, rank: int) -> float:
+        """Mini-batches per second in the latest seconds: 0 if there were none though one was due, NaN before any."""
+        last, course = self._last(rank)
+        if last is None:
+            return math.nan
+        began, _, steps = course.before(last)
+        seconds = last.updated - began
+        if seconds <= 0 or last.steps <= steps:
+            return math.nan
+        rate = (last.steps - steps) / seconds
+        return rate if self.now - last.updated <= _WINDOW_S + 3 / rate else 0.0
+
+    def sync_share(self, rank: int) -> float:
+        """Part of the latest seconds that was spent in synchronization; NaN before the first step."""
+        last, course = self._last(rank)
+        if last is None:
+            return math.nan
+        began, spent, _ = course.before(last)
+        seconds = last.updated - began
+        return (last.sync_seconds - spent) / seconds if seconds > 0 else math.nan
+
+    def waiting(self, rank: int) -> bool:
+        """Whether a worker has been in one collective call for seconds."""
+        course = self._courses[rank]
+        return course.waits % 2 == 1 and self.now - course.waits_since >= _WAITS_S
+
+    def total_rate(self) -> float:
+        """The sum of the rates of all workers that take part; NaN if none has one."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return math.nan
+        here = [each.rank for each in snapshot.participants if not each.phase.gone]
+        rates = [rate for rank in here if not math.isnan(rate := self.rate(rank))]
+        return sum(rates) if rates else math.nan
+
+    def seconds_left(self) -> float:
+        """Estimate how long the slowest worker has to train yet: NaN if its limits are not known.
+
+        ::
+
+            left := (last step - steps) * seconds since its first step / steps since then
+
+        Pauses, such as validations, count, which is why these are not the latest seconds.
+        """
+        if self.snapshot is None:
+            return math.nan
+        left = [self._left(self.snapshot.progress[p.rank]) for p in self.snapshot.participants if not p.phase.gone]
+        known = [each for each in left if not math.isnan(each)]
+        return max(known) if known else math.nan
+
+    def _left(self, progress: Progress) -> float:
+        made = progress.steps - progress.steps_before_start
+        steps = steps_left(progress)
+        if made <= 0 or math.isnan(steps):
+            return math.nan
+        return max(0.0, steps * (progress.updated - progress.started) / made - (self.now - progress.updated))
+
+    def _last(self, rank: int) -> tuple[Progress | None, _Course]:
+        course = self._courses[rank]
+        return (course.points[-1] if course.points else None), course
+
+
+def steps_left(progress: Progress) -> float:
+    """Return the number of steps up to the nearest limit that is known; NaN if there is none."""
+    left = []
+    if progress.last_step:
+        left.append(progress.last_step - progress.steps)
+    if progress.last_epoch and progress.epoch_steps:
+        in_epoch = progress.steps - progress.steps_before_epoch
+        left.append((progress.last_epoch - progress.epoch + 1) * progress.epoch_steps - in_epoch)
+    return float(max(0, min(left))) if left else math.nan

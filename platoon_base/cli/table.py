@@ -1,0 +1,233 @@
+"""The texts that show a running job, drawn from its latest snapshots: a table for terminals, a line for pipes."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from platoon_base.cli.recent import Recent
+from platoon_base.controller.controller import Snapshot
+from platoon_base.coordination.roster import Participant, Phase
+from platoon_base.shm.job_state import Progress
+
+__all__ = ["cut", "duration", "plain_line", "table", "workers_line"]
+
+_GAP = "  "
+_VALUE_CHARACTERS, _MOST_VALUE_LINES, _LINE_CHARACTERS = 60, 4, 120
+_HEADINGS = ("worker", "state", "epoch", "batches/s", "loss", "in sync")
+_TO_THE_LEFT = 2  # columns of words
+
+
+class _Row(NamedTuple):
+    rank: int
+    state: str
+    cells: list[str]
+
+
+def table(recent: Recent, width: int, height: int) -> list[str]:
+    """Draw the latest snapshot: a line for each worker, and below it what holds for all.
+
+    Workers that do not fit into the height stand in several columns. If those are too wide, the last line sums up the
+    rest; workers that do not train come first then.
+
+    Parameters
+    ----------
+    recent : Recent
+    width, height : int
+        Of the terminal.
+
+    Returns
+    -------
+    list of str
+        At most ``height`` lines of at most ``width`` columns.
+    """
+    snapshot = recent.snapshot
+    if snapshot is None:
+        return []
+    below = _below(recent, snapshot, width)[: max(1, height - 2)]
+    room = max(1, height - 1 - len(below))
+    rows = [_row(recent, snapshot, participant) for participant in snapshot.participants]
+    return [line[:width].rstrip() for line in [*_workers(rows, width, room), *below]]
+
+
+def _workers(rows: Sequence[_Row], width: int, room: int) -> list[str]:
+    """Draw the heading and one line for each worker, with at most ``room`` lines below the heading."""
+    columns = -(-len(rows) // room)
+    lines = _columns(rows, columns)
+    if columns == 1 or max(map(len, lines)) <= width:
+        return lines
+    columns = max(1, width // (max(map(len, _columns(rows, 1))) + 4))
+    odd = sorted(rows, key=lambda row: row.state == "training")
+    shown = odd[: max(0, columns * (room - 1))]
+    rest = odd[len(shown) :]
+    return [*_columns(sorted(shown), columns), f"and {len(rest)} more: {_states(row.state for row in rest)}"]
+
+
+def _columns(rows: Sequence[_Row], columns: int) -> list[str]:
+    """Lay rows out in several columns, one after the other."""
+    count = max(1, -(-len(rows) // columns))
+    blocks = [_block(rows[i : i + count]) for i in range(0, max(1, len(rows)), count)]
+    lines = [" |  ".join(parts) for parts in zip(*(block + [""] * (count + 1 - len(block)) for block in blocks))]
+    return lines
+
+
+def _block(rows: Sequence[_Row]) -> list[str]:
+    cells = [list(_HEADINGS), *(row.cells for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    lines = []
+    for row in cells:
+        aligned = [f"{c:<{w}}" if i < _TO_THE_LEFT else f"{c:>{w}}" for i, (c, w) in enumerate(zip(row, widths))]
+        lines.append(_GAP.join(aligned))
+    return lines
+
+
+def _row(recent: Recent, snapshot: Snapshot, participant: Participant) -> _Row:
+    progress = snapshot.progress[participant.rank]
+    state = _state_of(recent, participant, progress)
+    gone = participant.phase.gone
+    cells = [
+        f"{participant.rank} {participant.device}".strip(),
+        state,
+        _epoch(progress),
+        "-" if gone else _number(recent.rate(participant.rank), ".1f"),
+        _number(progress.loss, ".4g"),
+        "-" if gone else _number(recent.sync_share(participant.rank), ".1%"),
+    ]
+    return _Row(participant.rank, state, cells)
+
+
+def _state_of(recent: Recent, participant: Participant, progress: Progress) -> str:
+    """Name what a worker does.
+
+    Before it joins, a script is imported; the models of those that have met, but not trained yet, are being compiled.
+    """
+    phase = participant.phase
+    if phase.gone:
+        return phase.name.lower()
+    if phase is Phase.EXPECTED:
+        return "importing"
+    if recent.waiting(participant.rank):
+        return "waiting"
+    if progress.started:
+        return "training"
+    return "compiling" if progress.bound or phase is Phase.TRAINING else "joined"
+
+
+def _epoch(progress: Progress) -> str:
+    return f"{progress.epoch}/{progress.last_epoch}" if progress.last_epoch else str(progress.epoch)
+
+
+def _number(value: float, form: str) -> str:
+    return "-" if math.isnan(value) else format(value, form)
+
+
+def _states(states: Iterable[str]) -> str:
+    return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
+
+
+def _below(recent: Recent, snapshot: Snapshot, width: int) -> list[str]:
+    """Draw the lines below the workers: the state of the job, and the values that were reported."""
+    first = [f"stopping: {snapshot.stop_reason}"] if snapshot.stop_reason else []
+    total = f"total {_number(recent.total_rate(), '.1f')} batches/s"
+    lines = _wrapped([*first, total, duration(snapshot.seconds), *_limits(recent, snapshot)], width)
+    values = _values(snapshot)
+    shown = _wrapped(values, width)
+    if len(shown) > _MOST_VALUE_LINES:
+        kept = shown[: _MOST_VALUE_LINES - 1]
+        shown = [*kept, f"and {len(values) - sum(line.count(_GAP) + 1 for line in kept)} more values"]
+    return lines + shown
+
+
+def _limits(recent: Recent, snapshot: Snapshot) -> list[str]:
+    """Name the limits of the training that are known, and the time that is left."""
+    found = []
+    here = [snapshot.progress[each.rank] for each in snapshot.participants if not each.phase.gone]
+    steps = [each for each in here if each.last_step]
+    if steps:
+        slowest = min(steps, key=lambda each: each.steps)
+        found.append(f"batch {slowest.steps}/{slowest.last_step}")
+    found += sorted({each.limit for each in here if each.limit})[:1]
+    left = recent.seconds_left()
+    if not (math.isnan(left) or snapshot.stop_reason):
+        found.append(f"about {duration(left)} left")
+    return found
+
+
+def _values(snapshot: Snapshot) -> list[str]:
+    shown = [f"CHECKPOINTS MISSED {snapshot.missed_checkpoints}"] if snapshot.missed_checkpoints else []
+    for name, value in snapshot.reported.items():
+        text = f"{value:.4g}" if isinstance(value, float) else str(value)
+        text = textwrap.shorten(text, _VALUE_CHARACTERS, placeholder="...")
+        shown.append(f"{name} {text}")
+    return shown
+
+
+def _wrapped(items: Iterable[str], width: int) -> list[str]:
+    """Fill lines with items; one is broken, between words, only if it is longer than a line."""
+    lines: list[str] = []
+    for item in items:
+        if lines and len(lines[-1]) + len(_GAP) + len(item) <= width:
+            lines[-1] += _GAP + item
+        else:
+            lines += textwrap.wrap(item, width)
+    return lines
+
+
+def workers_line(recent: Recent) -> str:
+    """Say in a few words what the workers do, such as ``"3 training, 1 compiling"``; lost ones are named."""
+    snapshot = recent.snapshot
+    if snapshot is None:
+        return ""
+    states = [
+        f"worker {each.rank} lost"
+        if each.phase is Phase.LOST
+        else _state_of(recent, each, snapshot.progress[each.rank])
+        for each in snapshot.participants
+    ]
+    counts = Counter(states)
+    return ", ".join(state if state.endswith("lost") else f"{count} {state}" for state, count in counts.items())
+
+
+def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
+    """Draw the latest snapshot as one short line.
+
+    Returns
+    -------
+    key : tuple of str
+        Changes with the state of the workers, the epoch, the values reported, and the reason of a stop.
+    line : str
+    """
+    snapshot = recent.snapshot
+    if snapshot is None:
+        return (), ""
+    here = [snapshot.progress[each.rank] for each in snapshot.participants if not each.phase.gone]
+    workers, values = workers_line(recent), _values(snapshot)
+    epoch = _epoch(min(here, key=lambda each: each.epoch)) if here else ""
+    losses = [each.loss for each in here if not math.isnan(each.loss)]
+    stop = [f"stopping: {snapshot.stop_reason}"] if snapshot.stop_reason else []
+    items = [*stop, workers]
+    if any(each.started for each in here):
+        items.append(f"epoch {epoch}")
+        rate = recent.total_rate()
+        items += [] if math.isnan(rate) else [f"{rate:.1f} batches/s"]
+        items += [f"loss {sum(losses) / len(losses):.4g}"] if losses else []
+        items += _limits(recent, snapshot)
+    lines = _wrapped([*items, *values], _LINE_CHARACTERS)
+    more = f"{_GAP}..." if len(lines) > 1 else ""
+    return (workers, epoch, *stop, *values), lines[0] + more
+
+
+def duration(seconds: float) -> str:
+    """Say how long something takes, to two digits or so: ``"50 s"``, ``"12 min"``, ``"3 h 20 min"``."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def cut(text: str, characters: int) -> str:
+    """Return a text, shortened to so many characters."""
+    return text if len(text) <= characters else f"{text[:characters]}..."
