@@ -1,8 +1,13 @@
 """Cooperating worker processes for training scripts: `connect` joins the job that ``platoon launch`` started."""
 
-from platoon_base.job.joining import connect
-from platoon_base.rules import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, Rule, SlowMo
-from platoon_base.worker.handle import Worker
+from typing import TYPE_CHECKING
+
+from platoon_base.system.lazy import lazy_names
+
+if TYPE_CHECKING:
+    from platoon_base.job.joining import connect
+    from platoon_base.rules import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, Rule, SlowMo
+    from platoon_base.worker.handle import Worker
 
 __all__ = [
     "ASGD",
@@ -19,3 +24,20 @@ __all__ = [
 ]
 
 __version__ = "0.1.0.dev0"
+
+# ``platoon --help`` needs none of them, and a script imports NumPy when it wants to.
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "connect": "platoon_base.job.joining",
+        **dict.fromkeys(
+            ("ASGD", "EAMSGD", "EASGD", "CenterMomentum", "DiLoCo", "LocalSGD", "Rule", "SlowMo"), "platoon_base.rules"
+        ),
+        "Worker": "platoon_base.worker.handle",
+    },
+    modules=("errors", "job", "rules", "worker"),
+)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

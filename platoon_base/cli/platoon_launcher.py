@@ -21,10 +21,10 @@ from platoon_base.cli.configuration import chosen_devices, require_this_host
 from platoon_base.cli.log_folder import new_log_folder
 from platoon_base.controller.program import Program, python_main
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.controller.watch import default_sigchld
 from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
+from platoon_base.system.sigchld import default_sigchld
 
 __all__ = ["main"]
 

@@ -11,13 +11,13 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple, Union
 
 from platoon_base.controller.descriptors import readable
 from platoon_base.errors import PlatoonError
 
-__all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "default_sigchld", "exit_status"]
+__all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "exit_status"]
 
 log = logging.getLogger(__name__)
 
@@ -27,26 +27,6 @@ _JOIN_S = 10.0  # a worker takes its lock milliseconds after it was welcomed
 def exit_status(returncode: int) -> int:
     """Turn `subprocess`'s return code into what a shell shows."""
     return returncode if returncode >= 0 else 128 - returncode
-
-
-@contextlib.contextmanager
-def default_sigchld() -> Iterator[None]:
-    """Let this process learn the exit status of its children, even if it has inherited that SIGCHLD is ignored.
-
-    A handler that was set stays. In another thread than the main one nothing is changed.
-    """
-    try:
-        before = signal.getsignal(signal.SIGCHLD)
-        changed = before is signal.SIG_IGN
-        if changed:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    except ValueError:  # not the main thread
-        changed = False
-    try:
-        yield
-    finally:
-        if changed:
-            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
 
 class Ended(NamedTuple):

@@ -18,7 +18,6 @@ from platoon_base.controller.failure import error_file
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
 from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.controller.watch import default_sigchld
 from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
@@ -28,6 +27,7 @@ from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import ERROR_FILE, JOB, MAX_WORKERS, RANK
 from platoon_base.system.limits import require_descriptors
+from platoon_base.system.sigchld import default_sigchld
 
 __all__ = ["Job", "JobOptions", "host_job"]
 

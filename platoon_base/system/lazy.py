@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 __all__ = ["lazy_names"]
 
 
-def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
+def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = ()) -> Callable[[str], Any]:
     """Return the ``__getattr__`` of a package that offers names of modules which it does not load.
 
     Parameters
@@ -19,6 +19,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
         Its ``__name__``.
     homes : mapping of str to str
         The module that defines each name.
+    modules : sequence of str
+        Modules of the package that may be used as its attributes without being imported by name.
 
     Examples
     --------
@@ -26,6 +28,8 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """
 
     def get(name: str) -> Any:
+        if name in modules:
+            return importlib.import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         value = getattr(importlib.import_module(homes[name]), name)

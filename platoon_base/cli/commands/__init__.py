@@ -1,0 +1,83 @@
+"""The ``platoon`` command: a module for each subcommand. The only place that prints and exits.
+
+A subcommand's module is imported when that command is given: ``platoon --help`` needs none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import sys
+
+import click
+
+from platoon_base import __version__
+from platoon_base.errors import PlatoonError
+from platoon_base.system.sigchld import default_sigchld
+
+__all__ = ["SUBCOMMANDS", "main", "spread_devices"]
+
+# Each is the `command` of the module of that name in this package. Its line in the overview stands here.
+SUBCOMMANDS = {
+    "clean": "Remove what this user's dead jobs left behind.",
+    "doctor": "Print what is installed and works, and how to get the rest.",
+    "jobs": "List this user's running jobs.",
+    "join": "Add one more worker to a running job.",
+    "launch": "Run a script as N workers.",
+    "run": "Run a script alone, with the repairs it may need.",
+    "tune": "Find out which method to train a script with.",
+}
+
+
+class _Overview(click.Group):
+    """A group that knows its subcommands by name and line; the one that is given is imported."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name, known, rest = super().resolve_command(ctx, args)
+        if known is None:
+            return name, None, rest
+        return name, importlib.import_module(f"{__name__}.{known.name}").command, rest
+
+
+@click.group(cls=_Overview, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="platoon")
+def commands() -> None:
+    """Data parallelism for Theano-era frameworks and Keras: run one script as N cooperating workers."""
+
+
+for _name, _line in SUBCOMMANDS.items():
+    commands.add_command(click.Command(_name, short_help=_line))
+
+
+def spread_devices(argv: list[str]) -> list[str]:
+    """Turn ``-D cuda0 cuda1 script.py`` into ``-D cuda0 -D cuda1 script.py``, which is what click reads."""
+    if not {"-D", "--devices"} & set(argv):
+        return list(argv)
+    from platoon_base.devices.discovery import is_device_name
+
+    spread, following = [], False
+    for i, word in enumerate(argv):
+        if following and is_device_name(word):
+            spread += ["-D", word]
+            continue
+        following = i > 0 and argv[i - 1] in ("-D", "--devices")
+        spread.append(word)
+        module_follows = word in ("-m", "--module") and not "".join(argv[i + 1 : i + 2]).startswith("-")
+        if word.endswith(".py") or module_follows:
+            return spread + argv[i + 1 :]
+    return spread
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the command line."""
+    argv = sys.argv[1:] if argv is None else argv
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path that is not UTF-8 ends no job
+    try:
+        with default_sigchld():
+            commands(spread_devices(argv), standalone_mode=True)
+    except PlatoonError as exc:
+        click.echo(f"platoon: {exc}", err=True)
+        sys.exit(2)

@@ -1,0 +1,200 @@
+"""``platoon launch``: run a script as N workers."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from platoon_base.checkpoints.writer import Saving
+from platoon_base.cli import report
+from platoon_base.cli.commands.words import SCRIPT, require_folder_of
+from platoon_base.cli.configuration import chosen_devices, require_this_host
+from platoon_base.cli.data_server import data_server_option
+from platoon_base.cli.display import summary, write_summary
+from platoon_base.cli.failures import Failures
+from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
+from platoon_base.cli.log_folder import LogFolder, new_log_folder
+from platoon_base.cli.screen import TEES, Screen
+from platoon_base.controller.controller import Result
+from platoon_base.controller.processes import GRACE_S
+from platoon_base.controller.program import Program
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.job.hosting import JobOptions
+
+__all__ = ["command"]
+
+
+def _folder(context: click.Context, parameter: click.Parameter, name: str | None) -> Path | None:
+    """Refuse an empty name, such as that of a variable that is not set: to a Path it is the working directory."""
+    if name == "":
+        raise click.BadParameter("got an empty name: name a folder")
+    return None if name is None else Path(name)
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
+    if not 0 <= seconds < math.inf:  # NaN is not
+        raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
+    return seconds
+
+
+@click.command("launch", context_settings=SCRIPT)
+@click.option(
+    "-n", "--workers", type=int, metavar="N", help="Number of workers: on the first N CUDA devices, or on the CPU."
+)
+@click.option(
+    "-D",
+    "--devices",
+    multiple=True,
+    metavar="DEV ...",
+    help="One worker for each device, such as cuda0 cuda1. Or one word: cuda, all CUDA devices; cpu, with -n; auto, "
+    "cuda where there is one, else cpu.  [auto]",
+)
+@click.option(
+    "--center",
+    type=click.Choice(CENTERS),
+    default="auto",
+    show_default=True,
+    help="Where the shared parameters live: in shared memory, or on the GPUs, a part on each.",
+)
+@click.option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    help="Folder for the workers' logs; those of an earlier run are moved to earlier/ in it.  "
+    "[platoon_logs/SCRIPT/TIME]",
+)
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Common to all workers.  [0, or the checkpoint's]")
+@click.option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Start a worker that fails again, up to N times in all; it takes the center over. Where the workers need each "
+    "other (averaged gradients, Keras, Blocks) all are started again, from the newest checkpoint.",
+)
+@click.option(
+    "--checkpoint-every",
+    type=float,
+    metavar="S",
+    help="Save the center and everybody's position every S seconds, and at the end, in checkpoints/ beside the logs.",
+)
+@click.option(
+    "--resume",
+    callback=_folder,
+    metavar="DIR",
+    help="Go on from the newest checkpoint in DIR, if there is one, and save there.",
+)
+@click.option(
+    "--grace",
+    type=float,
+    default=GRACE_S,
+    show_default=True,
+    metavar="S",
+    callback=_seconds,
+    help="After Ctrl-C give the workers S seconds to save something; a second Ctrl-C ends them at once.",
+)
+@click.option(
+    "--tee",
+    type=click.Choice(TEES),
+    default="0",
+    show_default=True,
+    help="Whose output is shown above the table: that of rank 0, of all workers, or of none. Logs have all of it.",
+)
+@click.option("--allow-failures", is_flag=True, help="End with success if at least one worker does.")
+@click.option(
+    "--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file."
+)
+@click.option(
+    "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
+)
+@data_server_option
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(
+    workers: int | None,
+    devices: tuple[str, ...],
+    center: str,
+    log_dir: Path | None,
+    seed: int | None,
+    max_restarts: int,
+    checkpoint_every: float | None,
+    resume: Path | None,
+    grace: float,
+    tee: str,
+    allow_failures: bool,
+    summary_file: Path | None,
+    module: bool,
+    data_server: list[str],
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT with ARGS as N workers of one job.
+
+    Without -n and -D there is a worker for each CUDA device, of those that CUDA_VISIBLE_DEVICES lets through. Where
+    there is none, there is a worker for each core, at most 4. With -n alone the first N CUDA devices are taken; if
+    there are fewer, that is an error. With GPUs there, only -D cpu takes the CPU.
+
+    A worker on a GPU has Theano's device set, and floatX=float32 and dnn.enabled=False unless you have set them.
+
+    The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
+    again is its last. Ctrl-C ends all workers: at once those that do not handle it, others after --grace seconds.
+    """
+    console = report.open_console()
+    report.log_to(console)
+    program = Program(script, module)
+    program.require()
+    require_this_host(())
+    chosen = chosen_devices(workers, devices)
+    require_runnable(program, chosen.devices)
+    center = choose_center(center, chosen.devices)
+    require_folder_of(summary_file)
+    folder = log_dir or new_log_folder(program.title)
+    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=grace)
+    lines = [report.opening(chosen, center, folder)]
+    with contextlib.ExitStack() as stack:
+        if checkpoint_every is not None or resume is not None:
+            kept = resume or folder / "checkpoints"
+            saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
+            options = options._replace(saving=saving, resume=checkpoint)
+            lines.insert(0, report.resumed_from(kept, checkpoint, len(chosen.devices)))
+        stack.enter_context(_open_logs(folder, options.saving))  # last, for it moves what is there
+        for line in lines:
+            report.print_line(console, line)
+        signals = stack.enter_context(StopSignals())
+        words = (program, args, chosen.devices, folder, options, signals, data_server)
+        result, failures = _launch_and_show(console, tee, *words)
+        if allow_failures:
+            result = result.with_failures_allowed()
+        report.print_result(console, result, len(chosen.devices), folder, failures)
+        if summary_file is not None:
+            write_summary(summary_file, summary(result, len(chosen.devices)))
+        signals.ignore_from_now_on()
+    sys.exit(result.status)
+
+
+def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
+    """Return the folder of the logs, not opened yet; it is locked already if the checkpoints are in it too."""
+    is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
+    return LogFolder(folder, lock=not is_locked)
+
+
+def _launch_and_show(
+    console: Console,
+    tee: str,
+    program: Program,
+    args: Sequence[str],
+    devices: Sequence[str],
+    folder: Path,
+    options: JobOptions,
+    signals: StopSignals,
+    server: Sequence[str],
+) -> tuple[Result, Failures]:
+    """Run a job; show its progress and its workers' output meanwhile. Also returns which failures were shown."""
+    with Screen(console, folder, len(devices), tee) as screen:
+        result = launch(program, args, devices, folder, options._replace(observer=screen.observe), signals, server)
+    return result, screen.failures

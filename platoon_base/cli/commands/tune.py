@@ -1,0 +1,137 @@
+"""``platoon tune``: find out which method to train a script with."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import click
+
+from platoon_base.cli import report
+from platoon_base.cli.commands.words import SCRIPT, require_folder_of
+from platoon_base.cli.configuration import chosen_devices, require_this_host
+from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
+from platoon_base.cli.log_folder import new_log_folder
+from platoon_base.cli.study import Method, built_in, read_method
+from platoon_base.cli.tune import Tuning, tune, write_results
+from platoon_base.controller.program import Program
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["command"]
+
+
+@click.command("tune", context_settings=SCRIPT)
+@click.option("-n", "--workers", type=int, metavar="N", help="Number of workers, as of launch.")
+@click.option("-D", "--devices", multiple=True, metavar="DEV ...", help="As of launch.  [auto]")
+@click.option("--center", type=click.Choice(CENTERS), default="auto", show_default=True, help="As of launch.")
+@click.option("--steps", type=click.IntRange(min=1), metavar="K", help="Compare after K mini-batches of each worker.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="M",
+    help="Compare after M minutes of training; with --steps a run ends at whichever comes first.  [1 without --steps]",
+)
+@click.option(
+    "--seeds", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs of each method; medians count."
+)
+@click.option(
+    "--watch",
+    metavar="NAME[:max]",
+    help="The reported value to compare; :max if higher is better.  [a validation loss, if there is one]",
+)
+@click.option(
+    "--method",
+    "texts",
+    multiple=True,
+    metavar="METHOD",
+    help='A method to try instead of the built-in ones: a rule, a period or both, such as "EASGD(alpha=0.2) every 4".',
+)
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="WORDS",
+    help="Try the script with these arguments too, such as --also=--sync or --also='--rate 0.002'.",
+)
+@click.option(
+    "--limit",
+    type=click.FloatRange(min=0, min_open=True),
+    default=600,
+    show_default=True,
+    metavar="S",
+    help="End a run after S seconds in all, its start included.",
+)
+@click.option(
+    "--summary", "summary_file", type=click.Path(path_type=Path), help="Write all results as JSON to this file."
+)
+@click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, as of launch.")
+@click.argument("script")
+@click.argument("args", nargs=-1, type=click.UNPROCESSED)
+def command(
+    workers: int | None,
+    devices: tuple[str, ...],
+    center: str,
+    steps: int | None,
+    minutes: float | None,
+    seeds: int,
+    watch: str | None,
+    texts: tuple[str, ...],
+    also: tuple[str, ...],
+    limit: float,
+    summary_file: Path | None,
+    module: bool,
+    script: str,
+    args: tuple[str, ...],
+) -> None:
+    """Run SCRIPT with ARGS by several methods, each for a short time, and tell which one to take.
+
+    First the script runs on one worker, as it is without this package. Then N workers train it by the default rule and
+    by others. They take the rule and the period where the script names none. So leave rule and every_n_batches out, or
+    the script's win. Values are compared that the script reports: a fit of Keras reports its logs, and
+    DistributedMonitoring of Blocks its records; Lasagne and other loops call connect().report({"val_loss": loss}).
+
+    The script runs many times in this folder, and writes its files each time. It must begin anew each time.
+    """
+    console = report.open_console()
+    report.log_to(console)
+    program = Program(script, module)
+    program.require()
+    require_this_host(())
+    chosen = chosen_devices(workers, devices)
+    require_runnable(program, chosen.devices)
+    count = len(chosen.devices)
+    if count < 2:
+        raise ConfigurationError("got one worker: methods differ with two or more; pass -n 2, or name two devices")
+    choose_center(center, chosen.devices)
+    require_folder_of(summary_file)
+    plain, default, *others = built_in(count)
+    named = [read_method(text, count) for text in texts] if texts else [default, *others]
+    named += [Method(count, words=tuple(shlex.split(words))) for words in also]
+    folder = new_log_folder(f"{program.title}-tune")
+    methods = list(dict.fromkeys([plain, *named]))
+    runs = f"{len(methods)} methods" if seeds == 1 else f"{len(methods)} methods, {seeds} runs of each"
+    report.print_line(console, f"{report.opening(chosen, center, folder)}, {runs}")
+    with StopSignals() as signals:
+        status, results = tune(
+            Tuning(
+                program,
+                args,
+                chosen.devices,
+                center,
+                methods=methods,
+                default=default,
+                seeds=seeds,
+                steps=steps,
+                seconds=60 * minutes if minutes else None if steps else 60.0,
+                run_s=limit,
+                watch=watch,
+                folder=folder,
+            ),
+            console,
+            signals,
+        )
+        if summary_file is not None:
+            write_results(summary_file, results)
+        signals.ignore_from_now_on()
+    sys.exit(status)

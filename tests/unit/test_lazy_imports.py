@@ -1,0 +1,80 @@
+"""What is imported only when it is needed: subcommands, and the names of the package."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from platoon_base.cli import commands
+
+pytestmark = pytest.mark.base
+
+HEAVY = {"numpy", "zmq", "msgspec", "posix_ipc", "rich", "logging", "subprocess"}
+
+
+@pytest.fixture
+def nothing_left_behind():
+    """Nothing here starts what could stay behind."""
+
+
+def loaded_after(code, *arguments):
+    """Run code in a fresh interpreter; return what it printed and what it had loaded at its end."""
+    tell = "import atexit, json, sys\natexit.register(lambda: print('\\n' + json.dumps(sorted(sys.modules))))\n"
+    command = [sys.executable, "-c", tell + code, *arguments]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    printed, _, loaded = run.stdout.rstrip("\n").rpartition("\n")
+    return printed, set(json.loads(loaded))
+
+
+@pytest.mark.parametrize("words", [["--help"], ["--version"]])
+def test_the_overview_needs_no_subcommand_and_no_job(words):
+    code = "import sys; from platoon_base.cli import main\ntry:\n    main(sys.argv[1:])\nexcept SystemExit:\n    pass"
+    printed, loaded = loaded_after(code, *words)
+    assert printed
+    assert loaded & HEAVY == set()
+    prefix = "platoon_base.cli.commands."
+    assert {name for name in loaded if name.startswith(prefix)} == set()
+
+
+def test_the_overview_has_each_subcommand_with_its_line():
+    printed, _ = loaded_after(
+        "from platoon_base.cli import main\ntry:\n    main(['--help'])\nexcept SystemExit:\n    pass"
+    )
+    rows = dict(re.findall(r"^  (\w+)  +(\S.*)$", printed.partition("Commands:")[2], re.MULTILINE))
+    assert rows == commands.SUBCOMMANDS
+
+
+def test_each_subcommand_is_a_module_with_a_command_of_that_name():
+    folder = Path(commands.__file__).parent
+    modules = {path.stem for path in folder.glob("[a-z]*.py")} - {"words"}
+    assert modules == set(commands.SUBCOMMANDS)
+    for name in sorted(modules):
+        assert importlib.import_module(f"{commands.__name__}.{name}").command.name == name
+
+
+def test_the_name_of_no_subcommand_is_answered_by_its_neighbours():
+    command = [sys.executable, "-m", "platoon_base", "lanch"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2
+    assert "No such command 'lanch'" in run.stderr
+
+
+def test_importing_the_package_loads_nothing_heavy_and_a_name_brings_what_it_needs():
+    _, loaded = loaded_after("import platoon_base")
+    assert loaded & HEAVY == set()
+    printed, loaded = loaded_after("import platoon_base\nprint(platoon_base.EASGD().alpha, platoon_base.connect)")
+    assert printed.startswith("None <function connect")
+    assert "platoon_base.worker.handle" in loaded
+
+
+def test_modules_are_attributes_of_the_package_without_being_imported_by_name():
+    printed, _ = loaded_after(
+        "import platoon_base\n"
+        "print(platoon_base.errors.PlatoonError.__name__, platoon_base.rules.ASGD is platoon_base.ASGD)\n"
+        "print(set(platoon_base.__all__) <= set(dir(platoon_base)), hasattr(platoon_base, 'nothing'))"
+    )
+    assert printed.split() == ["PlatoonError", "True", "True", "False"]
