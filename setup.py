@@ -82,6 +82,7 @@ setup(
         "msgspec>=0.18",
         "rich>=12.0",
         "click>=8.0",
+        "setproctitle>=1.3",
     ],
     extras_require={
         "theano": THEANO,

@@ -109,7 +109,7 @@ def main() -> None:
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() == int(os.environ.pop(_OF_THE_LAUNCHER, str(os.getppid()))):  # else it is gone already
         with _told(os.environ[JOB]):
-            child.main()
+            child.main("data server")
 
 
 @contextlib.contextmanager

@@ -14,20 +14,36 @@ from platoon_base import compat
 from platoon_base.controller.failure import recorded
 from platoon_base.controller.program import Program
 from platoon_base.devices import checks, isolation
-from platoon_base.system.environment import DEVICE, RANK
+from platoon_base.system.environment import DEVICE, JOB, RANK
+from platoon_base.system.title import set_title
 
-__all__ = ["main", "run", "set_up_logging"]
+__all__ = ["main", "run", "set_up_logging", "show"]
 
 
-def main() -> None:
-    """Run the program on the command line as ``python`` would, with the shims that it may need."""
+def main(role: str = "") -> None:
+    """Run the program on the command line as ``python`` would, with the shims that it may need.
+
+    Parameters
+    ----------
+    role : str
+        What this process is, for its title; by default the environment tells.
+    """
     program, args = Program.of(sys.argv[1:])
+    show(program, role)
     set_up_logging()
     compat.apply()
     device = os.environ.get(DEVICE, "cpu")
     checks.watch_theano(device)
     isolation.keep_to(device)
     run(program, args)
+
+
+def show(program: Program, role: str = "") -> None:
+    """Show this process in `ps` by the program that it runs and its role in the job."""
+    device, rank = os.environ.get(DEVICE, "cpu"), os.environ.get(RANK)
+    if not role and JOB in os.environ:
+        role = f"joined {device}" if rank is None else f"rank {rank} {device}"
+    set_title(program.shown, role)
 
 
 def run(program: Program, args: Sequence[str]) -> None:

@@ -44,6 +44,7 @@ def main() -> None:
     child.set_up_logging()
     compat.apply()
     program, args = Program.of(spec["program"])
+    child.show(program, "fork server")
     sys.argv = spec["program"]
     program.put_first_on_path()
     for name in spec["preload"]:
@@ -53,6 +54,7 @@ def main() -> None:
     worker = _fork(spec["workers"], spec["report"])
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     _become_worker(worker, handlers)
+    child.show(program)
     child.run(program, args)
 
 

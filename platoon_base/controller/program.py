@@ -48,6 +48,11 @@ class Program(NamedTuple):
         return self.name if self.is_module else Path(self.name).stem
 
     @property
+    def shown(self) -> str:
+        """The name by which `ps` shows its processes: that of the file, or of the module."""
+        return self.name if self.is_module else Path(self.name).name
+
+    @property
     def folder(self) -> str:
         """The folder that Python puts first on the module search path."""
         return os.getcwd() if self.is_module else str(Path(self.name).resolve().parent)

@@ -55,7 +55,7 @@ def run_forked(tmp_path):
 
 
 def forked(prints):
-    """Whether a worker that printed `"forkserver_main" in open("/proc/self/cmdline").read()` first was forked."""
+    """Whether a worker that printed `"platoon_base.controller.forkserver_main" in sys.modules` first was forked."""
     return prints.split()[0] == "True"
 
 
@@ -124,9 +124,9 @@ def test_the_script_ends_as_under_plain_python(run_forked, tmp_path, end):
 def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_forked):
     outcome = run_forked(
         """
-        import os, random
+        import os, random, sys
         import numpy as np
-        print("forkserver_main" in open("/proc/self/cmdline").read())
+        print("platoon_base.controller.forkserver_main" in sys.modules)
         print(os.environ["PLATOON_RANK"], os.environ["PLATOON_DEVICE"], os.path.isdir(os.environ["PLATOON_JOB"]))
         print(os.getsid(0) == os.getpgrp() == os.getpid(), os.getppid(), os.readlink("/proc/self/fd/0"))
         print(np.random.randint(1 << 60), random.random())
@@ -212,7 +212,7 @@ def test_without_the_fork_server_workers_start_by_themselves(run_forked, tmp_pat
         monkeypatch.setattr(forkserver, "TIMEOUT_S", 1.0)
     with caplog.at_level(logging.WARNING):
         outcome = run_forked(
-            "print('forked:', 'forkserver_main' in open('/proc/self/cmdline').read())",
+            "import sys; print('forked:', 'platoon_base.controller.forkserver_main' in sys.modules)",
             preload=("preparation",),
         )
     assert outcome.result.status == 0, outcome.logs
