@@ -18,7 +18,14 @@ from platoon_base.schedule import votes_suffice
 from platoon_base.worker import FlatBuffers
 from platoon_plugins.keras import backends
 
-__all__ = ["NOT_ATTACHED", "DistributedOptimizer", "GradientAverage", "average_of"]
+__all__ = [
+    "NOT_ATTACHED",
+    "DistributedOptimizer",
+    "GradientAverage",
+    "average_of",
+    "is_marked",
+    "plain_again",
+]
 
 Array = np.ndarray[Any, Any]
 NOT_ATTACHED = (
@@ -28,6 +35,7 @@ NOT_ATTACHED = (
 )
 # What travels with the gradients, one number for each rank: 0, or one of these.
 _VOTES, _DONE = 1.0, 2.0
+_MARK = "distributed_"  # before an optimizer's name, which is all that copies and files keep
 _LEAST = 1e-8  # the weight of a batch in which everything is masked
 
 
@@ -51,7 +59,8 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
     ----------
     optimizer : keras.optimizers.Optimizer or str
         As ``compile`` takes it. It is changed in place, and keeps its class name: a saved model loads without this
-        package. A LossScaleOptimizer is passed here, not put around what is returned.
+        package. Its name on Keras 3 becomes "distributed_NAME": so `distribute` recognizes it in a loaded or copied
+        model. A model with several optimizers, such as a GAN, needs a DistributedOptimizer for each.
     worker : Worker, optional
         The default is ``connect()``.
 
@@ -84,7 +93,20 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     methods = backend.apply_of(base, average)
     optimizer.__class__ = type(base.__name__, (base,), {**names, **methods, "gradient_average": average})
+    if not is_marked(optimizer) and isinstance(getattr(optimizer, "name", None), str):
+        optimizer.name = _MARK + optimizer.name
     return optimizer
+
+
+def is_marked(optimizer: Any) -> bool:
+    """Whether an optimizer of Keras 3 averages gradients, or did before it was copied or saved."""
+    return str(getattr(optimizer, "name", "")).startswith(_MARK)
+
+
+def plain_again(optimizer: Any) -> None:
+    """Take back what DistributedOptimizer did, but for the name."""
+    if average_of(optimizer) is not None:
+        optimizer.__class__ = type(optimizer).__mro__[1]
 
 
 def average_of(optimizer: Any) -> GradientAverage | None:
@@ -119,6 +141,8 @@ class GradientAverage:
         Whether losses are sums over rows.
     weight : tensor, float or None
         Of the batch whose gradients come next, where that is not passed with them.
+    calls : list or None
+        Where each call adds this average, if a model has several.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -129,6 +153,7 @@ class GradientAverage:
         self._buffers = FlatBuffers()
         self.sums = False
         self.weight: Any = None
+        self.calls: list[GradientAverage] | None = None
         self._mine = _Words(worker.global_size, 0)
         self._all = _Words(worker.global_size, 0)
         self._usual_weight = 1.0
@@ -231,16 +256,33 @@ class GradientAverage:
             The number of steps that each rank has made in it, after which weights and optimizers differ unless they
             are the same.
         """
-        flag = self._mine.flags[self.worker.global_rank]
-        self._send(_DONE)
-        while True:
-            self._call_without_gradients()
-            if (self._latest() == _DONE).all():
-                break
-        self._send(float(flag))
+        flag = self.send_done()
+        while not self.is_last_call():
+            pass
+        self.send_again(flag)
         steps: list[int] = self.worker.all_gather(np.array([self.steps]))[:, 0].tolist()
         self.steps = 0
         return steps
+
+    def send_done(self) -> float:
+        """Say with the next calls that this worker has come to the end of its epoch; returns what they said so far."""
+        flag = float(self._mine.flags[self.worker.global_rank])
+        self._send(_DONE)
+        return flag
+
+    def is_last_call(self) -> bool:
+        """Make a call without gradients, and tell whether all workers have come to the end of their epochs."""
+        self._call_without_gradients()
+        return bool((self._latest() == _DONE).all())
+
+    def send_again(self, flag: float) -> None:
+        """Say with the next calls what `send_done` has returned."""
+        self._send(flag)
+
+    @property
+    def expected(self) -> Sequence[Array]:
+        """Zeros in the place of the gradients that come next, as far as that is known."""
+        return self._like
 
     def take_weight(self) -> Any:
         """Return the weight of the batch whose gradients come next, and forget it; 1 where no loss told one."""
@@ -269,6 +311,8 @@ class GradientAverage:
     ) -> None:
         self._require_attached()
         self.steps += 1
+        if self.calls is not None:
+            self.calls.append(self)
         if len(ins) != len(self._like):
             self._expect([np.zeros_like(array) for array in ins])
         # Where all weights are gone, losses of layers are left: they have no weights, and must not be lost.

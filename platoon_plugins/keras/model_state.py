@@ -11,6 +11,7 @@ from platoon_base import Worker, connect
 from platoon_base.worker import copy_first_values
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.backends.base import Backend, Variable
+from platoon_plugins.keras.optimizers import wrap_again
 from platoon_plugins.keras.requirements import require_distributable
 
 __all__ = ["broadcast_variables", "first_values", "state_checksum", "state_of"]
@@ -37,6 +38,7 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     """
     worker = connect() if worker is None else worker
     backend = backends.current()
+    wrap_again(model, worker)
     average = require_distributable(model, backend)
     if worker.global_size == 1:
         return

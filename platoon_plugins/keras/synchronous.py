@@ -11,9 +11,11 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import copy_values
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.gradients import GradientAverage, average_of
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import state_checksum, state_of
+from platoon_plugins.keras.optimizers import optimizers_of
+from platoon_plugins.keras.several_averages import SeveralAverages
 
 __all__ = ["Synchronous"]
 
@@ -29,33 +31,35 @@ class Synchronous(Mode):
     ----------
     worker : Worker
     backend : Backend
-    average : GradientAverage
-        Of the model's optimizer.
+    average : GradientAverage or SeveralAverages
+        Of the model's optimizers.
     policy : {"any", "all", "leader"}
         Whose votes end the fit.
     """
 
     rule = None
 
-    def __init__(self, worker: Worker, backend: Backend, average: GradientAverage, policy: str) -> None:
+    def __init__(
+        self, worker: Worker, backend: Backend, average: GradientAverage | SeveralAverages, policy: str
+    ) -> None:
         self._worker, self._backend, self._average, self._policy = worker, backend, average, policy
         self._model: Any = None
         self._batches = 0
-        self._found = 0
+        self._found = self._plain_steps = 0
 
     def purpose(self, model: Any) -> str:
         """Return what must be the same on all workers: optimizer and loss too, which use the averages."""
-        optimizer, loss = model.optimizer, model.loss
-        config = {name: value for name, value in optimizer.get_config().items() if name not in _MAY_DIFFER}
-        text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__name__)
+        loss = model.loss
+        optimizers = ", ".join(map(_described, optimizers_of(model)))
         loss = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        return f"rule=None, optimizer={type(optimizer).__name__}({text}), loss={loss}"
+        return f"rule=None, optimizer={optimizers}, loss={loss}"
 
     def start(self, model: Any, participants: list[int]) -> None:
         """Prepare the averages."""
         self._model = model
         like = [weight.get_value(borrow=True) for weight in self._backend.weights(model)]
         self._average.attach(self._policy, like)
+        self._plain_steps = self._steps_of_a_plain_optimizer()
 
     def batches_done(self, count: int) -> None:
         """Count them, where the compiled function does not."""
@@ -74,8 +78,10 @@ class Synchronous(Mode):
 
     def epoch_ends(self) -> None:
         """Wait until all have come to the end of their batches; those who had fewer take the others' weights over."""
+        self._backend.settle()
         self._average.require_sound()
         steps = self._average.join()
+        self._require_no_plain_steps()
         if self._batches and not any(steps):
             raise ConfigurationError(
                 "got a train_step that does not call the optimizer's apply or stateless_apply: the gradients of this "
@@ -86,6 +92,19 @@ class Synchronous(Mode):
             # Not the statistics: those of all workers are averaged next.
             copy_values(
                 state_of(self._model, self._backend, statistics=False), self._worker, root=steps.index(max(steps))
+            )
+
+    def _steps_of_a_plain_optimizer(self) -> int:
+        """Return the steps of model.optimizer, if others do the work of it."""
+        averaged = average_of(self._model.optimizer) is not None
+        return 0 if averaged else self._backend.steps_taken(self._model)
+
+    def _require_no_plain_steps(self) -> None:
+        if self._steps_of_a_plain_optimizer() != self._plain_steps:
+            raise ConfigurationError(
+                f"got a train_step that uses model.optimizer, a plain {type(self._model.optimizer).__name__}, beside "
+                "DistributedOptimizers: what it trains is different on each worker now; call "
+                "compile(optimizer=DistributedOptimizer(...)) with it too"
             )
 
     def enter_center(self) -> None:
@@ -114,3 +133,10 @@ class Synchronous(Mode):
             root,
         )
         copy_values(state_of(self._model, self._backend), self._worker, root)
+
+
+def _described(optimizer: Any) -> str:
+    """Return class and options of an optimizer."""
+    config = {name: value for name, value in optimizer.get_config().items() if name not in _MAY_DIFFER}
+    text = json.dumps(config, sort_keys=True, default=lambda value: type(value).__name__)
+    return f"{type(optimizer).__name__}({text})"

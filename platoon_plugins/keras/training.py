@@ -18,6 +18,7 @@ from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.evaluation import Evaluation
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import first_values
+from platoon_plugins.keras.optimizers import wrap_again
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
 from platoon_plugins.keras.reshuffling import Reshuffling
 from platoon_plugins.keras.same_data import data_of_fit, warn_if_not_sharded
@@ -70,6 +71,8 @@ class Training:
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, model: Any) -> None:
         self._worker, self._backend, self._settings, self._model = worker, backend, settings, model
+        if settings.rule is None or (settings.rule == "auto" and model.optimizer not in _trained_by_rule):
+            wrap_again(model, worker)
         average = require_distributable(model, backend)
         warn_if_not_on_device(worker.device, backend.weights(model))
         self._data = data_of_fit(model)
@@ -99,7 +102,7 @@ class Training:
         if rule == "auto" and self._model.optimizer not in _trained_by_rule:
             require_new(backend.steps_taken(self._model))
         backend.optimizer_state(self._model)  # which builds it, and what is inside it
-        require_no_other_average(self._model.optimizer)
+        require_no_other_average(self._model)
         chosen: Any = default_rule() if rule == "auto" else rule
         period = self._settings.every_n_batches
         return Asynchronous(worker, backend, at_period(chosen, period), period, policy)

@@ -15,6 +15,7 @@ from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, 
 from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, watched
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.optimizers import optimizers_of
 
 __all__ = ["Keras3", "Keras3Metrics", "KerasVariable"]
 
@@ -134,13 +135,15 @@ class Keras3(Backend):
 
     def statistics(self, model: Any) -> list[KerasVariable]:
         """See `Backend.statistics`: frozen weights are among them, alike on all workers, and stay so."""
-        return [self.variable(v) for v in model.non_trainable_variables if _is_float(v)]
+        # A GAN on JAX keeps variables of its optimizers among its own.
+        of_optimizers = {id(v) for optimizer in optimizers_of(model) for v in optimizer.variables}
+        return [self.variable(v) for v in model.non_trainable_variables if _is_float(v) and id(v) not in of_optimizers]
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
         """See `Backend.optimizer_state`; before the first step it may not be built."""
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
-        return [self.variable(v) for v in model.optimizer.variables]
+        return [self.variable(v) for optimizer in optimizers_of(model) for v in optimizer.variables]
 
     def vary_noise(self, model: Any, rank: int) -> None:
         """See `Backend.vary_noise`: every random layer has a seed generator, whose state is a variable."""
@@ -198,7 +201,8 @@ class Keras3(Backend):
         base: Any = optimizer_class
 
         def apply(optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-            like = average.like(trainable_variables or (), _zeros)
+            of_optimizer = () if average.expected else optimizer._trainable_variables
+            like = average.like(trainable_variables or of_optimizer, _zeros)
             averages = self.averaged(grads, like, average, average.take_weight())
             return base.apply(optimizer, averages, trainable_variables)
 

@@ -1,0 +1,95 @@
+"""The optimizers of a model: which of them average gradients, also those of a copy or a loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.gradients import DistributedOptimizer, GradientAverage, average_of, is_marked, plain_again
+from platoon_plugins.keras.several_averages import SeveralAverages
+
+__all__ = ["average_of_model", "optimizers_of", "with_inner", "wrap_again"]
+
+_AVERAGES = "_platoon_averages"
+
+
+def optimizers_of(model: Any) -> list[Any]:
+    """Return the optimizers of a model: that of compile() first, and those in its attributes, such as a GAN's."""
+    found = [getattr(model, "optimizer", None)]
+    for value in vars(model).values():
+        found += value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else [value]
+    found = [value for value in found if isinstance(value, keras.optimizers.Optimizer)]
+    return list({id(optimizer): optimizer for optimizer in found}.values())
+
+
+def with_inner(optimizer: Any) -> Iterator[Any]:
+    """Yield an optimizer and those inside it: of a LossScaleOptimizer, of a MultiOptimizer."""
+    yield optimizer
+    inner = getattr(optimizer, "inner_optimizer", None)
+    for each in [*([] if inner is None else [inner]), *(getattr(optimizer, "optimizers", None) or ())]:
+        yield from with_inner(each)
+
+
+def wrap_again(model: Any, worker: Worker) -> None:
+    """Make model.optimizer average gradients as a whole, if it, or what is inside it, is to do so or did.
+
+    A copy of a DistributedOptimizer is a plain one, by ``copy.deepcopy``, ``pickle``, ``load_model`` or from its
+    configuration; its name tells. With the policy "mixed_float16" ``compile`` puts a LossScaleOptimizer around a
+    DistributedOptimizer: each worker would decide by its own gradients which steps to leave out.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if worker.global_size == 1 or average_of(optimizer) is not None:
+        return
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if is_marked(optimizer) or (inner is not None and is_marked(inner)):
+        if inner is not None:
+            plain_again(inner)
+        DistributedOptimizer(optimizer, worker=worker)
+
+
+def average_of_model(model: Any) -> GradientAverage | SeveralAverages | None:
+    """Return what averages the gradients of a model; None if its optimizers are plain.
+
+    Raises
+    ------
+    ConfigurationError
+        If some gradients would be averaged and others not.
+    """
+    optimizers = optimizers_of(model)
+    averages = [average for average in map(average_of, optimizers) if average is not None]
+    inside = {type(outer).__name__ for outer in optimizers for each in with_inner(outer) if average_of(each)}
+    if not averages and inside:
+        name = inside.pop()
+        raise ConfigurationError(
+            f"got a {name} around a DistributedOptimizer: workers would step differently; wrap it the other way round, "
+            f"DistributedOptimizer({name}(...)), in compile()"
+        )
+    if len(set(averages)) != len(averages):
+        raise ConfigurationError(
+            "got two optimizers of a model that share an average of gradients, as one was made by from_config() of "
+            "the other's class: call DistributedOptimizer on a plain optimizer for each"
+        )
+    if averages in ([], [average_of(model.optimizer)]):
+        _require_all(optimizers, averages)
+        return averages[0] if averages else None
+    _require_all([each for each in optimizers if each is not model.optimizer], averages)
+    known: SeveralAverages | None = getattr(model, _AVERAGES, None)
+    if known is None or known.members != averages:
+        known = SeveralAverages(averages)
+        object.__setattr__(model, _AVERAGES, known)
+    return known
+
+
+def _require_all(optimizers: list[Any], averages: list[Any]) -> None:
+    """Raise if one optimizer averages gradients and another does not."""
+    plain = [type(optimizer).__name__ for optimizer in optimizers if average_of(optimizer) is None]
+    if averages and plain:
+        raise ConfigurationError(
+            f"got a model with a DistributedOptimizer and a plain {plain[0]}, such as those of a GAN: what the plain "
+            "one trains would become different on each worker; call DistributedOptimizer on each of the model's "
+            "optimizers, or on none and keep the weights together by a rule: distribute(..., rule=EASGD())"
+        )
