@@ -40,6 +40,8 @@ class ControlServer:
         Called with the parameters and the rule that the workers shared, before they are told that all let go of them.
     on_report : callable, optional
         Called with the values that a worker reports, while that worker waits.
+    answer_observer : callable, optional
+        Answers those who take no part in the job.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class ControlServer:
         handler: UserHandler | None = None,
         on_drop: Callable[[Shared], None] = lambda shared: None,
         on_report: Callable[[Mapping[str, float | str]], None] = lambda values: None,
+        answer_observer: Callable[[msg.Watch | msg.EndJob], msg.Reply] | None = None,
     ) -> None:
         self.coordinator = coordinator
         self._job_state = job_state
@@ -57,6 +60,7 @@ class ControlServer:
         self._handler = handler
         self._on_drop = on_drop
         self._on_report = on_report
+        self._answer_observer = answer_observer
 
     def receive(self, received: Received, now: float) -> None:
         """Handle one request; bytes that are none are answered with a failure."""
@@ -67,6 +71,9 @@ class ControlServer:
             request = decode_request(data)
         except ProtocolError as exc:
             self._reply(SendReply(Asker(peer, request_id), msg.Failure(kind="ProtocolError", message=str(exc))))
+            return
+        if isinstance(request, (msg.Watch, msg.EndJob)) and self._answer_observer is not None:
+            self._reply(SendReply(Asker(peer, request_id), self._answer_observer(request)))
             return
         if isinstance(request, msg.Report) and self.coordinator.roster.of_peer(peer) is not None:
             self._on_report(request.metrics)

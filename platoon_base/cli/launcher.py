@@ -18,6 +18,7 @@ from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
+from platoon_base.job.files import Origin
 from platoon_base.job.hosting import JobOptions, host_job
 from platoon_base.job.starting import log_file, worker_environment, worker_starts
 from platoon_base.system.environment import NO_FORK_SERVER
@@ -127,6 +128,8 @@ def launch(
         Script and arguments of a data server to run beside the workers.
     """
     starts = worker_starts(program, args, devices, log_folder)
+    origin = Origin([*program.words, *args], list(devices), str(log_folder.absolute()))
+    options = options._replace(origin=origin)
     preload = _preload(program, devices)
 
     def run(options: JobOptions) -> Result:

@@ -17,6 +17,7 @@ from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWrit
 from platoon_base.controller.outcome import UNSAVED, Reported, Result, Snapshot, first_failure, stop_cause
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
@@ -94,7 +95,7 @@ class Controller:
         self._on_report = on_report
         self._budget = None if budget is None else BudgetWatch(budget)
         self._requests = ControlServer(
-            coordinator, job_state, server.reply, handler, self._save_last, self._take_report
+            coordinator, job_state, server.reply, handler, self._save_last, self._take_report, self._answer_observer
         )
         self._began = time.monotonic()
         self._next_look = self._began
@@ -162,13 +163,28 @@ class Controller:
 
     def _take_signals(self, signals: list[signal.Signals]) -> None:
         for number in signals:
-            self._signals_taken += 1
-            if self._signal is not None:
-                self._children.kill()  # asked twice: no more patience
-            self._signal = self._signal or number
-            self._stopped_at = min(self._stopped_at, time.time())
-            self._job_state.stop(self._signal.name)
-            self._children.stop(self._grace_s)
+            self._end(number, number.name, self._grace_s)
+
+    def _end(self, number: signal.Signals, reason: str, grace_s: float) -> None:
+        """End the job as a signal does."""
+        self._signals_taken += 1
+        if self._signal is not None:
+            self._children.kill()  # asked twice: no more patience
+        self._signal = self._signal or number
+        self._stopped_at = min(self._stopped_at, time.time())
+        self._job_state.stop(reason)
+        self._children.stop(grace_s)
+
+    def _answer_observer(self, request: msg.Watch | msg.EndJob) -> msg.Reply:
+        """Answer somebody who takes no part in the job."""
+        if request.protocol != msg.PROTOCOL:
+            text = f"got protocol {request.protocol}, this job speaks {msg.PROTOCOL}; use the version that started it"
+            return msg.Failure(kind="ProtocolError", message=text)
+        if isinstance(request, msg.Watch):
+            reason = self._job_state.stop_reason or None  # also that of a signal
+            return self._snapshot(time.monotonic())._replace(stop_reason=reason).to_message()
+        self._end(signal.SIGINT, "platoon stop", self._grace_s if request.grace_s is None else request.grace_s)
+        return msg.Done()
 
     def _awaits_some_by_hand(self) -> bool:
         """Tell whether workers that the user starts by hand are still to come, though none runs at the moment."""
@@ -306,17 +322,18 @@ class Controller:
         if self._observer is None or now < self._next_look:
             return
         self._next_look = now + self._observe_every_s
+        self._observer(self._snapshot(now))
+
+    def _snapshot(self, now: float) -> Snapshot:
         coordinator, tally = self._coordinator, self._tally or Tally()
-        self._observer(
-            Snapshot(
-                list(coordinator.roster.values()),
-                {rank: self._job_state.progress(rank) for rank in coordinator.roster},
-                coordinator.reported,
-                coordinator.stop_reason,
-                now - self._began,
-                tally.missed,
-                list(self._failed),
-            )
+        return Snapshot(
+            list(coordinator.roster.values()),
+            {rank: self._job_state.progress(rank) for rank in coordinator.roster},
+            coordinator.reported,
+            coordinator.stop_reason,
+            now - self._began,
+            tally.missed,
+            list(self._failed),
         )
 
     def _keep_to_budget(self) -> None:

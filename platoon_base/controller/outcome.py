@@ -7,12 +7,14 @@ from typing import NamedTuple
 
 from platoon_base.checkpoints.writer import Tally
 from platoon_base.controller.processes import Exit
+from platoon_base.coordination import messages as msg
 from platoon_base.coordination.budget import Spent
-from platoon_base.coordination.roster import Participant
+from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 
 __all__ = ["UNSAVED", "Reported", "Result", "Snapshot", "first_failure", "stop_cause"]
 
+_SENT = 500  # characters of a value
 UNSAVED = 2  # the status of a job whose workers have ended well, and whose end is in no checkpoint
 
 
@@ -26,6 +28,37 @@ class Snapshot(NamedTuple):
     seconds: float
     missed_checkpoints: int = 0
     failed: Sequence[Exit] = ()  # so far, also those that were started again
+
+    def to_message(self) -> msg.Seen:
+        """Return it for somebody who looks at the job from outside, without the failures."""
+        return msg.Seen(
+            workers=[
+                msg.SeenWorker(
+                    rank=each.rank,
+                    phase=each.phase,
+                    launched=each.launched,
+                    device=each.device,
+                    progress=list(self.progress[each.rank]),
+                )
+                for each in self.participants
+            ],
+            reported={name[:_SENT]: v[:_SENT] if isinstance(v, str) else v for name, v in self.reported.items()},
+            stop=self.stop_reason or "",
+            seconds=self.seconds,
+            missed_checkpoints=self.missed_checkpoints,
+        )
+
+    @classmethod
+    def of_message(cls, seen: msg.Seen) -> Snapshot:
+        """Return what `to_message` was made of; raises TypeError for the progress of another version."""
+        return cls(
+            [Participant(each.rank, each.launched, Phase(each.phase), device=each.device) for each in seen.workers],
+            {each.rank: Progress(*each.progress) for each in seen.workers},  # type: ignore[arg-type]
+            seen.reported,
+            seen.stop or None,
+            seen.seconds,
+            seen.missed_checkpoints,
+        )
 
 
 class Reported(NamedTuple):

@@ -26,6 +26,7 @@ __all__ = [
     "CollectiveCall",
     "CollectiveReply",
     "Done",
+    "EndJob",
     "Failure",
     "FormGroup",
     "Gather",
@@ -44,16 +45,19 @@ __all__ = [
     "Round",
     "RoundMet",
     "Same",
+    "Seen",
+    "SeenWorker",
     "StopVote",
     "Sum",
     "Sums",
     "UserReply",
     "UserRequest",
+    "Watch",
     "Welcome",
     "Withdraw",
 ]
 
-PROTOCOL = 6
+PROTOCOL = 7
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
 MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 256 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
@@ -263,7 +267,43 @@ class UserRequest(Message, frozen=True, kw_only=True, tag="user"):
     info: Any = None
 
 
+# From somebody of the same user who takes no part, and says no hello.
+
+
+class Watch(Message, frozen=True, kw_only=True, tag="watch"):
+    """Tell how the job stands."""
+
+    protocol: int
+
+
+class EndJob(Message, frozen=True, kw_only=True, tag="end-job"):
+    """End the job as Ctrl-C to the launcher does; ``grace_s`` instead of the launcher's own."""
+
+    protocol: int
+    grace_s: Optional[Annotated[float, msgspec.Meta(ge=0, le=1e9)]] = None
+
+
 # From the controller.
+
+
+class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker as others see it: its ``phase`` by number, and its ``progress`` in the order of the job's state."""
+
+    rank: int
+    phase: Annotated[int, msgspec.Meta(ge=0, le=4)]
+    launched: bool
+    device: str
+    progress: list[Union[int, float, str]]
+
+
+class Seen(Message, frozen=True, kw_only=True, tag="seen"):
+    """How the job stands; ``stop`` is the reason why it stops, empty while it does not."""
+
+    workers: list[SeenWorker]
+    reported: dict[str, Union[int, float, str]]
+    stop: str
+    seconds: float
+    missed_checkpoints: int = 0
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
@@ -366,5 +406,7 @@ Request = Union[
     Withdraw,
     Leave,
     UserRequest,
+    Watch,
+    EndJob,
 ]
-Reply = Union[Welcome, CenterRole, Met, RoundMet, Sums, Gathered, Done, UserReply, Failure]
+Reply = Union[Welcome, CenterRole, Met, RoundMet, Sums, Gathered, Done, UserReply, Seen, Failure]

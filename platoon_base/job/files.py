@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import logging
 import os
+import pwd
 import re
 import secrets
 import shutil
@@ -25,8 +27,9 @@ from platoon_base.system.environment import JOB, NAMESPACE
 from platoon_base.system.folder_lock import FolderLock, is_locked
 from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_own
+from platoon_base.system.process import pid_namespace
 
-__all__ = ["JobFiles", "Leftover", "data_socket", "leftovers", "remove", "running", "segment_prefix"]
+__all__ = ["JobFiles", "Leftover", "Origin", "data_socket", "leftovers", "remove", "running", "segment_prefix"]
 
 log = logging.getLogger(__name__)
 
@@ -36,6 +39,31 @@ _JOB = re.compile(r"[0-9a-f]{12}")
 _DATA_SOCKET = re.compile(r"data-\d+")
 _LONGEST_ADDRESS = len("ipc://") + 107  # sun_path of a Unix socket holds 108 bytes with its final zero
 _YOUNG_S = 5.0  # a job that is just starting has no lock on its first file yet
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """How a job was started, for those who look at it from another terminal.
+
+    Attributes
+    ----------
+    program : list of str
+        The script, or ``-m`` and the module, and its arguments; empty if the job's controller does not know.
+    devices : list of str
+        One for each worker.
+    log_folder : str
+        The absolute path of the folder with the workers' logs; empty if they write none.
+    began : float
+        When, in seconds since the epoch.
+    pid, pid_namespace : int
+        The process of the controller. Its id means something only within that PID namespace.
+    """
+
+    program: list[str] = []
+    devices: list[str] = []
+    log_folder: str = ""
+    began: float = 0.0
+    pid: int = 0
+    pid_namespace: int = 0
 
 
 class JobFiles(msgspec.Struct, frozen=True):
@@ -57,6 +85,7 @@ class JobFiles(msgspec.Struct, frozen=True):
         The address of the controller, if not that of the socket in the folder.
     keys : Keys or None
         The keys by which a process proves to a controller at another address that it belongs to the job.
+    origin : Origin
     """
 
     job: str
@@ -66,6 +95,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     checkpoint: str = ""
     endpoint: str = ""
     keys: Optional[Keys] = None
+    origin: Origin = Origin()
 
     @property
     def address(self) -> str:
@@ -92,13 +122,17 @@ class JobFiles(msgspec.Struct, frozen=True):
         return f"{segment_prefix()}{self.job}-data-{name}"
 
     @classmethod
-    def create(cls, size: int, center_memory: str = "host", checkpoint: str = "") -> JobFiles:
-        """Make the folder of a new job."""
+    def create(
+        cls, size: int, center_memory: str = "host", checkpoint: str = "", origin: Origin | None = None
+    ) -> JobFiles:
+        """Make the folder of a new job that this process controls, from now on."""
         job = secrets.token_hex(6)
         folder = _jobs_folder() / job
         require_room(folder.parent, "a job's description and its socket")
         folder.mkdir(mode=0o700)
-        files = cls(job, str(folder), size, center_memory, checkpoint)
+        here = {"began": time.time(), "pid": os.getpid(), "pid_namespace": pid_namespace()}
+        origin = msgspec.structs.replace(origin or Origin(), **here)
+        files = cls(job, str(folder), size, center_memory, checkpoint, origin=origin)
         if len(os.fsencode(files.address)) > _LONGEST_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(
@@ -140,19 +174,34 @@ class JobFiles(msgspec.Struct, frozen=True):
             ) from exc
         return msgspec.structs.replace(found, folder=os.path.abspath(folder))  # this process may go to other folders
 
+    @property
+    def alive(self) -> bool:
+        """Whether the job lives still."""
+        return _alive(self.job)
+
     @classmethod
-    def find(cls, job: str) -> JobFiles:
-        """Find a running job by its name or its folder.
+    def find(cls, job: str = "") -> JobFiles:
+        """Find a running job by its name, by a beginning that no other name has, or by its folder.
+
+        Parameters
+        ----------
+        job : str
+            Empty if it is the only one.
 
         Raises
         ------
         ConfigurationError
-            If there is none.
+            If there is none, or more than one.
         """
-        for files in running():
-            if job in (files.job, files.folder):
-                return files
-        raise ConfigurationError(f"there is no running job {job!r}: `platoon jobs` lists them")
+        jobs = running()
+        exact = [files for files in jobs if job in (files.job, files.folder)]
+        found = exact or [files for files in jobs if files.job.startswith(job)]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            which = f"got {job!r}, with which several jobs begin" if job else "several jobs run"
+            raise ConfigurationError(f"{which}: name one of {', '.join(files.job for files in found)} (`platoon jobs`)")
+        raise ConfigurationError(_why_not(job, [files.job for files in jobs]))
 
     @classmethod
     def at_port(cls, port: int) -> JobFiles:
@@ -193,6 +242,47 @@ class JobFiles(msgspec.Struct, frozen=True):
 def data_socket(port: int) -> str:
     """Return the path of the socket of a data channel that has the number of a port, and need not belong to a job."""
     return str(_jobs_folder() / f"data-{port}")
+
+
+def _why_not(job: str, jobs: list[str]) -> str:
+    """Say why there is no running job of such a name."""
+    if not job:
+        return "no job of yours is running: start one with `platoon launch`"
+    shorter = f"{segment_prefix().lstrip('/')}{job}"
+    if _JOB.fullmatch(job) and (os.path.lexists(_path_of(job)) or (SHM_FOLDER / f"{shorter}-state").exists()):
+        return (
+            f"job {job} is dead: its launcher was killed before it could tidy up. `platoon clean` removes what it has "
+            "left; the workers' logs stay where they are"
+        )
+    owner = _owner_of(job)
+    if owner:
+        return f"job {job} belongs to user {owner}: you can see, follow and stop your own jobs only"
+    close = difflib.get_close_matches(job, jobs, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(close)}?" if close else ": `platoon jobs` lists them"
+    return (
+        f"there is no running job {job!r} among your {len(jobs)}{hint}"
+        if jobs
+        else (f"there is no running job {job!r}: no job of yours is running")
+    )
+
+
+def _owner_of(job: str) -> str:
+    """Name the user whose job has shared memory by this name; empty if nobody, or this user, has."""
+    if not _JOB.fullmatch(job):
+        return ""
+    for path in SHM_FOLDER.glob(f"platoon-*-{job}-state"):
+        with contextlib.suppress(OSError):
+            uid = path.lstat().st_uid
+            if uid != os.geteuid():
+                try:
+                    return pwd.getpwuid(uid).pw_name
+                except KeyError:
+                    return str(uid)
+    return ""
+
+
+def _path_of(job: str) -> Path:
+    return Path(tempfile.gettempdir(), _mine(), job)
 
 
 class Leftover(NamedTuple):
@@ -270,8 +360,7 @@ def _is_own_folder(path: Path) -> bool:
 
 def _alive(job: str) -> bool:
     """Tell whether a job lives: its folder is locked, or the memory of its state is in use."""
-    folder = Path(tempfile.gettempdir(), _mine(), job)
-    return is_locked(folder) or in_use(f"{segment_prefix()}{job}-state")
+    return is_locked(_path_of(job)) or in_use(f"{segment_prefix()}{job}-state")
 
 
 def _job_of(segment: Path) -> str:

@@ -22,7 +22,7 @@ from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import backends
-from platoon_base.job.files import JobFiles
+from platoon_base.job.files import JobFiles, Origin
 from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import ERROR_FILE, JOB, MAX_WORKERS, RANK
@@ -66,6 +66,8 @@ class JobOptions(NamedTuple):
     by_hand : bool
         Whether the user starts the workers, each with its own command, at any time. The job ends when all that came
         have ended, and all that were to come have come or one of them has failed.
+    origin : Origin or None
+        Told to those who ask for this user's jobs.
     """
 
     seed: int = 0
@@ -81,6 +83,7 @@ class JobOptions(NamedTuple):
     listen: str = ""
     grace_s: float = GRACE_S
     by_hand: bool = False
+    origin: Origin | None = None
 
 
 _DEFAULT = JobOptions()
@@ -110,7 +113,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
     file, about = options.resume if options.resume is not None else ("", None)
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(size, options.center, str(file))
+        files = JobFiles.create(size, options.center, str(file), options.origin)
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment = stack.enter_context(Segment.create(files.job_state, JobState.size_bytes(MAX_WORKERS)))

@@ -47,7 +47,7 @@ def test_launch_runs_the_script_on_all_workers_and_writes_the_summary(platoon, w
     assert summary["status"] == 0
     assert summary["stopped_by"] == "end of script"
     assert summary["seconds"] > 0
-    assert "worker 0:" in done.stdout, "in a pipe there must be plain progress lines"
+    assert "2 importing" in done.stdout, "in a pipe there must be plain progress lines"
     assert "\x1b" not in done.stdout
     assert re.search(r"answer +42", done.stdout)
 
@@ -430,9 +430,9 @@ def test_jobs_lists_the_running_job_and_join_adds_a_worker(platoon, write_script
             joined = subprocess.Popen([*platoon, "join", job, {str(late)!r}], stdout=subprocess.PIPE, text=True)
             assert joined.stdout.readline() == "ready\\n"
             worker.barrier()
-            output, _ = joined.communicate(timeout=60)
+            output = joined.stdout.read()  # communicate() would pass over what readline() has read already
             assert "hello from 1 of 2" in output, output
-            assert joined.returncode == 0
+            assert joined.wait(60) == 0
         """
     )
     done = platoon("launch", "-n", 1, script)

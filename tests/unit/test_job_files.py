@@ -1,5 +1,6 @@
 """The folders and names of jobs: what a live job has is left alone, what a dead one left is found."""
 
+import contextlib
 import os
 import secrets
 import signal
@@ -8,6 +9,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from msgspec.structs import replace
 
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import files as job_files
-from platoon_base.job.files import JobFiles
+from platoon_base.job.files import JobFiles, Origin
 from platoon_base.shm.segments import SHM_FOLDER, Segment
 from platoon_base.system.environment import NAMESPACE
 
@@ -153,8 +155,39 @@ def test_a_running_job_is_found_by_name_and_by_folder(live_job):
 
 
 def test_a_job_that_is_not_running_is_not_found(dead_job):
-    with pytest.raises(ConfigurationError, match="platoon jobs"):
+    with pytest.raises(ConfigurationError, match="is dead: its launcher was killed .* `platoon clean`"):
         JobFiles.find(dead_job.job)
+
+
+def test_the_beginning_of_a_name_or_none_finds_the_one_job_that_it_fits(live_job):
+    assert JobFiles.find() == live_job
+    assert JobFiles.find(live_job.job[:3]) == live_job
+    others = [JobFiles.create(1) for _ in range(17)]  # two of 18 names of hexadecimal digits begin alike
+    with contextlib.ExitStack() as stack:
+        for other in others:
+            stack.callback(other.remove)
+            stack.callback(other.lock().close)
+        with pytest.raises(ConfigurationError, match="several jobs run: name one of "):
+            JobFiles.find()
+        first = [files.job[0] for files in (live_job, *others)]
+        twice = next(digit for digit in first if first.count(digit) > 1)
+        with pytest.raises(
+            ConfigurationError, match=f"got '{twice}', with which several jobs begin: name one of {twice}"
+        ):
+            JobFiles.find(twice)
+        assert JobFiles.find(others[3].job) == others[3]
+
+
+def test_a_job_knows_how_it_was_started(files):
+    origin = Origin(["train.py", "--rate", "0.1"], ["cpu", "cuda0"], "/logs")
+    started = JobFiles.create(2, origin=origin)
+    try:
+        read = JobFiles.read(started.folder).origin
+    finally:
+        started.remove()
+    assert (read.program, read.devices, read.log_folder) == (origin.program, origin.devices, origin.log_folder)
+    assert read.pid == os.getpid()
+    assert 0 <= time.time() - read.began < 60
 
 
 def test_a_running_job_is_found_by_its_port(live_job):
@@ -349,7 +382,8 @@ def put_an_unreadable_file(path):
 STRANGERS = [put_a_pipe, put_a_link, put_a_broken_link, put_a_file, put_an_unreadable_file, Path.mkdir]
 COMMAND_OF_NOBODY = """
 import os, sys
-from platoon_base import cli  # from here on this process may not even read the package
+from platoon_base import cli
+from platoon_base.cli.commands import clean, jobs  # from here on this process may not even read the package
 os.setgid(65534), os.setuid(65534)
 cli.main(sys.argv[1:])
 """

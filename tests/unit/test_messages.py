@@ -38,6 +38,8 @@ REQUESTS = [
     msg.Withdraw(),
     msg.Leave(),
     msg.Round(timeout_s=1.0),
+    msg.Watch(protocol=msg.PROTOCOL),
+    msg.EndJob(protocol=msg.PROTOCOL, grace_s=2.5),
     msg.UserRequest(req="next", info={"seen": [1, 2.5, "x", None, True, b"\0\1"]}),
 ]
 REPLIES = [
@@ -63,6 +65,13 @@ REPLIES = [
     msg.Done(),
     msg.UserReply(answer=["stop", 3, {"lr": 0.1}]),
     msg.UserReply(),
+    msg.Seen(
+        workers=[msg.SeenWorker(rank=1, phase=2, launched=True, device="cuda0", progress=[3, 7, 2.5, "patience 3/15"])],
+        reported={"loss": 0.25, "best": "model é.npz"},
+        stop="SIGINT",
+        seconds=7.5,
+        missed_checkpoints=1,
+    ),
     msg.Failure(kind="LayoutMismatchError", message="got ..."),
 ]
 

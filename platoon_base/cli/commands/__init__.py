@@ -24,7 +24,10 @@ SUBCOMMANDS = {
     "jobs": "List this user's running jobs.",
     "join": "Add one more worker to a running job.",
     "launch": "Run a script as N workers.",
+    "logs": "Show what the workers of a running job write.",
     "run": "Run a script alone, with the repairs it may need.",
+    "stop": "End a running job in order, from any terminal.",
+    "top": "Show a running job live, from any terminal.",
     "tune": "Find out which method to train a script with.",
 }
 

@@ -8,6 +8,7 @@ import contextlib
 import inspect
 import logging
 import shlex
+import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from platoon_base.controller.program import Program
 from platoon_base.data.batch_server import BatchServer
 from platoon_base.devices.discovery import choose_devices, require_devices
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.job.files import Origin
 from platoon_base.job.hosting import Job, JobOptions, host_job
 from platoon_base.job.starting import worker_starts
 from platoon_base.platoon_api.data_channel import open_server, require_arrays
@@ -130,7 +132,10 @@ class Controller:
             self._listen("")
 
     def _listen(self, address: str) -> None:
-        options = JobOptions(handler=self._answer, listen=address, by_hand=not self._experiment)
+        logs = "" if self._log_folder is None else str(self._log_folder.absolute())
+        words = [*self._program.words, *self._worker_args] if self._experiment else sys.argv
+        origin = Origin(words, self._devices, logs)
+        options = JobOptions(handler=self._answer, listen=address, by_hand=not self._experiment, origin=origin)
         self._job = self._open.enter_context(host_job(len(self._devices), options))
         atexit.register(self._close)
 

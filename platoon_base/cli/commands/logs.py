@@ -1,0 +1,56 @@
+"""``platoon logs``: what the workers of a running job write."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from platoon_base.cli.log_view import LogView, ranks_in
+from platoon_base.errors import ConfigurationError
+from platoon_base.job.files import JobFiles
+
+__all__ = ["command"]
+
+_LOOK_S = 0.2
+
+
+@click.command("logs")
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
+@click.option("--rank", type=click.IntRange(min=0), metavar="R", help="Of this worker alone, as it writes it.  [all]")
+@click.option(
+    "-n",
+    "--lines",
+    type=click.IntRange(min=0),
+    default=50,
+    show_default=True,
+    metavar="N",
+    help="Begin N lines before the end, or with 0 at the begin.",
+)
+@click.argument("job", default="")
+def command(follow: bool, rank: int | None, lines: int, job: str) -> None:
+    """Show the logs of JOB: of all workers, with their ranks before the lines, or of one.
+
+    JOB is a name of `platoon jobs`, or its beginning; it may be left out if one job runs. The folder with the logs of a
+    job that has ended does too.
+    """
+    is_folder = bool(job) and Path(job).is_dir() and bool(ranks_in(Path(job)))
+    files = None if is_folder else JobFiles.find(job)
+    if files is not None and not files.origin.log_folder:
+        raise ConfigurationError(
+            f"job {files.job} has no folder of logs: its workers write to the terminals they are in"
+        )
+    folder = Path(job) if files is None else Path(files.origin.log_folder)
+    there = ranks_in(folder)
+    if rank is not None and rank not in there:
+        known = ", ".join(map(str, there)) or "none yet"
+        raise ConfigurationError(f"got --rank {rank}: in {folder} there are logs of ranks {known}")
+    view = LogView(folder, rank, lines, sys.stdout.buffer)
+    view.show(last=not follow or files is None)
+    while follow and files is not None:
+        ended = not files.alive
+        view.show(last=ended)
+        if ended:
+            return
+        view.wait(_LOOK_S)

@@ -1,0 +1,73 @@
+"""``platoon stop``: end a running job, from any terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+
+import click
+
+from platoon_base.cli.job_list import program_of
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.job.files import JobFiles
+from platoon_base.job.observing import Observer, kill
+
+__all__ = ["command"]
+
+_ANSWER_S = 5.0
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, seconds: float | None) -> float | None:
+    if seconds is not None and not 0 <= seconds < math.inf:  # NaN is not
+        raise click.BadParameter(f"got {seconds:g}: it must be a number of seconds, 0 or more")
+    return seconds
+
+
+@click.command("stop")
+@click.option(
+    "--grace",
+    type=float,
+    metavar="S",
+    callback=_seconds,
+    help="Give the workers S seconds to save something.  [as launched]",
+)
+@click.option(
+    "--wait",
+    "patience_s",
+    type=float,
+    default=120.0,
+    show_default=True,
+    metavar="S",
+    callback=_seconds,
+    help="Wait up to S seconds for the end of the job.",
+)
+@click.option("--kill", "by_force", is_flag=True, help="Kill launcher and workers: for a job whose launcher hangs.")
+@click.argument("job", default="")
+def command(grace: float | None, patience_s: float, by_force: bool, job: str) -> None:
+    """End JOB in order, as Ctrl-C to its launcher does: workers may save, and the last checkpoint is written.
+
+    JOB is a name of `platoon jobs`, or its beginning; it may be left out if one job runs. A second `platoon stop` has
+    the workers killed at once, as a second Ctrl-C does. The exit status is 0 once the job has ended.
+    """
+    files = JobFiles.find(job)
+    name = f"job {files.job} ({program_of(files)})"
+    if by_force:
+        kill(files)
+        click.echo(f"killed {name}")
+        return
+    with Observer(files, _ANSWER_S) as observer:
+        try:
+            observer.end(grace)
+        except CollectiveTimeoutError as exc:
+            text = f"the launcher of {name} does not answer within {_ANSWER_S:g} s: try again, or"
+            raise ConfigurationError(f"{text} end it with `platoon stop --kill {files.job}`") from exc
+        except WorkerLostError:
+            pass  # it has just ended
+        click.echo(f"stopping {name}")
+        with contextlib.suppress(KeyboardInterrupt):
+            if observer.wait(patience_s):
+                click.echo(f"{name} has ended")
+                return
+    click.echo(f"{name} runs still: `platoon stop` once more kills its workers, --kill its launcher too", err=True)
+    sys.exit(1)

@@ -1,0 +1,59 @@
+"""``platoon top``: the live table of a running job, in another terminal."""
+
+from __future__ import annotations
+
+import time
+
+import click
+
+from platoon_base.cli import report
+from platoon_base.cli.display import Display
+from platoon_base.cli.job_list import program_of
+from platoon_base.cli.recent import Recent
+from platoon_base.cli.table import table
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
+from platoon_base.job.files import JobFiles
+from platoon_base.job.observing import Observer
+
+__all__ = ["command"]
+
+
+@click.command("top")
+@click.option("--once", is_flag=True, help="Print the table once, and end.")
+@click.option(
+    "--every",
+    type=click.FloatRange(0.1, 3600),
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between looks.",
+)
+@click.argument("job", default="")
+def command(once: bool, every: float, job: str) -> None:
+    """Show JOB live, as the terminal that started it does, until it ends.
+
+    JOB is a name of `platoon jobs`, or its beginning; it may be left out if one job runs. Ctrl-C ends the view, and not
+    the job. In a pipe there is a line for each change.
+    """
+    files = JobFiles.find(job)
+    console = report.open_console()
+    report.print_line(
+        console, f"job {files.job}: {program_of(files)}, logs in {files.origin.log_folder or 'no folder'}"
+    )
+    with Observer(files) as observer:
+        if once:
+            recent = Recent()
+            recent.take(observer.look(), time.monotonic())
+            for line in table(recent, console.width, 10_000):
+                report.print_line(console, line)
+            return
+        with StopSignals() as signals, Display(console) as display:
+            while not signals.take(every):
+                try:
+                    display.show(observer.look())
+                except CollectiveTimeoutError as exc:
+                    report.print_line(console, f"{exc} (`platoon stop --kill {files.job}` ends a job that hangs)")
+                except WorkerLostError:
+                    report.print_line(console, f"job {files.job} has ended")
+                    return

@@ -1,0 +1,84 @@
+"""The facts about running jobs, and the table that `platoon jobs` makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from platoon_base.cli.recent import Recent
+from platoon_base.cli.table import cut, duration, workers_line
+from platoon_base.errors import PlatoonError
+from platoon_base.job.files import JobFiles
+from platoon_base.job.observing import Observer
+
+__all__ = ["facts", "listing", "program_of"]
+
+_ANSWER_S = 1.0  # a controller that is busy for longer is not waited for
+_SCRIPT_CHARACTERS = 40
+
+
+def facts(files: JobFiles) -> dict[str, Any]:
+    """Return what is known of a job; its controller is asked how the workers are."""
+    states = "no answer"
+    with contextlib.suppress(PlatoonError), Observer(files, _ANSWER_S) as observer:
+        recent = Recent()
+        snapshot = observer.look()
+        recent.take(snapshot, time.monotonic())
+        states = f"stopping: {snapshot.stop_reason}" if snapshot.stop_reason else workers_line(recent)
+    origin = files.origin
+    return {
+        "job": files.job,
+        "script": shlex.join(origin.program),
+        "title": _title(files),
+        "age_s": round(max(0.0, time.time() - origin.began), 1),
+        "workers": files.size,
+        "state": states,
+        "devices": origin.devices,
+        "logs": origin.log_folder,
+        "folder": files.folder,
+        "pid": origin.pid,
+    }
+
+
+def program_of(files: JobFiles) -> str:
+    """Name the script of a job, without its folder and its arguments."""
+    program = files.origin.program
+    return " ".join(program[1:2]) if program[:1] == ["-m"] else os.path.basename("".join(program[:1])) or "?"
+
+
+def _title(files: JobFiles) -> str:
+    """Name the script of a job, with its arguments and without its folder."""
+    program = files.origin.program
+    return " ".join([program_of(files), shlex.join(program[2 if program[:1] == ["-m"] else 1 :])]).rstrip()
+
+
+def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Lay the jobs out as a table, with the folder of the logs in a line of its own, because it may be long."""
+    if not found:
+        return []
+    rows = [("job", "age", "workers", "devices", "script")]
+    for each in found:
+        workers = f"{each['workers'] or '?'}: {each['state']}"
+        script = cut(each["title"], _SCRIPT_CHARACTERS)
+        rows.append((each["job"], duration(each["age_s"]), workers, _devices(each["devices"]), script))
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    for i, each in reversed(list(enumerate(found, 1))):
+        lines.insert(i + 1, f"  logs: {_shortest(each['logs'])}" if each["logs"] else "  logs: none")
+    return lines
+
+
+def _devices(devices: Sequence[str]) -> str:
+    """Name devices: those of one name by their number."""
+    counts = Counter(devices)
+    return " ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items()) or "-"
+
+
+def _shortest(folder: str) -> str:
+    relative = os.path.relpath(folder)
+    return relative if len(relative) < len(folder) else folder

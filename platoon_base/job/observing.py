@@ -1,0 +1,147 @@
+"""Looking at a running job, and ending it, from a process that takes no part in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from platoon_base.channels.client import ControlClient
+from platoon_base.controller.descriptors import readable
+from platoon_base.controller.outcome import Snapshot
+from platoon_base.coordination import messages as msg
+from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.job import backends
+from platoon_base.job.files import JobFiles
+from platoon_base.system.process import pid_namespace
+
+__all__ = ["Observer", "kill"]
+
+_LOOK_S, _KILLED_S = 0.1, 5.0
+
+
+class Observer:
+    """A connection to the controller of one of this user's jobs; a context manager.
+
+    The controller's socket is in the job's folder, which only its user can enter. Where it listens at a port, the job's
+    keys are needed, which are in that folder too.
+
+    Parameters
+    ----------
+    files : JobFiles
+    timeout_s : float
+        Bound on the wait for an answer.
+    """
+
+    def __init__(self, files: JobFiles, timeout_s: float = 10.0) -> None:
+        self._files = files
+        self._timeout_s = timeout_s
+        self._channel = backends.connect_to(files, lambda: files.alive)
+        self._client = ControlClient(self._channel, -1)
+
+    def __enter__(self) -> Observer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._channel.close()
+
+    def look(self) -> Snapshot:
+        """Return the state of the job.
+
+        Raises
+        ------
+        WorkerLostError
+            If the job has ended.
+        CollectiveTimeoutError
+            If its controller does not answer.
+        """
+        seen = self._client.ask(msg.Watch(protocol=msg.PROTOCOL), msg.Seen, self._timeout_s)
+        try:
+            return Snapshot.of_message(seen)
+        except TypeError as exc:
+            raise ProtocolError(f"the job is of another version of this package ({exc}): use that one") from exc
+
+    def end(self, grace_s: float | None = None) -> None:
+        """Have the job end in order, as Ctrl-C to its launcher does; a second time have its workers killed."""
+        self._client.ask(msg.EndJob(protocol=msg.PROTOCOL, grace_s=grace_s), msg.Done, self._timeout_s)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end of the job; tells whether it has come."""
+        deadline = time.monotonic() + timeout_s
+        while self._files.alive:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+
+def kill(files: JobFiles) -> None:
+    """Kill the controller of a job and the workers that it has started, and remove what they leave.
+
+    Raises
+    ------
+    ConfigurationError
+        If its processes cannot be seen from here, or do not end.
+    """
+    pid = files.origin.pid
+    if not pid or files.origin.pid_namespace != pid_namespace() or not pid_namespace():
+        raise ConfigurationError(
+            f"the processes of job {files.job} cannot be seen from here: run this command in the container that the "
+            "job runs in"
+        )
+    with contextlib.ExitStack() as stack:
+        try:
+            controller = stack.enter_context(_watched(pid))
+        except OSError as exc:
+            raise ConfigurationError(
+                f"process {pid}, the launcher of job {files.job}, cannot be watched: {exc}"
+            ) from exc
+        if not files.alive:  # as long as it lives, this number is its controller's
+            return
+        workers = []
+        for child in _children(pid):
+            with contextlib.suppress(OSError):  # it has ended
+                fd = stack.enter_context(_watched(child))
+                workers += [(child, fd)] if _is_child(child, pid) else []
+        signal.pidfd_send_signal(controller, signal.SIGKILL)
+        for child, fd in workers:
+            if not readable(fd):  # then the number is still its own
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(child, signal.SIGKILL)
+        for fd in (controller, *(fd for _, fd in workers)):
+            if not readable(fd, _KILLED_S):
+                raise ConfigurationError(
+                    f"a process of job {files.job} does not end though it was killed: it hangs in a device or on a "
+                    "file server; see `ps` for its state"
+                )
+    if not files.alive:  # a late joiner ends by itself, and removes the rest
+        files.remove()
+
+
+@contextlib.contextmanager
+def _watched(pid: int) -> Iterator[int]:
+    fd = os.pidfd_open(pid)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _children(pid: int) -> list[int]:
+    """List the children of a process that lead process groups, as all workers do."""
+    numbers = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    return [number for number in numbers if _is_child(number, pid)]
+
+
+def _is_child(number: int, parent: int) -> bool:
+    try:
+        words = Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:  # it has ended
+        return False
+    return (int(words[1]), int(words[2])) == (parent, number)

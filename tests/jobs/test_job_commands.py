@@ -1,0 +1,257 @@
+"""What another terminal does with a running job: list it, watch it, read its logs, end it."""
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import re
+import signal
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+
+import pytest
+from watching import PATIENCE_S, await_file, until
+
+from platoon_base.job.files import running, segment_prefix
+from platoon_base.shm.segments import SHM_FOLDER
+
+pytestmark = pytest.mark.base
+
+PLATOON = [sys.executable, "-m", "platoon_base"]
+TRAIN = """
+    import os, sys, time
+    import numpy as np
+    from platoon_base import EASGD, connect
+
+    print("first line", flush=True)
+    worker = connect()
+    x = np.zeros(10)
+    worker.init_shared_params([x], EASGD())
+    count = 0
+    try:
+        while not os.path.exists("go on"):
+            count += 1
+            x += 0.1
+            worker.sync_params()
+            worker.progress(epoch=3, steps=1, loss=0.25)
+            time.sleep(0.01)
+            if count == 20:
+                worker.report({"val_loss": 0.5})
+                with open(f"unfinished{worker.global_rank}", "w") as file:
+                    file.write(str(os.getpid()))
+                os.rename(file.name, f"ready{worker.global_rank}")
+    except KeyboardInterrupt:
+        print("saved", flush=True)
+        raise
+    print("last line", flush=True)
+"""
+
+
+class Running:
+    """A job of two workers that train until they are told to end, or until a file named "go on" is there."""
+
+    def __init__(self, folder, launcher):
+        self.folder = folder
+        self.launcher = launcher
+        self.pids = [int(await_file(folder / f"ready{rank}", launcher)) for rank in range(2)]
+        (self.files,) = (files for files in running() if files.origin.pid == launcher.pid)
+        self.job = self.files.job
+
+    def let_end(self):
+        (self.folder / "go on").touch()
+
+    def log(self, rank):
+        return (self.folder / "logs" / f"rank{rank}.log").read_text()
+
+
+@pytest.fixture
+def launch(tmp_path, write_script):
+    """Start a job, and wait until it trains."""
+    with contextlib.ExitStack() as stack:
+
+        def run(*options, text=TRAIN, folder=tmp_path):
+            script = write_script(text, "train.py")
+            output = stack.enter_context((folder / "output").open("w"))
+            launcher = subprocess.Popen(
+                [*PLATOON, "launch", "-n", "2", "--log-dir", "logs", *options, script, "--rate", "0.1"],
+                cwd=folder,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+            stack.callback(launcher.wait, PATIENCE_S)
+            stack.callback(launcher.kill)
+            stack.callback(launcher.send_signal, signal.SIGCONT)
+            return Running(folder, launcher)
+
+        yield run
+
+
+def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch, tmp_path):
+    job = launch()
+
+    done = platoon("jobs")
+    heading, row, logs = done.stdout.splitlines()
+    assert heading.split() == ["job", "age", "workers", "devices", "script"]
+    assert re.fullmatch(rf"{job.job}  +\d+ s +2: 2 training +2 cpu +train\.py --rate 0\.1", row)
+    assert logs == "  logs: logs"
+    (told,) = json.loads(platoon("jobs", "--json").stdout)
+    assert told["script"] == f"{tmp_path}/train.py --rate 0.1"
+    assert (told["job"], told["pid"], told["devices"]) == (job.job, job.launcher.pid, ["cpu", "cpu"])
+    assert told["logs"] == str(tmp_path / "logs")
+
+    for name in ([], [job.job], [job.job[:5]]):
+        lines = platoon("top", "--once", *name).stdout.splitlines()
+        assert lines[0] == f"job {job.job}: train.py, logs in {tmp_path}/logs"
+        assert [line.split()[:4] for line in lines[2:4]] == [[str(rank), "cpu", "training", "3"] for rank in range(2)]
+        assert re.search("^val_loss 0.5$", "\n".join(lines), re.MULTILINE)
+
+    assert platoon("logs", job.job).stdout == "[0] first line\n[1] first line\n"
+    assert platoon("logs", "--rank", 1).stdout == "first line\n"
+    done = platoon("logs", "--rank", 2)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "got --rank 2: in" in done.stderr
+    assert "there are logs of ranks 0, 1" in done.stderr
+
+    follow = [subprocess.Popen([*PLATOON, *words], stdout=subprocess.PIPE) for words in (["logs", "-f"], ["top"])]
+    assert follow[0].stdout.readline() == b"[0] first line\n"
+    assert follow[1].stdout.readline().startswith(b"job ")
+    assert b"2 training" in follow[1].stdout.readline()
+    job.let_end()
+    logs, shown = (process.stdout.read().decode() for process in follow)
+    for process in follow:
+        process.stdout.close()
+        assert process.wait(PATIENCE_S) == 0
+    assert sorted(logs.splitlines()) == ["[0] last line", "[1] first line", "[1] last line"]
+    assert shown.splitlines()[-1] == f"job {job.job} has ended"
+    assert job.launcher.wait(PATIENCE_S) == 0
+
+    assert platoon("logs", "--rank", 0, "-n", 1, "logs").stdout == "last line\n", "the folder does after the end"
+    done = platoon("jobs")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "no job of yours is running\n")
+    done = platoon("top")
+    assert done.returncode == 2
+    assert done.stderr == "platoon: no job of yours is running: start one with `platoon launch`\n"
+
+
+def test_a_terminal_gets_the_live_table_and_ctrl_c_ends_the_view_alone(launch):
+    job = launch()
+    terminal, end = pty.openpty()
+    fcntl.ioctl(end, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    top = subprocess.Popen(
+        [*PLATOON, "top", job.job],
+        stdin=end,
+        stdout=end,
+        stderr=end,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "", "LINES": ""},
+        start_new_session=True,
+    )
+    os.close(end)
+    shown = b""
+    while shown.count(b"val_loss 0.5") < 2:  # drawn anew
+        shown += os.read(terminal, 4096)
+    assert b"\x1b[" in shown
+    assert b"1 cpu   training" in shown
+    top.send_signal(signal.SIGINT)
+    with contextlib.suppress(OSError):  # Linux has no end of file here
+        while os.read(terminal, 4096):
+            pass
+    assert top.wait(PATIENCE_S) == 0
+    os.close(terminal)
+    assert job.files.alive
+    job.let_end()
+    assert job.launcher.wait(PATIENCE_S) == 0
+
+
+def test_stop_ends_a_job_as_ctrl_c_does(platoon, launch, tmp_path):
+    job = launch("--checkpoint-every", "600", "--summary", "out.json")
+    done = platoon("stop")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"stopping job {job.job} (train.py)\njob {job.job} (train.py) has ended\n"
+    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert all("saved\n" in job.log(rank) for rank in range(2))
+    told = json.loads((tmp_path / "out.json").read_text())
+    assert told["stopped_by"] == "platoon stop"
+    assert told["checkpoints"] >= 1
+
+
+STUBBORN = """
+    import signal
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+""" + TRAIN.replace("import os, sys, time", "import os, sys, time", 1)
+
+
+def test_the_time_to_save_may_be_given_and_a_second_stop_waits_no_longer(platoon, launch):
+    job = launch("--grace", "600", text=STUBBORN)
+    done = platoon("stop", "--wait", 0, job.job[:4])
+    assert done.returncode == 1
+    assert f"job {job.job} (train.py) runs still: `platoon stop` once more kills its workers" in done.stderr
+    assert job.files.alive
+    assert platoon("top", "--once").stdout.count("stopping: platoon stop") == 1
+    assert platoon("stop", job.job).returncode == 0
+    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+
+    os.remove(job.folder / "ready0"), os.remove(job.folder / "ready1")
+    job = launch("--grace", "600", text=STUBBORN)
+    assert platoon("stop", "--grace", 0).returncode == 0
+    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+    assert "killed by SIG" in (job.folder / "output").read_text()
+
+
+def test_a_job_whose_launcher_hangs_is_killed(platoon, launch):
+    job = launch()
+    job.launcher.send_signal(signal.SIGSTOP)
+    done = platoon("stop", job.job)
+    assert done.returncode == 2
+    assert f"does not answer within 5 s: try again, or end it with `platoon stop --kill {job.job}`" in done.stderr
+    assert "2: no answer" in platoon("jobs").stdout
+    done = platoon("stop", "--kill", job.job)
+    assert (done.returncode, done.stdout) == (0, f"killed job {job.job} (train.py)\n")
+    assert job.launcher.wait(PATIENCE_S) == -signal.SIGKILL
+    until(lambda: not any(Path(f"/proc/{pid}/cmdline").exists() and is_alive(pid) for pid in job.pids))
+    assert not Path(job.files.folder).exists()
+    assert list(SHM_FOLDER.glob(f"*{job.job}*")) == []
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def test_the_names_of_other_jobs_are_answered_with_what_there_is(platoon, launch):
+    job = launch()
+    similar = ("f" if job.job[0] != "f" else "0") + job.job[1:]
+    for command in ("top", "stop", "logs"):
+        done = platoon(command, similar)
+        assert done.returncode == 2
+        assert f"there is no running job '{similar}' among your 1; did you mean {job.job}?" in done.stderr
+    done = platoon("stop", "zzz")
+    assert "there is no running job 'zzz' among your 1: `platoon jobs` lists them" in done.stderr
+    job.launcher.kill()
+    job.launcher.wait()
+    done = platoon("top", job.job)
+    assert done.returncode == 2
+    assert f"job {job.job} is dead" in done.stderr or "no job of yours" in done.stderr
+    job.let_end()
+    until(lambda: not any(map(is_alive, job.pids)))
+
+
+def test_a_job_of_another_user_is_named_as_such(platoon):
+    if os.geteuid() != 0:
+        pytest.skip("needs root, to give a file to another user")
+    job = "0123456789ab"
+    path = SHM_FOLDER / f"{segment_prefix().strip('/-')}x-{job}-state"
+    path.touch()
+    try:
+        os.chown(path, 65534, -1)
+        done = platoon("stop", job)
+    finally:
+        path.unlink()
+    assert done.returncode == 2
+    assert f"job {job} belongs to user nobody: you can see, follow and stop your own jobs only" in done.stderr
