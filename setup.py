@@ -93,8 +93,17 @@ setup(
         "keras2": ["Keras==2.3.1", "h5py", *THEANO],
         # Needs Theano and Fuel in place, see docs/compat.md. Fuel is no extra: pip alone cannot build it.
         "blocks": ["blocks @ git+https://github.com/mila-iqia/blocks.git"],
+        # For `platoon launch --tensorboard`; TensorBoard itself shows the files.
+        "tensorboard": ["tensorboardX>=2.6"],
         "examples": ["scikit-learn", "matplotlib"],
-        "test": ["pytest>=7.0", "pytest-timeout>=2.1", "pytest-xdist>=3.0", "hypothesis>=6.50", "psutil>=5.9"],
+        "test": [
+            "pytest>=7.0",
+            "pytest-timeout>=2.1",
+            "pytest-xdist>=3.0",
+            "hypothesis>=6.50",
+            "psutil>=5.9",
+            "tensorboardX>=2.6",
+        ],
         "lint": ["ruff", "mypy"],
     },
     entry_points={

@@ -22,6 +22,7 @@ import zmq
 from rich.console import Console
 
 from platoon_base.cli.display import Display
+from platoon_base.cli.screen import Screen
 from platoon_base.job import JobOptions, host_job
 
 CLIENT = """
@@ -58,6 +59,23 @@ with connect() as worker:
     time.sleep(float(sys.argv[1]))
 """
 
+REPORTING = """
+import sys, time
+from platoon_base import connect
+seconds, folder, reports = float(sys.argv[1]), sys.argv[2], sys.argv[3] == "True"
+with connect() as worker:
+    worker.barrier()
+    inside, end = 0.0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        time.sleep(0.01)
+        began = time.thread_time()
+        if reports:
+            worker.report({"loss": began, "error": 0.25})
+        inside += time.thread_time() - began
+    with open(f"{folder}/rank{worker.global_rank}.share", "w") as file:
+        file.write(str(inside / seconds))
+"""
+
 
 def run_job(code: str, workers: int, *args: object, observer=None) -> float:
     """Run code on so many workers; returns the CPU seconds that the controller took."""
@@ -76,6 +94,16 @@ def round_trips(workers: int, seconds: float, rounds: int) -> list[np.ndarray]:
     with tempfile.TemporaryDirectory() as folder:
         run_job(CLIENT, workers, seconds, rounds, folder)
         return [np.array(json.loads(Path(folder, f"rank{r}.json").read_text())) * 1e6 for r in range(workers)]
+
+
+def reporting(workers: int, seconds: float, reports: bool) -> tuple[float, float]:
+    """Let each worker report a hundred times a second on a screen; returns the launcher's and a worker's CPU shares."""
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:
+        console = Console(file=nowhere, force_terminal=True, width=100, height=40)
+        with Screen(console, Path(folder), workers) as screen:
+            spent = run_job(REPORTING, workers, seconds, folder, reports, observer=screen.observe)
+        shares = [float(Path(folder, f"rank{rank}.share").read_text()) for rank in range(workers)]
+        return spent / seconds, max(shares)
 
 
 def bare_round_trips(seconds: float) -> np.ndarray:
@@ -127,16 +155,34 @@ def main() -> None:
         shown = run_job(IDLE, 4, idle_s, observer=display.show) / idle_s
     print(f"idle controller with 4 workers: {idle:.2%} of a core; with live lines on a terminal: {shown:.2%}")
     print("(the start and the end of the job included)")
+    shares = {}
+    for workers in (1, 4):
+        screen, silent = reporting(workers, idle_s, False)
+        launcher, mine = reporting(workers, idle_s, True)
+        shares[workers] = (launcher, mine - silent)
+        print(
+            f"{workers} workers, each with 100 reports a second, on a screen: launcher {launcher:.2%} of a core "
+            f"(without reports {screen:.2%}), each worker {mine - silent:.2%}"
+        )
     goals = [
         report.goal("round trip of one worker, median, us", results["1"]["median_us"], 100, at_least=False),
         report.goal("requests/s of 4 workers together", results["4"]["requests_per_s"], 10_000),
         report.goal("idle controller, share of a core", idle, 0.01, at_least=False),
         report.goal("idle controller with live lines, share of a core", shown, 0.01, at_least=False),
+        report.goal(
+            "launcher, 4 workers with 100 reports/s each, share of a core", shares[4][0], 0.005, at_least=False
+        ),
+        report.goal("worker, 100 reports/s, share of a core", shares[4][1], 0.005, at_least=False),
     ]
     results["ratio_to_bare"] = results["1"]["median_us"] / results["bare"]["median_us"]
     print(f"one worker against the bare echo: {results['ratio_to_bare']:.2f} x")
     if not quick:
-        plot(samples, report.save("control", {"results": results, "idle": idle, "idle_live": shown, "goals": goals}))
+        plot(
+            samples,
+            report.save(
+                "control", {"results": results, "idle": idle, "idle_live": shown, "reporting": shares, "goals": goals}
+            ),
+        )
 
 
 def plot(samples: dict[str, list[np.ndarray]], path) -> None:

@@ -90,17 +90,14 @@ def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None, sa
     history = []  # rows of (seconds, error of the center, error of each worker's own parameters)
     start = worker.resume_at  # all zeros, but for a job that is resumed or a worker that is started again
     for epoch in range(max(1, start.epoch), num_epochs + 1):
-        worker.progress(epoch=epoch)
         data = {"shuffle": True, "epoch": epoch, "uneven": "drop", "skip": start.done_in(epoch)}
         for batch in iterate_minibatches(*train_set, BATCH_SIZE, **data):
-            loss = train(*batch)
-            worker.progress(steps=int(sync), loss=loss)
+            train(*batch)
         if sync and worker.global_rank == 0:
             worker.copy_to_global()
         own = worker.reduce_metrics({f"worker {worker.global_rank}": (float(error(*valid_set)), 1.0)})
         center = evaluate(error, *valid_set, batch_size=180)
         history.append((time.monotonic() - began, center, own))
-        worker.report({"valid_error": center})
         if stop(center):
             break
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
 from platoon_base.channels.base import ClientChannel
+from platoon_base.channels.reports import EVERY_S, Reports
 from platoon_base.channels.turns import Turns
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_reply, decode_value, encode, encode_value
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, ProtocolError, WorkerLostError
+from platoon_base.system.environment import REPORTS_AT_ONCE
 from platoon_base.system.text import to_bytes
 
 __all__ = ["GRACE_S", "ControlClient"]
@@ -45,9 +48,31 @@ class ControlClient:
         self._turns = Turns()  # a worker waits in one collective call at a time
         self._known_lost: set[int] = set()
         self._left = False
+        self._reports = Reports(self._send_values, 0.0 if os.environ.get(REPORTS_AT_ONCE) else EVERY_S)
+
+    def report(self, values: Mapping[str, float | str], timeout_s: float) -> None:
+        """Send values for the display and the summary; those of one name twice a second at most, see `Reports`."""
+        self._reports.add(values, timeout_s)
+
+    def send_reports_if_due(self) -> None:
+        """Send values that were reported a while ago, if there are some; without an error if nobody answers."""
+        if self._reports.pending:
+            with contextlib.suppress(WorkerLostError, CollectiveTimeoutError):  # other calls tell it
+                self._reports.flush_if_due(GRACE_S)
 
     def ask(self, request: msg.Request | msg.CollectiveCall, expected: type[T], timeout_s: float) -> T:
-        """Send a request and return its answer, of the type expected; raise a refusal as the error that it names."""
+        """Send a request and return its answer, of the type expected; raise a refusal as the error that it names.
+
+        Values that were reported before arrive before.
+        """
+        if self._reports.pending:
+            self._reports.flush(timeout_s)
+        return self._ask(request, expected, timeout_s)
+
+    def _send_values(self, values: Mapping[str, float | str], timeout_s: float) -> None:
+        self._ask(msg.Report(metrics=dict(values)), msg.Done, timeout_s)
+
+    def _ask(self, request: msg.Request | msg.CollectiveCall, expected: type[T], timeout_s: float) -> T:
         reply = decode_reply(self._channel.request(encode(request), timeout_s))
         if isinstance(reply, msg.Failure):
             if self._left and not isinstance(request, msg.Leave):
@@ -112,6 +137,7 @@ class ControlClient:
         """Say goodbye, if there is anybody to hear it, and close the channel."""
         self._left = True
         try:
+            self._reports.flush(GRACE_S)
             if say_goodbye:
                 self.ask(msg.Leave(), msg.Done, GRACE_S)
         except (WorkerLostError, CollectiveTimeoutError, ProtocolError) as exc:

@@ -20,6 +20,7 @@ from platoon_base.cli.failures import Failures
 from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import LogLines, NewLine
 from platoon_base.cli.report import as_text
+from platoon_base.cli.tensorboard import EventFiles
 from platoon_base.controller.controller import Snapshot
 from platoon_base.system.warn import LOG_MARK
 
@@ -41,11 +42,16 @@ class Screen:
     workers : int
     tee : {"0", "all", "none"}
         Whose output is shown. All of it is in the logs, whatever is shown.
+    events : EventFiles, optional
+        That are written too; closed at the end.
     """
 
-    def __init__(self, console: Console, folder: Path, workers: int, tee: str = "0") -> None:
+    def __init__(
+        self, console: Console, folder: Path, workers: int, tee: str = "0", events: EventFiles | None = None
+    ) -> None:
         self._console = console
         self._display = Display(console)
+        self._events = events
         self.failures = Failures(folder, workers)
         whole: Sequence[int] = range(workers) if tee == "all" else [0] if tee == "0" else []
         paths = [log_file(folder, rank) for rank in range(workers)]
@@ -71,6 +77,8 @@ class Screen:
             if self._error is None:
                 self._look(last=True)
         finally:
+            if self._events is not None:
+                self._events.__exit__(kind, error, trace)
             self._display.__exit__(kind, error, trace)
         if self._error is not None and error is None:
             raise self._error
@@ -103,6 +111,8 @@ class Screen:
         texts = [self._output(line) for line in self._lines.new(last)] + [as_text(each) for each in told]
         is_new = snapshot is not None and snapshot is not self._shown
         self._shown = snapshot
+        if self._events is not None and snapshot is not None and is_new:
+            self._events.take(snapshot)
         if texts:
             if snapshot is not None and is_live(self._console):
                 self._display.show(snapshot, draw=False)

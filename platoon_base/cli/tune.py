@@ -25,14 +25,14 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job.hosting import JobOptions
 from platoon_base.rules import at_period, default_period, parse_rule
 from platoon_base.schedule import Limits
-from platoon_base.system.environment import EVERY_N_BATCHES, RULE
+from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
 
 __all__ = ["Tuning", "tune", "write_results"]
 
 _GRACE_S = 5.0
 _REPORT = (
-    'call connect().report({"val_loss": loss}) after each validation, in Lasagne with loss = evaluate(val_fn, inputs, '
-    "targets); a fit of Keras and DistributedMonitoring of Blocks report by themselves"
+    'call connect().report({"val_loss": loss}) after each validation; StopOnPatience of Lasagne, a fit of Keras and '
+    "DistributedMonitoring of Blocks report by themselves"
 )
 
 
@@ -155,6 +155,7 @@ def _run(tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder
 def _environment(method: Method) -> Iterator[None]:
     """Set the variables by which the script's defaults become those of a method."""
     wanted = {RULE: method.rule, EVERY_N_BATCHES: str(method.period)} if method.rule else {}
+    wanted[REPORTS_AT_ONCE] = "1"  # so that each value belongs to its step
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:

@@ -17,6 +17,7 @@ __all__ = [
     "PREFIX",
     "RANK",
     "RC_FILES",
+    "REPORTS_AT_ONCE",
     "RULE",
     "TIMEOUT_S",
     "TORCH_ERROR_FILE",
@@ -26,6 +27,7 @@ PREFIX = "PLATOON_"  # of every name here
 
 # Set by the launcher.
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
+REPORTS_AT_ONCE = "PLATOON_REPORTS_AT_ONCE"  # every reported value is sent, as `platoon tune` needs it
 ERROR_FILE = "PLATOON_ERROR_FILE"  # where a worker writes the exception that ends it
 TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the same for processes under torchrun
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import platoon_base.theano_ops.inplace
 import platoon_base.theano_ops.order
+import platoon_base.theano_ops.told
 from platoon_base.system.lazy import lazy_names
 from platoon_base.theano_ops.reductions import (
     AllReduce,

@@ -343,8 +343,7 @@ class Worker:
         """
         call = msg.Meet(name=name, binds=binds, timeout_s=timeout_s)
         ranks = self._connection.client.wait_for_all(call, msg.Met).ranks
-        if binds:
-            self._connection.progress.mark_bound()
+        self.announce(bound=binds or None)
         return ranks
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
@@ -557,13 +556,15 @@ class Worker:
             That these mini-batches belong to.
         loss : float, optional
         """
-        self._connection.require_open()
+        client = self._connection.client
         self._connection.progress.add(steps, epoch, loss)
+        client.send_reports_if_due()
 
     def count_step(self, loss: float | None = None) -> None:
-        """Count a mini-batch for a script that does not: nothing is counted any more once it calls `progress`."""
-        self._connection.require_open()
+        """Count a mini-batch for a script that does not; it does if it calls `progress` with ``steps``."""
+        client = self._connection.client
         self._connection.progress.count_for_script(loss)
+        client.send_reports_if_due()
 
     def announce(
         self,
@@ -573,10 +574,11 @@ class Worker:
         last_epoch: int | None = None,
         last_step: int | None = None,
         limit: str | None = None,
+        bound: bool | None = None,
     ) -> None:
         """Tell those who watch how long training will take; `platoon launch` shows the time that is left.
 
-        The adapters call it. A call costs a few memory accesses.
+        The adapters call it. A call costs a few memory accesses; in a worker that has left it does nothing.
 
         Parameters
         ----------
@@ -588,15 +590,22 @@ class Worker:
             The number of the last epoch, as `progress` will tell it, and that of the last mini-batch of this worker.
         limit : str, optional
             Another limit and how far it is, in a few words, such as ``"patience 3/15"``.
+        bound : bool, optional
+            Whether this worker has met the others to train with them, and compiles its model now.
         """
-        self._connection.require_open()
-        numbers = {"epoch_steps": epoch_steps, "last_epoch": last_epoch, "last_step": last_step}
+        if not self._connection.open_here:
+            return
+        numbers = {"epoch_steps": epoch_steps, "last_epoch": last_epoch, "last_step": last_step, "bound": bound}
         self._connection.progress.announce(epoch, limit, numbers)
 
     def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Hand values to the controller, for its display and for the summary of the job; the last of a name stays."""
+        """Hand values to the controller, for its display and for the summary of the job; the last of a name stays.
+
+        It may be called as often as you like. Values of one name are sent twice a second at most: later ones are
+        kept, and sent with the next message to the controller, by `progress` after 0.5 s, or by `close`.
+        """
         plain = {name: value if isinstance(value, (str, int)) else float(value) for name, value in metrics.items()}
-        self._connection.client.ask(msg.Report(metrics=plain), msg.Done, timeout_s)
+        self._connection.client.report(plain, timeout_s)
 
     def keep(self, name: str, value: Any, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Leave a value with the controller, for `take_kept` when this rank is started again, or the job resumed.

@@ -142,6 +142,7 @@ def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> 
         values = parameters.borrow()
         worker.broadcast(values)
         parameters.give_back(values)
+        worker.announce(bound=True)
     return parameters.layout
 
 

@@ -30,18 +30,21 @@ class ProgressRow:
     def __init__(self, job_state: JobState, rank: int) -> None:
         self._job_state = job_state
         self.row: Any = job_state.row(rank)
-        self._script_tells_epochs = self._script_counts = False
+        self._script_tells_epochs = self._script_counts = self._epoch_steps_told = False
         self._counted_for_it = 0
 
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
         """Take note of steps that were made; see `Worker.progress`."""
         row = self._touched()
+        if steps and self._counted_for_it:  # they are among those told now
+            row["steps"] -= min(steps, self._counted_for_it)
+            self._counted_for_it = 0
         if epoch is not None:
             self._script_tells_epochs = True
             self._begin_epoch(epoch)
         if steps:
-            row["steps"] += steps - self._counted_for_it
-            self._script_counts, self._counted_for_it = True, 0
+            row["steps"] += steps
+            self._script_counts = True
         if loss is not None:
             row["loss"] = loss
 
@@ -58,6 +61,7 @@ class ProgressRow:
         """Take note of limits; see `Worker.announce`."""
         if epoch is not None and not self._script_tells_epochs:
             self._begin_epoch(epoch)
+        self._epoch_steps_told = self._epoch_steps_told or numbers["epoch_steps"] is not None
         for name, number in numbers.items():
             if number is not None:
                 self.row[name] = number
@@ -73,12 +77,12 @@ class ProgressRow:
 
     def _begin_epoch(self, epoch: int) -> None:
         row = self.row
-        if epoch != row["epoch"]:
-            row["epoch"], row["steps_before_epoch"] = epoch, row["steps"]
-
-    def mark_bound(self) -> None:
-        """Take note that this worker has met the others to train with them."""
-        self.row["bound"] = 1
+        if epoch == row["epoch"]:
+            return
+        made = row["steps"] - row["steps_before_epoch"]
+        if epoch == row["epoch"] + 1 and made and not self._epoch_steps_told:
+            row["epoch_steps"] = made  # the next one will have as many
+        row["epoch"], row["steps_before_epoch"] = epoch, row["steps"]
 
     @property
     def steps(self) -> int:

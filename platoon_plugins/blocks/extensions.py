@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import time
 import weakref
 from collections.abc import Mapping
 from itertools import islice
 from typing import Any
 
 import numpy as np
-from blocks.extensions import Printing, ProgressBar, TrainingExtension
+import theano
+from blocks.extensions import FinishAfter, Printing, ProgressBar, TrainingExtension
 from blocks.extensions.monitoring import DataStreamMonitoring
 from blocks.extensions.saveload import Checkpoint
 
@@ -20,11 +22,14 @@ from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center
 
 __all__ = [
     "LEADER_ONLY",
+    "Cost",
     "DistributedExtension",
     "center_of",
     "find",
     "is_leader",
     "tell_batch",
+    "tell_cost",
+    "tell_limits",
     "tell_records",
     "training_of",
 ]
@@ -33,10 +38,35 @@ LEADER_ONLY = (Printing, ProgressBar, Checkpoint)
 # They save or evaluate the center's values, not those of one worker.
 _OF_THE_CENTER = (Checkpoint, DataStreamMonitoring)
 
+_LIMITS = {"after_n_epochs": "last_epoch", "after_n_batches": "last_step"}
 _MOST_TOLD = 100  # numbers of one monitoring: the controller keeps a bounded table
 
 # The latest training of each main loop; None in a job of one.
 _trainings: weakref.WeakKeyDictionary[Any, Training | None] = weakref.WeakKeyDictionary()
+
+
+class Cost:
+    """The cost of the latest batch, which the main loop's compiled function keeps in a shared variable.
+
+    A value on a GPU is waited for, so it is told once a second only.
+    """
+
+    def __init__(self) -> None:
+        self._latest: Any = None
+        self._next_s = 0.0
+
+    def watch(self, algorithm: Any) -> None:
+        """Have the function keep it; before the algorithm is initialized."""
+        cost = getattr(algorithm, "cost", None)
+        if self._latest is None and getattr(cost, "ndim", None) == 0 and hasattr(algorithm, "add_updates"):
+            self._latest = theano.shared(np.array(np.nan, cost.dtype), name="platoon_cost")
+            algorithm.add_updates([(self._latest, cost)])
+
+    def tell(self, worker: Worker, now: bool = False) -> None:
+        """Tell the launcher the cost, if it is time, or ``now``."""
+        if self._latest is not None and (now or time.monotonic() >= self._next_s):
+            self._next_s = time.monotonic() + 1.0
+            worker.progress(loss=float(self._latest.get_value()))
 
 
 class DistributedExtension(TrainingExtension):  # type: ignore[misc]
@@ -98,6 +128,13 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
     return training
 
 
+def tell_cost(main_loop: Any, cost: Cost, now: bool = False) -> None:
+    """Tell the launcher the cost of the latest batch, if it is time, or ``now``."""
+    worker = _worker_of(main_loop)
+    if worker.launched and not worker.closed:
+        cost.tell(worker, now)
+
+
 def tell_batch(main_loop: Any) -> None:
     """Tell the launcher of a job of one about a batch, and end with the job."""
     worker = _worker_of(main_loop)
@@ -105,6 +142,19 @@ def tell_batch(main_loop: Any) -> None:
         worker.progress(steps=1, epoch=main_loop.status["epochs_done"] + 1)
         if worker.should_stop:
             main_loop.log.current_row["training_finish_requested"] = True
+
+
+def tell_limits(main_loop: Any) -> None:
+    """Tell the launcher after how many epochs or batches the main loop ends, if `FinishAfter` says so."""
+    worker = _worker_of(main_loop)
+    if not worker.launched:
+        return
+    for extension in all_extensions(main_loop.extensions):
+        if isinstance(extension, FinishAfter):
+            for _, predicate, _ in extension._conditions:
+                name = _LIMITS.get(getattr(predicate, "condition", ""))
+                if name:
+                    worker.announce(**{name: int(predicate.num)})
 
 
 def tell_records(main_loop: Any, records: Mapping[str, Any]) -> None:

@@ -13,7 +13,15 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, default_period, require_rule
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_on_nonfinite
-from platoon_plugins.blocks.extensions import LEADER_ONLY, DistributedExtension, find, tell_batch
+from platoon_plugins.blocks.extensions import (
+    LEADER_ONLY,
+    Cost,
+    DistributedExtension,
+    find,
+    tell_batch,
+    tell_cost,
+    tell_limits,
+)
 from platoon_plugins.blocks.model import require_loaded_model
 from platoon_plugins.blocks.stopping import StopTogether
 from platoon_plugins.blocks.training import Settings, Training, refuse_on_nonfinite
@@ -108,6 +116,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         period = kwargs.get("every_n_batches")
         self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker, period)
         self._syncs = 0
+        self._cost = Cost()
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the worker out: it belongs to a running job."""
@@ -116,6 +125,12 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
     def dispatch(self, callback_invoked: str, *from_main_loop: Any) -> None:
         """See `DistributedExtension.dispatch`."""
         callback = str(callback_invoked)
+        if callback == "before_training":
+            self._cost.watch(self.main_loop.algorithm)
+        elif callback == "before_epoch":
+            tell_limits(self.main_loop)
+        elif callback in ("after_batch", "after_epoch"):
+            tell_cost(self.main_loop, self._cost, now=callback == "after_epoch")
         super().dispatch(callback_invoked, *from_main_loop)
         training = None if callback == "on_error" else self.training
         if training is None:

@@ -12,7 +12,7 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.training import Settings, Training, tell_logs
+from platoon_plugins.keras.training import Settings, Training, tell_epoch_begins, tell_logs
 
 __all__ = ["Fits", "hooks_into_batches", "in_center", "make_first", "make_last", "make_told", "saves_in_mid_epoch"]
 
@@ -87,7 +87,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._fits.prepare(self._owner)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._fits.training.epoch_begins(epoch)
+        self._fits.training.epoch_begins(epoch, self.params or {})
 
     # Not at a batch's end: where no callback has something to do there, Keras does not wait for the batch's logs.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -160,7 +160,7 @@ class _Told(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._counted = self._last = 0
-        self._worker.progress(epoch=epoch + 1)
+        tell_epoch_begins(self._worker, epoch, self.params or {})
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._count_to(batch)

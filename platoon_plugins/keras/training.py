@@ -27,7 +27,7 @@ from platoon_plugins.keras.stopping import Stopping
 from platoon_plugins.keras.synchronous import Synchronous
 from platoon_plugins.keras.torch_loaders import tell_epoch
 
-__all__ = ["Settings", "Training"]
+__all__ = ["Settings", "Training", "tell_epoch_begins", "tell_logs"]
 
 
 class Settings(NamedTuple):
@@ -160,14 +160,14 @@ class Training:
 
     # Training.
 
-    def epoch_begins(self, epoch: int) -> None:
-        """Take note of a new epoch, with all metrics just reset."""
+    def epoch_begins(self, epoch: int, params: Mapping[str, Any]) -> None:
+        """Take note of a new epoch, with all metrics just reset; ``params`` are those that Keras gives callbacks."""
         self._evaluation.epoch_begins(epoch)
         if self._data is not None:
             tell_epoch(self._data[0], epoch)
         self._reshuffling.epoch_begins(epoch)
         self._epoch, self._batches = epoch, _Batches()
-        self._worker.progress(epoch=epoch + 1)
+        tell_epoch_begins(self._worker, epoch, params)
 
     def batch_begins(self, batch: int) -> None:
         """Do what is due between two batches."""
@@ -247,6 +247,11 @@ class Training:
     def center(self) -> contextlib.AbstractContextManager[None]:
         """Within the ``with`` block the model has the common weights."""
         return self._mode.center() if self.begun else contextlib.nullcontext()
+
+
+def tell_epoch_begins(worker: Worker, epoch: int, params: Mapping[str, Any]) -> None:
+    """Tell the launcher which epoch begins, and how many there will be."""
+    worker.announce(epoch=epoch + 1, last_epoch=params.get("epochs"), epoch_steps=params.get("steps"))
 
 
 def tell_logs(worker: Worker, logs: Mapping[str, Any] | None) -> None:

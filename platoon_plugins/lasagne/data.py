@@ -66,8 +66,9 @@ def iterate_minibatches(
         Draw a permutation of all rows, common to all workers, from the job's seed and ``epoch``. So each row is seen
         once in an epoch, by one worker, and by others in other epochs. Without it, the order is that of the arrays.
     epoch : int, optional
-        The default counts the calls with ``shuffle``, from ``worker.resume_at.epoch`` on. Pass the number of the epoch
-        where workers may join late or be started again alone, which would count from another one.
+        The launcher shows it. The default counts the calls with ``shuffle``, from ``worker.resume_at.epoch`` on. Pass
+        the number of the epoch where workers may join late or be started again alone, which would count from another
+        one.
     skip : int
         Number of mini-batches to leave out at the beginning: ``worker.resume_at.done_in(epoch)`` are done already when
         a job was resumed, or a worker started again.
@@ -97,9 +98,12 @@ def iterate_minibatches(
         raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
     worker = connect() if worker is None else worker
     worker.require_same_data(*data)
+    told = epoch is not None or options["shuffle"]
     if epoch is None:
         epoch = _next_epoch(worker) if options["shuffle"] else 0
     rows = worker.shard(count, shuffle=options["shuffle"], epoch=epoch, uneven=uneven)
+    if told:
+        _tell(worker, epoch, -(-len(rows) // rows_in_batch))
     return _batches(data, rows, rows_in_batch, skip)
 
 
@@ -109,6 +113,15 @@ def _next_epoch(worker: Worker) -> int:
     return epoch
 
 
+def _tell(worker: Worker, epoch: int, batches: int) -> None:
+    """Tell those who watch which epoch begins; other loops over the same epoch, such as validations, tell nothing."""
+    if _told_epochs.get(worker) != epoch:
+        _told_epochs[worker] = epoch
+        worker.announce(epoch=epoch, epoch_steps=batches)
+
+
+# The epochs that were begun latest.
+_told_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 # The epochs that calls without a number begin next.
 _next_epochs: weakref.WeakKeyDictionary[Worker, int] = weakref.WeakKeyDictionary()
 

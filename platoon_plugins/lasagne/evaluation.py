@@ -37,8 +37,8 @@ def evaluate(
     During the evaluation each worker's own parameters are set aside. With a rule of which workers wait for one
     another, such as `DiLoCo`, a round ends before, however short it was, and all go on from the center. Running
     statistics of batch normalization are averaged over the workers first, and stay averaged. If a worker leaves
-    during the evaluation, the others evaluate its rows too. ``connect().report({"val_loss": value})`` shows the value
-    in the launcher, and lets ``platoon tune`` compare it.
+    during the evaluation, the others evaluate its rows too. `StopOnPatience` shows the value in the launcher; without
+    one ``connect().report({"val_loss": value})`` does. ``platoon tune`` compares what is shown.
 
     Parameters
     ----------

@@ -8,6 +8,8 @@ from platoon_base.worker import DEFAULT_TIMEOUT_S
 
 __all__ = ["StopOnPatience"]
 
+_NAME = "StopOnPatience"
+
 
 class StopOnPatience:
     """End a training on all workers together when a global value has not improved for some epochs.
@@ -15,7 +17,7 @@ class StopOnPatience:
     The job goes on: make a new `StopOnPatience` for the next training, such as the next fold.
 
     The job keeps the best value so far (`Worker.keep`). So a resumed job, or a worker that was started again, goes on
-    from it.
+    from it. The launcher shows the values as ``val``.
 
     Parameters
     ----------
@@ -26,7 +28,8 @@ class StopOnPatience:
     mode : {"min", "max"}
         Whether smaller or greater is better.
     name : str
-        The job keeps the best value under this name: if a script has several of these stops, give each its own name.
+        The job keeps the best value, and the launcher shows the latest, under this name: if a script has several of
+        these stops, give each its own name.
     timeout_s : float
         Bound on each wait for the other workers.
     worker : Worker, optional
@@ -54,13 +57,14 @@ class StopOnPatience:
         min_delta: float = 0.0,
         mode: str = "min",
         *,
-        name: str = "StopOnPatience",
+        name: str = _NAME,
         timeout_s: float = DEFAULT_TIMEOUT_S,
         worker: Worker | None = None,
     ) -> None:
         self._patience = Patience(patience, min_delta, mode)
         self._worker = connect() if worker is None else worker
         self._name, self._timeout_s = name, timeout_s
+        self._shown_as = "val" if name == _NAME else name
         self._patience.best, self._patience.waited = self._worker.take_kept(name, (self._patience.best, 0))
         self.improved = False
         self.reason = ""
@@ -84,4 +88,11 @@ class StopOnPatience:
             self.reason = f"no improvement in {self._patience.patience} evaluations"
         elif summed.stop:
             self.reason = summed.stop
+        self._tell(value, first=summed.ranks[0] == self._worker.global_rank)
         return bool(self.reason)
+
+    def _tell(self, value: float, first: bool) -> None:
+        """Show the value, which all workers have, and how far the patience is."""
+        self._worker.announce(limit=f"patience {self._patience.waited}/{self._patience.patience}")
+        if first and self._worker.launched:
+            self._worker.report({self._shown_as: float(value)}, timeout_s=self._timeout_s)

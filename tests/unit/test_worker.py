@@ -268,3 +268,28 @@ def test_the_environment_sets_how_long_all_calls_wait():
     assert run("12.5").stdout == "12.5\n"
     for wrong in ("0", "-1", "nan", "inf", "soon"):
         assert f"ConfigurationError: got PLATOON_TIMEOUT_S='{wrong}'" in run(wrong).stderr
+
+
+def test_limits_are_announced_and_the_steps_of_an_epoch_learned(job_of_one, job_state_of_one):
+    def seen(*names):
+        progress = job_state_of_one.progress(0)
+        return tuple(getattr(progress, name) for name in names)
+
+    job_of_one.announce(epoch=0, last_epoch=5, limit="patience 0/3")
+    assert seen("epoch", "last_epoch", "epoch_steps", "limit", "started") == (0, 5, 0, "patience 0/3", 0.0)
+    for loss in (2.0, 1.0, None):
+        job_of_one.count_step(loss)
+    assert seen("steps", "loss") == (3, 1.0)
+    job_of_one.announce(epoch=1)
+    assert seen("epoch", "epoch_steps", "steps_before_epoch", "last_epoch") == (1, 3, 3, 5)
+    job_of_one.count_step()
+    job_of_one.progress(steps=1, epoch=2)  # the script counts that one itself
+    job_of_one.count_step(0.5)
+    job_of_one.announce(epoch=3, epoch_steps=7)
+    assert seen("steps", "epoch", "epoch_steps", "loss") == (4, 2, 7, 0.5)
+    job_of_one.progress(steps=4)
+    job_of_one.progress(epoch=3)
+    assert seen("epoch", "epoch_steps") == (3, 7), "it was told"
+    job_of_one.close()
+    job_of_one.announce(epoch=9)
+    assert seen("epoch") == (3,)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import math
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
@@ -17,11 +15,10 @@ from platoon_base.cli.commands.words import SCRIPT, require_folder_of
 from platoon_base.cli.configuration import chosen_devices, require_this_host
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.display import summary, write_summary
-from platoon_base.cli.failures import Failures
 from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.screen import TEES, Screen
-from platoon_base.controller.controller import Result
+from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
@@ -112,6 +109,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
 @click.option(
     "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
 )
+@tensorboard_option
 @data_server_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
@@ -129,6 +127,7 @@ def command(
     allow_failures: bool,
     summary_file: Path | None,
     module: bool,
+    tensorboard: Path | None,
     data_server: list[str],
     script: str,
     args: tuple[str, ...],
@@ -166,11 +165,13 @@ def command(
         for line in lines:
             report.print_line(console, line)
         signals = stack.enter_context(StopSignals())
-        words = (program, args, chosen.devices, folder, options, signals, data_server)
-        result, failures = _launch_and_show(console, tee, *words)
+        events = None if tensorboard is None else EventFiles(tensorboard)
+        with Screen(console, folder, len(chosen.devices), tee, events) as screen:
+            options = options._replace(observer=screen.observe)
+            result = launch(program, args, chosen.devices, folder, options, signals, data_server)
         if allow_failures:
             result = result.with_failures_allowed()
-        report.print_result(console, result, len(chosen.devices), folder, failures)
+        report.print_result(console, result, len(chosen.devices), folder, screen.failures)
         if summary_file is not None:
             write_summary(summary_file, summary(result, len(chosen.devices)))
         signals.ignore_from_now_on()
@@ -181,20 +182,3 @@ def _open_logs(folder: Path, saving: Saving | None) -> LogFolder:
     """Return the folder of the logs, not opened yet; it is locked already if the checkpoints are in it too."""
     is_locked = saving is not None and saving.folder.path.resolve() == folder.resolve()
     return LogFolder(folder, lock=not is_locked)
-
-
-def _launch_and_show(
-    console: Console,
-    tee: str,
-    program: Program,
-    args: Sequence[str],
-    devices: Sequence[str],
-    folder: Path,
-    options: JobOptions,
-    signals: StopSignals,
-    server: Sequence[str],
-) -> tuple[Result, Failures]:
-    """Run a job; show its progress and its workers' output meanwhile. Also returns which failures were shown."""
-    with Screen(console, folder, len(devices), tee) as screen:
-        result = launch(program, args, devices, folder, options._replace(observer=screen.observe), signals, server)
-    return result, screen.failures

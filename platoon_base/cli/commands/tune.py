@@ -88,8 +88,9 @@ def command(
 
     First the script runs on one worker, as it is without this package. Then N workers train it by the default rule and
     by others. They take the rule and the period where the script names none. So leave rule and every_n_batches out, or
-    the script's win. Values are compared that the script reports: a fit of Keras reports its logs, and
-    DistributedMonitoring of Blocks its records; Lasagne and other loops call connect().report({"val_loss": loss}).
+    the script's win. Values are compared that the script reports: a fit of Keras reports its logs,
+    DistributedMonitoring of Blocks its records, and StopOnPatience of Lasagne its values; other loops call
+    connect().report({"val_loss": loss}).
 
     The script runs many times in this folder, and writes its files each time. It must begin anew each time.
     """

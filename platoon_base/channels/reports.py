@@ -1,0 +1,72 @@
+"""Reported values on the worker's side: those that come often are sent now and then, the latest of each name."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+__all__ = ["EVERY_S", "Reports"]
+
+EVERY_S = 0.5  # the screen is drawn once a second
+
+Values = Mapping[str, "float | str"]
+
+
+class Reports:
+    """Sends values at once, unless values of all these names were sent just before: then the latest are sent soon.
+
+    A message costs the worker and the controller 0.1 ms each, so a script that reports a hundred times a second would
+    spend some percent of a core on it, and nobody could see so many values. Nothing here runs by itself: the owner
+    calls `flush` before each other message and at the end, and `flush_if_due` wherever it comes by.
+
+    Parameters
+    ----------
+    send : callable
+        ``send(values, timeout_s)`` sends values, and waits for the answer.
+    every_s : float
+        How often values of one name are sent; 0 for always.
+
+    Attributes
+    ----------
+    pending : dict
+        Values that have not been sent yet.
+    """
+
+    def __init__(self, send: Callable[[Values, float], object], every_s: float = EVERY_S) -> None:
+        self._send = send
+        self._every_s = every_s
+        self._next: dict[str, float] = {}
+        self.pending: dict[str, float | str] = {}
+        self._due = 0.0
+
+    def add(self, values: Values, timeout_s: float) -> None:
+        """Send values now, or keep them."""
+        now = time.monotonic()
+        if values and all(now < self._next.get(name, 0.0) for name in values):
+            if not self.pending:
+                self._due = now + self._every_s
+            self.pending.update(values)
+        else:
+            self._send_all(values, timeout_s)
+
+    def flush_if_due(self, timeout_s: float) -> None:
+        """Send what has been kept for long enough."""
+        if self.pending and time.monotonic() >= self._due:
+            self._send_all({}, timeout_s)
+
+    def flush(self, timeout_s: float) -> None:
+        """Send what has been kept."""
+        if self.pending:
+            self._send_all({}, timeout_s)
+
+    def _send_all(self, values: Values, timeout_s: float) -> None:
+        # A signal handler may report in here: what it adds to either dict is sent, at worst twice.
+        kept, self.pending = self.pending, {}
+        together = {**kept, **values}
+        try:
+            self._send(together, timeout_s)
+        except BaseException:
+            self.pending = {**kept, **self.pending}  # these are not to blame
+            raise
+        now = time.monotonic()
+        self._next.update(dict.fromkeys(together, now + self._every_s))

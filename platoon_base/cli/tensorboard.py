@@ -1,0 +1,121 @@
+"""Event files for TensorBoard: the course of each worker, and of the values that the job reports."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import click
+
+from platoon_base.cli.recent import Recent
+from platoon_base.controller.controller import Snapshot
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.limits import require_room
+
+__all__ = ["EventFiles", "tensorboard_option"]
+
+_EVERY_S = 2.0
+_FLUSH_S = 5
+
+
+def _folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
+    """Refuse the option where nothing can be written."""
+    if path is None:
+        return None
+    if importlib.util.find_spec("tensorboardX") is None:
+        raise ConfigurationError(
+            f"got --tensorboard {path}, but tensorboardX is not installed here, which writes the files: "
+            "pip install 'platoon-plugins[tensorboard]', or pip install tensorboardX"
+        )
+    require_room(path, "event files")
+    return path
+
+
+tensorboard_option = click.option(
+    "--tensorboard",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    callback=_folder,
+    help="Write the loss, rate, epoch and share of synchronization of each worker, and the reported values, to DIR for "
+    "TensorBoard; give each run a DIR of its own. It needs tensorboardX.",
+)
+
+
+class EventFiles:
+    """Writes snapshots of a job as scalars; a context manager.
+
+    Each worker is a run of TensorBoard, so that their curves lie in one chart: ``worker0``, ``worker1`` and so on, by
+    the worker's mini-batches. The run ``center`` has the values that were reported, by the mean of the mini-batches of
+    all workers.
+
+    Parameters
+    ----------
+    folder : Path
+    every_s : float
+        How often at most the course of the workers is written. Reported values are written whenever they change.
+    """
+
+    def __init__(self, folder: Path, every_s: float = _EVERY_S) -> None:
+        self._folder = folder
+        self._every_s = every_s
+        self._next = 0.0
+        self._recent = Recent()
+        self._writers: dict[str, Any] = {}
+        self._steps: dict[int, int] = {}
+        self._reported: dict[str, float | str] = {}
+
+    def __enter__(self) -> EventFiles:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._recent.snapshot is not None:
+            self._write_workers(self._recent.snapshot)
+        for writer in self._writers.values():
+            writer.close()
+
+    def take(self, snapshot: Snapshot) -> None:
+        """Write what is new in a snapshot."""
+        now = time.monotonic()
+        self._recent.take(snapshot, now)
+        if now >= self._next:
+            self._next = now + self._every_s
+            self._write_workers(snapshot)
+        self._write_reported(snapshot)
+
+    def _write_workers(self, snapshot: Snapshot) -> None:
+        for rank, progress in snapshot.progress.items():
+            if progress.steps == self._steps.get(rank, 0):
+                continue
+            self._steps[rank] = progress.steps
+            scalars = {
+                "loss": progress.loss,
+                "epoch": float(progress.epoch),
+                "batches_per_second": self._recent.rate(rank),
+                "share_of_synchronization": self._recent.sync_share(rank),
+            }
+            self._write(f"worker{rank}", scalars, progress.steps)
+
+    def _write_reported(self, snapshot: Snapshot) -> None:
+        known = self._reported
+        new = {name: value for name, value in snapshot.reported.items() if known.get(name) != value}
+        numbers = {name: float(value) for name, value in new.items() if isinstance(value, (int, float))}
+        self._reported = dict(snapshot.reported)
+        launched = [snapshot.progress[each.rank].steps for each in snapshot.participants if each.launched]
+        self._write("center", numbers, round(sum(launched) / max(1, len(launched))))
+
+    def _write(self, run: str, scalars: dict[str, float], step: int) -> None:
+        if not scalars:
+            return
+        if run not in self._writers:
+            from tensorboardX import SummaryWriter
+
+            self._writers[run] = SummaryWriter(str(self._folder / run), flush_secs=_FLUSH_S)
+        for name, value in scalars.items():
+            if not math.isnan(value):
+                self._writers[run].add_scalar(name, value, step)

@@ -1,0 +1,104 @@
+"""The Op by which a compiled training function tells its steps and its loss, and the optimization that puts it there.
+
+A script that prints its loss has it among the outputs of the function. So nobody needs to tell it to the job again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import theano
+from theano.gof import Apply, Op, Optimizer, toolbox
+
+from platoon_base.job.joining import connect
+from platoon_base.theano_ops.base import JobBound, JobOp
+from platoon_base.theano_ops.sync import Sync
+from platoon_base.worker.handle import Worker
+
+__all__ = ["TellsLoss", "Told"]
+
+
+class Told(JobBound, Op):  # type: ignore[misc]
+    """Its first input, a view, once the step and the loss have been told; the loss is the second, if there is one.
+
+    Parameters
+    ----------
+    worker : Worker
+    counts : bool
+        Whether to count the step too.
+    """
+
+    __props__ = ("worker", "counts")
+    view_map = {0: [0]}  # noqa: RUF012 - Theano's name for it
+
+    def __init__(self, worker: Worker, counts: bool) -> None:
+        self.worker = worker
+        self.counts = counts
+
+    def __reduce__(self) -> Any:
+        """An Op that is loaded belongs to the job of the process that loads it."""
+        return _load, (self.counts,)
+
+    def make_node(self, value: Any, *loss: Any) -> Apply:
+        """Take a value of any type, and maybe a scalar."""
+        return Apply(self, [value, *loss], [value.type()])
+
+    def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
+        """Tell, and hand the value on."""
+        value, *loss = inputs
+        told = float(loss[0]) if loss else None
+        if not self.worker.closed:
+            if self.counts:
+                self.worker.count_step(told)
+            elif told is not None:
+                self.worker.progress(loss=told)
+        output_storage[0][0] = value
+
+    def infer_shape(self, node: Apply, shapes: list[Any]) -> list[Any]:
+        """Return the shape of the value."""
+        return shapes[:1]
+
+    def __str__(self) -> str:
+        return f"Told{{counts={self.counts}}}"
+
+
+def _load(counts: bool) -> Told:
+    return Told(connect(), counts)
+
+
+class TellsLoss(Optimizer):  # type: ignore[misc]
+    """Let each function that updates parameters together with other workers tell its steps and its loss.
+
+    The loss is the first output, if that is a scalar of a float dtype. `Sync` counts steps itself.
+    """
+
+    def add_requirements(self, fgraph: Any) -> None:
+        """Let Theano check the replacement."""
+        fgraph.attach_feature(toolbox.ReplaceValidate())
+
+    def apply(self, fgraph: Any) -> None:
+        """Put one `Told` before the call in which the workers meet."""
+        updates = getattr(fgraph, "update_mapping", None)
+        callers = [node for node in fgraph.toposort() if isinstance(node.op, JobOp)]
+        if not updates or not callers:
+            return
+        caller = next((node for node in callers if isinstance(node.op, Sync)), callers[0])
+        first = fgraph.outputs[0]
+        is_loss = 0 not in updates and isinstance(first.type, theano.tensor.TensorType)
+        is_loss = is_loss and first.ndim == 0 and first.dtype in theano.tensor.float_dtypes
+        told = Told(caller.op.job_key(), counts=not isinstance(caller.op, Sync))
+        if not is_loss or _leads_to(caller, first):
+            if not told.counts:
+                return
+            first = None
+        values = [caller.inputs[0], *([] if first is None else [first])]
+        fgraph.change_input(caller, 0, told(*values), reason="platoon_tells_loss")
+
+
+def _leads_to(node: Apply, variable: Any) -> bool:
+    """Tell whether a variable is computed from the outputs of a node."""
+    return any(found.owner is node for found in theano.gof.graph.ancestors([variable]))
+
+
+# Behind the order at 49.2, which it would be in the way of, and before values may be destroyed at 49.5.
+theano.compile.optdb.register("platoon_tells_loss", TellsLoss(), 49.3, "fast_run", "fast_compile")

@@ -1,0 +1,108 @@
+"""What the launcher learns of a training whose script has no line for it: epoch, steps, goals, loss, validation."""
+
+import math
+
+import pytest
+
+from platoon_base import compat
+
+compat.apply()
+pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+
+pytestmark = pytest.mark.theano
+
+LASAGNE = """
+    model = Model()
+    {updates}
+    train = model.compile(updates)
+    stop = StopOnPatience(3)
+    losses = []
+    for epoch in range(2):
+        for batch in iterate_minibatches(X, Y, 2, shuffle=True, epoch=epoch):
+            losses.append(float(train(*batch)))
+        for batch in iterate_minibatches(X, Y, 12, epoch=epoch):
+            model.error(*batch)
+        value = evaluate(model.error, X, Y, 12)
+        stop(value)
+    worker.report({{f"loss {{rank}}": losses[-1], f"value {{rank}}": value}})
+    finish_training()
+"""
+BY_RULE = "updates = sync_updates(lasagne.updates.sgd(model.loss, model.params, 0.01), model.params)"
+AVERAGED = "updates = lasagne.updates.{rule}(all_reduce_grads(model.loss, model.params), model.params, 0.01)"
+
+
+def last_of(run, script, **options):
+    """Run a script, and return its last snapshot before workers leave, and the reported values."""
+    snapshots = []
+    outcome = run(script, observer=snapshots.append, **options).require_success()
+    return snapshots[-1], outcome.reported
+
+
+@pytest.mark.parametrize("updates", [BY_RULE, AVERAGED.format(rule="sgd"), AVERAGED.format(rule="adam")])
+def test_a_loop_of_lasagne(run_lasagne, updates):
+    """Each of two workers has 6 of 12 mini-batches of 2 rows in an epoch."""
+    snapshot, reported = last_of(run_lasagne, LASAGNE.format(updates=updates))
+    for rank in range(2):
+        progress = snapshot.progress[rank]
+        assert (progress.epoch, progress.steps, progress.epoch_steps) == (1, 12, 6)
+        assert progress.steps_before_epoch == 6
+        assert progress.loss == pytest.approx(reported[f"loss {rank}"])
+        assert progress.limit in ("patience 0/3", "patience 1/3")
+        assert progress.bound or "sync_updates" in updates
+    assert reported["val"] == pytest.approx(reported["value 0"]) == pytest.approx(reported["value 1"])
+
+
+def test_a_script_that_counts_has_the_last_word(run_lasagne):
+    script = LASAGNE.format(updates=AVERAGED.format(rule="sgd")).replace(
+        "losses.append(float(train(*batch)))",
+        "losses.append(float(train(*batch))); worker.progress(steps=1, epoch=epoch + 1)",
+    )
+    snapshot, _ = last_of(run_lasagne, script)
+    progress = snapshot.progress[0]
+    assert (progress.epoch, progress.steps, progress.steps_before_epoch) == (2, 12, 6)
+
+
+def test_a_function_without_a_loss_is_counted(run_lasagne):
+    script = (
+        LASAGNE.format(updates=AVERAGED.format(rule="sgd"))
+        .replace("model.compile(updates)", "theano.function([model.x, model.y], [], updates=updates)")
+        .replace("float(train(*batch))", "train(*batch) and 0.0")
+        .replace("losses[-1]", "0.0")
+    )
+    snapshot, _ = last_of(run_lasagne, script)
+    assert snapshot.progress[0].steps == 12
+    assert math.isnan(snapshot.progress[0].loss)
+
+
+def test_the_adam_step_count_is_no_loss(run_lasagne):
+    """A function without outputs has its updates first, among which a scalar may be."""
+    script = (
+        LASAGNE.format(updates=AVERAGED.format(rule="adam"))
+        .replace("model.compile(updates)", "theano.function([model.x, model.y], updates=updates)")
+        .replace("float(train(*batch))", "train(*batch) and 0.0")
+        .replace("losses[-1]", "0.0")
+    )
+    snapshot, _ = last_of(run_lasagne, script)
+    assert math.isnan(snapshot.progress[0].loss)
+
+
+BLOCKS = """
+    cost, error = network()
+    extensions = [ParameterSync({rule}), FinishAfter(after_n_epochs=2), FinishAfter(after_n_batches=100),
+                  DistributedMonitoring([cost, error], stream(16, seed=3), prefix="valid", after_epoch=True)]
+    loop(cost, shard_stream(stream(32, 8), uneven="drop"), extensions, {step_rule}).run()
+"""
+
+
+@pytest.mark.blocks
+@pytest.mark.parametrize(
+    ("rule", "step_rule"), [("EASGD()", "None"), ("", "CompositeRule([AllReduceGradients(), Scale(0.1)])")]
+)
+def test_a_main_loop_of_blocks(run_blocks, rule, step_rule):
+    snapshot, reported = last_of(run_blocks, BLOCKS.format(rule=rule, step_rule=step_rule))
+    for rank in range(2):
+        progress = snapshot.progress[rank]
+        assert (progress.epoch, progress.steps, progress.epoch_steps) == (2, 4, 2)
+        assert (progress.last_epoch, progress.last_step) == (2, 100)
+        assert 0 < progress.loss < 3
+    assert set(reported) == {"valid_cost", "valid_error"}

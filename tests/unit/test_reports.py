@@ -1,0 +1,91 @@
+"""Reported values that come often: the latest of each name arrives, and before all that is sent after it."""
+
+import time
+
+import pytest
+from watching import until
+
+from platoon_base.channels.reports import Reports
+from platoon_base.errors import WorkerLostError
+
+pytestmark = pytest.mark.base
+
+
+class Sent(list):
+    """Collects what is sent; raises instead while ``broken``."""
+
+    broken = False
+
+    def __call__(self, values, timeout_s):
+        if self.broken:
+            raise WorkerLostError("gone")
+        self.append(dict(values))
+
+
+def test_the_first_value_of_a_name_is_sent_at_once_and_later_ones_together():
+    sent = Sent()
+    reports = Reports(sent, every_s=1e6)
+    reports.add({"loss": 1.0}, 1.0)
+    assert sent == [{"loss": 1.0}]
+    for loss in (0.75, 0.5):
+        reports.add({"loss": loss}, 1.0)
+        reports.flush_if_due(1.0)
+    assert sent == [{"loss": 1.0}]
+    reports.add({"note": "new", "loss": 0.25}, 1.0)
+    assert sent[1:] == [{"note": "new", "loss": 0.25}], "a new name takes all along"
+    reports.add({"loss": 0.125}, 1.0)
+    reports.add({"note": "newer"}, 1.0)
+    reports.flush(1.0)
+    reports.flush(1.0)
+    assert sent[2:] == [{"loss": 0.125, "note": "newer"}]
+
+
+def test_a_value_that_was_kept_is_sent_once_it_is_due():
+    sent = Sent()
+    reports = Reports(sent, every_s=0.05)
+    reports.add({"loss": 1.0}, 1.0)
+    reports.add({"loss": 0.5}, 1.0)
+    began = time.monotonic()
+    until(lambda: reports.flush_if_due(1.0) or len(sent) > 1, 10)
+    assert sent[1] == {"loss": 0.5}
+    assert time.monotonic() - began > 0.04
+
+
+def test_without_a_period_all_is_sent():
+    sent = Sent()
+    reports = Reports(sent, every_s=0.0)
+    for loss in (1.0, 0.5, 0.25):
+        reports.add({"loss": loss}, 1.0)
+    assert sent == [{"loss": 1.0}, {"loss": 0.5}, {"loss": 0.25}]
+
+
+def test_values_that_could_not_be_sent_are_kept():
+    sent = Sent()
+    reports = Reports(sent, every_s=1e6)
+    reports.add({"a": 1}, 1.0)
+    reports.add({"a": 2}, 1.0)
+    sent.broken = True
+    with pytest.raises(WorkerLostError):
+        reports.add({"b": 1}, 1.0)
+    sent.broken = False
+    reports.flush(1.0)
+    assert sent[1:] == [{"a": 2}]
+
+
+def test_a_job_has_the_latest_of_many_values(run_job):
+    """Before a barrier, and at the end; the messages are a few, which only the order of values shows here."""
+    outcome = run_job(
+        """
+        from platoon_base import connect
+        worker = connect()
+        if worker.global_rank == 0:
+            for i in range(1000):
+                worker.report({"before": i})
+        worker.barrier()
+        if worker.global_rank == 1:
+            worker.report({"before": "1 was last"})
+            for i in range(1000):
+                worker.report({"last": i})
+        """
+    ).require_success()
+    assert outcome.reported == {"before": "1 was last", "last": 999}

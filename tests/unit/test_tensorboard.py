@@ -1,0 +1,105 @@
+"""Event files for TensorBoard, read back by the one who defined them, or by tensorboardX's own reader of records."""
+
+import importlib.util
+import math
+import struct
+import sys
+import time
+
+import pytest
+from click.testing import CliRunner
+
+from platoon_base.cli.commands.launch import command
+from platoon_base.cli.tensorboard import EventFiles
+from platoon_base.controller.controller import Snapshot
+from platoon_base.coordination.roster import Participant, Phase
+from platoon_base.errors import ConfigurationError
+from platoon_base.shm.job_state import Progress
+
+pytestmark = pytest.mark.base
+
+needs_writer = pytest.mark.skipif(
+    importlib.util.find_spec("tensorboardX") is None,
+    reason="needs tensorboardX: pip install 'platoon-plugins[tensorboard]'",
+)
+
+
+def scalars(folder):
+    """Return (name, step, value) of all events in the files of a folder: records of length, CRC, data, CRC."""
+    from tensorboardX.proto.event_pb2 import Event
+
+    found = []
+    for path in sorted(folder.iterdir()):
+        data = path.read_bytes()
+        while data:
+            (size,) = struct.unpack("<Q", data[:8])
+            event = Event.FromString(data[12 : 12 + size])
+            found += [(value.tag, event.step, round(value.simple_value, 4)) for value in event.summary.value]
+            data = data[16 + size :]
+    return found
+
+
+def snapshot(steps, loss, reported):
+    now = time.monotonic()
+    roster = [Participant(rank, True, phase=Phase.TRAINING) for rank in range(2)]
+    progress = {
+        0: Progress(1, steps, 0, loss, 0.0, now - 10.0, now),
+        1: Progress(0, 0, 0, math.nan, 0.0, 0.0, 0.0),
+    }
+    return Snapshot(roster, progress, reported, None, 1.0)
+
+
+@needs_writer
+def test_workers_and_reported_values_are_runs_of_their_own(tmp_path):
+    with EventFiles(tmp_path, every_s=0.0) as events:
+        events.take(snapshot(0, math.nan, {}))
+        events.take(snapshot(100, 0.5, {"val": 0.25, "note": "text"}))
+        events.take(snapshot(100, 0.5, {"val": 0.25, "note": "text"}))
+        events.take(snapshot(300, 0.125, {"val": 0.25, "steps": 7}))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["center", "worker0"]
+    assert scalars(tmp_path / "center") == [("val", 50, 0.25), ("steps", 150, 7.0)]
+    of_worker = scalars(tmp_path / "worker0")
+    assert [each for each in of_worker if each[0] in ("loss", "epoch")] == [
+        ("loss", 100, 0.5), ("epoch", 100, 1.0), ("loss", 300, 0.125), ("epoch", 300, 1.0)
+    ]  # fmt: skip
+    assert ("batches_per_second", 100, 10.0) in of_worker
+    assert "share_of_synchronization" in {name for name, _, _ in of_worker}
+
+
+@needs_writer
+def test_the_end_of_a_course_is_written(tmp_path):
+    with EventFiles(tmp_path, every_s=1e6) as events:
+        events.take(snapshot(100, 0.5, {}))
+        events.take(snapshot(300, 0.125, {}))
+    assert [each[1:] for each in scalars(tmp_path / "worker0") if each[0] == "loss"] == [(100, 0.5), (300, 0.125)]
+
+
+@needs_writer
+def test_a_job_writes_them(platoon, write_script, tmp_path):
+    script = write_script(
+        """
+        from platoon_base import connect
+        worker = connect()
+        worker.progress(steps=5, epoch=2, loss=0.75)
+        worker.barrier()
+        if worker.global_rank == 0:
+            worker.report({"val": 0.5})
+        """
+    )
+    done = platoon("launch", "-n", 2, "--tensorboard", "board", script)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert scalars(tmp_path / "board" / "center") == [("val", 5, 0.5)]
+    for rank in range(2):
+        assert ("loss", 5, 0.75) in scalars(tmp_path / "board" / f"worker{rank}")
+
+
+def test_without_the_library_nothing_is_started(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)  # as where it is not installed
+    with pytest.raises(ConfigurationError, match="pip install 'platoon-plugins.tensorboard.'"):
+        CliRunner().invoke(
+            command,
+            ["--tensorboard", str(tmp_path / "board"), "script.py"],
+            standalone_mode=False,
+            catch_exceptions=False,
+        )
+    assert not list(tmp_path.iterdir())
