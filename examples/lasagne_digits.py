@@ -86,7 +86,7 @@ def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None, sa
     worker.barrier("compiled")
     began = time.monotonic()
 
-    stop = StopOnPatience(PATIENCE)
+    stop = StopOnPatience(PATIENCE, name="valid_error")
     history = []  # rows of (seconds, error of the center, error of each worker's own parameters)
     start = worker.resume_at  # all zeros, but for a job that is resumed or a worker that is started again
     for epoch in range(max(1, start.epoch), num_epochs + 1):
@@ -129,13 +129,19 @@ def draw(history, path, title):
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import LogLocator, NullLocator, PercentFormatter
 
     seconds = [row[0] for row in history]
     figure, axes = plt.subplots(figsize=(7, 4))
     for name in sorted(history[0][2]):
         axes.plot(seconds, [row[2].get(name, np.nan) for row in history], linewidth=0.8, label=name)
     axes.plot(seconds, [row[1] for row in history], color="black", linewidth=1.6, label="center")
-    axes.set(xlabel="seconds of training", ylabel="validation error", yscale="log", title=f"Digits, {title}")
+    axes.set(xlabel="time of training (s)", ylabel="validation error", yscale="log", title=f"Digits, {title}")
+    axes.set_xlim(left=0)
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # 1 %, 2 %, 5 %, 10 % ...: a decade has few labels else
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
+    axes.grid(alpha=0.3)
     axes.legend()
     figure.savefig(path, dpi=120, bbox_inches="tight")
 

@@ -21,6 +21,7 @@ from platoon_base.controller.controller import Result, Snapshot
 
 __all__ = ["Display", "is_live", "summary", "write_summary"]
 
+_LINES_ABOVE, _LEAST_HEIGHT = 3, 4  # there is room for output of the workers above the table
 _LEAST_S, _LONGEST_S = 2.0, 60.0  # between two lines in a pipe
 
 
@@ -61,7 +62,7 @@ class Display:
         self._recent.take(snapshot, time.monotonic())
         if self._live is not None:
             size = self._console.size
-            lines = table(self._recent, size.width, size.height)
+            lines = table(self._recent, size.width, max(_LEAST_HEIGHT, size.height - _LINES_ABOVE))
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=draw)
         else:
             self._print(_LEAST_S)

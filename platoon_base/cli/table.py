@@ -47,7 +47,9 @@ def table(recent: Recent, width: int, height: int) -> list[str]:
     snapshot = recent.snapshot
     if snapshot is None:
         return []
-    below = _below(recent, snapshot, width)[: max(1, height - 2)]
+    first = _first_below(recent, snapshot, width)
+    spare = height - 1 - len(snapshot.participants) - len(first)
+    below = [*first, *_values_below(snapshot, width, min(max(spare, 2), _MOST_VALUE_LINES))][: max(1, height - 2)]
     room = max(1, height - 1 - len(below))
     rows = [_row(recent, snapshot, participant) for participant in snapshot.participants]
     return [line[:width].rstrip() for line in [*_workers(rows, width, room), *below]]
@@ -128,17 +130,21 @@ def _states(states: Iterable[str]) -> str:
     return ", ".join(f"{count} {state}" for state, count in Counter(states).items())
 
 
-def _below(recent: Recent, snapshot: Snapshot, width: int) -> list[str]:
-    """Draw the lines below the workers: the state of the job, and the values that were reported."""
+def _first_below(recent: Recent, snapshot: Snapshot, width: int) -> list[str]:
+    """Draw what holds for the whole job."""
     first = [f"stopping: {snapshot.stop_reason}"] if snapshot.stop_reason else []
     total = f"total {_number(recent.total_rate(), '.1f')} batches/s"
-    lines = _wrapped([*first, total, duration(snapshot.seconds), *_limits(recent, snapshot)], width)
+    return _wrapped([*first, total, duration(snapshot.seconds), *_limits(recent, snapshot)], width)
+
+
+def _values_below(snapshot: Snapshot, width: int, most: int) -> list[str]:
+    """Draw the reported values in so many lines at most."""
     values = _values(snapshot)
     shown = _wrapped(values, width)
-    if len(shown) > _MOST_VALUE_LINES:
-        kept = shown[: _MOST_VALUE_LINES - 1]
+    if len(shown) > most:
+        kept = shown[: most - 1]
         shown = [*kept, f"and {len(values) - sum(line.count(_GAP) + 1 for line in kept)} more values"]
-    return lines + shown
+    return shown
 
 
 def _limits(recent: Recent, snapshot: Snapshot) -> list[str]:

@@ -187,7 +187,9 @@ def _watched(tuning: Tuning, trial: Trial) -> Watched:
             "counted too: the adapters do, other loops call connect().progress(steps=1) after each. If it validates "
             f"later than that, give a larger {_budget_option(tuning)}"
         )
-    return guess(trial.curves, tuning.watch)
+    # A script may report a final value under another name than those by which it trains.
+    early = [name for name, points in trial.curves.items() if getattr(points[0], tuning.by) <= tuning.budget]
+    return guess(trial.curves if tuning.watch or not early else early, tuning.watch)
 
 
 def _spent_words(tuning: Tuning) -> str:
