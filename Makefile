@@ -9,7 +9,7 @@ VENV := .venv/bin
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo data test test-ordinary test-keras lint bench soak bench-keras clean distclean
+.PHONY: help setup demo data test test-ordinary test-keras lint bench soak bench-keras dist clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -25,6 +25,7 @@ help:
 	@echo 'make bench      run every script in benchmarks/'
 	@echo 'make bench-keras  the benchmark of fit on every back end of Keras'
 	@echo 'make soak       kill workers at random moments for half an hour, and look for what that breaks'
+	@echo 'make dist       the source and a wheel for package indexes, in dist/ (ARGS=--check runs the base tests from them)'
 	@echo 'make clean      remove caches and build outputs'
 	@echo 'make distclean  clean, and remove .venv, .venv-*, .cache too'
 
@@ -64,9 +65,12 @@ bench-keras: setup
 	@for backend in torch jax; do KERAS_BACKEND=$$backend .venv-keras3/bin/python benchmarks/keras_fit.py || exit 1; done
 	@KERAS_BACKEND=tensorflow .venv-tf/bin/python benchmarks/keras_fit.py
 
+dist: setup
+	@$(VENV)/python .ci/dist.py $(ARGS)
+
 clean:
 	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_*.so
 	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv .venv-base-* .venv-keras3 .venv-tf .cache
+	rm -rf .venv .venv-base-* .venv-keras3 .venv-tf .venv-dist .cache

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import venvs
-from common import CI, ROOT, STAMP, VENV, SetupError, fingerprint, read_stamp, run, say, succeeds
+from common import CI, ROOT, STAMP, VENV, SetupError, fingerprint, project_metadata, read_stamp, run, say, succeeds
 
 VERSIONS = ("3.9", "3.10", "3.12", "3.13")
 # Two at a time: more only share the network and the cores.
@@ -19,7 +19,10 @@ PARALLEL = 2
 NEEDS = "import ctypes, ensurepip, ssl, sys, venv; print('%d.%d' % sys.version_info[:2])"
 PRINT_REQUIREMENTS = """
 import importlib.metadata, json
-print(json.dumps(importlib.metadata.requires("platoon-plugins")))
+from packaging.requirements import Requirement
+needs = [Requirement(line) for line in importlib.metadata.requires("platoon-plugins")]
+here = [need for need in needs if need.marker is None or need.marker.evaluate({"extra": "test"})]
+print(json.dumps([f"{need.name}{need.specifier}" for need in here]))
 """
 
 
@@ -51,13 +54,8 @@ def prepare_all(versions: tuple[str, ...] = VERSIONS) -> list[BasePython]:
 
 
 def base_requirements() -> list[str]:
-    """What platoon_base needs and what its tests need, as setup.py says."""
-    lines = json.loads(run([VENV / "bin" / "python", "-c", PRINT_REQUIREMENTS], "reading the requirements"))
-    split = [line.partition(";") for line in lines]
-    return [need.strip() for need, _, marker in split if not marker or marker.strip() in _TEST_MARKERS]
-
-
-_TEST_MARKERS = ('extra == "test"', "extra == 'test'")
+    """What platoon_base needs and what its tests need, as pyproject.toml says."""
+    return json.loads(run([VENV / "bin" / "python", "-c", PRINT_REQUIREMENTS], "reading the requirements"))
 
 
 def find_interpreter(version: str) -> tuple[str | None, str]:
@@ -111,4 +109,5 @@ def _is_ready(base: BasePython, requirements: list[str]) -> bool:
 
 
 def _stamp(requirements: list[str]) -> str:
-    return fingerprint([CI / "base_pythons.py", CI / "venvs.py", ROOT / "setup.py"], str(ROOT), *requirements)
+    files = [CI / "base_pythons.py", CI / "venvs.py", ROOT / "setup.py"]
+    return fingerprint(files, str(ROOT), project_metadata(), *requirements)

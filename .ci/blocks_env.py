@@ -1,12 +1,11 @@
 """Where the tests find Blocks, which no package index has: in a checkout that BLOCKS names, in .venv, or nowhere.
 
-What is not in .venv is installed there from the direct reference of the extra `blocks`, if that can be reached.
+What is not in .venv is installed there from its repository, if that can be reached.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import os
 import signal
 import subprocess
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from common import ROOT, VENV, SetupError, only_one, run, say
-from packaging.requirements import Requirement
+
+from platoon_base.cli.frameworks import BLOCKS
 
 TIMEOUT_S = 60.0
 REMEDY = "BLOCKS=/path/to/a/checkout make test runs its tests"
@@ -49,7 +49,7 @@ def find() -> Blocks:
         return Blocks(identify({}), {})
     with only_one():
         say("installing Blocks from its repository")
-        problem = install(direct_reference(), TIMEOUT_S)
+        problem = install(BLOCKS, TIMEOUT_S)
     if problem:
         return Blocks(f"skipped: {problem}; {REMEDY}", {})
     return Blocks(identify({}), {})
@@ -71,12 +71,6 @@ def identify(environment: dict[str, str]) -> str:
     found = run([python, "-c", IDENTIFY], "importing Blocks", env={**os.environ, **environment})
     version, _, folder = found.strip().splitlines()[-1].partition(" ")
     return f"{version}, {'in .venv' if Path(folder).is_relative_to(VENV) else f'from {folder}'}"
-
-
-def direct_reference() -> str:
-    """Return what pip installs Blocks from, as the metadata of the installed project has it from setup.py."""
-    requirements = map(Requirement, importlib.metadata.requires("platoon-plugins"))
-    return next(f"{wanted.name} @ {wanted.url}" for wanted in requirements if wanted.name == "blocks")
 
 
 def install(reference: str, timeout_s: float) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import hashlib
+import json
 import os
 import subprocess
 import sys
@@ -51,6 +52,15 @@ def fingerprint(files: list[Path], *extra: str) -> str:
         digest.update(b"\0")
     digest.update("\0".join(extra).encode())
     return digest.hexdigest()
+
+
+def project_metadata() -> str:
+    """What pyproject.toml says about the project itself; its settings of tools change no environment."""
+    import tomllib  # Python 3.11, which is checked after this module is imported
+
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        parts = tomllib.load(file)
+    return json.dumps([parts["build-system"], parts["project"], parts["tool"]["setuptools"]], sort_keys=True)
 
 
 def read_stamp(venv: Path) -> str | None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import venvs
 from base_pythons import base_requirements
-from common import CI, ROOT, STAMP, SetupError, fingerprint, read_stamp, say, succeeds
+from common import CI, ROOT, STAMP, SetupError, fingerprint, project_metadata, read_stamp, say, succeeds
 
 # The build tools are needed for the project itself, the rest by its tests; the versions are in the constraints.
 COMMON = ("setuptools", "wheel", "keras", "scikit-learn")
@@ -98,4 +98,4 @@ def _is_ready(env: KerasEnv, requirements: list[str]) -> bool:
 def _stamp(env: KerasEnv, requirements: list[str]) -> str:
     files = [CI / "keras_envs.py", CI / "venvs.py", env.constraints, ROOT / "setup.py"]
     interpreter = f"{sys.base_prefix} {platform.python_version()} {ROOT}"
-    return fingerprint(files, interpreter, *requirements)
+    return fingerprint(files, interpreter, project_metadata(), *requirements)

@@ -18,7 +18,22 @@ sys.dont_write_bytecode = True
 
 import system_packages
 import venvs
-from common import CACHE, CI, ROOT, STAMP, VENV, SetupError, fail, fingerprint, only_one, read_stamp, run, say, succeeds
+from common import (
+    CACHE,
+    CI,
+    ROOT,
+    STAMP,
+    VENV,
+    SetupError,
+    fail,
+    fingerprint,
+    only_one,
+    project_metadata,
+    read_stamp,
+    run,
+    say,
+    succeeds,
+)
 
 CONSTRAINTS = CI / "constraints-py311.txt"
 WHEELS = CACHE / "wheels"
@@ -54,9 +69,8 @@ def expected_stamp(missing: list[str]) -> str:
     sources = [ROOT / "setup.py", CONSTRAINTS, *compiled, *scripts]
     interpreter = f"{sys.base_prefix} {platform.python_version()} {ROOT}"
     # make clean removes the extension, which has to bring the set-up back.
-    return fingerprint(
-        sources, interpreter, " ".join(missing), str(has_extensions()), str(pygpu_link().exists()), str(has_mpi())
-    )
+    found = [str(has_extensions()), str(pygpu_link().exists()), str(has_mpi())]
+    return fingerprint(sources, interpreter, project_metadata(), " ".join(missing), *found)
 
 
 def is_ready(missing: list[str]) -> bool:

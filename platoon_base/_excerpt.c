@@ -6,7 +6,6 @@
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <pthread.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -15,6 +14,7 @@
 #endif
 
 #define MOST_THREADS 64
+#define NO_THREAD ((unsigned long)-1) /* PYTHREAD_INVALID_THREAD_ID, which is not in the limited API of all versions */
 
 /* From here on a result is not looked for in the cache, where it would drive out everything else. Written past the
  * cache, its memory is not read before: two thirds of the traffic remain. */
@@ -26,6 +26,7 @@ struct part {
     const int64_t *indices;
     int64_t length, row_bytes, from, until; /* the bytes of `out` that a thread writes */
     int stream;
+    PyThread_type_lock running; /* held until the thread has written its bytes */
 };
 
 #if defined(__SSE2__)
@@ -69,7 +70,7 @@ static void copy_past_cache(char *to, const char *from, size_t n)
 #endif
 
 /* Threads divide the bytes of the result, not its rows: a few long rows keep all of them busy. */
-static void *copy_part(void *argument)
+static void copy_part(void *argument)
 {
     const struct part *p = argument;
     int64_t at = p->from;
@@ -86,7 +87,34 @@ static void *copy_part(void *argument)
         at += n;
     }
     FENCE();
-    return NULL;
+}
+
+static void copy_part_on_thread(void *argument)
+{
+    PyThread_type_lock running = ((struct part *)argument)->running;
+    copy_part(argument);
+    PyThread_release_lock(running);
+}
+
+/* Python's own threads, as it has them on every libc: those of glibc 2.34 would keep a wheel from older systems. */
+static int start_thread(struct part *part)
+{
+    part->running = PyThread_allocate_lock();
+    if (part->running == NULL)
+        return 0;
+    PyThread_acquire_lock(part->running, WAIT_LOCK);
+    if (PyThread_start_new_thread(copy_part_on_thread, part) != NO_THREAD)
+        return 1;
+    PyThread_release_lock(part->running);
+    PyThread_free_lock(part->running);
+    return 0;
+}
+
+static void wait_for_thread(struct part *part)
+{
+    PyThread_acquire_lock(part->running, WAIT_LOCK);
+    PyThread_release_lock(part->running);
+    PyThread_free_lock(part->running);
 }
 
 static int64_t first_outside(const int64_t *indices, int64_t count, int64_t length)
@@ -99,7 +127,6 @@ static int64_t first_outside(const int64_t *indices, int64_t count, int64_t leng
 
 static void copy_all(const struct part *whole, int64_t threads)
 {
-    pthread_t ids[MOST_THREADS];
     struct part parts[MOST_THREADS];
     int64_t bytes = whole->until, started = 0, from = 0;
     if (threads < 1)
@@ -112,7 +139,7 @@ static void copy_all(const struct part *whole, int64_t threads)
     }
     /* This thread takes the first part, and those for which the system gives no thread. */
     for (int64_t t = 1; t < threads; t++) {
-        if (pthread_create(&ids[t], NULL, copy_part, &parts[t]))
+        if (!start_thread(&parts[t]))
             break;
         started = t;
     }
@@ -120,7 +147,7 @@ static void copy_all(const struct part *whole, int64_t threads)
     for (int64_t t = started + 1; t < threads; t++)
         copy_part(&parts[t]);
     for (int64_t t = 1; t <= started; t++)
-        pthread_join(ids[t], NULL);
+        wait_for_thread(&parts[t]);
 }
 
 static PyObject *excerpt(PyObject *self, PyObject *args)

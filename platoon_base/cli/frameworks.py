@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from importlib import metadata
 from typing import NamedTuple
 
-__all__ = ["Check", "framework_checks", "installed"]
+__all__ = ["BLOCKS", "Check", "framework_checks", "installed"]
 
 _TIMEOUT_S = 120
 _LONGEST_REASON = 120  # characters
@@ -18,6 +18,9 @@ _PREPARE = "from platoon_base import compat; compat.apply(); "
 _COMPILE = "import theano; x = theano.tensor.vector(); assert theano.function([x], theano.tensor.exp(x))([0.0]) == 1"
 _LAST_PYTHON_OF_THEANO, _FIRST_NUMPY_WITHOUT_THEANO = (3, 11), (1, 24)
 _BACKENDS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "theano": "Theano"}
+# No package index has it. Fuel and Theano are there after make setup; pip would try to build them anew.
+BLOCKS = "blocks @ git+https://github.com/mila-iqia/blocks.git"
+_BLOCKS_REMEDY = f"make setup, then pip install --no-deps --no-build-isolation '{BLOCKS}'"
 # Several distributions have the module.
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")}
 
@@ -48,7 +51,7 @@ def framework_checks() -> Iterator[Check]:
     beside_theano = "make setup" if theano.works else "install Theano first; make setup does"
     yield _importable("Lasagne", "lasagne", beside_theano)
     yield _importable("Fuel", "fuel", "make setup, or as docs/compat.md says")
-    yield _importable("Blocks", "blocks", _blocks_remedy())
+    yield _importable("Blocks", "blocks", _BLOCKS_REMEDY)
     works = {"theano"} if theano.works else set()
     for module in ("torch", "jax", "tensorflow"):
         where = "in an environment without Theano: " if installed("theano", "").works else ""
@@ -106,20 +109,6 @@ def _keras(works: set[str]) -> Check:
     if not any(not _run("import keras", {**os.environ, "KERAS_BACKEND": backend}).reason for backend in usable):
         with_what, remedy = f"KERAS_BACKEND={usable[0]} either", "install it anew"
     return Check("Keras", False, f"{found.finding}, cannot be imported with {with_what}: {chosen.reason}", remedy)
-
-
-def _blocks_remedy() -> str:
-    """Name the command that installs Blocks: no package index has it, but this package's metadata names its origin."""
-    try:
-        requirements = metadata.requires("platoon-plugins") or []
-    except metadata.PackageNotFoundError:  # it is run from its source folder
-        requirements = []
-    for line in requirements:
-        name, _, url = line.partition(";")[0].partition("@")
-        if name.strip() == "blocks":
-            # Fuel and Theano are there after make setup; pip would try to build them anew.
-            return f"make setup, then pip install --no-deps --no-build-isolation 'blocks @ {url.strip()}'"
-    return "put a checkout of Blocks on PYTHONPATH"
 
 
 def _importable(name: str, module: str, remedy: str, code: str = "", fails: str = "cannot be imported") -> Check:

@@ -117,12 +117,6 @@ def test_what_can_be_imported_is_not_installed_again(blocks_env, tmp_path, monke
     assert blocks_env.find() == (f"9.8.7, from {tmp_path}", {})
 
 
-def test_the_reference_is_that_of_setup_py(blocks_env):
-    name, _, url = blocks_env.direct_reference().partition(" @ ")
-    assert name == "blocks"
-    assert f'"blocks @ {url}"' in (ROOT / "setup.py").read_text()
-
-
 @needs_git
 def test_without_its_repository_one_line_tells_that_the_tests_are_skipped(blocks_env, tmp_path, monkeypatch, capsys):
     asked = []
@@ -132,7 +126,7 @@ def test_without_its_repository_one_line_tells_that_the_tests_are_skipped(blocks
         raise blocks_env.SetupError("it is not there")
 
     monkeypatch.setattr(blocks_env, "identify", identify)
-    monkeypatch.setattr(blocks_env, "direct_reference", lambda: f"git+file://{tmp_path}/no-repository")
+    monkeypatch.setattr(blocks_env, "BLOCKS", f"git+file://{tmp_path}/no-repository")
     found = blocks_env.find()
     assert found.environment == {}
     assert found.outcome.startswith("skipped: cannot be installed (")
@@ -325,7 +319,7 @@ def test_doctor_knows_a_checkout_and_how_to_install_blocks(platoon, blocks_env, 
     if importlib.util.find_spec("blocks") is None:
         line, remedy = line_and_remedy("")
         assert line.split()[0] == "no"
-        assert f"--no-deps --no-build-isolation '{blocks_env.direct_reference()}'" in remedy
+        assert f"--no-deps --no-build-isolation '{blocks_env.BLOCKS}'" in remedy
 
 
 @pytest.mark.parametrize(("lacks", "name"), [("blocks", "ParameterSync"), ("fuel", "shard_stream")])

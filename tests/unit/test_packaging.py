@@ -1,0 +1,71 @@
+"""What a package index would get: the metadata of pyproject.toml, and what setup.py says on other systems."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.base
+
+ROOT = Path(__file__).parents[2]
+SETUP = """
+import runpy, sys, setuptools
+sys.platform = sys.argv[1]
+setuptools.setup = lambda **options: print("set up with", len(options["ext_modules"]), "extensions")
+runpy.run_path(sys.argv[2], run_name="__main__")
+"""
+
+
+@pytest.fixture
+def nothing_left_behind():
+    """Nothing here starts what could stay behind."""
+
+
+@pytest.fixture
+def project():
+    tomllib = pytest.importorskip("tomllib", reason="needs Python 3.11")
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def run_setup(platform, **environment):
+    clean = {k: v for k, v in os.environ.items() if k not in ("PLATOON_OTHER_SYSTEMS", "PLATOON_BUILD_EXTENSION")}
+    command = [sys.executable, "-c", SETUP, platform, ROOT / "setup.py"]
+    run = subprocess.run(command, env={**clean, **environment}, capture_output=True, text=True, timeout=60, check=False)
+    return run.returncode, run.stdout + run.stderr
+
+
+def test_no_requirement_is_a_direct_reference(project):
+    extras = project["optional-dependencies"]
+    requirements = [*project["dependencies"], *(line for lines in extras.values() for line in lines)]
+    assert len(requirements) > 15
+    assert [line for line in requirements if "@" in line or "://" in line] == []
+
+
+def test_extras_that_the_documents_name_are_there(project):
+    texts = [path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")))]
+    named = {name for text in texts for found in re.findall(r"(?:platoon-plugins|\.)\[([\w,]+)\]", text)
+             for name in found.split(",")}  # fmt: skip
+    assert {"theano", "lasagne"} <= named
+    assert named <= set(project["optional-dependencies"])
+
+
+def test_the_pythons_of_the_classifiers_are_those_that_are_allowed(project):
+    told = re.findall(r"Python :: 3\.(\d+)", "\n".join(project["classifiers"]))
+    assert f">=3.{min(map(int, told))}" == project["requires-python"]
+
+
+@pytest.mark.parametrize("platform", ["darwin", "win32"])
+def test_an_installation_on_another_system_ends_with_the_reason_and_the_way_out(platform):
+    status, text = run_setup(platform)
+    assert status == 1
+    assert f"runs its workers on Linux, and this is {platform}" in text
+    assert "PLATOON_OTHER_SYSTEMS=1" in text
+    assert run_setup(platform, PLATOON_OTHER_SYSTEMS="1") == (0, "set up with 0 extensions\n")
+
+
+def test_on_linux_nothing_is_asked():
+    status, text = run_setup("linux")
+    assert (status, text.strip()[:11]) == (0, "set up with")
