@@ -18,7 +18,6 @@ import io
 import logging
 import os
 import re
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Optional, Union
@@ -30,7 +29,6 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.center import Rule, settings_of
 from platoon_base.sharding import START, Position
-from platoon_base.system.folder_lock import FolderLock, locks_stay_on_this_host
 
 __all__ = [
     "FORMAT",
@@ -178,6 +176,8 @@ class _SteadyFile(io.FileIO):
 
 def _write(file: IO[bytes], checkpoint: Checkpoint) -> None:
     """Write as `numpy.savez` does, but without its complaints from a destructor when the disk is full."""
+    import zipfile
+
     about = np.frombuffer(msgspec.json.encode(checkpoint.about), dtype=np.uint8)
     write_array: Any = np.lib.format.write_array  # it has no types
     with zipfile.ZipFile(file, "w") as archive:
@@ -254,6 +254,8 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: Path) -> None:
+        from platoon_base.system.folder_lock import FolderLock, locks_stay_on_this_host
+
         self.path = path = path.absolute()  # workers may go to other folders
         self.written_bytes = 0
         try:
@@ -358,7 +360,7 @@ class CheckpointFolder:
             raise OSError(f"{self.path} is gone, with the disk that it was on")
         self._lock.close()
         self.path.mkdir(parents=True)
-        self._lock = FolderLock(self.path)
+        self._lock = type(self._lock)(self.path)
         self._status = os.fstat(self._lock.fd)
         log.warning("somebody has removed %s, the folder of the checkpoints: it was made anew", self.path)
 

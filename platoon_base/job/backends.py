@@ -1,6 +1,7 @@
 """The back ends of a job: its channels, its center, the groups for its collectives.
 
-This file alone names concrete back ends. Those for devices are imported once there are devices.
+This file alone names concrete back ends. Each is imported when it is chosen: a job of one loads nothing that only Linux
+has.
 """
 
 from __future__ import annotations
@@ -10,30 +11,22 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from platoon_base.centers.base import CenterFactory
-from platoon_base.centers.host import HostCenters
-from platoon_base.channels.base import ClientChannel
-from platoon_base.channels.inproc import InprocHub
-from platoon_base.channels.keys import ServerKeys
-from platoon_base.channels.zmq import ZmqClient, ZmqServer
-from platoon_base.collectives.base import Collective
 from platoon_base.collectives.groups import CollectiveFactory, Membership
-from platoon_base.collectives.host import HostCollective
-from platoon_base.collectives.staged import StagedCollective
-from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import BackendUnavailableError
-from platoon_base.job.files import JobFiles
-from platoon_base.layout import Layout
-from platoon_base.parameters import Parameters
-from platoon_base.rules.center import Rule
-from platoon_base.shm.job_state import JobState
-from platoon_base.shm.liveness import Liveness
-from platoon_base.shm.segments import Segment
 
 if TYPE_CHECKING:
+    from platoon_base.centers.base import CenterFactory
+    from platoon_base.channels.base import ClientChannel
+    from platoon_base.channels.keys import ServerKeys
+    from platoon_base.channels.zmq import ZmqClient, ZmqServer
     from platoon_base.checkpoints.writer import Readable
+    from platoon_base.collectives.base import Collective
+    from platoon_base.job.files import JobFiles
+    from platoon_base.layout import Layout
+    from platoon_base.parameters import Parameters
+    from platoon_base.rules.center import Rule
+    from platoon_base.shm.job_state import JobState
+    from platoon_base.shm.liveness import Liveness
 
 __all__ = ["JobCollectives", "center_for", "connect_here", "connect_to", "listen_at", "watch_center"]
 
@@ -42,24 +35,34 @@ log = logging.getLogger(__name__)
 
 def connect_here(job_state: JobState, seed: int) -> ClientChannel:
     """Make the channel of a job of one, to a coordinator in this process."""
+    from platoon_base.channels.inproc import InprocHub
+    from platoon_base.coordination.coordinator import Coordinator
+
     return InprocHub(Coordinator(1, seed), job_state).connect()
 
 
 def connect_to(files: JobFiles, controller_alive: Callable[[], bool]) -> ZmqClient:
     """Connect to the controller of a job."""
+    from platoon_base.channels.zmq import ZmqClient
+
     return ZmqClient(files.address, controller_alive, files.keys)
 
 
 def listen_at(address: str, keys: ServerKeys | None) -> ZmqServer:
     """Open the controller's end of the channels."""
+    from platoon_base.channels.zmq import ZmqServer
+
     return ZmqServer(address, keys)
 
 
 def watch_center(files: JobFiles, layout: Layout) -> Readable:
     """Open the center for the controller to read; a center on devices is read by its mirror."""
+    from platoon_base.centers.host import HostCenters
+
     if files.center_memory == "device":
         from platoon_base.centers.device_directory import DeviceDirectory
         from platoon_base.centers.directory_mirror import DirectoryMirror
+        from platoon_base.shm.segments import Segment
 
         segment = Segment.attach(files.center, populate=False)
         directory = DeviceDirectory.of(segment, layout)
@@ -82,6 +85,8 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
         The parameters of this worker.
     rule : Rule
     """
+    from platoon_base.centers.host import HostCenters
+
     context = parameters.context if files.center_memory == "device" else None
     if context is not None and context.kind == b"cuda":
         device = importlib.import_module("platoon_base.centers.device")
@@ -112,6 +117,7 @@ class JobCollectives(CollectiveFactory):
 
     def host(self, timeout_s: float) -> Collective:
         """See `CollectiveFactory.host`."""
+        from platoon_base.collectives.host import HostCollective
 
         def create(ranks: tuple[int, ...], index: int) -> Collective:
             return HostCollective.create(self._name, ranks, index, self._liveness)
@@ -123,6 +129,8 @@ class JobCollectives(CollectiveFactory):
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
         """See `CollectiveFactory.device`: NCCL if every rank has a CUDA device of its own, or else by the host."""
+        import msgspec
+
         clique, why = b"", f"{context.kind.decode()} has no NCCL"
         if context.kind == b"cuda":
             nccl = importlib.import_module("platoon_base.collectives.nccl")
@@ -139,6 +147,8 @@ class JobCollectives(CollectiveFactory):
             reasons.append("some ranks share one device")
         if reasons:
             log.info("all-reduces of this job's devices pass through the host (%s)", "; ".join(reasons))
+            from platoon_base.collectives.staged import StagedCollective
+
             return StagedCollective(host())
         ranks = tuple(told)
         index = ranks.index(self._membership.rank)

@@ -32,7 +32,11 @@ def lazy_names(package: str, homes: Mapping[str, str], modules: Sequence[str] = 
             return importlib.import_module(f"{package}.{name}")
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(homes[name]), name)
+        try:
+            home = importlib.import_module(homes[name])
+        except AttributeError as exc:  # ``from package import name`` would hide it
+            raise ImportError(f"{homes[name]} cannot be imported: {exc}") from exc
+        value = getattr(home, name)
         setattr(sys.modules[package], name, value)
         return value
 

@@ -826,13 +826,13 @@ def test_a_worker_that_fails_while_it_joins_ends(run_job):
     """What it has opened by then is closed, and the job ends with its status."""
     outcome = run_job(
         """
-        from platoon_base.job import joining as job
+        from platoon_base.job import attaching, joining
 
         def fail(*args, **kwargs):
             raise RuntimeError("oops")
 
-        job.Worker = fail
-        job.connect()
+        attaching.Worker = fail
+        joining.connect()
         """,
         workers=1,
     )

@@ -12,7 +12,7 @@ import sys
 import click
 
 from platoon_base import __version__
-from platoon_base.errors import PlatoonError
+from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.sigchld import default_sigchld
 
 __all__ = ["SUBCOMMANDS", "main", "spread_devices"]
@@ -41,6 +41,11 @@ class _Overview(click.Group):
         name, known, rest = super().resolve_command(ctx, args)
         if known is None:
             return name, None, rest
+        if not sys.platform.startswith("linux"):
+            raise ConfigurationError(
+                f"jobs run on Linux, and this is {sys.platform}: run the script as one process, python SCRIPT, or use "
+                "platoon in a container or in WSL 2"
+            )
         return name, importlib.import_module(f"{__name__}.{known.name}").command, rest
 
 

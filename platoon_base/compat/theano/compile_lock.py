@@ -15,7 +15,6 @@ the lock also after an exception, and only a holder unlocks.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import logging
 import os
 import time
@@ -89,12 +88,16 @@ class FileLock:
         """Let go of the lock, if it is held."""
         if self._descriptor is None:
             return
+        import fcntl
+
         descriptor, self._descriptor = self._descriptor, None
         os.ftruncate(descriptor, 0)
         fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough while a forked child has a copy
         os.close(descriptor)
 
     def _wait(self, descriptor: int, deadline: float) -> None:
+        import fcntl  # only Linux has it; Keras scripts apply the shims elsewhere too
+
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,0 +1,96 @@
+"""Attaching to a job that runs: its files, its shared memory and its controller. A job of one needs none of it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+
+from platoon_base.channels.base import ClientChannel
+from platoon_base.checkpoints.files import read_checkpoint
+from platoon_base.collectives.groups import Membership
+from platoon_base.job import backends
+from platoon_base.job.files import JobFiles
+from platoon_base.job.hello import HELLO_TIMEOUT_S, say_hello
+from platoon_base.shm.job_state import CONTROLLER_LOCK, USER_LOCK, WORKER_LOCKS, JobState
+from platoon_base.shm.liveness import JobLiveness
+from platoon_base.shm.segments import Segment, abandoned
+from platoon_base.system.environment import MAX_WORKERS
+from platoon_base.system.limits import require_descriptors
+from platoon_base.worker.advisory_lock import AdvisoryLock
+from platoon_base.worker.connection import Connection, Identity
+from platoon_base.worker.handle import Worker
+
+__all__ = ["attach"]
+
+_SPIN_S = 150e-6
+_DESCRIPTORS = 48  # for ZeroMQ, shared memory and the log
+
+
+def attach(
+    folder: str, rank: int | None = None, device: str = "cpu", timeout_s: float = HELLO_TIMEOUT_S
+) -> tuple[Worker, JobFiles]:
+    """Attach to a job by its folder.
+
+    Parameters
+    ----------
+    folder : str
+    rank : int, optional
+        The rank that the launcher gave; None to join late, with a new rank.
+    device : str
+        What this worker computes on.
+    timeout_s : float
+        Bound on the wait for the controller's welcome.
+    """
+    files = JobFiles.read(folder)
+    require_descriptors(_DESCRIPTORS)
+    with contextlib.ExitStack() as undo:
+        segment = Segment.attach(files.job_state)
+        undo.callback(_close_segment, files, segment)
+        channel = backends.connect_to(files, lambda: segment.locked(CONTROLLER_LOCK))
+        undo.callback(channel.close)
+        job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
+        undo.callback(job_state.let_go)
+        identity = say_hello(channel, rank, device, timeout_s)
+        job_state.start_row(identity.rank, identity.resume_at)
+        segment.try_lock(WORKER_LOCKS + identity.rank)
+        if identity.local_size < len(os.sched_getaffinity(0)):
+            channel.spin_s = _SPIN_S
+        worker = Worker(_connection(files, segment, job_state, channel, identity))
+        undo.pop_all()
+    return worker, files
+
+
+def _close_segment(files: JobFiles, segment: Segment) -> None:
+    """Close the segment of a job's state; without a controller the last process to do so removes the job's files."""
+    orphaned = not segment.locked(CONTROLLER_LOCK)
+    segment.close()
+    if orphaned and abandoned(files.job_state):
+        files.remove()
+
+
+def _connection(
+    files: JobFiles, segment: Segment, job_state: JobState, channel: ClientChannel, identity: Identity
+) -> Connection:
+    """Make the connection of a worker that the controller has welcomed."""
+    liveness = JobLiveness(job_state, lambda other: segment.locked(WORKER_LOCKS + other))
+
+    def on_close() -> None:
+        job_state.let_go()
+        _close_segment(files, segment)
+
+    return Connection(
+        identity,
+        channel,
+        job_state,
+        AdvisoryLock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
+        centers=lambda parameters, rule: backends.center_for(files, identity.size, liveness, parameters, rule),
+        controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
+        on_close=on_close,
+        collectives=lambda client: backends.JobCollectives(
+            Membership(client, identity.rank, files.size, liveness),
+            files.collective,
+            liveness,
+            lambda: job_state.collectives(identity.rank),
+        ),
+        checkpoint=lambda: read_checkpoint(files.checkpoint),
+    )

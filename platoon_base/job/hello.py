@@ -1,0 +1,40 @@
+"""The first request of a worker, by which its controller comes to know it."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from platoon_base.channels.base import ClientChannel
+from platoon_base.channels.client import ControlClient
+from platoon_base.coordination import messages as msg
+from platoon_base.system.process import pid_namespace
+from platoon_base.worker.connection import Identity
+
+__all__ = ["HELLO_TIMEOUT_S", "say_hello"]
+
+HELLO_TIMEOUT_S = 60.0
+
+
+def say_hello(channel: ClientChannel, rank: int | None, device: str, timeout_s: float = HELLO_TIMEOUT_S) -> Identity:
+    """Introduce this process to the controller, which answers with the worker's identity."""
+    hello = msg.Hello(
+        protocol=msg.PROTOCOL,
+        pid=os.getpid(),
+        pid_namespace=pid_namespace(),
+        host=socket.gethostname(),
+        device=device,
+        rank=rank,
+    )
+    reply = ControlClient(channel, -1 if rank is None else rank).ask(hello, msg.Welcome, timeout_s)
+    return Identity(
+        reply.rank,
+        reply.size,
+        reply.local_rank,
+        reply.local_size,
+        reply.seed,
+        device,
+        reply.late,
+        reply.resume_at,
+        reply.kept,
+    )
