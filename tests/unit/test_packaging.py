@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+import platoon_base
+
 pytestmark = pytest.mark.base
 
 ROOT = Path(__file__).parents[2]
@@ -55,6 +57,18 @@ def test_extras_that_the_documents_name_are_there(project):
 def test_the_pythons_of_the_classifiers_are_those_that_are_allowed(project):
     told = re.findall(r"Python :: 3\.(\d+)", "\n".join(project["classifiers"]))
     assert f">=3.{min(map(int, told))}" == project["requires-python"]
+
+
+def test_the_citation_is_of_this_version():
+    found = re.findall(r"^version: (.+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
+    assert found == [platoon_base.__version__]
+
+
+def test_the_public_tests_run_on_the_pythons_that_make_test_runs_on():
+    public = re.findall(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
+    own = re.findall(r"^VERSIONS = \((.*)\)$", (ROOT / ".ci" / "base_pythons.py").read_text(), re.MULTILINE)
+    assert public == own
+    assert len(own) == 1
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32"])
