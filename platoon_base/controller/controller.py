@@ -146,6 +146,12 @@ class Controller:
         self._observe(time.monotonic())
         return self._result()
 
+    @property
+    def remaining(self) -> set[int] | None:
+        """Ranks that take part or are expected, None before the first is known of; other threads may ask for it."""
+        roster = self._coordinator.roster
+        return roster.remaining if len(roster) else None
+
     def _sleep_s(self) -> float:
         if self._children.stopping:
             return _SLEEP_WHILE_STOPPING_S

@@ -111,6 +111,11 @@ class Roster(Mapping[int, Participant]):
         return self._living
 
     @property
+    def remaining(self) -> set[int]:
+        """Ranks that take part or are expected; other threads may ask for it."""
+        return {participant.rank for participant in list(self._participants.values()) if not participant.phase.gone}
+
+    @property
     def expected(self) -> list[int]:
         """Ranks whose workers have not come yet."""
         return [rank for rank, participant in self._participants.items() if participant.phase is Phase.EXPECTED]

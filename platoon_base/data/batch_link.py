@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import array
-import contextlib
 import os
 import select
 import socket
@@ -42,6 +41,8 @@ class Link:
         Of the process at the other end; 0 if it cannot be known here.
     death_fd : int
         Readable once that process is gone, or -1. The socket alone may be held open by its forked children.
+    dead : bool
+        Whether it was gone from the begin, so that only its children hold the socket.
     """
 
     def __init__(self, sock: socket.socket, pid: int | None = None) -> None:
@@ -54,12 +55,17 @@ class Link:
             sock.close()
             raise ProtocolError(f"refused a connection of user {uid}: batches are shared within one user alone")
         self.pid = of_socket if pid is None else pid
-        self.death_fd = -1
+        self.death_fd, self.dead = -1, False
         self._writable = select.poll()
         self._writable.register(sock, select.POLLOUT)
         if self.pid > 0 and self.pid != os.getpid():
-            with contextlib.suppress(OSError):  # gone already, which the socket tells; or an old kernel
+            try:
                 self.death_fd = os.pidfd_open(self.pid)
+                self.dead = bool(select.select([self.death_fd], [], [], 0)[0])  # nobody has waited for it yet
+            except ProcessLookupError:
+                self.dead = True
+            except OSError:
+                pass  # an old kernel: the socket alone tells
 
     def fileno(self) -> int:
         """Return the file descriptor of the socket, to poll."""
@@ -167,12 +173,16 @@ def listen_at(address: str) -> socket.socket:
 
 
 def connect_link(address: str) -> Link | None:
-    """Connect to a server; None if there is none yet."""
+    """Connect to a server; None if there is none yet, or only children of a dead one hold its socket."""
     _require_short(address)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(address)
-        return Link(sock)
+        link = Link(sock)
+        if not link.dead:
+            return link
+        link.close()
+        return None
     except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
         sock.close()
         return None

@@ -39,6 +39,7 @@ __all__ = ["AHEAD", "BatchReader"]
 
 AHEAD = 4  # one to train on, one that was just dropped, two to come
 _RETRY_S = 0.02
+_LONGEST_WAIT_S = 60.0  # of one poll, which takes no infinity
 _LOOK_S = 1e-3  # how often a waiting reader looks whether the GPU has read a batch
 
 
@@ -242,7 +243,7 @@ class BatchReader:
         """Sleep until a message arrives or the server dies; tells whether it has died."""
         wait_s = max(0.0, deadline - time.monotonic())
         # The server may wait for a slot that the GPU has just read.
-        ready = dict(self._poll.poll(1e3 * (min(wait_s, _LOOK_S) if self._copied else wait_s)))
+        ready = dict(self._poll.poll(1e3 * min(wait_s, _LOOK_S if self._copied else _LONGEST_WAIT_S)))
         if not ready and time.monotonic() < deadline:
             return False
         if not ready:

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import select
 import socket
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import msgspec
@@ -87,6 +87,8 @@ class Readers:
         How many different ranks are to come.
     listener : socket, optional
         Where they connect.
+    remaining : callable, optional
+        Returns the ranks that may still read, where somebody knows them, else None.
 
     Attributes
     ----------
@@ -94,8 +96,11 @@ class Readers:
         Number of batches that died with their worker.
     """
 
-    def __init__(self, expected: int, listener: socket.socket | None) -> None:
+    def __init__(
+        self, expected: int, listener: socket.socket | None, remaining: Callable[[], set[int] | None] | None = None
+    ) -> None:
         self.expected = expected
+        self._remaining = remaining or (lambda: None)
         self.lost = 0
         self._listener = listener
         self._poll = select.poll()
@@ -115,10 +120,18 @@ class Readers:
 
     @property
     def all_left(self) -> bool:
-        """Whether all have come and said goodbye; one that died may be started again, if there is a way to connect."""
+        """Whether all have come and said goodbye; one that died may be started again, if there is a way to connect.
+
+        Where the ranks are known that may still read, each of them must have come and gone.
+        """
         if self._listener is None:
             return not self._links
-        return self.all_came and not self._readers and not self._missed
+        if self._readers:
+            return False
+        remaining = self._remaining()
+        if remaining is None:
+            return self.all_came and not self._missed
+        return remaining <= self._came - self._missed
 
     def describe(self) -> str:
         """Say what the readers are at."""
@@ -166,7 +179,11 @@ class Readers:
         with contextlib.suppress(BlockingIOError, ConnectionAbortedError):
             sock, _ = self._listener.accept()
             try:
-                self.add(Link(sock))
+                link = Link(sock)
+                if link.dead:
+                    link.close()
+                else:
+                    self.add(link)
             except ProtocolError as exc:
                 log.warning("%s", exc)
 
@@ -249,6 +266,7 @@ class Readers:
         """Let go of a reader; returns the batches that others can have, and the rest of those that it had."""
         if reader.link.fileno() not in self._links:
             return [], []
+        freed = self._hear_out(reader)
         for fd in (reader.link.fileno(), reader.link.death_fd):
             if self._links.pop(fd, None) is not None:
                 self._poll.unregister(fd)
@@ -256,7 +274,7 @@ class Readers:
         had = list(reader.dealt.values())
         reader.dealt = {}
         if reader not in self._readers:
-            return [], had
+            return [], had + freed
         self._readers.remove(reader)
         # The first batch is not reported as taken before it is freed.
         untaken = [dealt for dealt in had if dealt.any_reader and dealt.number > max(1, reader.taken)]
@@ -268,7 +286,17 @@ class Readers:
                 "rank %d (pid %d) is gone with %d batches; %d others go to other workers",
                 reader.rank, reader.link.pid, lost, len(untaken),
             )  # fmt: skip
-        return untaken, [dealt for dealt in had if dealt.number not in {kept.number for kept in untaken}]
+        kept = {dealt.number for dealt in untaken}
+        return untaken, freed + [dealt for dealt in had if dealt.number not in kept]
+
+    def _hear_out(self, reader: Reader) -> list[Dealt]:
+        """Read what a reader has said at last: one that a batch could not be sent to may have said goodbye before."""
+        freed: list[Dealt] = []
+        if reader in self._readers:
+            with contextlib.suppress(OSError, ProtocolError):
+                while frame := reader.link.receive_plain():
+                    self._take(reader, decode_from_reader(frame), freed, ended=True)
+        return freed
 
     def say(self, message: End | Failed) -> list[Reader]:
         """Send something to all of them; returns those that are gone."""

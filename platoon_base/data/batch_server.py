@@ -11,7 +11,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,9 @@ class BatchServer:
     readers : int, optional
         How many workers to expect, for batches to all of them and before the data may end. The default is the number
         of workers that the job was launched with; 1 with an address.
+    remaining : callable, optional
+        Returns the set of ranks that may still read, such as those of a job that this process serves, or None while it
+        knows none. By default all have left once ``readers`` have come and gone.
 
     Attributes
     ----------
@@ -76,12 +79,19 @@ class BatchServer:
     ...         server.send((x, y))
     """
 
-    def __init__(self, address: str | None = None, *, name: str = "batches", readers: int | None = None) -> None:
+    def __init__(
+        self,
+        address: str | None = None,
+        *,
+        name: str = "batches",
+        readers: int | None = None,
+        remaining: Callable[[], set[int] | None] | None = None,
+    ) -> None:
         expected = expected_readers(address) if readers is None else readers
         if expected < 1:
             raise ConfigurationError(f"got readers={readers}: a server has at least one")
         self.address = batch_address(address, name)
-        self._open(Readers(expected, listen_at(self.address)))
+        self._open(Readers(expected, listen_at(self.address), remaining))
 
     @classmethod
     def over(cls, link: Link) -> BatchServer:

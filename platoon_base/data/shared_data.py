@@ -189,8 +189,8 @@ class SharedData:
         """Change the number of rows, for all workers; new rows are zeros.
 
         One worker calls it, and then all meet (`Worker.barrier`). The others see the change at their next use of the
-        data. Arrays that they have taken before stay valid, and keep the rows that are not cut off: new rows are zeros,
-        also where rows were that had been cut off.
+        data. Arrays that they have taken before stay valid, and keep the rows that are not cut off. Rows that are cut
+        off become zeros in those arrays too, once the data grow again.
 
         Raises
         ------

@@ -218,6 +218,11 @@ class Job:
             variables[ERROR_FILE] = str(error_file(start.log_file).absolute())
         return start._replace(environment={**start.environment, **variables})
 
+    @property
+    def remaining(self) -> set[int] | None:
+        """Ranks that take part or are expected, None before the first is known of; other threads may ask for it."""
+        return self._controller.remaining
+
     def serve(self, signals: StopSignals | None = None) -> Result:
         """Serve until all workers have ended; ``signals`` to use one that is open already."""
         return self._controller.serve(signals)

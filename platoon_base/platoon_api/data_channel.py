@@ -6,6 +6,7 @@ memory, see `platoon_base.data.BatchServer`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from platoon_base.data.batch_frames import MAX_AHEAD
@@ -19,10 +20,19 @@ from platoon_base.platoon_api.ports import require_port
 __all__ = ["open_reader", "open_server", "reader_of_running", "require_arrays", "require_hwm"]
 
 
-def open_server(port: int, workers: int) -> BatchServer:
-    """Open the controller's end; ``workers`` is how many are known to come, 0 if unknown."""
+def open_server(port: int, workers: int, remaining: Callable[[], set[int] | None]) -> BatchServer:
+    """Open the controller's end.
+
+    Parameters
+    ----------
+    port : int
+    workers : int
+        How many are known to come, 0 if unknown.
+    remaining : callable
+        Returns the ranks that take part in the job or are expected; None if unknown.
+    """
     require_port(port)
-    return BatchServer(data_socket(port), readers=max(1, workers))
+    return BatchServer(data_socket(port), readers=max(1, workers), remaining=remaining)
 
 
 def open_reader(port: int, hwm: int, rank: int, timeout_s: float) -> BatchReader:

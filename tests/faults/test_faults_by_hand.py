@@ -54,6 +54,46 @@ def test_a_port_in_use(serve, start, work, tmp_path):
     end(controller)
 
 
+def test_a_constructor_that_fails_leaves_no_port_open(serve, start, work):
+    """A second try with another control port found the data port taken by the first one."""
+    controller, taken = serve()
+    free, data_port = free_port(), free_port()
+    second = start(
+        f"""
+        import sys
+        from platoon_base.errors import ConfigurationError
+        from platoon_base.platoon_api.channel import Controller
+        try:
+            Controller({taken}, data_port={data_port})
+        except ConfigurationError as exc:
+            print("refused:", exc)
+        controller = Controller({free}, data_port={data_port})
+        try:
+            controller.init_control({taken})
+        except ConfigurationError as exc:
+            print("refused:", exc)
+        assert controller.serve() == 2  # it listens nowhere
+        """
+    )
+    assert end(second).count("refused: cannot listen at") == 2
+    end(work("pass", taken))
+    end(controller)
+
+
+def test_a_worker_without_a_limit_of_time(serve, work):
+    """-1 is ZeroMQ's word for it."""
+    sends = SERVE.replace("return {", "self.send_mb([__import__('numpy').ones(2)]); return {")
+    data = f"--data-port={free_port()}"
+    controller, port = serve(sends, data)
+    endless = PREAMBLE.replace("default_arguments(args))", "default_arguments(args), socket_timeout=-1)")
+    worker = work("print(worker.send_req('x')['req'], worker.recv_mb()[0].sum())", port, data, preamble=endless)
+    assert "x 2.0" in end(worker)
+    end(controller)
+    for wrong in ("0", "-2", "float('nan')", "None"):
+        output = end(work("", port, preamble=endless.replace("=-1)", f"={wrong})")), 1)
+        assert "a positive number of milliseconds, such as 300000, or -1 for no limit" in output
+
+
 def test_several_hosts_are_refused(start):
     assert "a job runs on one host" in end(start(SERVE, "--multi", at(free_port())), 1)
 

@@ -180,6 +180,12 @@ def test_a_server_that_is_killed_is_told_though_its_children_have_the_socket(add
                 reader.receive()
             with pytest.raises(WorkerLostError, match="is gone"):
                 reader.receive()
+            with pytest.raises(CollectiveTimeoutError, match="there is no batch server at"):
+                BatchReader(address, timeout_s=0.2)
+            server.process.wait()
+            with BatchServer(address) as again, BatchReader(address) as newcomer:
+                again.send(np.arange(3))
+                assert newcomer.receive(timeout_s=float("inf")).tolist() == [0, 1, 2]
         finally:
             os.kill(child, signal.SIGKILL)
 

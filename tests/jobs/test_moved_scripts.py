@@ -359,6 +359,88 @@ def test_a_request_is_answered_after_the_mini_batch_that_its_handler_sends(serve
     end(controller)
 
 
+FEEDING_UNTIL_ALL_HAVE_LEFT = """
+import sys
+import threading
+import numpy
+from platoon_base.platoon_api.channel import Controller
+
+class Feeding(Controller):
+    error = "none"
+    said = set()
+
+    def feed(self):
+        try:
+            while True:
+                self.send_mb([numpy.ones(2)])
+        except Exception as exc:
+            self.error = f"{type(exc).__name__}: {exc}"
+
+    def handle_control(self, req, worker_id, req_info):
+        if req == "say":
+            self.said.add(req_info)
+        elif req == "is it said":
+            return req_info in self.said
+        else:
+            sender.join(req_info)
+            return self.error
+
+parser = Controller.default_parser()
+controller = Feeding(**Controller.default_arguments(parser.parse_args()))
+sender = threading.Thread(target=controller.feed, daemon=True)
+sender.start()
+print("ready", flush=True)
+status = controller.serve()
+sender.join(30)
+print("ended by", controller.error)
+sys.exit(status)
+"""
+LEAVE = "worker.init_mb_sock(args.data_port % 65535 + 1)  # leaves the first channel, and stays in the job\n"
+
+
+def test_sending_ends_once_each_of_the_known_workers_has_left_the_data_channel(serve, work):
+    """One of them leaves the job before it has come to the channel: the roster knows that it will not."""
+    data_port = free_port()
+    controller, port = serve(FEEDING_UNTIL_ALL_HAVE_LEFT, f"--data-port={data_port}", "-D", "cpu", "cpu", "cpu")
+    end(work("pass", port))
+    text = f"""
+    worker.recv_mb()
+    worker.handle.barrier("both have come")
+    {LEAVE}
+    worker.handle.barrier("both have left")
+    print(worker.send_req('how did it end', 30))
+    """
+    workers = [work(text, port, f"--data-port={data_port}") for _ in range(2)]
+    for worker in workers:
+        assert "AllLeftError: all workers have left" in end(worker)
+    end(controller)
+
+
+def test_a_worker_that_comes_to_the_data_channel_after_another_one_has_left_it(serve, work):
+    """Nobody told the controller how many workers come; sending ended with the first one."""
+    data_port = free_port()
+    controller, port = serve(FEEDING_UNTIL_ALL_HAVE_LEFT, f"--data-port={data_port}")
+    later = f"""
+    worker.send_req('say', 'the second is here')
+    while not worker.send_req('is it said', 'the first has left'):
+        pass
+    print("sending has ended by", worker.send_req('how did it end', 1))
+    worker.init_mb_sock({data_port})
+    assert worker.recv_mb()[0].sum() == 2
+    """
+    first = f"""
+    while not worker.send_req('is it said', 'the second is here'):
+        pass
+    worker.recv_mb()
+    {LEAVE}
+    worker.send_req('say', 'the first has left')
+    """
+    second = work(later, port)
+    end(work(first, port, f"--data-port={data_port}"))
+    assert "ended by none" in end(second)
+    end(controller)
+
+
 def test_a_process_that_only_serves_mini_batches(serve, work, start):
     data_port = free_port()
     controller, port = serve()

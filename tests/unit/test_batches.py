@@ -183,6 +183,20 @@ def test_a_batch_can_be_written_where_it_is_read(server, reader):
     assert server.sent == 1
 
 
+def test_a_worker_that_leaves_while_a_batch_is_made_for_it_has_left(server, reader):
+    """It was taken for a dead one that may come again, and the server waited for it."""
+
+    def write():
+        with server.in_place(((3,), "f4"), timeout_s=20):
+            reader.close()
+
+    server.send(np.zeros(3))
+    reader.receive()
+    with pytest.raises(WorkerLostError, match="all workers have left"):
+        write()
+    assert server.lost == 0
+
+
 def test_larger_batches_get_larger_memory(server, reader):
     for rows in (1, 10, 10_000, 3, 100_000):
         server.send(np.full((rows, 3), rows))

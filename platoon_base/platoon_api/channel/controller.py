@@ -97,12 +97,16 @@ class Controller:
             self._devices = self.get_workers_devices(devices)
             self._program.require()
             require_devices(self._devices)
-        if data_port is not None:
-            self.init_data(data_port, data_hwm)
-        if control_port is not None:
-            self.init_control(control_port)
-        elif experiment_name:
-            self._listen("")
+        try:
+            if data_port is not None:
+                self.init_data(data_port, data_hwm)
+            if control_port is not None:
+                self.init_control(control_port)
+            elif experiment_name:
+                self._listen("")
+        except BaseException:
+            self._close()  # or the data port would be taken until this process ends
+            raise
 
     @property
     def _program(self) -> Program:
@@ -119,6 +123,7 @@ class Controller:
         address = address_at(port)
         if self._job is not None and self._job.files.port == port:
             return
+        self._job = None
         self._open.close()
         try:
             self._listen(address)
@@ -255,8 +260,14 @@ class Controller:
         """
         if self._server is not None:
             self._server.close()
-        self._server = open_server(port, len(self._devices))
+            self._server = None
+        self._server = open_server(port, len(self._devices), self._remaining)
         atexit.register(self._close)
+
+    def _remaining(self) -> set[int] | None:
+        """Return the ranks of the job's workers that may still read, None if there is no job."""
+        job = self._job
+        return None if job is None else job.remaining
 
     def send_mb(self, arrays: Sequence[Any]) -> None:
         """Send one mini-batch to whichever worker is free; waits while all have as many as they want.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import math
 import os
 import sys
 import warnings
@@ -39,7 +40,8 @@ class Worker:
     data_port : int, optional
         Of the controller's mini-batches, see `init_mb_sock`.
     socket_timeout : float
-        Milliseconds to wait for the controller's answers.
+        Milliseconds to wait for the controller's answers and mini-batches; -1 for any time, as in ZeroMQ, while the
+        controller lives. A controller that has not opened its data port is waited for 300 s at most.
     data_hwm : int
         Mini-batches that may wait here.
 
@@ -273,8 +275,9 @@ class Worker:
         if self._reader is None:
             if self._data_port is None:
                 raise ConfigurationError("this worker has no data channel: pass data_port, or call init_mb_sock(port)")
-            self._reader = open_reader(self._data_port, self._data_hwm, self.global_rank, self._timeout_s)
-        batch = self._reader.receive()
+            opens_s = min(self._timeout_s, DEFAULT_TIMEOUT_S)  # nobody there, so nobody's death would end the wait
+            self._reader = open_reader(self._data_port, self._data_hwm, self.global_rank, opens_s)
+        batch = self._reader.receive(timeout_s=self._timeout_s)
         if batch is None:
             raise WorkerLostError("the controller has ended its mini-batches: leave the loop before, by its answers")
         return list(batch)
@@ -315,9 +318,12 @@ class Worker:
 
 
 def _seconds(socket_timeout: Any) -> float:
-    """Turn milliseconds into seconds."""
+    """Turn milliseconds into seconds, -1 into infinity."""
+    if socket_timeout == -1:
+        return math.inf
     if not (isinstance(socket_timeout, (int, float)) and 0 < socket_timeout < float("inf")):
         raise ConfigurationError(
-            f"got socket_timeout={socket_timeout!r}: it is a positive number of milliseconds, such as 300000"
+            f"got socket_timeout={socket_timeout!r}: it is a positive number of milliseconds, such as 300000, or "
+            "-1 for no limit"
         )
     return socket_timeout / 1000
