@@ -51,7 +51,7 @@ class ControlClient:
         self._reports = Reports(self._send_values, 0.0 if os.environ.get(REPORTS_AT_ONCE) else EVERY_S)
 
     def report(self, values: Mapping[str, float | str], timeout_s: float) -> None:
-        """Send values for the display and the summary; those of one name twice a second at most, see `Reports`."""
+        """Send values for the display and the summary; those of one name once a second at most, see `Reports`."""
         self._reports.add(values, timeout_s)
 
     def send_reports_if_due(self) -> None:

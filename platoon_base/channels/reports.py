@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 __all__ = ["EVERY_S", "Reports"]
 
-EVERY_S = 0.5  # the screen is drawn once a second
+EVERY_S = 1.0  # the screen is drawn once a second
 
 Values = Mapping[str, "float | str"]
 

@@ -113,7 +113,7 @@ def _state_of(recent: Recent, participant: Participant, progress: Progress) -> s
         return "importing"
     if recent.waiting(participant.rank):
         return "waiting"
-    if progress.started:
+    if progress.started or progress.exchanges:  # a loop of the user's own may tell no steps
         return "training"
     return "compiling" if progress.bound or phase is Phase.TRAINING else "joined"
 

@@ -601,8 +601,8 @@ class Worker:
     def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Hand values to the controller, for its display and for the summary of the job; the last of a name stays.
 
-        It may be called as often as you like. Values of one name are sent twice a second at most: later ones are
-        kept, and sent with the next message to the controller, by `progress` after 0.5 s, or by `close`.
+        It may be called as often as you like. Values of one name are sent once a second at most: later ones are
+        kept, and sent with the next message to the controller, by `progress` after 1 s, or by `close`.
         """
         plain = {name: value if isinstance(value, (str, int)) else float(value) for name, value in metrics.items()}
         self._connection.client.report(plain, timeout_s)
