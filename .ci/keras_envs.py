@@ -16,6 +16,7 @@ from base_pythons import base_requirements
 from common import CI, ROOT, STAMP, SetupError, fingerprint, project_metadata, read_stamp, say, succeeds
 
 # The build tools are needed for the project itself, the rest by its tests; the versions are in the constraints.
+NOTEBOOK = ("cloudpickle", "ipykernel", "nbclient")
 COMMON = ("setuptools", "wheel", "keras", "scikit-learn")
 
 
@@ -49,7 +50,7 @@ class KerasEnv(NamedTuple):
 
 # TensorFlow apart: it is large, and its h5py is another.
 ENVIRONMENTS = (
-    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax", "pandas", "orbax-checkpoint")),
+    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax", "pandas", "orbax-checkpoint", *NOTEBOOK)),
     KerasEnv("tf", ("tensorflow",), ("tensorflow-cpu", "tensorboard")),
 )
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from platoon_base.system.lazy import lazy_names
 
 if TYPE_CHECKING:
+    from platoon_base.cli.notebook import notebook_launcher
     from platoon_base.job.joining import connect
     from platoon_base.rules import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, Rule, SlowMo
     from platoon_base.worker.handle import Worker
@@ -21,6 +22,7 @@ __all__ = [
     "Worker",
     "__version__",
     "connect",
+    "notebook_launcher",
 ]
 
 __version__ = "0.1.0.dev0"
@@ -30,6 +32,7 @@ __getattr__ = lazy_names(
     __name__,
     {
         "connect": "platoon_base.job.joining",
+        "notebook_launcher": "platoon_base.cli.notebook",
         **dict.fromkeys(
             ("ASGD", "EAMSGD", "EASGD", "CenterMomentum", "DiLoCo", "LocalSGD", "Rule", "SlowMo"), "platoon_base.rules"
         ),

@@ -15,6 +15,7 @@ __all__ = [
     "PlatoonWarning",
     "ProtocolError",
     "RowIndexError",
+    "WorkerFailedError",
     "WorkerLostError",
 ]
 
@@ -37,6 +38,10 @@ class LayoutMismatchError(PlatoonError, ValueError):
 
 class ProtocolError(PlatoonError):
     """A control message that cannot be understood, or one that came out of turn."""
+
+
+class WorkerFailedError(PlatoonError, RuntimeError):
+    """A worker of a job that this process has started has failed."""
 
 
 class WorkerLostError(PlatoonError, ConnectionError):

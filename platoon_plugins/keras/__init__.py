@@ -1,6 +1,6 @@
 """Data parallelism for Keras scripts: callbacks passed to ``fit``, on Keras 2.3.1 with Theano and on Keras 3."""
 
-from platoon_base import ASGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, compat
+from platoon_base import ASGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, compat, notebook_launcher
 
 compat.apply()  # before Keras is imported, by this package or by the script
 
@@ -21,6 +21,7 @@ __all__ = [
     "LocalSGD",
     "broadcast_variables",
     "distribute",
+    "notebook_launcher",
     "scale_learning_rate",
     "scale_schedule",
     "shard",
