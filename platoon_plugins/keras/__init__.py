@@ -9,6 +9,7 @@ from platoon_plugins.keras.gradients import DistributedOptimizer  # noqa: E402
 from platoon_plugins.keras.learning_rate import LearningRateWarmup, scale_learning_rate, scale_schedule  # noqa: E402
 from platoon_plugins.keras.model_state import broadcast_variables  # noqa: E402
 from platoon_plugins.keras.sync import LEADER_ONLY, distribute  # noqa: E402
+from platoon_plugins.keras.whole_sets import evaluate, predict  # noqa: E402
 
 __all__ = [
     "ASGD",
@@ -21,7 +22,9 @@ __all__ = [
     "LocalSGD",
     "broadcast_variables",
     "distribute",
+    "evaluate",
     "notebook_launcher",
+    "predict",
     "scale_learning_rate",
     "scale_schedule",
     "shard",

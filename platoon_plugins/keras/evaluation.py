@@ -131,11 +131,27 @@ class Evaluation:
         """Put the values of an evaluation that all workers made into ``logs``; then it is a collective call."""
         epoch = self._epoch
         if epoch.all_evaluate:
-            arrays = [*self._metrics.test_state(), self._batches_with_losses("test")]
-            *state, count = self._worker.sum_arrays(f"keras evaluation {epoch.number}", arrays).arrays
-            epoch.test = self._results("test", state, count)
+            epoch.test = self._add_up_test(str(epoch.number))
             logs.update({name: epoch.test[name] for name in logs if name in epoch.test})
         self._losses.phase = "train"
+
+    # An evaluation outside of a fit.
+
+    def begin_by_itself(self) -> None:
+        """Begin, with all metrics just reset."""
+        self._metrics.epoch_begins()
+
+    def together(self, number: int) -> dict[str, Any]:
+        """Return the values of an evaluation that all workers have made; a collective call.
+
+        Parameters
+        ----------
+        number : int
+            Another one each time.
+        """
+        values = self._add_up_test(f"by itself {number}")
+        self._losses.end()
+        return values
 
     # The end of an epoch.
 
@@ -178,10 +194,15 @@ class Evaluation:
         self._backend.settle()
         return self._losses.count(phase)
 
-    def _results(self, phase: str, state: list[Array], count: Array) -> dict[str, Any]:
+    def _add_up_test(self, name: str) -> dict[str, Any]:
+        arrays = [*self._metrics.test_state(), self._batches_with_losses("test")]
+        *state, count = self._worker.sum_arrays(f"keras evaluation {name}", arrays).arrays
+        return self._results("test", state, count, name)
+
+    def _results(self, phase: str, state: list[Array], count: Array, name: str = "") -> dict[str, Any]:
         """Return what is logged for the sum of all workers' metrics; all of them call it."""
         results = self._metrics.results(state)
         if not count:  # no worker has losses that are no means over rows
             return results
-        loss = self._losses.combined(phase, self._worker, f"keras {phase} losses {self._epoch.number}")
+        loss = self._losses.combined(phase, self._worker, f"keras {phase} losses {name or self._epoch.number}")
         return {**results, "loss": loss} if "loss" in results else results

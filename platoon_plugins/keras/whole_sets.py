@@ -1,0 +1,152 @@
+"""Evaluation and prediction of a whole data set by all workers, outside of ``fit``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import numpy as np
+
+from platoon_base import Worker, connect
+from platoon_base.errors import ConfigurationError
+from platoon_base.sharding import shard_bounds
+from platoon_plugins.keras import backends
+from platoon_plugins.keras.data import shard
+from platoon_plugins.keras.evaluation import Evaluation
+from platoon_plugins.keras.optimizers import average_of_model
+from platoon_plugins.keras.parts import is_nested, map_arrays
+from platoon_plugins.keras.same_data import require_same_data
+
+__all__ = ["evaluate", "predict"]
+
+Array = np.ndarray[Any, Any]
+_calls = [0]
+
+
+def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: Any) -> Any:
+    """Evaluate a model on a whole data set, a part of it on each worker.
+
+    All workers call it, with the same weights, as after ``fit``, and the same data. It returns the values that
+    ``model.evaluate`` returns for all the data in one process, the same on every worker. The loss is put together as in
+    ``logs`` of a ``fit``; see `distribute`.
+
+    Parameters
+    ----------
+    model : keras.Model
+        Compiled.
+    *data
+        The whole x, y and sample_weight, or one data set, as `shard` takes them.
+    worker : Worker, optional
+        The default is ``connect()``. In a job of one this is ``model.evaluate``.
+    **options
+        Of ``model.evaluate``, such as ``batch_size`` and ``return_dict``. Only rank 0 prints.
+
+    Raises
+    ------
+    ConfigurationError
+        If the data cannot be split, differ between workers, or a metric cannot be added up.
+
+    Examples
+    --------
+    >>> loss, accuracy = evaluate(model, x_test, y_test)                            # doctest: +SKIP
+    """
+    worker = connect() if worker is None else worker
+    names = ("x", "y", "sample_weight")
+    if not 1 <= len(data) <= len(names):
+        raise ConfigurationError(f"got {len(data)} sets of data: pass x, y and sample_weight, or one data set")
+    if worker.global_size == 1:
+        return model.evaluate(**dict(zip(names, data)), **options)
+    keeps_rows = {"reshuffle": False} if _has_rows(data[0]) else {}
+    own = shard(*data, worker=worker, **keeps_rows)
+    own = own if len(data) > 1 else (own,)
+    gathered = _Gathered(worker, model)
+    if worker.global_rank:
+        options["verbose"] = 0
+    callbacks = [gathered, *(options.pop("callbacks", None) or [])]
+    local = model.evaluate(**dict(zip(names, own)), callbacks=callbacks, **options)
+    if isinstance(local, dict):
+        return {name: gathered.values.get(name, value) for name, value in local.items()}
+    values = list(gathered.values.values())
+    return values if isinstance(local, list) else values[0]
+
+
+class _Gathered(keras.callbacks.Callback):  # type: ignore[misc]
+    """Adds up what the workers have evaluated."""
+
+    def __init__(self, worker: Worker, model: Any) -> None:
+        super().__init__()
+        self._evaluation = Evaluation(worker, backends.current(), model, average_of_model(model))
+        model.reset_metrics()
+        self._evaluation.begin_by_itself()
+        _calls[0] += 1
+        self.values: dict[str, Any] = {}
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._evaluation.test_begins()
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._evaluation.test_batch_ends({} if logs is None else logs)
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.values = self._evaluation.together(_calls[0])
+
+
+def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any) -> Any:
+    """Predict for a whole data set, a part of it on each worker; every worker gets all predictions, in the order of x.
+
+    Parameters
+    ----------
+    model : keras.Model
+    x : array, or list, tuple or dict of arrays
+        The whole, the same on every worker. Each takes a block of rows.
+    worker : Worker, optional
+        The default is ``connect()``. In a job of one this is ``model.predict``.
+    **options
+        Of ``model.predict``, such as ``batch_size``. Only rank 0 prints.
+
+    Returns
+    -------
+    array, or nested arrays
+        As of ``model.predict``.
+
+    Raises
+    ------
+    ConfigurationError
+        If x is no array, or another one on another worker.
+    """
+    worker = connect() if worker is None else worker
+    if worker.global_size == 1:
+        return model.predict(x, **options)
+    lengths: list[int] = []
+    if _has_rows(x):
+        map_arrays(x, lambda array: lengths.append(len(array)))
+    if len(set(lengths)) != 1:
+        raise ConfigurationError(
+            f"got {type(x).__name__} with {sorted(set(lengths)) or 'no'} rows: pass arrays with the same rows; for a "
+            "data set call model.predict on one worker"
+        )
+    require_same_data((x,), worker)
+    rows = lengths[0]
+    start, stop = shard_bounds(rows, worker.global_rank, worker.global_size)
+    if worker.global_rank:
+        options["verbose"] = 0
+    if rows < worker.global_size:  # a worker without rows could not tell the shape of an output
+        return model.predict(x, **options)
+    own = model.predict(map_arrays(x, lambda array: array[start:stop]), **options)
+    return map_arrays(own, lambda array: _joined(np.asarray(array), rows, worker))
+
+
+def _has_rows(data: Any) -> bool:
+    return hasattr(data, "shape") or isinstance(data, Mapping) or is_nested(data)
+
+
+def _joined(own: Array, rows: int, worker: Worker) -> Array:
+    """Return the rows of all workers, of arrays of any dtype that differ by at most a row."""
+    largest = -(-rows // worker.global_size)
+    padded = np.zeros((largest, *own.shape[1:]), own.dtype)
+    padded[: len(own)] = own
+    everyones = worker.all_gather(padded.reshape(-1).view(np.uint8)).view(own.dtype)
+    parts = everyones.reshape(worker.global_size, *padded.shape)
+    bounds = [shard_bounds(rows, rank, worker.global_size) for rank in range(worker.global_size)]
+    return np.concatenate([part[: stop - start] for part, (start, stop) in zip(parts, bounds)])
