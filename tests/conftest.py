@@ -162,6 +162,7 @@ def _runner(preamble):
 run_keras = _runner("keras_preamble.py")
 run_blocks = _runner("blocks_preamble.py")
 run_lasagne = _runner("lasagne_preamble.py")
+run_function = _runner("function_preamble.py")
 
 
 @pytest.fixture

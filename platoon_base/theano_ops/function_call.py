@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from platoon_base.data.shared_data import SharedData
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.joining import connect
 from platoon_base.theano_ops.base import JobBound
+from platoon_base.theano_ops.function_agreement import Header, Told, checksum, exchange, refuse, require_same_values
 from platoon_base.theano_ops.function_graph import (
     average_updates,
     averaged_grads,
@@ -166,6 +168,10 @@ class Function(JobBound):
         self._options = options
         self._weights = weight in theano.gof.graph.inputs(graph)
         self._timeout_s = timeout_s
+        self._described = (
+            f"of inputs {inputs}, {len(reductions)} outputs, {len(updated)} updates and {len(data)} data sets"
+        )
+        self._checksum = zlib.crc32(f"{self._described} {[getattr(v, 'type', None) for v in inputs]}".encode())
         self._room: dict[int, Any] = {}
         self._compiled: dict[str, Any] = {}
         if not data:
@@ -177,13 +183,14 @@ class Function(JobBound):
         Parameters
         ----------
         *values : array, SharedData or number
-            For each input, the same on every worker, which is not checked; of those that are scattered all the data.
+            For each input, the same on every worker; of those that are scattered all the data. Each call compares
+            numbers and inputs of ``broadcast``, and of scattered data the form and three rows.
         batch : slice or list of int, optional
             The rows of the scattered inputs to compute from, by default all. Each worker takes its part of them. The
-            first worker's list counts for all; a slice must be the same on every worker, which is not checked.
+            first worker's list or slice counts for all.
         batch_s : slice or list of int, or a list of these with one for each worker, optional
-            The rows of each worker's own data sets, ``sliceable_shareds``, by default all. One list counts for all
-            workers as the first one passes it; of several each worker takes its own.
+            The rows of each worker's own data sets, ``sliceable_shareds``, by default all. One list or slice counts for
+            all workers as the first one passes it; of several each worker takes its own.
         num_slices : int
             Number of calls of the compiled function in which the rows are computed, one after the other, so that a
             whole data set needs no more memory than a part of it. Only without updates.
@@ -196,19 +203,15 @@ class Function(JobBound):
         Raises
         ------
         RowIndexError
-            If an index is out of range; on every worker, if all have the same list.
+            If an index is out of range; on every worker, but for lists that are one worker's own.
+        ConfigurationError
+            On every worker, if inputs differ, or the workers call different functions. If one worker refuses its
+            arguments, it alone gets that error, and the others this one, which names that worker.
         WorkerLostError, CollectiveTimeoutError
             If another worker does not come.
         """
-        self._require_call(values, batch, batch_s, num_slices)
-        inputs = None
-        if self._scattered:
-            data = [values[i] for i in self._scattered]
-            inputs = InputRows(data, batch, self.worker, self._room, self._timeout_s)
-        resident = ResidentRows.of(self._data, batch_s, self.worker, self._timeout_s) if self._data else None
+        inputs, resident = self._agree(values, batch, batch_s, num_slices)
         counts = inputs.counts if inputs else resident.counts if resident else [1] * self.worker.global_size
-        if not sum(counts):
-            raise ConfigurationError("got no rows: batch_s selects none on any worker")
         mine = counts[self.worker.global_rank]
         weight = np.asarray(mine * len(counts) / sum(counts), theano.config.floatX)
         combined = Combined(self._reductions)
@@ -222,6 +225,35 @@ class Function(JobBound):
             self.worker.progress(steps=1)
         found = combined.over(self.worker, counts, self._timeout_s)
         return found[0] if self._single else found
+
+    def _agree(
+        self, values: Sequence[Any], batch: Any, batch_s: Any, num_slices: int
+    ) -> tuple[InputRows | None, ResidentRows | None]:
+        """Check the arguments here and against the other workers'; if one worker refuses its own, all of them raise."""
+        worker, timeout_s = self.worker, self._timeout_s
+        try:
+            self._require_call(values, batch, batch_s, num_slices)
+            inputs = InputRows([values[i] for i in self._scattered], batch, self._room) if self._scattered else None
+            resident = ResidentRows(self._data, batch_s, worker) if self._data else None
+            header = Header(
+                0, self._checksum, self._checksum_of(values),
+                inputs.selection.told if inputs else Told(), resident.selection.told if resident else Told(),
+            )  # fmt: skip
+        except Exception as exc:
+            refuse(worker, exc, timeout_s)
+            raise
+        every = exchange(worker, header, self._described, timeout_s)
+        require_same_values(worker, every, self._inputs, values, self._scattered, timeout_s)
+        if inputs:
+            inputs.agree([header.batch for header in every], worker, timeout_s)
+        if resident:
+            resident.agree([header.batch_s for header in every], worker, timeout_s)
+        return inputs, resident
+
+    def _checksum_of(self, values: Sequence[Any]) -> int:
+        if self.worker.global_size == 1:
+            return 0
+        return hash(tuple(checksum(value, whole=i not in self._scattered) for i, value in enumerate(values)))
 
     @property
     def compiled(self) -> list[Any]:

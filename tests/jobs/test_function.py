@@ -9,65 +9,12 @@ HERE = importlib.util.find_spec("theano") is not None
 WHY = "needs Theano: `make setup` installs it on Python 3.11"
 pytestmark = [pytest.mark.theano, pytest.mark.skipif(not HERE, reason=WHY)]
 
-PREAMBLE = """
-import os, sys
-from platoon_base import compat, connect
-compat.apply()
-import numpy as np, theano, theano.tensor as T
-from platoon_base.data import SharedData
-from platoon_base.errors import *
-from platoon_base.theano_ops import function, scatter
-
-worker = connect()
-rank, size = worker.global_rank, worker.global_size
-rng = np.random.RandomState(0)
-X = rng.randn(23, 3).astype("f4")
-Y = X.dot(rng.randn(3).astype("f4")) + 1
-
-class Model:
-    def __init__(self, start):
-        self.x, self.y = T.fmatrix("x"), T.fvector("y")
-        self.w = theano.shared(np.full(3, start, "f4"), "w")
-        self.b = theano.shared(np.float32(start), "b")
-        self.params = [self.w, self.b]
-        self.error = T.sqr(T.dot(self.x, self.w) + self.b - self.y)
-        self.loss = self.error.mean()
-
-    def values(self):
-        return np.append(self.w.get_value(), self.b.get_value())
-
-def momentum(loss_or_grads, params):
-    grads = loss_or_grads if isinstance(loss_or_grads, list) else theano.grad(loss_or_grads, params)
-    updates = []
-    for param, grad in zip(params, grads):
-        v = theano.shared(np.zeros_like(param.get_value()), "v")
-        updates += [(v, 0.9 * v - 0.1 * grad), (param, param + 0.9 * v - 0.1 * grad)]
-    return updates
-
-def adagrad(loss_or_grads, params):
-    grads = loss_or_grads if isinstance(loss_or_grads, list) else theano.grad(loss_or_grads, params)
-    updates = []
-    for param, grad in zip(params, grads):
-        a = theano.shared(np.zeros_like(param.get_value()), "a")
-        updates += [(a, a + grad ** 2), (param, param - 0.1 * grad / T.sqrt(a + grad ** 2 + 1e-6))]
-    return updates
-
-ours, alone = Model(rank), Model(0)  # rank 0's values go to all
-close = dict(rtol=1e-4, atol=1e-5)
-
-def same_everywhere(*values):
-    for value in values:
-        every = worker.all_gather(np.array(value))
-        assert (every == every[0]).all(), every
-"""
-
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_training_is_that_of_one_process_on_all_rows(run_job, workers):
+def test_training_is_that_of_one_process_on_all_rows(run_function, workers):
     """Also with a last batch of fewer rows than workers, and with lists that only the first worker has so."""
-    run_job(
-        PREAMBLE
-        + """
+    run_function(
+        """
 single = theano.function([alone.x, alone.y], alone.loss, updates=adagrad(alone.loss, alone.params))
 train = function([ours.x, ours.y], ours.loss, adagrad, params=ours.params)
 shared = [SharedData(X, "x"), SharedData(Y, "y")]
@@ -90,11 +37,10 @@ assert found.shape == () and found.dtype == np.float32
     ).require_success()
 
 
-def test_new_values_are_averaged_where_updates_are_given(run_job):
+def test_new_values_are_averaged_where_updates_are_given(run_function):
     """Momentum is linear in the gradients, so its averages are exact; an integer counts on as it is."""
-    run_job(
-        PREAMBLE
-        + """
+    run_function(
+        """
 def updates(model):
     count = theano.shared(np.int64(0), "count")
     return momentum(model.loss, model.params) + [(count, count + 1)], count
@@ -113,10 +59,9 @@ assert count.get_value() == 4
     ).require_success()
 
 
-def test_gradients_that_are_averaged_already_stay_as_they_are(run_job):
-    run_job(
-        PREAMBLE
-        + """
+def test_gradients_that_are_averaged_already_stay_as_they_are(run_function):
+    run_function(
+        """
 from platoon_base.theano_ops import all_reduce
 grads = all_reduce(*theano.grad(ours.loss, ours.params), op="mean")
 train = function([ours.x, ours.y], ours.loss, adagrad(grads, ours.params))
@@ -129,10 +74,9 @@ np.testing.assert_allclose(ours.values(), alone.values(), **close)
     ).require_success()
 
 
-def test_a_loss_that_is_a_sum_and_an_input_for_all(run_job):
-    run_job(
-        PREAMBLE
-        + """
+def test_a_loss_that_is_a_sum_and_an_input_for_all(run_function):
+    run_function(
+        """
 scale, offset = T.fscalar("scale"), T.fvector("offset")
 def parts(model):
     return scale * T.sqr(T.dot(model.x + offset, model.w) + model.b - model.y).sum()
@@ -152,10 +96,9 @@ np.testing.assert_allclose(ours.values(), alone.values(), **close)
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_outputs_of_all_reductions_and_in_slices(run_job, workers):
-    run_job(
-        PREAMBLE
-        + """
+def test_outputs_of_all_reductions_and_in_slices(run_function, workers):
+    run_function(
+        """
 x = T.fmatrix("x")
 outputs = [x.mean(0), x.sum(0), x.max(), x.min(), x, T.gt(x, 0), T.gt(x, 0).sum(), x.shape[0]]
 reduce = ["mean", "sum", "max", "min", "gather", "gather", "sum", None]
@@ -182,11 +125,10 @@ np.testing.assert_allclose(f(np.asfortranarray(X), batch=[5, 3, 8])[4], X[[5, 3,
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_data_that_lie_in_the_memory_of_each_worker(run_job, workers):
+def test_data_that_lie_in_the_memory_of_each_worker(run_function, workers):
     """Worker r has the rows r, r + N, ...; batch_s selects among them."""
-    run_job(
-        PREAMBLE
-        + """
+    run_function(
+        """
 def resident(model, x, y):
     return T.sqr(T.dot(x, model.w) + model.b - y).mean()
 
@@ -226,11 +168,10 @@ np.testing.assert_array_equal(rows_out(batch_s=none_here), X[size - 1 :: size][:
     ).require_success()
 
 
-def test_a_worker_without_rows_adds_nothing_to_any_reduction(run_job):
+def test_a_worker_without_rows_adds_nothing_to_any_reduction(run_function):
     """Rank 0 selects no row. What it computes to tell shapes, from its first row of 100, is in no output."""
-    run_job(
-        PREAMBLE
-        + """
+    run_function(
+        """
 for dtype in ("float32", "float64", "int32", "int64", "uint8"):
     rows = np.array([100, 1, 2, 3, 50, 4] if dtype != "uint8" else [0, 6, 200, 3, 255, 4], dtype)
     xs = scatter(rows)
@@ -250,11 +191,10 @@ np.testing.assert_array_equal(f(np.float32([7])), [7, -7, -7])
     ).require_success()
 
 
-def test_running_statistics_and_noise(run_job):
+def test_running_statistics_and_noise(run_function):
     """A default update is averaged, as one of all rows; noise differs from worker to worker."""
-    run_job(
-        PREAMBLE
-        + """
+    run_function(
+        """
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 noise = MRG_RandomStreams(rank + 5).uniform((4,))
 x = T.fmatrix("x")
@@ -275,11 +215,10 @@ assert len(np.unique(draws, axis=0)) == len(draws)
     ).require_success()
 
 
-def test_noise_for_rows_of_resident_data_is_drawn_for_those_rows_alone(run_job):
+def test_noise_for_rows_of_resident_data_is_drawn_for_those_rows_alone(run_function):
     """Draws for the whole data set, which only the random stream's state shows, took minutes an epoch."""
-    run_job(
-        PREAMBLE
-        + """
+    run_function(
+        """
 from theano.sandbox.rng_mrg import MRG_RandomStreams
 x, xs = T.fmatrix("x"), scatter(X)
 def noisy(data):
@@ -294,10 +233,9 @@ for rows in ([0], slice(2, 4), [3, 1, 5], slice(0, 7)):
     ).require_success()
 
 
-def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_job):
-    outcome = run_job(
-        PREAMBLE
-        + """
+def test_a_wrong_index_is_told_on_every_worker_and_all_go_on(run_function):
+    outcome = run_function(
+        """
 xs = scatter(X)
 f = function([ours.x, ours.y], ours.loss)
 g = function([], xs.sum(), reduce="sum", sliceable_shareds=[xs])
@@ -330,12 +268,12 @@ np.testing.assert_allclose(g(), X.sum(), **close)
     wanted = [
         "RowIndexError got index 23 at position 1 of the list: there are 23 rows",
         "ConfigurationError got inputs of 2 lengths [9, 23]",
-        "ConfigurationError got no rows: batch=[] selects none of 23",
+        "ConfigurationError got no rows: batch selects none of 23",
         "ConfigurationError got 1 values for 2 inputs",
         "ConfigurationError got batch_s, and the function has no data sets",
         "ConfigurationError got batch, and no input is scattered",
         "RowIndexError got index 99 at position 0",
-        ["ConfigurationError worker 1 has refused its batch_s", "RowIndexError got index -99 at position 0"],
+        ["ConfigurationError worker 1 has refused its arguments", "RowIndexError got index -99 at position 0"],
         "ConfigurationError got batch_s of 1 lists for 2 workers",
         "ConfigurationError got num_slices=0",
         "ConfigurationError got num_slices=2 for a function with updates",
@@ -347,10 +285,9 @@ np.testing.assert_allclose(g(), X.sum(), **close)
             assert line.startswith(start if isinstance(start, str) else start[rank]), line
 
 
-def test_arguments_that_cannot_work_are_refused(run_job):
-    outcome = run_job(
-        PREAMBLE
-        + """
+def test_arguments_that_cannot_work_are_refused(run_function):
+    outcome = run_function(
+        """
 for make in (
     lambda: function([ours.x, ours.y], ours.error, adagrad, params=ours.params),
     lambda: function([ours.x, ours.y], ours.loss, adagrad),
@@ -382,10 +319,9 @@ for make in (
     assert len(found) == 9
 
 
-def test_other_graphs_on_other_workers_are_refused_on_all(run_job):
-    outcome = run_job(
-        PREAMBLE
-        + """
+def test_other_graphs_on_other_workers_are_refused_on_all(run_function):
+    outcome = run_function(
+        """
 other = theano.shared(np.zeros(4 + rank, "f4"), "other")
 try:
     function([ours.x], ours.x.sum() + other.sum())
@@ -397,10 +333,9 @@ except LayoutMismatchError as exc:
     assert all("refused: " in log for log in outcome.logs)
 
 
-def test_a_worker_that_dies_ends_the_call_of_the_others(run_job):
-    outcome = run_job(
-        PREAMBLE
-        + """
+def test_a_worker_that_dies_ends_the_call_of_the_others(run_function):
+    outcome = run_function(
+        """
 train = function([ours.x, ours.y], ours.loss, adagrad, params=ours.params)
 for step in range(100):
     if step == 5 and rank == 1:

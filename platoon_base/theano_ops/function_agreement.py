@@ -1,0 +1,272 @@
+"""Before each call of a `function`: the workers tell one another which function, inputs and rows they have."""
+
+from __future__ import annotations
+
+import operator
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.data.excerpt import require_inside, row_numbers
+from platoon_base.data.shared_data import SharedData
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.fingerprint import fingerprint
+from platoon_base.worker.handle import Worker
+
+__all__ = ["Header", "Selection", "Told", "checksum", "exchange", "plain", "refuse", "require_same_values", "select"]
+
+Numbers = np.ndarray[Any, np.dtype[np.int64]]
+
+_SLICE, _LIST, _OWN = range(3)
+_NO_END = np.iinfo(np.int64).min  # of a slice
+_FARTHEST = 1 << 62
+_SAMPLED_BYTES = 2048  # of each of three rows
+_TEXT = 400  # characters of another worker's error or value within this worker's error
+
+
+class Told(NamedTuple):
+    """Rows that one worker selects, in numbers for the others.
+
+    Attributes
+    ----------
+    length : int
+        Number of rows that it selects from.
+    kind : int
+        A slice or a list for all workers, or this worker's own rows.
+    start, stop, step : int
+        Of a slice.
+    selected, crc : int
+        Number of rows of a list, and the checksum of their numbers.
+    """
+
+    length: int = 0
+    kind: int = _SLICE
+    start: int = _NO_END
+    stop: int = _NO_END
+    step: int = _NO_END
+    selected: int = 0
+    crc: int = 0
+
+
+class Header(NamedTuple):
+    """One worker's call, in numbers for the others.
+
+    Attributes
+    ----------
+    refused : int
+        1 if the worker has refused its arguments; the rest means nothing then.
+    function, values : int
+        Checksums of the function, and of the values of its inputs.
+    batch, batch_s : Told
+    """
+
+    refused: int
+    function: int = 0
+    values: int = 0
+    batch: Told = Told()
+    batch_s: Told = Told()
+
+    def numbers(self) -> Numbers:
+        """Return all the numbers, always as many."""
+        return np.array([self.refused, self.function, self.values, *self.batch, *self.batch_s], np.int64)
+
+    @classmethod
+    def of(cls, numbers: Sequence[int]) -> Header:
+        """Return the header with these `numbers`."""
+        width = len(Told._fields)
+        return cls(numbers[0], numbers[1], numbers[2], Told(*numbers[3 : 3 + width]), Told(*numbers[3 + width :]))
+
+
+class Selection(NamedTuple):
+    """Rows that the script on one worker selects; `agreed` makes of them those of all.
+
+    Attributes
+    ----------
+    rows : slice or ndarray of int64
+    told : Told
+    """
+
+    rows: slice | Numbers
+    told: Told
+
+    def agreed(self, every: Sequence[Told], worker: Worker, timeout_s: float) -> tuple[slice | Numbers, list[int]]:
+        """Return the rows of this call, and their number on each worker; the first worker's count, but for own ones.
+
+        Parameters
+        ----------
+        every : sequence of Told
+            Of each worker. If they are the same on all workers, nothing is sent.
+        worker : Worker
+        timeout_s : float
+
+        Returns
+        -------
+        rows : slice with both ends and no step, or ndarray of int64
+        counts : list of int
+        """
+        first, length = every[0], self.told.length
+        if len({told.kind == _OWN for told in every}) > 1:
+            raise ConfigurationError(
+                "got batch_s for each worker on some workers, and one for all on others: pass the same kind on all"
+            )
+        if first.kind == _OWN:
+            return self.rows, [told.selected for told in every]
+        if first.kind == _SLICE:
+            ends = slice(*(None if end == _NO_END else end for end in (first.start, first.stop, first.step)))
+            return plain(ends, length), [len(range(*ends.indices(told.length))) for told in every]
+        numbers = np.asarray(self.rows)
+        if any((told.kind, told.selected, told.crc) != (_LIST, first.selected, first.crc) for told in every):
+            numbers = np.array(numbers) if worker.global_rank == 0 else np.empty(first.selected, np.int64)
+            worker.broadcast([numbers], timeout_s=timeout_s)
+        require_inside(numbers, min(told.length for told in every))
+        return numbers, [first.selected] * len(every)
+
+
+def select(chosen: Any, length: int, *, own: bool = False) -> Selection:
+    """Return a selection of rows.
+
+    Parameters
+    ----------
+    chosen : None, slice, or sequence of int or bool
+    length : int
+        Number of rows that it selects from.
+    own : bool
+        Whether it is for this worker alone, and so looked up at once.
+    """
+    chosen = slice(None) if chosen is None else chosen
+    if own:
+        rows = plain(chosen, length) if isinstance(chosen, slice) else row_numbers(chosen, length)
+        if isinstance(rows, slice):
+            return Selection(rows, Told(length, _OWN, selected=rows.stop - rows.start))
+        require_inside(rows, length)
+        return Selection(rows, Told(length, _OWN, selected=len(rows)))
+    if isinstance(chosen, slice):
+        chosen.indices(length)  # raises if its ends or step cannot be
+        return Selection(chosen, Told(length, _SLICE, *map(_end, (chosen.start, chosen.stop, chosen.step))))
+    numbers = row_numbers(chosen, length)
+    return Selection(numbers, Told(length, _LIST, selected=len(numbers), crc=zlib.crc32(numbers.data)))
+
+
+def plain(rows: slice, length: int) -> slice | Numbers:
+    """Return a slice with both ends, or row numbers if it has a step."""
+    start, stop, step = rows.indices(length)
+    return slice(start, max(start, stop)) if step == 1 else np.arange(start, stop, step, dtype=np.int64)
+
+
+def _end(end: Any) -> int:
+    return _NO_END if end is None else max(-_FARTHEST, min(operator.index(end), _FARTHEST))
+
+
+def checksum(value: Any, *, whole: bool) -> int:
+    """Return a number that differs if an input differs from another worker's.
+
+    Of shared data it is that of the name. Of rows that are scattered it looks at three, which random data and other
+    shuffles differ in, so that a call costs the same for any size; of inputs that all workers get whole, at all.
+    """
+    if isinstance(value, SharedData):
+        return zlib.crc32(repr((value.name, value.shape)).encode())
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        return zlib.crc32(fingerprint(value).encode())
+    crc = zlib.crc32(repr((array.dtype.str, array.shape)).encode())
+    if whole or not array.ndim:
+        return _crc_of(array, crc)
+    for i in (0, len(array) // 2, len(array) - 1) if array.size else ():
+        crc = _crc_of(np.ascontiguousarray(array[i]).reshape(-1)[: max(1, _SAMPLED_BYTES // array.itemsize)], crc)
+    return crc
+
+
+def _crc_of(array: np.ndarray[Any, Any], crc: int) -> int:
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, crc) if array.nbytes else crc
+
+
+def exchange(worker: Worker, mine: Header, described: str, timeout_s: float) -> list[Header]:
+    """Return the headers of all workers; raise on all of them if one has refused, or they call other functions.
+
+    Parameters
+    ----------
+    described : str
+        The function, for a person.
+    """
+    if worker.global_size == 1:
+        return [mine]
+    every = [Header.of(row) for row in worker.all_gather(mine.numbers(), timeout_s=timeout_s).tolist()]
+    if any(header.refused for header in every):
+        texts = worker.gather("", name="refused call of a function", timeout_s=timeout_s)
+        rank, text = next((rank, text) for rank, text in enumerate(texts) if text)
+        raise ConfigurationError(
+            f"worker {rank} has refused its arguments of this call of a function: {text}; all workers pass the same "
+            "arguments, so look for what differs in the script there"
+        )
+    if len({header.function for header in every}) > 1:
+        texts = worker.gather(described[:_TEXT], name="other function", timeout_s=timeout_s)
+        raise ConfigurationError(
+            f"the workers call different functions at the same time: {_by_worker(texts)}. All of them make all calls, "
+            "in the same order: look for a call that only some make, such as one after `if worker.global_rank == 0:`"
+        )
+    return every
+
+
+def refuse(worker: Worker, error: Exception, timeout_s: float) -> None:
+    """Tell the others, who wait for this worker's header, that it has refused its arguments."""
+    if worker.global_size == 1:
+        return
+    try:
+        worker.all_gather(Header(refused=1).numbers(), timeout_s=timeout_s)
+        worker.gather(
+            f"{type(error).__name__}: {error}"[:_TEXT], name="refused call of a function", timeout_s=timeout_s
+        )
+    except PlatoonError:
+        pass  # this worker's own error says more
+
+
+def require_same_values(
+    worker: Worker, every: Sequence[Header], inputs: Sequence[Any], values: Sequence[Any], scattered: Sequence[int],
+    timeout_s: float,
+) -> None:  # fmt: skip
+    """Raise on all workers, naming the input, if the checksums of the values differ.
+
+    Parameters
+    ----------
+    every : sequence of Header
+    inputs : sequence of Theano variable
+    values : sequence of array, SharedData or number
+    scattered : sequence of int
+        Indices of the inputs that are scattered by rows.
+    """
+    if len({header.values for header in every}) == 1:
+        return
+    own = np.array([checksum(value, whole=i not in scattered) for i, value in enumerate(values)], np.int64)
+    differs = (np.ptp(worker.all_gather(own, timeout_s=timeout_s), axis=0) != 0).nonzero()[0]
+    i = int(differs[0]) if len(differs) else 0
+    texts = worker.gather(_shown(values[i]), name="other value", timeout_s=timeout_s)
+    rule = (
+        "all rows are passed on every worker, in the same order, of which each computes its part"
+        if i in scattered
+        else "inputs without axes, and those in broadcast, are the same on every worker, or their parameters would "
+        "differ from then on"
+    )
+    raise ConfigurationError(
+        f"the workers pass different values for input {i + 1}, {inputs[i]}: {_by_worker(texts)}: {rule}. Draw random "
+        "values and shuffles from a generator with a seed that all workers have, such as numpy.random.RandomState(0), "
+        "or take the first worker's: worker.broadcast([array])"
+    )
+
+
+def _by_worker(texts: Sequence[str]) -> str:
+    return "; ".join(f"worker {rank}: {text}" for rank, text in enumerate(texts))
+
+
+def _shown(value: Any) -> str:
+    """Describe a value by a few of its elements."""
+    if isinstance(value, SharedData):
+        return f"SharedData {value.name!r} of shape {value.shape}"
+    array = np.asarray(value)
+    if array.dtype.hasobject:
+        return type(value).__name__
+    start = ", ".join(map(str, array.flat[:3]))
+    if not array.ndim:
+        return f"{start} ({array.dtype})"
+    return f"{array.dtype} of shape {array.shape}, [{start}{', ...' if array.size > 3 else ''}]"[:_TEXT]
