@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from platoon_base.checkpoints.files import About
-from platoon_base.cli.display import summary
+from platoon_base.cli.display import is_live, summary
 from platoon_base.cli.failures import Failures, name_workers
 from platoon_base.cli.table import cut
 from platoon_base.controller.controller import Result
@@ -46,8 +46,8 @@ def log_to(console: Console) -> None:
 
 
 def print_line(console: Console, text: str | Text, **options: Any) -> None:
-    """Print a line, however long."""
-    console.print(text, soft_wrap=True, **options)
+    """Print a line, however long: as it is, or on a terminal broken between words."""
+    console.print(text, soft_wrap=not is_live(console), **options)
 
 
 def opening(chosen: Choice, center: str, folder: Path) -> str:

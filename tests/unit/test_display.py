@@ -11,6 +11,7 @@ from rich.console import Console
 
 from platoon_base.cli.display import Display, summary, write_summary
 from platoon_base.cli.recent import Recent
+from platoon_base.cli.report import print_line
 from platoon_base.cli.table import duration, plain_line, table
 from platoon_base.controller.controller import Result, Snapshot
 from platoon_base.coordination.roster import Participant, Phase
@@ -234,6 +235,16 @@ def test_the_reason_of_a_stop_is_shown():
     assert any(line.startswith("stopping: no improvement") for line in table(recent, 80, 24))
     assert plain_line(recent)[1].startswith("stopping: no improvement  1 training")
     assert "left" not in plain_line(recent)[1]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_a_long_line_is_broken_between_words_on_a_terminal_only(live):
+    console = Console(file=io.StringIO(), force_terminal=live, width=40, highlight=False, _environ={"TERM": "xterm"})
+    print_line(console, "2 workers on the CPU, logs in platoon_logs/train/2026-11-22_23-06-52")
+    lines = console.file.getvalue().splitlines()
+    whole = "2 workers on the CPU, logs in platoon_logs/train/2026-11-22_23-06-52"
+    broken = ["2 workers on the CPU, logs in", "platoon_logs/train/2026-11-22_23-06-52"]
+    assert [line.rstrip() for line in lines] == (broken if live else [whole])
 
 
 @pytest.mark.parametrize(
