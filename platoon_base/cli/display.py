@@ -40,6 +40,7 @@ class Display:
         self._live = None
         if is_live(console):
             self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+        self._paused = False
         self._recent = Recent()
         self._printed: tuple[str, ...] = ()
         self._printed_at = -math.inf
@@ -60,12 +61,23 @@ class Display:
     def show(self, snapshot: Snapshot, draw: bool = True) -> None:
         """Show the state of the job; on a terminal without ``draw`` only when something is printed above it."""
         self._recent.take(snapshot, time.monotonic())
+        if self._paused:
+            return
         if self._live is not None:
             size = self._console.size
             lines = table(self._recent, size.width, max(_LEAST_HEIGHT, size.height - _LINES_ABOVE))
             self._live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=draw)
         else:
             self._print(_LEAST_S)
+
+    def pause(self) -> bool:
+        """Show nothing from now on, since a debugger has the terminal; tells whether that is new."""
+        if self._paused:
+            return False
+        self._paused = True
+        if self._live is not None:
+            self._live.stop()
+        return True
 
     def _print(self, least_s: float) -> None:
         """Print a line if there is a change; values that change often are not printed more often than ``least_s``."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.table import cut, duration, workers_line
+from platoon_base.controller.program import Program
 from platoon_base.errors import PlatoonError
 from platoon_base.job.files import JobFiles
 from platoon_base.job.observing import Observer
@@ -48,13 +49,13 @@ def facts(files: JobFiles) -> dict[str, Any]:
 def program_of(files: JobFiles) -> str:
     """Name the script of a job, without its folder and its arguments."""
     program = files.origin.program
-    return " ".join(program[1:2]) if program[:1] == ["-m"] else os.path.basename("".join(program[:1])) or "?"
+    return Program.of(program)[0].shown if program else "?"
 
 
 def _title(files: JobFiles) -> str:
     """Name the script of a job, with its arguments and without its folder."""
     program = files.origin.program
-    return " ".join([program_of(files), shlex.join(program[2 if program[:1] == ["-m"] else 1 :])]).rstrip()
+    return " ".join([program_of(files), shlex.join(Program.of(program)[1])]).rstrip() if program else "?"
 
 
 def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -21,6 +21,7 @@ from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import LogLines, NewLine
 from platoon_base.cli.report import as_text
 from platoon_base.cli.tensorboard import EventFiles
+from platoon_base.controller.breakpoints import wish_file
 from platoon_base.controller.controller import Snapshot
 from platoon_base.system.warn import LOG_MARK
 
@@ -53,6 +54,7 @@ class Screen:
         self._display = Display(console)
         self._events = events
         self.failures = Failures(folder, workers)
+        self._wish = wish_file(folder)
         whole: Sequence[int] = range(workers) if tee == "all" else [0] if tee == "0" else []
         paths = [log_file(folder, rank) for rank in range(workers)]
         self._lines = LogLines(paths, LOG_MARK, whole, _TERMINAL_BYTES if console.is_terminal else _PIPE_BYTES)
@@ -97,7 +99,15 @@ class Screen:
         except BaseException as exc:  # a pipe whose reader has gone, for instance: the job learns of it
             self._error = exc
 
+    def _hand_over(self) -> None:
+        """Take the table away where a worker has come to a breakpoint."""
+        if self._wish.exists():
+            if self._display.pause():
+                self._print(Text("worker 0 is at a breakpoint: no table from here on; Ctrl-C ends the job"))
+            self._wish.unlink(missing_ok=True)
+
     def _look(self, last: bool = False) -> None:
+        self._hand_over()
         snapshot = self._snapshot
         failed, stopping = (snapshot.failed, snapshot.stop_reason is not None) if snapshot is not None else ((), False)
         self._lines.measure()  # a worker writes its error file before its traceback

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from platoon_base import compat
+from platoon_base.controller.breakpoints import hook_breakpoints
 from platoon_base.controller.failure import recorded
 from platoon_base.controller.program import Program
 from platoon_base.devices import checks, isolation
@@ -48,6 +49,7 @@ def show(program: Program, role: str = "") -> None:
 
 def run(program: Program, args: Sequence[str]) -> None:
     """Run a program; the exception that ends it goes to this worker's error file."""
+    hook_breakpoints()
     with recorded(program.folder):
         program.run(args)
 

@@ -25,14 +25,19 @@ class Program(NamedTuple):
     name : str
         The path of a script, or the dotted name of a module or of a package with a ``__main__``.
     is_module : bool
+    is_typed : bool
+        Whether the script came on the launcher's standard input, ``-``; the file holds a copy.
     """
 
     name: str
     is_module: bool = False
+    is_typed: bool = False
 
     @classmethod
     def of(cls, words: Sequence[str]) -> tuple[Program, list[str]]:
-        """Divide the words that follow ``python`` into the program and its arguments."""
+        """Divide the words that follow ``python`` into the program and its arguments; after ``-`` comes the copy."""
+        if words[0] == "-":
+            return cls(words[1], is_typed=True), list(words[2:])
         if words[0] == "-m":
             return cls(words[1], is_module=True), list(words[2:])
         return cls(words[0]), list(words[1:])
@@ -40,22 +45,26 @@ class Program(NamedTuple):
     @property
     def words(self) -> list[str]:
         """The words that follow ``python`` on a command line."""
+        if self.is_typed:
+            return ["-", self.name]
         return ["-m", self.name] if self.is_module else [self.name]
 
     @property
     def title(self) -> str:
         """A short name for folders and the like."""
-        return self.name if self.is_module else Path(self.name).stem
+        return self.shown if self.is_module or self.is_typed else Path(self.name).stem
 
     @property
     def shown(self) -> str:
         """The name by which `ps` shows its processes: that of the file, or of the module."""
+        if self.is_typed:
+            return "stdin"
         return self.name if self.is_module else Path(self.name).name
 
     @property
     def folder(self) -> str:
         """The folder that Python puts first on the module search path."""
-        return os.getcwd() if self.is_module else str(Path(self.name).resolve().parent)
+        return os.getcwd() if self.is_module or self.is_typed else str(Path(self.name).resolve().parent)
 
     def files(self) -> list[Path]:
         """Return the source files that are run: those of a module's packages, then the program's.
@@ -92,7 +101,8 @@ class Program(NamedTuple):
         sys.argv = [*self.words[:1], *args]
         module, code = self._load_module() if self.is_module else self._load_script()
         module.__dict__.update(__builtins__=builtins, __annotations__={})
-        sys.argv = [module.__dict__["__file__"] if self.is_module else self.name, *args]
+        name = "-" if self.is_typed else self.name
+        sys.argv = [module.__dict__["__file__"] if self.is_module else name, *args]
         sys.modules["__main__"] = module
         exec(code, module.__dict__)
 

@@ -19,6 +19,7 @@ __all__ = [
     "RC_FILES",
     "REPORTS_AT_ONCE",
     "RULE",
+    "TERMINAL",
     "TIMEOUT_S",
     "TORCH_ERROR_FILE",
 ]
@@ -29,6 +30,7 @@ PREFIX = "PLATOON_"  # of every name here
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
 REPORTS_AT_ONCE = "PLATOON_REPORTS_AT_ONCE"  # every reported value is sent, as `platoon tune` needs it
 ERROR_FILE = "PLATOON_ERROR_FILE"  # where a worker writes the exception that ends it
+TERMINAL = "PLATOON_TERMINAL"  # which rank 0 may use for a debugger
 TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the same for processes under torchrun
 
 # Set by users.

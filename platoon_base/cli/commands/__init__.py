@@ -73,7 +73,7 @@ def spread_devices(argv: list[str]) -> list[str]:
         following = i > 0 and argv[i - 1] in ("-D", "--devices")
         spread.append(word)
         module_follows = word in ("-m", "--module") and not "".join(argv[i + 1 : i + 2]).startswith("-")
-        if word.endswith(".py") or module_follows:
+        if word.endswith(".py") or word in ("-", "--") or module_follows:
             return spread + argv[i + 1 :]
     return spread
 
@@ -85,7 +85,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path that is not UTF-8 ends no job
     try:
         with default_sigchld():
-            commands(spread_devices(argv), standalone_mode=True)
+            commands(spread_devices(argv), prog_name="platoon")
     except PlatoonError as exc:
         click.echo(f"platoon: {exc}", err=True)
         sys.exit(2)

@@ -7,10 +7,9 @@ import sys
 
 import click
 
-from platoon_base.cli.commands.words import SCRIPT, require_module
+from platoon_base.cli.commands.words import SCRIPT, program_and_args
 from platoon_base.cli.launcher import require_runnable, worker_environment
 from platoon_base.controller import child
-from platoon_base.controller.program import Program
 from platoon_base.job.files import JobFiles
 from platoon_base.system.environment import JOB, RANK
 
@@ -20,13 +19,12 @@ __all__ = ["command"]
 @click.command("join", context_settings=SCRIPT)
 @click.option("-D", "--device", default="cpu", show_default=True, help="What the worker computes on, such as cuda1.")
 @click.argument("job")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | -m MODULE} [ARGS]...")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | - | -m MODULE} [ARGS]...")
 def command(device: str, job: str, words: tuple[str, ...]) -> None:
     """Run SCRIPT as one more worker of JOB, which `platoon jobs` names; or MODULE, as python -m would."""
-    if words[0].startswith("-") and words[0] != "-m":
+    if words[0].startswith("-") and words[0] not in ("-", "-m"):
         raise click.UsageError(f"got {words[0]} after JOB: options come before it")
-    require_module(words)
-    program, args = Program.of(words)
+    program, args = program_and_args(words)
     require_runnable(program, [device])
     files = JobFiles.find(job)
     os.environ.update(worker_environment(device, files.size + 1, os.environ))

@@ -11,7 +11,7 @@ import click
 
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
-from platoon_base.cli.commands.words import SCRIPT, require_folder_of
+from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
 from platoon_base.cli.configuration import chosen_devices, require_this_host
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.display import summary, write_summary
@@ -19,8 +19,8 @@ from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_check
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
+from platoon_base.controller.breakpoints import lend_terminal
 from platoon_base.controller.processes import GRACE_S
-from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
 
@@ -111,7 +111,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
 )
 @tensorboard_option
 @data_server_option
-@click.argument("script")
+@click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
     workers: int | None,
@@ -132,7 +132,7 @@ def command(
     script: str,
     args: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT with ARGS as N workers of one job.
+    """Run SCRIPT with ARGS as N workers of one job; - is a script on standard input, and -- ends the options.
 
     Without -n and -D there is a worker for each CUDA device, of those that CUDA_VISIBLE_DEVICES lets through. Where
     there is none, there is a worker for each core, at most 4. With -n alone the first N CUDA devices are taken; if
@@ -145,8 +145,7 @@ def command(
     """
     console = report.open_console()
     report.log_to(console)
-    program = Program(script, module)
-    program.require()
+    program, _ = program_and_args(["-m", script] if module else [script])
     require_this_host(())
     chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)
@@ -165,6 +164,7 @@ def command(
         for line in lines:
             report.print_line(console, line)
         signals = stack.enter_context(StopSignals())
+        lend_terminal(len(chosen.devices))
         events = None if tensorboard is None else EventFiles(tensorboard)
         with Screen(console, folder, len(chosen.devices), tee, events) as screen:
             options = options._replace(observer=screen.observe)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from platoon_base.cli.commands.words import job_argument
 from platoon_base.cli.log_view import LogView, ranks_in
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
@@ -28,7 +29,7 @@ _LOOK_S = 0.2
     metavar="N",
     help="Begin N lines before the end, or with 0 at the begin.",
 )
-@click.argument("job", default="")
+@job_argument
 def command(follow: bool, rank: int | None, lines: int, job: str) -> None:
     """Show the logs of JOB: of all workers, with their ranks before the lines, or of one.
 

@@ -6,22 +6,19 @@ import sys
 
 import click
 
-from platoon_base.cli.commands.words import SCRIPT, require_module
+from platoon_base.cli.commands.words import SCRIPT, program_and_args
 from platoon_base.controller import child
-from platoon_base.controller.program import Program
 
 __all__ = ["command"]
 
 
 @click.command("run", context_settings=SCRIPT)
-@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | -m MODULE} [ARGS]...")
+@click.argument("words", nargs=-1, type=click.UNPROCESSED, required=True, metavar="{SCRIPT | - | -m MODULE} [ARGS]...")
 def command(words: tuple[str, ...]) -> None:
     """Run SCRIPT as python would, with the repairs that Theano and its contemporaries need.
 
     For scripts of platoon_base.platoon_api that are started by hand, and import Theano before anything of this package.
     """
-    require_module(words)
-    program, args = Program.of(words)
-    program.require()
+    program, args = program_and_args(words)
     sys.argv = ["platoon-run", *program.words, *args]
     child.main()

@@ -8,6 +8,7 @@ import sys
 
 import click
 
+from platoon_base.cli.commands.words import job_argument
 from platoon_base.cli.job_list import program_of
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.job.files import JobFiles
@@ -43,7 +44,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float 
     help="Wait up to S seconds for the end of the job.",
 )
 @click.option("--kill", "by_force", is_flag=True, help="Kill launcher and workers: for a job whose launcher hangs.")
-@click.argument("job", default="")
+@job_argument
 def command(grace: float | None, patience_s: float, by_force: bool, job: str) -> None:
     """End JOB in order, as Ctrl-C to its launcher does: workers may save, and the last checkpoint is written.
 

@@ -7,6 +7,7 @@ import time
 import click
 
 from platoon_base.cli import report
+from platoon_base.cli.commands.words import job_argument
 from platoon_base.cli.display import Display
 from platoon_base.cli.job_list import program_of
 from platoon_base.cli.recent import Recent
@@ -29,7 +30,7 @@ __all__ = ["command"]
     metavar="S",
     help="Seconds between looks.",
 )
-@click.argument("job", default="")
+@job_argument
 def command(once: bool, every: float, job: str) -> None:
     """Show JOB live, as the terminal that started it does, until it ends.
 

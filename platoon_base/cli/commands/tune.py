@@ -9,13 +9,12 @@ from pathlib import Path
 import click
 
 from platoon_base.cli import report
-from platoon_base.cli.commands.words import SCRIPT, require_folder_of
+from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
 from platoon_base.cli.configuration import chosen_devices, require_this_host
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
 from platoon_base.cli.log_folder import new_log_folder
 from platoon_base.cli.study import Method, built_in, read_method
 from platoon_base.cli.tune import Tuning, tune, write_results
-from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 
@@ -66,7 +65,7 @@ __all__ = ["command"]
     "--summary", "summary_file", type=click.Path(path_type=Path), help="Write all results as JSON to this file."
 )
 @click.option("-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, as of launch.")
-@click.argument("script")
+@click.argument("script", type=click.Path())
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
     workers: int | None,
@@ -96,8 +95,7 @@ def command(
     """
     console = report.open_console()
     report.log_to(console)
-    program = Program(script, module)
-    program.require()
+    program, _ = program_and_args(["-m", script] if module else [script])
     require_this_host(())
     chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import click
 
+from platoon_base.controller.program import Program
 from platoon_base.errors import ConfigurationError
+from platoon_base.job.files import running
 
-__all__ = ["SCRIPT", "require_folder_of", "require_module"]
+__all__ = ["SCRIPT", "job_argument", "program_and_args", "require_folder_of"]
 
 SCRIPT = {"allow_interspersed_args": False}  # what follows the script is the script's
+
+
+def _jobs(context: click.Context, parameter: click.Parameter, begin: str) -> list[str]:
+    """Complete the name of a job."""
+    return [files.job for files in running() if files.job.startswith(begin)]
+
+
+job_argument = click.argument("job", default="", shell_complete=_jobs)
 
 
 def require_folder_of(summary_file: Path | None) -> None:
@@ -19,7 +34,35 @@ def require_folder_of(summary_file: Path | None) -> None:
         raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
 
 
-def require_module(words: tuple[str, ...]) -> None:
-    """Raise `click.UsageError` if ``-m`` stands alone."""
-    if words == ("-m",):
+def program_and_args(words: Sequence[str]) -> tuple[Program, list[str]]:
+    """Divide words, as they follow ``python``, into a program that exists and its arguments.
+
+    ``-`` is the script on standard input. Its copy is there until the command ends.
+
+    Parameters
+    ----------
+    words : sequence of str
+        At least one.
+    """
+    if tuple(words) == ("-m",):
         raise click.UsageError("-m needs the dotted name of a module")
+    if words[0] == "-":
+        copy = click.get_current_context().with_resource(_typed())
+        words = ["-", copy, *words[1:]]
+    program, args = Program.of(words)
+    program.require()
+    return program, args
+
+
+@contextlib.contextmanager
+def _typed() -> Iterator[str]:
+    """Copy standard input to a file, for all workers to run."""
+    text = sys.stdin.buffer.read()
+    descriptor, path = tempfile.mkstemp(prefix="platoon-stdin-", suffix=".py")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(text)
+        yield path
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)

@@ -1,0 +1,97 @@
+"""`breakpoint()` in a worker: the debugger speaks with the terminal of the launcher, if that has lent it.
+
+The worker's output goes to its log, and its input is empty. So the debugger opens the terminal itself. Before it does,
+the worker asks by a file beside its log, and the launcher takes its live table away and removes the file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pdb
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.environment import ERROR_FILE, JOB, RANK, TERMINAL
+
+__all__ = ["hook_breakpoints", "lend_terminal", "wish_file"]
+
+_ANSWER_S, _LOOK_S = 5.0, 0.02
+_WISH = "rank0.terminal"
+
+
+def wish_file(log_folder: Path) -> Path:
+    """Return the path of the file by which rank 0 asks for the terminal."""
+    return log_folder / _WISH
+
+
+def lend_terminal(workers: int) -> None:
+    """Put the terminal of this process into the environment of the worker to come, if there is one terminal and worker.
+
+    Parameters
+    ----------
+    workers : int
+    """
+    os.environ.pop(TERMINAL, None)
+    if workers == 1 and os.isatty(0) and os.isatty(1):
+        with contextlib.suppress(OSError):  # it is in no folder of this container
+            os.environ[TERMINAL] = os.ttyname(0)
+
+
+def hook_breakpoints() -> None:
+    """Have `breakpoint()` of this worker use the terminal; PYTHONBREAKPOINT and hooks of the user's own stay."""
+    if JOB not in os.environ or RANK not in os.environ or "PYTHONBREAKPOINT" in os.environ:
+        return
+    if sys.breakpointhook is not sys.__breakpointhook__:
+        return
+    name, errors = os.environ.pop(TERMINAL, ""), os.environ.get(ERROR_FILE, "")
+    if not name or not errors:
+        sys.breakpointhook = _refuse
+        return
+    wish = wish_file(Path(errors).parent)
+
+    def stop_here(*args: Any, **kwargs: Any) -> None:
+        # A launcher that has lent its terminal looks for the wish five times a second.
+        wish.touch()
+        deadline = time.monotonic() + _ANSWER_S
+        while wish.exists() and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        stream = os.fdopen(os.open(name, os.O_RDWR | os.O_NOCTTY), "r+b", buffering=0)
+        terminal = _Terminal(stream)
+        # Its handler of Ctrl-C would take the launcher's signal for a wish to debug.
+        pdb.Pdb(stdin=terminal, stdout=terminal, nosigint=True).set_trace(sys._getframe(1))  # type: ignore[arg-type]
+
+    sys.breakpointhook = stop_here
+
+
+class _Terminal:
+    """A terminal as text, read line by line and written at once; it cannot be sought in, as `open` wants."""
+
+    encoding = "utf-8"
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readline(self) -> str:
+        """Return the next line, empty at the end."""
+        return bytes(self._stream.readline()).decode(errors="replace")
+
+    def write(self, text: str) -> int:
+        """Write all of a text."""
+        data = text.encode(errors="backslashreplace")
+        while data:
+            data = data[self._stream.write(data) :]
+        return len(text)
+
+    def flush(self) -> None:
+        """Do nothing: all has been written."""
+
+
+def _refuse(*args: Any, **kwargs: Any) -> None:
+    raise ConfigurationError(
+        "breakpoint() needs a terminal, and this worker has none: start the job from a terminal with "
+        "`platoon launch -n 1`, or set PYTHONBREAKPOINT to a debugger that needs none (0: pass over)"
+    )
