@@ -22,16 +22,32 @@ __all__ = ["Check", "checks"]
 
 def checks() -> Iterator[Check]:
     """Make one check after the other; importing a framework takes seconds."""
+    for group, needed, found in (
+        ("this package", True, _package()),
+        ("this machine", False, _machine()),
+        ("frameworks", False, framework_checks()),
+        ("devices", False, _of_devices()),
+    ):
+        for check in found:
+            yield check._replace(group=group, needed=needed or check.needed)
+
+
+def _package() -> Iterator[Check]:
     yield Check("Python", True, platform.python_version())
     for name in ("numpy", "pyzmq", "posix_ipc", "msgspec"):
         yield installed(name, "pip install platoon-plugins")
     yield _compiled("fused kernels", HAVE_FUSED)
     yield _compiled("all-reduce on the host", HAVE_FUSED_COLLECTIVES)
     yield _compiled("excerpts of data", HAVE_FUSED_EXCERPT)
-    yield _shared_memory()
+
+
+def _machine() -> Iterator[Check]:
+    yield _shared_memory()._replace(needed=True)
     yield _tool("C++ compiler for Theano", "g++", "apt-get install g++")
     yield _openblas()
-    yield from framework_checks()
+
+
+def _of_devices() -> Iterator[Check]:
     yield from _devices()
     yield _center()
 

@@ -36,12 +36,18 @@ class Check(NamedTuple):
         A version, or the fault.
     remedy : str
         How to get it; empty if it works.
+    group : str
+        The heading that it stands below.
+    needed : bool
+        Whether jobs of any framework need it.
     """
 
     name: str
     works: bool
     finding: str
     remedy: str = ""
+    group: str = ""
+    needed: bool = False
 
 
 def framework_checks() -> Iterator[Check]:

@@ -526,6 +526,10 @@ def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
     for i, line in enumerate(lines):
         if line.startswith("no  "):
             assert "->" in lines[i + 1], f"no remedy for: {line}"
+    headings = [line for line in lines if not line.startswith(("ok  ", "no  ", " "))]
+    assert headings[:4] == ["this package", "this machine", "frameworks", "devices"]
+    well = sum(line.startswith("ok  ") for line in lines)
+    assert headings[4].startswith(f"{well} of {well + sum(line.startswith('no  ') for line in lines)} checks are ok")
 
 
 @pytest.mark.parametrize(

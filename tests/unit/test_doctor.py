@@ -1,6 +1,7 @@
 """`platoon doctor` in real environments: what works there, what does not, and the remedy that fits."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -21,7 +22,7 @@ class Doctor:
     def __init__(self, python, environment):
         base = {name: value for name, value in os.environ.items() if name != "KERAS_BACKEND"}
         done = subprocess.run(
-            [python, "-m", "platoon_base", "doctor"],
+            [python, "-m", "platoon_base", "doctor", "--json"],
             env={**base, "PYTHONPATH": str(Path(platoon_base.__file__).parents[1]), **environment},
             capture_output=True,
             text=True,
@@ -29,15 +30,12 @@ class Doctor:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-        self.text = done.stdout
-        self._lines = done.stdout.splitlines()
+        self._checks = {check["name"]: check for check in json.loads(done.stdout)}
 
     def __getitem__(self, name):
         """Return whether something works, what was found, and the remedy."""
-        (i,) = (i for i, line in enumerate(self._lines) if line[4:28].strip() == name)
-        following = self._lines[i + 1].strip() if i + 1 < len(self._lines) else ""
-        remedy = following.removeprefix("-> ") if following.startswith("-> ") else ""
-        return self._lines[i].startswith("ok"), self._lines[i][28:], remedy
+        check = self._checks[name]
+        return check["works"], check["finding"], check["remedy"]
 
 
 @pytest.fixture

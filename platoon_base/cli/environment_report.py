@@ -1,0 +1,109 @@
+"""The facts about a machine and an installation that a report of a fault needs, without secrets."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import resource
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping
+from importlib import metadata
+from pathlib import Path
+
+from platoon_base import __version__
+from platoon_base.devices.discovery import cuda_devices
+from platoon_base.job.files import running
+from platoon_base.shm.segments import SHM_FOLDER
+from platoon_base.system.limits import available_memory
+
+__all__ = ["environment_report", "shown_variables"]
+
+_DISTRIBUTIONS = (
+    "numpy", "pyzmq", "posix_ipc", "msgspec", "rich", "click", "setproctitle",
+    "Theano", "pygpu", "Lasagne", "blocks", "fuel", "keras", "torch", "jax", "tensorflow", "mpi4py", "tensorboard",
+)  # fmt: skip
+_VARIABLES = re.compile(
+    r"(?:PLATOON|THEANO|KERAS|CUDA|NVIDIA|NCCL|OMP|OPENBLAS|MKL|TF|XLA|JAX|TORCH|TORCHELASTIC|SLURM|FUEL|BLOCKS)(?:_.*|RC)?"
+    r"|THEANORC|PYTHON.*|LD_LIBRARY_PATH|TMPDIR|VIRTUAL_ENV|CONDA_DEFAULT_ENV|TERM|COLUMNS|LINES|LANG|LC_.*"
+)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|JWT", re.IGNORECASE)
+_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_CHARACTERS = 1000
+
+
+def environment_report() -> dict[str, dict[str, str]]:
+    """Return names and values below headings."""
+    return {
+        "package": {"platoon-plugins": __version__, "in": _home(str(Path(__file__).parents[2]))},
+        "Python": {
+            "version": f"{platform.python_implementation()} {platform.python_version()}",
+            "executable": _home(sys.executable),
+        },
+        "distributions": {name: _version(name) for name in _DISTRIBUTIONS},
+        "machine": _machine(),
+        "limits": _limits(),
+        "devices": _devices(),
+        "variables": shown_variables(os.environ),
+    }
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "-"
+
+
+def _machine() -> dict[str, str]:
+    return {
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "C library": " ".join(platform.libc_ver()),
+        "container": "yes" if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists() else "not seen",
+        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} for this process",
+        "memory": f"{available_memory() / 1e9:.1f} GB free",
+        "running jobs": str(len(running())),
+    }
+
+
+def _limits() -> dict[str, str]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = {"open files": f"{soft}, at most {hard}"}
+    locked = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    found["locked memory"] = "unlimited" if locked == resource.RLIM_INFINITY else f"{locked / 1e6:.1f} MB"
+    for folder in (str(SHM_FOLDER), tempfile.gettempdir()):
+        usage = shutil.disk_usage(folder)
+        found[_home(folder)] = f"{usage.free / 1e9:.1f} of {usage.total / 1e9:.1f} GB free"
+    return found
+
+
+def _devices() -> dict[str, str]:
+    cuda = cuda_devices()
+    names = " ".join(cuda.names) if cuda.number else f"none: {cuda.why_none()}"
+    found = {"CUDA": names}
+    driver = Path("/proc/driver/nvidia/version")
+    if driver.exists():
+        found["driver"] = driver.read_text(errors="replace").partition("\n")[0]
+    return found
+
+
+def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that decide how a job runs; values that may be secrets are hidden.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+    """
+    found = {}
+    for name in sorted(filter(_VARIABLES.fullmatch, environment)):
+        value = _LOGIN.sub("(hidden)", environment[name])[:_CHARACTERS]
+        found[name] = "(hidden)" if _SECRET.search(name) else _home(value)
+    return found
+
+
+def _home(text: str) -> str:
+    """Put ``~`` for the home folder, which has the user's name in it."""
+    home = str(Path.home())
+    return text if home == "/" else re.sub(rf"{re.escape(home)}(?=/|:|$)", "~", text)
