@@ -42,6 +42,7 @@ __all__ = [
     "Synchronizer",
     "all_reduce",
     "all_reduce_float16",
+    "count_alone",
     "function",
     "scatter",
     "vary_noise",
@@ -51,6 +52,7 @@ __all__ = [
 __getattr__ = lazy_names(
     __name__,
     {
+        "count_alone": "platoon_base.theano_ops.told",
         "Function": "platoon_base.theano_ops.function_call",
         "all_reduce_float16": "platoon_base.theano_ops.compressed",
         "function": "platoon_base.theano_ops.function_call",

@@ -5,6 +5,8 @@ A script that prints its loss has it among the outputs of the function. So nobod
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import theano
@@ -15,7 +17,7 @@ from platoon_base.theano_ops.base import JobBound, JobOp
 from platoon_base.theano_ops.sync import Sync
 from platoon_base.worker.handle import Worker
 
-__all__ = ["TellsLoss", "Told"]
+__all__ = ["TellsLoss", "Told", "count_alone"]
 
 
 class Told(JobBound, Op):  # type: ignore[misc]
@@ -80,19 +82,50 @@ class TellsLoss(Optimizer):  # type: ignore[misc]
         """Put one `Told` before the call in which the workers meet."""
         updates = getattr(fgraph, "update_mapping", None)
         callers = [node for node in fgraph.toposort() if isinstance(node.op, JobOp)]
-        if not updates or not callers:
+        if not updates:
+            return
+        loss = _loss_of(fgraph)
+        if not callers:
+            self._count_alone(fgraph, loss)
             return
         caller = next((node for node in callers if isinstance(node.op, Sync)), callers[0])
-        first = fgraph.outputs[0]
-        is_loss = 0 not in updates and isinstance(first.type, theano.tensor.TensorType)
-        is_loss = is_loss and first.ndim == 0 and first.dtype in theano.tensor.float_dtypes
         told = Told(caller.op.job_key(), counts=not isinstance(caller.op, Sync))
-        if not is_loss or _leads_to(caller, first):
-            if not told.counts:
+        if loss and _leads_to(caller, loss[0]):
+            loss = []
+        if loss or told.counts:
+            fgraph.change_input(caller, 0, told(caller.inputs[0], *loss), reason="platoon_tells_loss")
+
+    def _count_alone(self, fgraph: Any, loss: list[Any]) -> None:
+        """Put one `Told` behind the first parameter that is counted alone, if there is one."""
+        for output, place in fgraph.update_mapping.items():
+            worker = _alone.get(getattr(fgraph.inputs[place], "container", None))
+            if worker is not None:
+                told = Told(worker, counts=True)(fgraph.outputs[output], *loss)
+                fgraph.change_input("output", output, told, reason="platoon_tells_loss")
                 return
-            first = None
-        values = [caller.inputs[0], *([] if first is None else [first])]
-        fgraph.change_input(caller, 0, told(*values), reason="platoon_tells_loss")
+
+
+def count_alone(params: Iterable[Any], worker: Worker) -> None:
+    """Let functions that update these parameters tell their steps and losses, though they meet no other worker.
+
+    Parameters
+    ----------
+    params : iterable of Theano shared variable
+    worker : Worker
+        Of a job of one that somebody watches.
+    """
+    _alone.update({param.container: worker for param in params})
+
+
+# By the memory of the parameters, which copies of a graph share.
+_alone: weakref.WeakKeyDictionary[Any, Worker] = weakref.WeakKeyDictionary()
+
+
+def _loss_of(fgraph: Any) -> list[Any]:
+    """Return the first output of a function, if it is a scalar of a float dtype and no update, in a list."""
+    first = fgraph.outputs[0]
+    is_tensor = 0 not in fgraph.update_mapping and isinstance(first.type, theano.tensor.TensorType)
+    return [first] if is_tensor and first.ndim == 0 and first.dtype in theano.tensor.float_dtypes else []
 
 
 def _leads_to(node: Apply, variable: Any) -> bool:

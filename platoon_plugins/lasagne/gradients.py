@@ -9,7 +9,7 @@ import theano
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
-from platoon_base.theano_ops import all_reduce, all_reduce_float16, vary_noise_once
+from platoon_base.theano_ops import all_reduce, all_reduce_float16, count_alone, vary_noise_once
 from platoon_base.worker import start_together
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables
 from platoon_plugins.lasagne.training import Training
@@ -102,6 +102,8 @@ def all_reduce_grads(
     training = Training.of(worker)
     training.averaged.update(params)
     if worker.global_size == 1:
+        if worker.launched:
+            count_alone(params, worker)
         return grads
     training.add(statistics)
     training.compare_later(params)

@@ -52,6 +52,15 @@ def test_a_loop_of_lasagne(run_lasagne, updates):
     assert reported["val"] == pytest.approx(reported["value 0"]) == pytest.approx(reported["value 1"])
 
 
+@pytest.mark.parametrize("updates", [BY_RULE, AVERAGED.format(rule="sgd"), AVERAGED.format(rule="adam")])
+def test_a_job_of_one_is_shown_too(run_lasagne, updates):
+    snapshot, reported = last_of(run_lasagne, LASAGNE.format(updates=updates), workers=1)
+    progress = snapshot.progress[0]
+    assert (progress.epoch, progress.steps, progress.epoch_steps) == (1, 24, 12)
+    assert progress.loss == pytest.approx(reported["loss 0"])
+    assert reported["val"] == pytest.approx(reported["value 0"])
+
+
 def test_a_script_that_counts_has_the_last_word(run_lasagne):
     script = LASAGNE.format(updates=AVERAGED.format(rule="sgd")).replace(
         "losses.append(float(train(*batch)))",
