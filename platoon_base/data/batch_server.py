@@ -14,13 +14,12 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
-
 from platoon_base.data.batch_address import batch_address, expected_readers
 from platoon_base.data.batch_frames import Batch, End, Plan, arrays_on, flatten, plan
 from platoon_base.data.batch_link import Link, listen_at, remove_socket
 from platoon_base.data.batch_memory import Slot
 from platoon_base.data.batch_readers import Dealt, Readers
+from platoon_base.data.excerpt import copy_to
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
@@ -146,7 +145,7 @@ class BatchServer:
         layout = plan([(array.shape, array.dtype) for array in arrays])
         with self._slot(layout, form, names, to, timeout_s) as targets:
             for target, array in zip(targets, arrays):
-                np.copyto(target, array)
+                copy_to(target, array)
 
     @contextlib.contextmanager
     def in_place(

@@ -8,7 +8,7 @@ import pytest
 
 from platoon_base.data import excerpt
 from platoon_base.data import excerpt as package_name
-from platoon_base.data.excerpt import HAVE_FUSED, part_of, row_numbers
+from platoon_base.data.excerpt import HAVE_FUSED, copy_to, part_of, row_numbers
 from platoon_base.errors import ConfigurationError, RowIndexError
 
 pytestmark = pytest.mark.base
@@ -132,6 +132,24 @@ def test_another_thread_goes_on_meanwhile():
         thread.join()
         sys.setswitchinterval(interval)
     assert after - before > 10_000
+
+
+@pytest.mark.parametrize("offset", [0, 1, 5000])
+@pytest.mark.parametrize("size", [0, 7, (1 << 24) - 1, (1 << 24) + 4097])
+def test_a_copy_is_that_of_numpy_and_touches_nothing_else(size, offset):
+    source = np.random.RandomState(0).bytes(size + offset)
+    target = np.full(size + offset + 64, 7, np.uint8)
+    copy_to(target[offset : offset + size], np.frombuffer(source, np.uint8)[offset:])
+    assert bytes(target[offset : offset + size]) == source[offset:]
+    assert (target[:offset] == 7).all()
+    assert (target[offset + size :] == 7).all()
+
+
+def test_a_copy_between_other_orders_and_dtypes_is_that_of_numpy():
+    source = np.arange(1 << 22, dtype=np.float32).reshape(2048, 2048)
+    for target in (np.empty((2048, 2048), "f4", "F"), np.empty((2048, 2048), ">f4"), np.empty((2, 2048, 2048), "f4")):
+        copy_to(target, source)
+        np.testing.assert_array_equal(target, np.broadcast_to(source, target.shape))
 
 
 def test_parts_of_a_list_are_contiguous_and_even():
