@@ -9,7 +9,7 @@ VENV := .venv/bin
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo data test test-ordinary test-keras lint bench soak bench-keras dist clean distclean
+.PHONY: help setup demo data test test-ordinary test-keras lint bench soak bench-keras dist readme clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -26,6 +26,7 @@ help:
 	@echo 'make bench-keras  the benchmark of fit on every back end of Keras'
 	@echo 'make soak       kill workers at random moments for half an hour, and look for what that breaks'
 	@echo 'make dist       the source and a wheel for package indexes, in dist/ (ARGS=--check runs the base tests from them)'
+	@echo 'make readme     do what the README says, from the wheel, in a fresh environment'
 	@echo 'make clean      remove caches and build outputs'
 	@echo 'make distclean  clean, and remove .venv, .venv-*, .cache too'
 
@@ -67,6 +68,9 @@ bench-keras: setup
 
 dist: setup
 	@$(VENV)/python .ci/dist.py $(ARGS)
+
+readme: setup
+	@$(VENV)/python .ci/readme.py
 
 clean:
 	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_*.so
