@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results")
     options = parser.parse_args()
     if importlib.util.find_spec("blocks") is None:
-        print("needs Blocks: see README, 'Tests and skips'")
+        print("needs Blocks: see tests/README.md, 'Tests and skips'")
         return
     with tempfile.TemporaryDirectory() as folder:
         ranks = run(options, Path(folder))

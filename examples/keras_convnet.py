@@ -1,7 +1,7 @@
 """A small convolutional network in Keras: a plain script in which three lines were changed to distribute it.
 
 Start it with `platoon launch -n 2 examples/keras_convnet.py`, or with `python examples/keras_convnet.py` alone.
-README.md shows the three lines as a diff; a test takes them back and runs the plain script.
+docs/keras.md shows the three lines as a diff; a test takes them back and runs the plain script.
 """
 
 # ruff: noqa: I001 - Keras 2.3.1 can only be imported on Python 3.11 once platoon_plugins.keras has been

@@ -13,7 +13,7 @@ from needing import needs, needs_theano
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FASHION = "usr/share/datasets/fashion-mnist"
-README = EXAMPLES.parent / "README.md"
+PAGE = EXAMPLES.parent / "docs" / "keras.md"
 BLOCKS_TIMEOUT_S = 280  # with an empty compile directory the LSTM takes two minutes on two busy cores
 # Makes Keras 2.3.1 importable on Python 3.11, which a script without this package has to see to by itself.
 PREPARE = "from platoon_base import compat; compat.apply(); "
@@ -102,8 +102,8 @@ def test_keras_digits_alone(tmp_path):
 
 
 def _diff():
-    """Return the hunks of the diff in the README, each as (the lines before, the lines after)."""
-    (block,) = re.findall(r"```diff\n(.*?)```", README.read_text(), re.DOTALL)
+    """Return the hunks of the diff in docs/keras.md, each as (the lines before, the lines after)."""
+    (block,) = re.findall(r"```diff\n(.*?)```", PAGE.read_text(), re.DOTALL)
     hunks = [hunk.splitlines() for hunk in re.split(r"^ \.\.\.\n", block, flags=re.MULTILINE)]
     return [
         tuple("".join(line[1:] + "\n" for line in hunk if line[0] in kind) for kind in (" -", " +")) for hunk in hunks
@@ -111,7 +111,7 @@ def _diff():
 
 
 def _plain(script):
-    """Take the README's diff back."""
+    """Take the page's diff back."""
     for before, after in _diff():
         assert script.count(after) == 1, after
         script = script.replace(after, before)
@@ -123,7 +123,7 @@ def _accuracies(text):
 
 
 def test_three_lines_make_a_keras_script_a_distributed_one():
-    """Those that the README shows; what is left knows nothing of this package but in its comments."""
+    """Those that docs/keras.md shows; what is left knows nothing of this package but in its comments."""
     script = (EXAMPLES / "keras_convnet.py").read_text()
     plain = _plain(script)
     added = set(script.splitlines()) - set(plain.splitlines())

@@ -1,0 +1,63 @@
+"""The site of the docs: Sphinx with MyST, built by `make docs`."""
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+project = "platoon-plugins"
+author = "the platoon-plugins developers"
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.mathjax", "numpydoc", "myst_parser", "sphinx-mathjax-offline"]
+html_theme = "furo"
+html_title = project
+exclude_patterns = ["_build"]
+myst_heading_anchors = 3
+myst_enable_extensions = ["dollarmath"]
+suppress_warnings = ["myst.header"]  # pages that begin a level deeper
+numpydoc_show_class_members = False
+autodoc_mock_imports = ["theano", "pygpu", "lasagne", "keras", "tensorflow", "torch", "jax", "blocks", "fuel"]
+autodoc_typehints = "none"
+
+_EQUATION = re.compile(r"^\s+(\w+ := .*?)(?:\s{2,}(.*))?$")
+_GREEK = re.compile(r"\b(alpha|mu)\b")
+
+
+def to_latex(equation):
+    """Turn an equation of a docstring into LaTeX: `d := alpha (x - c)`."""
+    text = re.sub(r"sqrt\((\w+)\)", r"\\sqrt{\1}", equation)
+    text = re.sub(r"\bsum_(\w)\b", r"\\sum_\1", text).replace(":=", r"\mathrel{:=}").replace("%", r"\%")
+    text = re.sub(r"(?<![\\{_])\b([a-z]{3,}(?:_[a-z]+)?)\b", lambda word: _upright(word[1]), text)
+    return text
+
+
+def _upright(word):
+    return f"\\{word}" if _GREEK.fullmatch(word) else r"\mathrm{" + word.replace("_", r"\_") + "}"
+
+
+def render_equations(app, what, name, obj, options, lines):
+    """Make blocks of equations, which stand behind `::`, mathematics."""
+    made, i = [], 0
+    while i < len(lines):
+        block = next((j for j in range(i + 2, len(lines) + 1) if j == len(lines) or not lines[j].strip()), i + 2)
+        found = [_EQUATION.match(line) for line in lines[i + 2 : block]]
+        if lines[i].strip() == "::" and found and all(found):
+            rows = [to_latex(match[1]) + (rf" \quad \text{{{match[2]}}}" if match[2] else "") for match in found]
+            joined = [row.replace(r"\mathrel{:=}", r"&\mathrel{:=}", 1) for row in rows]
+            made += [".. math::", "", "   \\begin{aligned}", *(f"   {row} \\\\" for row in joined), "   \\end{aligned}"]
+            i = block
+        else:
+            made.append(lines[i])
+            i += 1
+    lines[:] = made
+
+
+def outside_links(app, docname, source):
+    """Name files that are not pages of the site, such as sources and tests, by their paths in the repository."""
+    source[0] = re.sub(r"\[([^\]]*)\]\(\.\./([^)]*)\)", r"\1 (`\2`)", source[0])
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", render_equations, priority=900)
+    app.connect("source-read", outside_links)
