@@ -18,7 +18,7 @@ pytestmark = pytest.mark.timeout(300)
 if len(DEVICES) < 2:
     pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL", allow_module_level=True)
 
-on_cuda = pytest.mark.skipif(bool(WHY_NOT), reason=f"needs two CUDA devices (tests/README.md, 'Tests on GPUs'): {WHY_NOT}")
+on_cuda = pytest.mark.skipif(bool(WHY_NOT), reason=f"needs two CUDA devices (see tests/README.md): {WHY_NOT}")
 
 RULES = ["EASGD(0.3)", "ASGD()", "CenterMomentum(0.3, 0.9, 1.5)"]
 
