@@ -250,9 +250,12 @@ def _why_not(job: str, jobs: list[str]) -> str:
         return "no job of yours is running: start one with `platoon launch`"
     shorter = f"{segment_prefix().lstrip('/')}{job}"
     if _JOB.fullmatch(job) and (os.path.lexists(_path_of(job)) or (SHM_FOLDER / f"{shorter}-state").exists()):
+        logs = ""
+        with contextlib.suppress(ConfigurationError):
+            logs = JobFiles.read(str(_path_of(job))).origin.log_folder
         return (
             f"job {job} is dead: its launcher was killed before it could tidy up. `platoon clean` removes what it has "
-            "left; the workers' logs stay where they are"
+            f"left; the workers' logs stay{f' in {logs}' if logs else ''}"
         )
     owner = _owner_of(job)
     if owner:

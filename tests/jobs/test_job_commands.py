@@ -16,6 +16,10 @@ from pathlib import Path
 import pytest
 from watching import PATIENCE_S, await_file, until
 
+from platoon_base.channels.client import ControlClient
+from platoon_base.coordination import messages as msg
+from platoon_base.errors import ProtocolError
+from platoon_base.job.backends import connect_to
 from platoon_base.job.files import running, segment_prefix
 from platoon_base.shm.segments import SHM_FOLDER
 
@@ -117,6 +121,10 @@ def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch,
     assert "got --rank 2: in" in done.stderr
     assert "there are logs of ranks 0, 1" in done.stderr
 
+    channel = connect_to(job.files, lambda: True)
+    with contextlib.closing(channel), pytest.raises(ProtocolError, match="got protocol 1, this job speaks"):
+        ControlClient(channel, -1).ask(msg.Watch(protocol=1), msg.Seen, PATIENCE_S)
+
     follow = [subprocess.Popen([*PLATOON, *words], stdout=subprocess.PIPE) for words in (["logs", "-f"], ["top"])]
     assert follow[0].stdout.readline() == b"[0] first line\n"
     assert follow[1].stdout.readline().startswith(b"job ")
@@ -162,6 +170,12 @@ def test_a_terminal_gets_the_live_table_and_ctrl_c_ends_the_view_alone(launch):
             pass
     assert top.wait(PATIENCE_S) == 0
     os.close(terminal)
+    follow = subprocess.Popen([*PLATOON, "logs", "-f", "--rank", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert follow.stdout.readline() == b"first line\n"
+    follow.send_signal(signal.SIGINT)
+    assert follow.stdout.read() == b""
+    follow.stdout.close()
+    assert follow.wait(PATIENCE_S) == 0
     assert job.files.alive
     job.let_end()
     assert job.launcher.wait(PATIENCE_S) == 0
@@ -255,3 +269,13 @@ def test_a_job_of_another_user_is_named_as_such(platoon):
         path.unlink()
     assert done.returncode == 2
     assert f"job {job} belongs to user nobody: you can see, follow and stop your own jobs only" in done.stderr
+
+
+def test_a_controller_at_a_port_is_asked_with_the_keys_of_its_job(platoon, serve):
+    controller, port = serve()
+    (told,) = json.loads(platoon("jobs", "--json").stdout)
+    assert told["title"] == f"script0.py --control-port={port}"
+    assert told["pid"] == controller.pid
+    done = platoon("stop")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert controller.wait(PATIENCE_S) == 128 + signal.SIGINT

@@ -157,6 +157,9 @@ def test_a_running_job_is_found_by_name_and_by_folder(live_job):
 def test_a_job_that_is_not_running_is_not_found(dead_job):
     with pytest.raises(ConfigurationError, match="is dead: its launcher was killed .* `platoon clean`"):
         JobFiles.find(dead_job.job)
+    replace(dead_job, origin=Origin(log_folder="/the/logs")).write()
+    with pytest.raises(ConfigurationError, match="the workers' logs stay in /the/logs"):
+        JobFiles.find(dead_job.job)
 
 
 def test_the_beginning_of_a_name_or_none_finds_the_one_job_that_it_fits(live_job):

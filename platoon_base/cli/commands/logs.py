@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -48,10 +49,11 @@ def command(follow: bool, rank: int | None, lines: int, job: str) -> None:
         known = ", ".join(map(str, there)) or "none yet"
         raise ConfigurationError(f"got --rank {rank}: in {folder} there are logs of ranks {known}")
     view = LogView(folder, rank, lines, sys.stdout.buffer)
-    view.show(last=not follow or files is None)
-    while follow and files is not None:
-        ended = not files.alive
-        view.show(last=ended)
-        if ended:
-            return
-        view.wait(_LOOK_S)
+    with contextlib.suppress(KeyboardInterrupt):  # the usual end
+        view.show(last=not follow or files is None)
+        while follow and files is not None:
+            ended = not files.alive
+            view.show(last=ended)
+            if ended:
+                return
+            view.wait(_LOOK_S)
