@@ -209,16 +209,26 @@ class GradientAverage:
         weight : float
             What this worker's loss was divided by.
         """
-        self.require_sound()
-        self._require_attached()
         ins = [np.asarray(gradient, order="C") for gradient in gradients]
         outs = [np.empty_like(array) for array in ins]
+        self.fill(outs, ins, float(weight))
+        return outs
+
+    def fill(self, outs: Sequence[Array], ins: Sequence[Array], weight: float) -> None:
+        """Put the averages into C-contiguous arrays, which may be the gradients' own; see `__call__`."""
+        self.require_sound()
+        self.require_attached()
         try:
-            self._step(ins, outs, float(weight))
+            self._step(ins, outs, weight)
         except PlatoonError as exc:
             self._failure = exc
-            return [np.zeros_like(array) for array in ins]
-        return outs
+            for out in outs:
+                out[...] = 0
+
+    def require_attached(self) -> None:
+        """Raise `ConfigurationError` if no fit that goes on has prepared the model."""
+        if not self.attached:
+            raise ConfigurationError(NOT_ATTACHED)
 
     def require_sound(self) -> None:
         """Raise what an earlier call could not.
@@ -294,7 +304,7 @@ class GradientAverage:
 
         Those of the latest call, which are the same objects in all steps but the first, are not looked at again.
         """
-        self._require_attached()
+        self.require_attached()
         known = len(weights) == len(self._weights) and all(map(operator.is_, weights, self._weights))
         if weights and not known:
             zeros = [zeros_of(weight) for weight in weights]
@@ -309,7 +319,7 @@ class GradientAverage:
     def _step(
         self, ins: Sequence[Array], outs: Sequence[Array], weight: float, there: Sequence[bool] | None = None
     ) -> None:
-        self._require_attached()
+        self.require_attached()
         self.steps += 1
         if self.calls is not None:
             self.calls.append(self)
@@ -323,10 +333,6 @@ class GradientAverage:
         self._combine(_scaled(ins, outs, weight / usual), outs)
         size = self.worker.global_size
         _scaled(outs, outs, size if self.sums else size / float((self._all.weights / usual).sum(dtype=np.float64)))
-
-    def _require_attached(self) -> None:
-        if not self.attached:
-            raise ConfigurationError(NOT_ATTACHED)
 
     def _combine(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
         self._buffers.combine(self._all_reduce, "mean", [*ins, self._mine.array], [*outs, self._all.array])

@@ -1,9 +1,10 @@
 """Keras 3 on JAX: within an epoch the weights are in the trainer's state, and gradients leave the compiled step by a
-callback.
+call: on the CPU in its own memory, on other devices by copies.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,10 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from platoon_plugins.keras.backends import xla_calls
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
+from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["backend"]
+
+Array = np.ndarray[Any, Any]
 
 
 class _JaxVariable(KerasVariable):
@@ -39,8 +44,22 @@ class _Jax(Keras3):
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
         model.jax_state_sync()
 
+    def average(self, worker: Any) -> GradientAverage:
+        """See `Backend.average`."""
+        return _InProgram(worker)
+
+    def watch_losses(self, model: Any, average: GradientAverage | None) -> BatchLosses:
+        """See `Backend.watch_losses`."""
+        losses = super().watch_losses(model, average)
+        step = model.train_function
+        if average is not None and step is not None and getattr(step, "average", None) is not average:
+            model.train_function = _guarded(model, average)
+        return losses
+
     def averaged_in_graph(self, gradients: Sequence[Any], average: GradientAverage, weight: Any) -> Sequence[Any]:
         """See `Keras3.averaged_in_graph`: ordered, as all workers must make the calls in one order."""
+        if jax.default_backend() == "cpu":
+            return xla_calls.call_in_place(average, gradients, weight)
         shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
         averages: Sequence[Any] = io_callback(average, shapes, list(gradients), weight, ordered=True)
         return averages
@@ -52,7 +71,35 @@ class _Jax(Keras3):
 
     def settle(self) -> None:
         """See `Backend.settle`."""
-        jax.effects_barrier()
+        xla_calls.settle()
+
+
+class _InProgram(GradientAverage):
+    """See `GradientAverage`; the host looks at what came with the gradients once the program that was started ends."""
+
+    def _latest(self) -> Array:
+        xla_calls.settle()
+        return super()._latest()
+
+
+def _guarded(model: Any, average: GradientAverage) -> Callable[..., Any]:
+    """Return a model's compiled step, which is refused before it runs where gradients cannot be averaged."""
+    compiled = model.train_function
+
+    @functools.wraps(compiled)
+    def step(state: Any, *args: Any) -> Any:
+        if not average.attached:
+            # The variables are empty while a fit runs: Keras gives them back what it finds here.
+            model._jax_state = dict(zip(_STATE, state))
+        average.require_attached()
+        return compiled(state, *args)
+
+    step.average = average  # type: ignore[attr-defined]
+    return step
+
+
+# What a step takes and returns, in this order, under the names that Keras's trainer gives it.
+_STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
 def backend() -> _Jax:

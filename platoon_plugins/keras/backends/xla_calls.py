@@ -1,0 +1,211 @@
+"""Calls of Python out of XLA's compiled programs on the CPU, in the memory of the program itself.
+
+``jax.experimental.io_callback`` copies each argument and each result. XLA's foreign function interface hands out
+addresses instead. Its C structures are read here by ctypes, so that nothing has to be compiled against jaxlib.
+
+References
+----------
+``xla/ffi/api/c_api.h``, version 0.1 and later: structures only grow at their ends, and tell their sizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import itertools
+import logging
+import weakref
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+__all__ = ["Filler", "call_in_place", "settle"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+_TARGET, _EXECUTE, _METADATA, _INTERNAL = "platoon_call_in_place", 3, 1, 13
+_VERSION = (0, 1)  # of the interface: all that is used here was in it
+# Of XLA_FFI_DataType.
+_DTYPES = {10: np.float16, 11: np.float32, 12: np.float64}
+
+_Pointer = ctypes.c_void_p
+_HEAD = [("size", ctypes.c_size_t), ("extension", _Pointer)]
+
+
+class _Extension(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("type", ctypes.c_int), ("next", _Pointer), ("metadata", _Pointer)]
+
+
+class _Version(ctypes.Structure):
+    _fields_ = [*_HEAD, ("major", ctypes.c_int), ("minor", ctypes.c_int)]
+
+
+class _Metadata(ctypes.Structure):
+    _fields_ = [("size", ctypes.c_size_t), ("version", _Version), ("traits", ctypes.c_uint32)]
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("dtype", ctypes.c_int),
+        ("data", _Pointer),
+        ("rank", ctypes.c_int64),
+        ("dims", ctypes.POINTER(ctypes.c_int64)),
+    ]
+
+
+class _Buffers(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("count", ctypes.c_int64),
+        ("types", _Pointer),
+        ("buffers", ctypes.POINTER(ctypes.POINTER(_Buffer))),
+    ]
+
+
+class _Scalar(ctypes.Structure):
+    _fields_ = [("dtype", ctypes.c_int), ("value", ctypes.POINTER(ctypes.c_int64))]
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = [
+        *_HEAD,
+        ("count", ctypes.c_int64),
+        ("types", _Pointer),
+        ("names", _Pointer),
+        ("values", ctypes.POINTER(ctypes.POINTER(_Scalar))),
+    ]
+
+
+class _ErrorArguments(ctypes.Structure):
+    _fields_ = [*_HEAD, ("message", ctypes.c_char_p), ("code", ctypes.c_int)]
+
+
+_MakeError = ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_ErrorArguments))
+
+
+class _Api(ctypes.Structure):
+    _fields_ = [*_HEAD, ("version", _Version), ("internal", _Pointer), ("make_error", _MakeError)]
+
+
+class _Frame(ctypes.Structure):
+    _fields_ = [
+        ("size", ctypes.c_size_t),
+        ("extension", ctypes.POINTER(_Extension)),
+        ("api", ctypes.POINTER(_Api)),
+        ("context", _Pointer),
+        ("stage", ctypes.c_int),
+        ("arguments", _Buffers),
+        ("results", _Buffers),
+        ("attributes", _Attributes),
+    ]
+
+
+class Filler(Protocol):
+    """What a program calls; it has to outlive the program."""
+
+    def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
+        """Fill ``outs``, which may be the very memory of ``ins``; neither is valid after the call.
+
+        What it raises ends the program, with the same text.
+        """
+        ...
+
+
+# By the numbers that stand in the programs.
+_fillers: weakref.WeakValueDictionary[int, Filler] = weakref.WeakValueDictionary()
+_numbers = itertools.count()
+# The trace that made the latest call, and a result of that call.
+_latest: tuple[Any, Any] = (None, None)
+
+
+def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[Any]:
+    """Return what ``filler.fill`` makes of arrays in a program that runs on the CPU, without a copy.
+
+    The calls of one program are made in the order in which they were traced.
+
+    Parameters
+    ----------
+    filler : Filler
+    arrays : sequence of array
+        Of float16, float32 or float64, traced or not.
+    scalar : float, traced or not
+
+    Returns
+    -------
+    list of array
+        Of the same shapes and dtypes.
+    """
+    global _latest
+    number = next(_numbers)
+    _fillers[number] = filler
+    ins = [*arrays, jnp.asarray(scalar, np.float32)]
+    call = jax.ffi.ffi_call(
+        _TARGET,
+        [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in ins],
+        has_side_effect=True,
+        input_output_aliases={i: i for i in range(len(ins))},
+    )
+    trace = next((array._trace for array in ins if isinstance(array, jax.core.Tracer)), None)
+    # XLA may run calls at the same time unless one needs a result of the other.
+    earlier, token = _latest
+    after = [token] if trace is not None and trace is earlier else []
+    *outs, token = call(*ins, *after, filler=np.int64(number))
+    if trace is None:
+        jax.block_until_ready(token)
+    else:
+        _latest = trace, token
+    return outs
+
+
+def settle() -> None:
+    """Wait until the programs that were started have made their calls; not within a trace."""
+    global _latest
+    _latest = (None, None)
+    # A program that failed has told its caller; JAX would tell it again until another one with a call has run.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        jax.effects_barrier()
+
+
+@ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_Frame))
+def _handler(pointer: Any) -> int | None:
+    """Answer XLA, which calls this from threads of its own."""
+    frame = pointer.contents
+    try:
+        if frame.extension and frame.extension.contents.type == _METADATA:
+            metadata = ctypes.cast(frame.extension.contents.metadata, ctypes.POINTER(_Metadata)).contents
+            metadata.version.major, metadata.version.minor = _VERSION
+        elif frame.stage == _EXECUTE:
+            *outs, _ = _arrays(frame.results)
+            *ins, scalar = _arrays(frame.arguments)[: len(outs) + 1]
+            _fillers[frame.attributes.values[0].contents.value[0]].fill(outs, ins, float(scalar))
+    except BaseException as exc:
+        log.debug("a call out of a compiled program failed", exc_info=True)
+        message = f"{type(exc).__name__}: {exc}".encode()
+        arguments = _ErrorArguments(ctypes.sizeof(_ErrorArguments), None, message, _INTERNAL)
+        error: int | None = frame.api.contents.make_error(ctypes.byref(arguments))
+        return error
+    return None
+
+
+def _arrays(buffers: Any) -> list[Array]:
+    return [_array(buffers.buffers[i].contents) for i in range(buffers.count)]
+
+
+def _array(buffer: Any) -> Array:
+    dtype = np.dtype(_DTYPES[buffer.dtype])
+    shape = buffer.dims[: buffer.rank]
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    if not size:
+        return np.empty(shape, dtype)
+    array: Array = np.frombuffer((ctypes.c_char * size).from_address(buffer.data), dtype).reshape(shape)
+    return array
+
+
+jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_handler), platform="cpu")
