@@ -210,7 +210,7 @@ class GradientAverage:
             What this worker's loss was divided by.
         """
         ins = [np.asarray(gradient, order="C") for gradient in gradients]
-        outs = [np.empty_like(array) for array in ins]
+        outs = [self._empty_like(array) for array in ins]
         self.fill(outs, ins, float(weight))
         return outs
 
@@ -352,7 +352,10 @@ class GradientAverage:
         self._mine, self._all = (_Words(self.worker.global_size, len(like)) for _ in range(2))
         self._mine.flags[self.worker.global_rank] = flag
 
-    # What is done otherwise where gradients stay within a compiled function.
+    # What is done otherwise where gradients stay within a compiled function, or a program takes the averages over.
+
+    def _empty_like(self, array: Array) -> Array:
+        return np.empty_like(array)
 
     def _send(self, flag: float) -> None:
         self._mine.flags[self.worker.global_rank] = flag

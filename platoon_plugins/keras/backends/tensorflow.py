@@ -9,16 +9,38 @@ import numpy as np
 import tensorflow as tf
 
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.backends.aligned import AlignedArrays
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["backend"]
+
+Array = np.ndarray[Any, Any]
 
 
 class _TensorFlowVariable(KerasVariable):
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return "GPU" not in self.variable.value.device.upper()
+
+    def __init__(self, variable: Any) -> None:
+        super().__init__(variable)
+        self._arrays = AlignedArrays()
+
+    def borrow(self) -> Array:
+        """See `KerasVariable.borrow`; the variable may still have the memory of the time before."""
+        view = self.view()
+        self._buffer = None
+        self._buffer = self._arrays.empty(view.shape, view.dtype)
+        np.copyto(self._buffer, view)
+        return self._buffer
+
+    def give_back(self, array: Array) -> None:
+        """Make what `borrow` returned the value: the variable takes its memory over until it is changed next."""
+        if self.on_host() and array is self._buffer:
+            self.variable.value.assign(tf.experimental.dlpack.from_dlpack(array.__dlpack__()))
+        else:
+            super().give_back(array)
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
         """See `Variable.set_value`; Keras's own assign takes three times as long."""
@@ -56,6 +78,10 @@ class _TensorFlow(Keras3):
         super().restore_random_state(state, common_seed)
         tf.random.set_seed(common_seed)
 
+    def average(self, worker: Any) -> GradientAverage:
+        """See `Backend.average`."""
+        return _OutOfGraph(worker)
+
     def averaged_in_graph(self, gradients: Sequence[Any], average: GradientAverage, weight: Any) -> Sequence[Any]:
         """See `Keras3.averaged_in_graph`."""
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]  # an embedding's come as IndexedSlices
@@ -72,6 +98,17 @@ class _TensorFlow(Keras3):
         """See `Keras3.tell`: XLA cannot leave its program."""
         if not model.jit_compile:
             tf.numpy_function(lambda *numbers: call(*map(float, numbers)), list(values), [])
+
+
+class _OutOfGraph(GradientAverage):
+    """See `GradientAverage`; TensorFlow uses the memory of the averages, and lets go of it."""
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__(worker)
+        self._arrays = AlignedArrays()
+
+    def _empty_like(self, array: Array) -> Array:
+        return self._arrays.empty(array.shape, array.dtype)
 
 
 def backend() -> _TensorFlow:
