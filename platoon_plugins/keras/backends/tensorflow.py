@@ -18,6 +18,15 @@ __all__ = ["backend"]
 Array = np.ndarray[Any, Any]
 
 
+class _Memory:
+    """The memory of a new tensor for NumPy to write to, which it refuses with tensors as such."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor  # it lives as long as an array is made of this
+        interface = np.asarray(memoryview(tensor)).__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
 class _TensorFlowVariable(KerasVariable):
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
@@ -25,22 +34,28 @@ class _TensorFlowVariable(KerasVariable):
 
     def __init__(self, variable: Any) -> None:
         super().__init__(variable)
-        self._arrays = AlignedArrays()
+        self._fresh: tuple[Any, Array | None] = (None, None)
 
     def borrow(self) -> Array:
-        """See `KerasVariable.borrow`; the variable may still have the memory of the time before."""
+        """See `KerasVariable.borrow`: a copy, in memory of TensorFlow that no one else has seen."""
+        if not self.on_host():
+            return super().borrow()
         view = self.view()
-        self._buffer = None
-        self._buffer = self._arrays.empty(view.shape, view.dtype)
-        np.copyto(self._buffer, view)
-        return self._buffer
+        with tf.device("CPU:0"):
+            tensor = tf.raw_ops.Empty(shape=np.asarray(view.shape, np.int32), dtype=self.variable.value.dtype)
+        array: Array = np.asarray(_Memory(tensor))
+        np.copyto(array, view)
+        self._fresh = tensor, array
+        return array
 
     def give_back(self, array: Array) -> None:
-        """Make what `borrow` returned the value: the variable takes its memory over until it is changed next."""
-        if self.on_host() and array is self._buffer:
-            self.variable.value.assign(tf.experimental.dlpack.from_dlpack(array.__dlpack__()))
-        else:
+        """Make what `borrow` returned the value: the variable takes that tensor over."""
+        tensor, fresh = self._fresh
+        if array is not fresh:
             super().give_back(array)
+            return
+        self._fresh = (None, None)
+        self.variable.value.assign(tensor)
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
         """See `Variable.set_value`; Keras's own assign takes three times as long."""
