@@ -82,6 +82,11 @@ class SeveralAverages:
         for member in self.members:
             member.weight = weight
 
+    def require_attached(self) -> None:
+        """See `GradientAverage.require_attached`."""
+        for member in self.members:
+            member.require_attached()
+
     def require_sound(self) -> None:
         """See `GradientAverage.require_sound`."""
         for member in self.members:

@@ -70,6 +70,7 @@ class Synchronous(Mode):
     @property
     def stops(self) -> bool:
         """Whether the votes that came with the latest gradients suffice."""
+        self._backend.settle()  # else workers would see those of different steps
         return self._average.stops
 
     def vote(self) -> None:

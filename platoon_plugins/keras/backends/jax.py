@@ -13,14 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import io_callback
 
+from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends import xla_calls
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["backend"]
-
-Array = np.ndarray[Any, Any]
 
 
 class _JaxVariable(KerasVariable):
@@ -43,10 +42,6 @@ class _Jax(Keras3):
     def attach(self, model: Any) -> None:
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
         model.jax_state_sync()
-
-    def average(self, worker: Any) -> GradientAverage:
-        """See `Backend.average`."""
-        return _InProgram(worker)
 
     def watch_losses(self, model: Any, average: GradientAverage | None) -> BatchLosses:
         """See `Backend.watch_losses`."""
@@ -74,24 +69,18 @@ class _Jax(Keras3):
         xla_calls.settle()
 
 
-class _InProgram(GradientAverage):
-    """See `GradientAverage`; the host looks at what came with the gradients once the program that was started ends."""
-
-    def _latest(self) -> Array:
-        xla_calls.settle()
-        return super()._latest()
-
-
 def _guarded(model: Any, average: GradientAverage) -> Callable[..., Any]:
     """Return a model's compiled step, which is refused before it runs where gradients cannot be averaged."""
     compiled = model.train_function
 
     @functools.wraps(compiled)
     def step(state: Any, *args: Any) -> Any:
-        if not average.attached:
+        try:
+            average.require_attached()
+        except ConfigurationError:
             # The variables are empty while a fit runs: Keras gives them back what it finds here.
             model._jax_state = dict(zip(_STATE, state))
-        average.require_attached()
+            raise
         return compiled(state, *args)
 
     step.average = average  # type: ignore[attr-defined]
