@@ -106,12 +106,12 @@ class _Frame(ctypes.Structure):
 
 
 class Filler(Protocol):
-    """What a program calls; it has to outlive the program."""
+    """Fills the results of a call; it has to outlive the program that makes the call."""
 
     def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
         """Fill ``outs``, which may be the very memory of ``ins``; neither is valid after the call.
 
-        What it raises ends the program, with the same text.
+        An exception ends the program, with the same text.
         """
         ...
 
