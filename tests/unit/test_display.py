@@ -130,6 +130,7 @@ def test_a_worker_in_a_long_collective_call_waits():
         (Phase.JOINED, NOT_YET, "joined"),
         (Phase.JOINED, COMPILING, "compiling"),
         (Phase.TRAINING, NOT_YET, "compiling"),
+        (Phase.TRAINING, COMPILING._replace(syncs=3), "training"),  # a plain loop that tells no steps
         (Phase.JOINED, steps(1, 101.0), "training"),
         (Phase.TRAINING, NOT_YET._replace(syncs=1), "training"),
         (Phase.LEFT, steps(1, 101.0), "left"),

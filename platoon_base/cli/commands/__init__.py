@@ -53,7 +53,7 @@ class _Overview(click.Group):
 @click.group(cls=_Overview, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="platoon")
 def commands() -> None:
-    """Data parallelism for Theano-era frameworks and Keras: run one script as N cooperating workers."""
+    """Data parallelism for Keras, Lasagne, Blocks and other loops: run one script as N cooperating workers."""
 
 
 for _name, _line in SUBCOMMANDS.items():
