@@ -9,7 +9,7 @@ VENV := .venv/bin
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo data test test-ordinary test-keras lint bench soak bench-keras dist readme clean distclean
+.PHONY: help setup demo data test test-ordinary test-keras lint bench soak bench-keras dist readme docs clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -26,6 +26,7 @@ help:
 	@echo 'make bench-keras  the benchmark of fit on every back end of Keras'
 	@echo 'make soak       kill workers at random moments for half an hour, and look for what that breaks'
 	@echo 'make dist       the source and a wheel for package indexes, in dist/ (ARGS=--check runs the base tests from them)'
+	@echo 'make docs       the site of the docs, in build/site (.venv-docs is made first)'
 	@echo 'make readme     do what the README says, from the wheel, in a fresh environment'
 	@echo 'make clean      remove caches and build outputs'
 	@echo 'make distclean  clean, and remove .venv, .venv-*, .cache too'
@@ -68,6 +69,9 @@ bench-keras: setup
 
 dist: setup
 	@$(VENV)/python .ci/dist.py $(ARGS)
+
+docs: setup
+	@$(VENV)/python .ci/docs.py
 
 readme: setup
 	@$(VENV)/python .ci/readme.py

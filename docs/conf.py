@@ -1,4 +1,7 @@
-"""The site of the docs: Sphinx with MyST, built by `make docs`."""
+"""The site of the docs: Sphinx with MyST, built by `make docs`.
+
+Frameworks are mocked, so the environment needs none of them. MathJax comes from a package: no page loads anything.
+"""
 
 import re
 import sys
@@ -21,31 +24,33 @@ autodoc_mock_imports = ["theano", "pygpu", "lasagne", "keras", "tensorflow", "to
 autodoc_typehints = "none"
 
 _EQUATION = re.compile(r"^\s+(\w+ := .*?)(?:\s{2,}(.*))?$")
-_GREEK = re.compile(r"\b(alpha|mu)\b")
+_GREEK = re.compile(r"alpha|delta|eta|mu")
 
 
 def to_latex(equation):
     """Turn an equation of a docstring into LaTeX: `d := alpha (x - c)`."""
     text = re.sub(r"sqrt\((\w+)\)", r"\\sqrt{\1}", equation)
     text = re.sub(r"\bsum_(\w)\b", r"\\sum_\1", text).replace(":=", r"\mathrel{:=}").replace("%", r"\%")
-    text = re.sub(r"(?<![\\{_])\b([a-z]{3,}(?:_[a-z]+)?)\b", lambda word: _upright(word[1]), text)
+    text = re.sub(r"\b(\w)_(\w{2,})", r"\1_{\2}", text)
+    text = re.sub(r"(?<![\\{_])\b([a-z]{2,}(?:_[a-z]+)?)\b", lambda word: _upright(word[1]), text)
     return text
 
 
 def _upright(word):
-    return f"\\{word}" if _GREEK.fullmatch(word) else r"\mathrm{" + word.replace("_", r"\_") + "}"
+    return f"\\{word} " if _GREEK.fullmatch(word) else r"\mathrm{" + word.replace("_", r"\_") + r"}\,"
 
 
 def render_equations(app, what, name, obj, options, lines):
     """Make blocks of equations, which stand behind `::`, mathematics."""
     made, i = [], 0
     while i < len(lines):
-        block = next((j for j in range(i + 2, len(lines) + 1) if j == len(lines) or not lines[j].strip()), i + 2)
-        found = [_EQUATION.match(line) for line in lines[i + 2 : block]]
+        block = next((j for j in range(i + 2, len(lines)) if lines[j][:1].strip()), len(lines))
+        found = [_EQUATION.match(line) for line in lines[i + 2 : block] if line.strip()]
         if lines[i].strip() == "::" and found and all(found):
             rows = [to_latex(match[1]) + (rf" \quad \text{{{match[2]}}}" if match[2] else "") for match in found]
-            joined = [row.replace(r"\mathrel{:=}", r"&\mathrel{:=}", 1) for row in rows]
-            made += [".. math::", "", "   \\begin{aligned}", *(f"   {row} \\\\" for row in joined), "   \\end{aligned}"]
+            aligned = r"&\mathrel{:=}" if len(rows) > 1 else r"\mathrel{:=}"
+            joined = [row.replace(r"\mathrel{:=}", aligned, 1) for row in rows]
+            made += [".. math::", "", *(f"   {row} \\\\" for row in joined[:-1]), f"   {joined[-1]}", ""]
             i = block
         else:
             made.append(lines[i])

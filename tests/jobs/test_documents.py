@@ -1,0 +1,110 @@
+"""The code of README.md and docs: whole scripts run on two workers, the rest compiles, and quoted errors exist."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+from needing import needs, needs_theano
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+BLOCK = re.compile(r"(<!-- runs: (\w+) -->\n)?^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+RESULTS = {"base": "w.npy", "keras": "digits.keras", "lasagne": "model.npz"}
+
+
+def blocks(language):
+    """Return the blocks in a language as triples: page and number, the framework of a whole script, and the code."""
+    return [
+        (f"{path.name}-{number}", match[2], match[4])
+        for path in PAGES
+        for number, match in enumerate(BLOCK.finditer(path.read_text()))
+        if match[3] == language
+    ]
+
+
+def run_whole_scripts(platoon, folder, framework):
+    scripts = [code for _, found, code in blocks("python") if found == framework]
+    assert scripts
+    for code in scripts:
+        (folder / "train.py").write_text(code)
+        done = platoon("launch", "-n", 2, "--log-dir", "logs", "train.py")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert (folder / RESULTS[framework]).stat().st_size > 0
+        assert "shared and averaged nothing" not in done.stderr
+
+
+@pytest.mark.base
+def test_the_script_for_any_other_loop_runs_on_two_workers(platoon, tmp_path):
+    run_whole_scripts(platoon, tmp_path, "base")
+
+
+@needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
+def test_the_script_of_the_readme_runs_on_two_workers(platoon, tmp_path):
+    run_whole_scripts(platoon, tmp_path, "keras")
+
+
+@needs_theano
+def test_the_script_for_lasagne_runs_on_two_workers(platoon, tmp_path):
+    run_whole_scripts(platoon, tmp_path, "lasagne")
+
+
+@pytest.mark.base
+def test_every_whole_script_is_run():
+    assert {framework for _, framework, _ in blocks("python") if framework} == set(RESULTS)
+
+
+@pytest.mark.base
+@pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, _, code in blocks("python")])
+def test_blocks_of_python_compile(code):
+    lines = code.splitlines()
+    # A block may begin with the inside of a loop, and go on behind "..." a level deeper.
+    for text in (code, "if True:\n" + "\n".join(f"    {line}" for line in lines), _without_deeper_ends(lines)):
+        try:
+            ast.parse(text)
+        except SyntaxError as exc:
+            error = exc
+        else:
+            return
+    pytest.fail(f"{error}:\n{code}")
+
+
+def _without_deeper_ends(lines):
+    """Give what stands deeper behind a line of three dots a block of its own."""
+    made = []
+    for before, line in zip(["", *lines], lines):
+        made += ["if True:"] if before.strip() == "..." and line.startswith(" ") else []
+        made.append(line)
+    return "\n".join(made)
+
+
+def messages():
+    """Return all texts of the library; a dot stands for each value that is put in."""
+    found = []
+    for folder in ("platoon_base", "platoon_plugins"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    found.append("".join(getattr(part, "value", ".") if isinstance(part, ast.Constant) else "."
+                                         for part in node.values))  # fmt: skip
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(node.value)
+    return found
+
+
+@pytest.mark.base
+def test_the_errors_of_the_page_on_troubleshooting_are_those_of_the_code():
+    text = (ROOT / "docs" / "troubleshooting.md").read_text()
+    quoted = re.findall(r"^### `+ ?(.*?) ?`+$", text, re.MULTILINE)
+    assert len(quoted) == text.count("\n### ") > 15
+    known = messages()
+    assert [quote for quote in quoted if not any(quote in message for message in known)] == []
+
+
+@pytest.mark.base
+def test_commands_of_the_documents_are_there(platoon):
+    lines = [line for _, _, code in blocks("sh") for line in code.splitlines()]
+    named = {found for line in lines for found in re.findall(r"^(?:\w+=\S+ )*platoon ([a-z]+)", line)}
+    assert {"launch", "tune", "doctor"} & named
+    help_text = platoon("--help").stdout
+    assert {name for name in named if not re.search(rf"^  {name}\b", help_text, re.MULTILINE)} == set()
