@@ -34,7 +34,8 @@ help:
 setup:
 	@python=$$(.ci/find_python $(PYTHON)) && "$$python" .ci/setup_env.py
 
-demo: setup
+demo:
+	@python=$$(.ci/find_python $(PYTHON)) && "$$python" .ci/setup_env.py --for-demo
 	$(VENV)/platoon launch -n 2 examples/lasagne_digits.py
 
 data:

@@ -1,6 +1,6 @@
 """Build .venv on Python 3.11, or find in a second that it is as it should be.
 
-Usage: python3.11 .ci/setup_env.py [--base-pythons] [--keras]
+Usage: python3.11 .ci/setup_env.py [--for-demo] [--base-pythons] [--keras]
 """
 
 from __future__ import annotations
@@ -58,9 +58,8 @@ def has_mpi() -> bool:
 
 
 def wanted() -> dict[str, str]:
-    """The pinned requirements that can be installed here."""
-    apart = () if has_mpi() else OVER_MPI
-    return {name: requirement for name, requirement in pins().items() if name not in apart}
+    """The pinned requirements, but for those that are built last."""
+    return {name: requirement for name, requirement in pins().items() if name not in OVER_MPI}
 
 
 def expected_stamp(missing: list[str]) -> str:
@@ -69,7 +68,7 @@ def expected_stamp(missing: list[str]) -> str:
     sources = [ROOT / "setup.py", CONSTRAINTS, *compiled, *scripts]
     interpreter = f"{sys.base_prefix} {platform.python_version()} {ROOT}"
     # make clean removes the extension, which has to bring the set-up back.
-    found = [str(has_extensions()), str(pygpu_link().exists()), str(has_mpi())]
+    found = [str(has_extensions()), str(pygpu_link().exists())]
     return fingerprint(sources, interpreter, project_metadata(), " ".join(missing), *found)
 
 
@@ -104,7 +103,7 @@ def _essential(what: str, apt: system_packages.AptResult) -> str:
 def install_packages() -> None:
     """Install the pinned packages; the list is complete, so no resolver has to run."""
     by_name = wanted()
-    apart = {*OLD_SDISTS, *BUILD_TOOLS, *OVER_MPI, "fuel"}
+    apart = {*OLD_SDISTS, *BUILD_TOOLS, "fuel"}
     wheels = [requirement for name, requirement in by_name.items() if name not in apart]
     say(f"installing {len(by_name)} Python packages")
     pip("install", "-q", "--no-deps", *(by_name[name] for name in BUILD_TOOLS), what="installing the build tools")
@@ -112,10 +111,15 @@ def install_packages() -> None:
     sdists = [by_name[name] for name in OLD_SDISTS]
     pip("install", "-q", "--no-deps", "--no-build-isolation", *sdists, what="installing Theano and Lasagne")
     pip("install", "-q", "--no-deps", fuel_wheel(by_name["fuel"]), what="installing Fuel")
+
+
+def build_over_mpi() -> None:
+    """Build what takes longer than all else together, and is only there to be compared with."""
     for name in OVER_MPI:
-        if name in by_name:
+        if has_mpi() and not succeeds(VENV / "bin" / "python", venvs.HAS_ITS_FILES, name):
+            say(f"building {name}")
             options = ["--no-deps", "--no-build-isolation", "--no-binary", name]
-            pip("install", "-q", *options, by_name[name], what=f"building {name}")
+            pip("install", "-q", *options, pins()[name], what=f"building {name}")
 
 
 def fuel_wheel(requirement: str) -> Path:
@@ -223,6 +227,7 @@ def set_up() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--for-demo", action="store_true", help="leave out what the demo does not need and takes long")
     parser.add_argument("--base-pythons", action="store_true", help="also prepare the environments of other Pythons")
     parser.add_argument("--keras", action="store_true", help="also prepare the environments of Keras 3")
     options = parser.parse_args()
@@ -233,6 +238,8 @@ def main() -> int:
     try:
         with only_one():
             set_up()
+            if not options.for_demo:
+                build_over_mpi()
             if options.base_pythons:
                 import base_pythons
 
