@@ -52,6 +52,7 @@ class ControlClient:
 
     def report(self, values: Mapping[str, float | str], timeout_s: float) -> None:
         """Send values for the display and the summary; those of one name once a second at most, see `Reports`."""
+        encode(msg.Report(metrics=dict(values)))  # refused here, and not in a later call that sends what was kept
         self._reports.add(values, timeout_s)
 
     def send_reports_if_due(self) -> None:

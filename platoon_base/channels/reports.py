@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
+from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
+
 __all__ = ["EVERY_S", "Reports"]
 
 EVERY_S = 1.0  # the screen is drawn once a second
@@ -65,8 +67,10 @@ class Reports:
         together = {**kept, **values}
         try:
             self._send(together, timeout_s)
-        except BaseException:
-            self.pending = {**kept, **self.pending}  # these are not to blame
-            raise
+        except BaseException as exc:
+            refused = isinstance(exc, PlatoonError) and not isinstance(exc, (WorkerLostError, CollectiveTimeoutError))
+            if values or not refused:
+                self.pending = {**kept, **self.pending}  # these are not to blame
+            raise  # refused alone, they would be refused before each later message too
         now = time.monotonic()
         self._next.update(dict.fromkeys(together, now + self._every_s))

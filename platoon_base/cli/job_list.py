@@ -49,7 +49,7 @@ def facts(files: JobFiles) -> dict[str, Any]:
 def program_of(files: JobFiles) -> str:
     """Name the script of a job, without its folder and its arguments."""
     program = files.origin.program
-    return Program.of(program)[0].shown if program else "?"
+    return (Program.of(program)[0].shown if program else "") or "?"
 
 
 def _title(files: JobFiles) -> str:

@@ -102,6 +102,11 @@ def notebook_launcher(
         result = launch(_PROGRAM, [str(call), str(returned)], chosen, folder, options, signals)
         _show(shown, last=True)
         _require_success(result, folder)
+        if not returned.exists():
+            raise WorkerFailedError(
+                "rank 0 ended its process within the function, by sys.exit() or the like, so there is no value: return "
+                f"from the function instead; the workers' logs: {folder}"
+            )
         return _cloudpickle().loads(returned.read_bytes())
 
 

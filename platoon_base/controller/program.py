@@ -36,7 +36,7 @@ class Program(NamedTuple):
     @classmethod
     def of(cls, words: Sequence[str]) -> tuple[Program, list[str]]:
         """Divide the words that follow ``python`` into the program and its arguments; after ``-`` comes the copy."""
-        if words[0] == "-":
+        if words[0] == "-" and words[1:]:  # of a controller on standard input it is all there is
             return cls(words[1], is_typed=True), list(words[2:])
         if words[0] == "-m":
             return cls(words[1], is_module=True), list(words[2:])

@@ -17,6 +17,7 @@ from platoon_base.coordination import messages as msg
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
+from platoon_base.system.folder_lock import is_locked
 from platoon_base.system.process import pid_namespace
 
 __all__ = ["Observer", "kill"]
@@ -102,7 +103,12 @@ def kill(files: JobFiles) -> None:
             raise ConfigurationError(
                 f"process {pid}, the launcher of job {files.job}, cannot be watched: {exc}"
             ) from exc
-        if not files.alive:  # as long as it lives, this number is its controller's
+        if not is_locked(Path(files.folder)):  # by the controller: as long as it lives, this number is its own
+            if files.alive:
+                raise ConfigurationError(
+                    f"the launcher of job {files.job} is dead already, and processes that joined the job run still: "
+                    f"they end by themselves; `fuser -v /dev/shm{files.job_state}` names those that do not"
+                )
             return
         workers = []
         for child in _children(pid):

@@ -113,6 +113,8 @@ def test_what_cannot_be_launched_is_refused(monkeypatch, tmp_path):
         notebook_launcher(lambda: lock, **where)
     with pytest.raises(WorkerFailedError, match="cannot be sent back to the notebook"):
         notebook_launcher(lambda: __import__("threading").Lock(), **where)
+    with pytest.raises(WorkerFailedError, match="rank 0 ended its process within the function"):
+        notebook_launcher(sys.exit, **where)
     refused = []
 
     def in_a_thread():

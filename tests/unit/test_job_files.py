@@ -15,9 +15,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from platoon_base.cli.job_list import facts, program_of
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import files as job_files
 from platoon_base.job.files import JobFiles, Origin
+from platoon_base.job.observing import kill
 from platoon_base.shm.segments import SHM_FOLDER, Segment
 from platoon_base.system.environment import NAMESPACE
 
@@ -533,3 +535,32 @@ def test_what_has_just_been_removed_counts_as_removed(files):
     left = job_files.Leftover(Path(files.folder), 0)
     assert job_files.remove(left)
     assert job_files.remove(left)
+
+
+def test_a_job_whose_controller_is_dead_does_not_lend_its_number_to_be_killed():
+    """A late joiner has the job's memory open, and the number of the controller belongs to somebody else by now."""
+    other = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        files = JobFiles.create(1)
+        files = replace(files, origin=replace(files.origin, pid=other.pid))
+        with Segment.create(files.job_state, 4096):
+            with pytest.raises(ConfigurationError, match="is dead already"):
+                kill(files)
+            assert other.poll() is None
+            with contextlib.closing(files.lock()):
+                kill(files)
+        assert other.wait(30) == -signal.SIGKILL
+        files.remove()
+    finally:
+        other.kill()
+        other.communicate()
+
+
+@pytest.mark.parametrize("words", [["-"], ["-", "--rate"], [""], ["-c"], []])
+def test_a_controller_without_a_file_has_a_name_in_the_list_of_jobs(words):
+    files = JobFiles.create(1, origin=Origin(words))
+    try:
+        assert facts(files)["title"]
+        assert program_of(files)
+    finally:
+        files.remove()

@@ -6,7 +6,7 @@ import pytest
 from watching import until
 
 from platoon_base.channels.reports import Reports
-from platoon_base.errors import WorkerLostError
+from platoon_base.errors import ProtocolError, WorkerLostError
 
 pytestmark = pytest.mark.base
 
@@ -70,6 +70,43 @@ def test_values_that_could_not_be_sent_are_kept():
     sent.broken = False
     reports.flush(1.0)
     assert sent[1:] == [{"a": 2}]
+
+
+def test_values_that_are_refused_are_not_sent_again_before_each_later_message():
+    class Refused(Sent):
+        def __call__(self, values, timeout_s):
+            if "bad" in values.values():
+                raise ProtocolError("too long")
+            super().__call__(values, timeout_s)
+
+    sent = Refused()
+    reports = Reports(sent, every_s=1e6)
+    reports.add({"a": "good"}, 1.0)
+    reports.add({"a": "bad"}, 1.0)
+    with pytest.raises(ProtocolError):
+        reports.flush(1.0)
+    reports.flush(1.0)
+    reports.add({"b": "good"}, 1.0)
+    assert sent == [{"a": "good"}, {"b": "good"}]
+
+
+def test_a_value_that_cannot_be_sent_is_refused_by_report_itself_though_it_would_be_kept(run_job):
+    outcome = run_job(
+        """
+        import pytest
+        from platoon_base import connect
+        from platoon_base.errors import ProtocolError
+        worker = connect()
+        worker.report({"x": 1})
+        with pytest.raises(ProtocolError, match="ints"):
+            worker.report({"x": 2**70})
+        worker.barrier()
+        worker.report({"y": 3})
+        worker.close()
+        """,
+        workers=1,
+    ).require_success()
+    assert outcome.reported == {"x": 1, "y": 3}
 
 
 def test_a_job_has_the_latest_of_many_values(run_job):
