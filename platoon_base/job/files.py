@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import json
 import logging
 import os
@@ -260,6 +259,8 @@ def _why_not(job: str, jobs: list[str]) -> str:
     owner = _owner_of(job)
     if owner:
         return f"job {job} belongs to user {owner}: you can see, follow and stop your own jobs only"
+    import difflib  # for this error alone
+
     close = difflib.get_close_matches(job, jobs, n=3, cutoff=0.5)
     hint = f"; did you mean {' or '.join(close)}?" if close else ": `platoon jobs` lists them"
     return (

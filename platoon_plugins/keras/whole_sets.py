@@ -45,7 +45,7 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
     Raises
     ------
     ConfigurationError
-        If the data cannot be split, differ between workers, or a metric cannot be added up.
+        If the data cannot be split, differ between workers, or a metric cannot be added up; if ``steps`` is given.
 
     Examples
     --------
@@ -57,6 +57,11 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
         raise ConfigurationError(f"got {len(data)} sets of data: pass x, y and sample_weight, or one data set")
     if worker.global_size == 1:
         return model.evaluate(**dict(zip(names, data)), **options)
+    if options.get("steps") is not None:
+        raise ConfigurationError(
+            f"got steps={options['steps']!r}: each worker would make as many of its own part, other rows than those "
+            "of one process; cut the data instead, such as x[:steps * batch_size]"
+        )
     keeps_rows = {"reshuffle": False} if _has_rows(data[0]) else {}
     own = shard(*data, worker=worker, **keeps_rows)
     own = own if len(data) > 1 else (own,)
@@ -67,8 +72,17 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
     local = model.evaluate(**dict(zip(names, own)), callbacks=callbacks, **options)
     if isinstance(local, dict):
         return {name: gathered.values.get(name, value) for name, value in local.items()}
-    values = list(gathered.values.values())
+    values = _in_the_order_of_keras(model, gathered.values)
     return values if isinstance(local, list) else values[0]
+
+
+def _in_the_order_of_keras(model: Any, values: Mapping[str, Any]) -> list[Any]:
+    """Return values as ``model.evaluate`` lists them, which is another order than that of ``logs``."""
+    if hasattr(model, "_flatten_metrics_in_order"):  # Keras 3
+        flat = model._flatten_metrics_in_order(dict(values))
+        return flat if isinstance(flat, list) else [flat]
+    names = model.metrics_names if set(model.metrics_names) == set(values) else values
+    return [values[name] for name in names]
 
 
 class _Gathered(keras.callbacks.Callback):  # type: ignore[misc]

@@ -44,6 +44,15 @@ def test_values_and_order_are_those_of_one_process(run_keras):
             assert ours["kind"].dtype == one["kind"].dtype and (ours["kind"] == one["kind"]).all()
             assert np.allclose(one["sum"], ours["sum"], atol=1e-5)
 
+            z = keras.Input((6,))
+            several = keras.Model(z, [L.Dense(1, name="second")(z), L.Dense(1, name="first")(z)])
+            several.compile("sgd", loss=["mse", "mae"], metrics=[["mae"], ["mse"]])
+            several.set_weights([np.linspace(i, i + 1, w.size, dtype='float32').reshape(w.shape)
+                                 for i, w in enumerate(several.get_weights())])
+            targets = [x[:, :1], x[:, 1:2]]
+            one = several.evaluate(x, targets, batch_size=len(x), verbose=0)
+            assert np.allclose(one, evaluate(several, x, targets, batch_size=4, verbose=0), atol=1e-5)
+
             tokens = np.random.RandomState(0).randint(0, 4, (4 * size, 7))  # 0 is masked
             masked = keras.Sequential([keras.Input((7,)), L.Embedding(4, 3, mask_zero=True), L.Dense(2)])
             masked.compile("sgd", loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
@@ -59,7 +68,8 @@ def test_values_and_order_are_those_of_one_process(run_keras):
         one = model.evaluate(x[:15], y[:15], verbose=0)
         assert np.allclose(one, evaluate(model, Batches(), verbose=0), atol=1e-5)
         for call in (lambda: predict(model, Batches()), lambda: predict(model, x + rank),
-                     lambda: evaluate(model), lambda: evaluate(model, x + rank, y)):
+                     lambda: evaluate(model), lambda: evaluate(model, x + rank, y),
+                     lambda: evaluate(model, x, y, steps=1)):
             try:
                 call()
                 worker.barrier("not refused here")  # the worker that comes first is not told

@@ -41,10 +41,13 @@ SCRIPT = """
 def terminal(tmp_path):
     """Run commands by tmux, whose server is of this test alone."""
 
+    # pytest-xdist gives its processes a width, which would count before the terminal's.
+    outside = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
+
     def run(*words):
         done = subprocess.run(
             ["tmux", "-S", str(tmp_path / "tmux"), "-f", "/dev/null", *map(str, words)],
-            cwd=tmp_path, env={**os.environ, "TERM": "xterm"}, capture_output=True, text=True, timeout=60, check=False,
+            cwd=tmp_path, env={**outside, "TERM": "xterm"}, capture_output=True, text=True, timeout=60, check=False,
         )  # fmt: skip
         return done.stdout if done.returncode == 0 else ""
 

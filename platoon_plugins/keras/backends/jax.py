@@ -14,10 +14,14 @@ import numpy as np
 from jax.experimental import io_callback
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.backends import xla_calls
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
+
+if hasattr(jax, "ffi"):
+    from platoon_plugins.keras.backends import xla_calls
+else:  # JAX before 0.5
+    xla_calls = None
 
 __all__ = ["backend"]
 
@@ -53,7 +57,7 @@ class _Jax(Keras3):
 
     def averaged_in_graph(self, gradients: Sequence[Any], average: GradientAverage, weight: Any) -> Sequence[Any]:
         """See `Keras3.averaged_in_graph`: ordered, as all workers must make the calls in one order."""
-        if jax.default_backend() == "cpu":
+        if xla_calls is not None and jax.default_backend() == "cpu":
             return xla_calls.call_in_place(average, gradients, weight)
         shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
         averages: Sequence[Any] = io_callback(average, shapes, list(gradients), weight, ordered=True)
@@ -66,7 +70,8 @@ class _Jax(Keras3):
 
     def settle(self) -> None:
         """See `Backend.settle`."""
-        xla_calls.settle()
+        if xla_calls is not None:
+            xla_calls.settle()
 
 
 def _guarded(model: Any, average: GradientAverage) -> Callable[..., Any]:
