@@ -130,7 +130,7 @@ def test_another_user_cannot_reach_a_job(tmp_path):
         """
         import os, sys
         from platoon_base.errors import PlatoonError
-        from platoon_base.job import join
+        from platoon_base.job import attaching, join
         os.setgid(65534), os.setuid(65534)      # from here on this process may not even read the package
         folder, words = sys.argv[1:]
         for path, flags in ((folder + "/control", os.O_RDWR), (folder, os.O_RDONLY), (words, os.O_RDONLY)):
