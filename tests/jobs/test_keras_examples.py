@@ -68,7 +68,6 @@ def test_every_example_is_a_plain_script_but_for_three_lines():
 @pytest.mark.skipif(os.environ.get("KERAS_BACKEND") not in ("torch", "jax"), reason="needs Keras on torch or JAX")
 @pytest.mark.timeout(300)
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", sorted(PLAIN))
 def test_an_example_trains_on_two_workers(platoon, write_script, tmp_path, name):
     script = write_script(changed((FOLDER / name).read_text(), SMALLER[name]))
