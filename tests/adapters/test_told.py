@@ -3,6 +3,7 @@
 import math
 
 import pytest
+from needing import needs_blocks
 
 from platoon_base import compat
 
@@ -103,7 +104,7 @@ BLOCKS = """
 """
 
 
-@pytest.mark.blocks
+@needs_blocks
 @pytest.mark.parametrize(
     ("rule", "step_rule"), [("EASGD()", "None"), ("", "CompositeRule([AllReduceGradients(), Scale(0.1)])")]
 )

@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-__all__ = ["needs", "needs_theano"]
+__all__ = ["needs", "needs_blocks", "needs_theano"]
 
 
 def needs(mark, module, reason):
@@ -14,3 +14,4 @@ def needs(mark, module, reason):
 
 
 needs_theano = needs("theano", "theano", "needs Theano: `make setup` installs it on Python 3.11")
+needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")

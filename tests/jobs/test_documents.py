@@ -5,12 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from needing import needs, needs_theano
+from needing import needs, needs_blocks, needs_theano
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"(<!-- runs: (\w+) -->\n)?^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
-RESULTS = {"base": "w.npy", "keras": "digits.keras", "lasagne": "model.npz"}
+RESULTS = {"base": "w.npy", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar"}
 
 
 def blocks(language):
@@ -47,6 +47,11 @@ def test_the_script_of_the_readme_runs_on_two_workers(platoon, tmp_path):
 @needs_theano
 def test_the_script_for_lasagne_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "lasagne")
+
+
+@needs_blocks
+def test_the_script_for_blocks_runs_on_two_workers(platoon, tmp_path):
+    run_whole_scripts(platoon, tmp_path, "blocks")
 
 
 @pytest.mark.base
