@@ -44,6 +44,10 @@ def require_runnable(program: Program, devices: Sequence[str]) -> None:
     if not devices:
         raise ConfigurationError("got no workers: say how many with -n N, or name devices with -D")
     program.require()
+    if program.hidden:
+        log.warning(
+            "the script has the name of the package %s: whoever imports that gets the script; rename it", program.hidden
+        )
     require_devices(list(devices))
 
 

@@ -79,8 +79,7 @@ class Screen:
             if self._error is None:
                 self._look(last=True)
         finally:
-            if self._events is not None:
-                self._events.__exit__(kind, error, trace)
+            self._close_events()
             self._display.__exit__(kind, error, trace)
         if self._error is not None and error is None:
             raise self._error
@@ -121,8 +120,8 @@ class Screen:
         texts = [self._output(line) for line in self._lines.new(last)] + [as_text(each) for each in told]
         is_new = snapshot is not None and snapshot is not self._shown
         self._shown = snapshot
-        if self._events is not None and snapshot is not None and is_new:
-            self._events.take(snapshot)
+        if snapshot is not None and is_new:
+            self._record(snapshot)
         if texts:
             if snapshot is not None and is_live(self._console):
                 self._display.show(snapshot, draw=False)
@@ -130,6 +129,27 @@ class Screen:
             self._print(Text("\n").join(texts))
         if snapshot is not None and is_new:
             self._display.show(snapshot)
+
+    def _record(self, snapshot: Snapshot) -> None:
+        """Write to the event files; what they raise, such as on a full disk, ends them and not the job."""
+        if self._events is not None:
+            try:
+                self._events.take(snapshot)
+            except Exception as exc:
+                self._lose_events(exc)
+
+    def _close_events(self) -> None:
+        events, self._events = self._events, None
+        if events is not None:
+            try:
+                events.close()
+            except Exception as exc:
+                self._lose_events(exc)
+
+    def _lose_events(self, error: Exception) -> None:
+        self._events = None
+        text = f"WARNING: nothing more is written for TensorBoard: {type(error).__name__}: {error}"
+        self._print(Text(text, style="bold red"))
 
     def _output(self, line: NewLine) -> Text:
         if line.marked:

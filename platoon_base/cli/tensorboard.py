@@ -6,7 +6,6 @@ import importlib.util
 import math
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import click
@@ -46,7 +45,7 @@ tensorboard_option = click.option(
 
 
 class EventFiles:
-    """Writes snapshots of a job as scalars; a context manager.
+    """Writes snapshots of a job as scalars, until it is closed.
 
     Each worker is a run of TensorBoard, so that their curves lie in one chart: ``worker0``, ``worker1`` and so on, by
     the worker's mini-batches. The run ``center`` has the values that were reported, by the mean of the mini-batches of
@@ -68,12 +67,8 @@ class EventFiles:
         self._steps: dict[int, int] = {}
         self._reported: dict[str, float | str] = {}
 
-    def __enter__(self) -> EventFiles:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Write the last state of the workers, and close the files."""
         if self._recent.snapshot is not None:
             self._write_workers(self._recent.snapshot)
         for writer in self._writers.values():

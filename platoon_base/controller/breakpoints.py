@@ -59,6 +59,7 @@ def hook_breakpoints() -> None:
         deadline = time.monotonic() + _ANSWER_S
         while wish.exists() and time.monotonic() < deadline:
             time.sleep(_LOOK_S)
+        wish.unlink(missing_ok=True)  # of a launcher that does not look, and shall not later
         stream = os.fdopen(os.open(name, os.O_RDWR | os.O_NOCTTY), "r+b", buffering=0)
         terminal = _Terminal(stream)
         # Its handler of Ctrl-C would take the launcher's signal for a wish to debug.

@@ -102,6 +102,7 @@ class Controller:
         self._exits: list[Exit] = []
         self._failed: list[Exit] = []  # also those that are started again
         self._stopped_at = math.inf
+        self._ending_since = -math.inf
         self._adopted: set[int] = set()
         self._policy = RestartPolicy(max_restarts, has_checkpoints=checkpointer is not None)
         self._checkpointer = checkpointer
@@ -176,6 +177,8 @@ class Controller:
         self._signals_taken += 1
         if self._signal is not None:
             self._children.kill()  # asked twice: no more patience
+        else:
+            self._ending_since = time.monotonic()
         self._signal = self._signal or number
         self._stopped_at = min(self._stopped_at, time.time())
         self._job_state.stop(reason)
@@ -189,7 +192,8 @@ class Controller:
         if isinstance(request, msg.Watch):
             reason = self._job_state.stop_reason or None  # also that of a signal
             return self._snapshot(time.monotonic())._replace(stop_reason=reason).to_message()
-        self._end(signal.SIGINT, "platoon stop", self._grace_s if request.grace_s is None else request.grace_s)
+        if request.sent_at > self._ending_since:
+            self._end(signal.SIGINT, "platoon stop", self._grace_s if request.grace_s is None else request.grace_s)
         return msg.Done()
 
     def _awaits_some_by_hand(self) -> bool:

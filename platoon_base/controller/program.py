@@ -86,6 +86,15 @@ class Program(NamedTuple):
             )
         raise ConfigurationError(f"there is no script {self.name!r}: give the path of the Python file to run")
 
+    @property
+    def hidden(self) -> str:
+        """The installed package that a script hides, as its folder comes first on the path; mostly empty."""
+        stem = Path(self.name).stem
+        if self.is_module or self.is_typed or stem in getattr(sys, "stdlib_module_names", ()):
+            return ""
+        found = PathFinder.find_spec(stem, [path for path in sys.path if Path(path).resolve() != Path(self.folder)])
+        return stem if found is not None and found.origin is not None else ""
+
     def put_first_on_path(self) -> None:
         """Put `folder` first on the module search path."""
         if sys.path[:1] != [self.folder]:

@@ -57,7 +57,7 @@ __all__ = [
     "Withdraw",
 ]
 
-PROTOCOL = 7
+PROTOCOL = 8
 MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
 MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 256 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
@@ -277,9 +277,14 @@ class Watch(Message, frozen=True, kw_only=True, tag="watch"):
 
 
 class EndJob(Message, frozen=True, kw_only=True, tag="end-job"):
-    """End the job as Ctrl-C to the launcher does; ``grace_s`` instead of the launcher's own."""
+    """End the job as Ctrl-C to the launcher does; ``grace_s`` instead of the launcher's own.
+
+    ``sent_at``, of this host's monotonic clock, tells one that waited in a queue from one that was sent after another
+    had its effect.
+    """
 
     protocol: int
+    sent_at: float
     grace_s: Optional[Annotated[float, msgspec.Meta(ge=0, le=1e9)]] = None
 
 

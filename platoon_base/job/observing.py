@@ -69,8 +69,13 @@ class Observer:
             raise ProtocolError(f"the job is of another version of this package ({exc}): use that one") from exc
 
     def end(self, grace_s: float | None = None) -> None:
-        """Have the job end in order, as Ctrl-C to its launcher does; a second time have its workers killed."""
-        self._client.ask(msg.EndJob(protocol=msg.PROTOCOL, grace_s=grace_s), msg.Done, self._timeout_s)
+        """Have the job end in order, as Ctrl-C to its launcher does; a second time have its workers killed.
+
+        The second time must come after the launcher has begun to end the job: a launcher that did not answer counts
+        those that wait for it once.
+        """
+        request = msg.EndJob(protocol=msg.PROTOCOL, sent_at=time.monotonic(), grace_s=grace_s)
+        self._client.ask(request, msg.Done, self._timeout_s)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end of the job; tells whether it has come."""

@@ -313,6 +313,16 @@ def test_modules_in_the_working_directory_do_not_hide_the_standard_library(write
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_script_that_hides_a_package_is_warned_of(platoon, write_script):
+    done = platoon("launch", "-n", 2, write_script("import msgspec", "msgspec.py"))
+    assert "the script has the name of the package msgspec: whoever imports that gets the script" in " ".join(
+        done.stdout.split()
+    )
+    assert done.returncode == 0, done.stdout
+    for name in ("train.py", "queue.py"):
+        assert "the name of the package" not in platoon("launch", "-n", 2, write_script("", name)).stdout
+
+
 def test_a_summary_that_cannot_be_written_is_refused_before_the_start(platoon, write_script, tmp_path):
     done = platoon("launch", "-n", 1, "--summary", "no/such/out.json", write_script(HELLO))
     assert done.returncode == 2

@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import termios
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,11 @@ from watching import PATIENCE_S, await_file, until
 
 from platoon_base.channels.client import ControlClient
 from platoon_base.coordination import messages as msg
-from platoon_base.errors import ProtocolError
+from platoon_base.errors import CollectiveTimeoutError, ProtocolError
+from platoon_base.job import JobOptions, host_job
 from platoon_base.job.backends import connect_to
 from platoon_base.job.files import running, segment_prefix
+from platoon_base.job.observing import Observer
 from platoon_base.shm.segments import SHM_FOLDER
 
 pytestmark = pytest.mark.base
@@ -214,6 +217,35 @@ def test_the_time_to_save_may_be_given_and_a_second_stop_waits_no_longer(platoon
     assert platoon("stop", "--grace", 0).returncode == 0
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
     assert "killed by SIG" in (job.folder / "output").read_text()
+
+
+PATIENT = """
+    import os, signal, sys, time
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    while not os.path.exists(sys.argv[1]):
+        time.sleep(0.01)
+"""
+
+
+def free_when_ending(files, path):
+    with Observer(files, PATIENCE_S) as observer:
+        until(lambda: observer.look().stop_reason)
+    path.touch()
+
+
+def test_stops_that_waited_for_a_busy_launcher_count_once(write_script, tmp_path):
+    """It had said to try again; only a stop after the job has begun to end has the workers killed."""
+    command = [sys.executable, write_script(PATIENT), str(tmp_path / "go on")]
+    with host_job(1, JobOptions(grace_s=600)) as job:
+        job.start(0, command, os.environ, None)
+        for _ in range(2):
+            with Observer(job.files, 1.0) as observer, pytest.raises(CollectiveTimeoutError):
+                observer.end()
+        with ThreadPoolExecutor(1) as executor:
+            freed = executor.submit(free_when_ending, job.files, tmp_path / "go on")
+            result = job.serve()
+            freed.result()
+    assert result.exits[0].status == 0, result
 
 
 def test_a_job_whose_launcher_hangs_is_killed(platoon, launch):

@@ -39,7 +39,7 @@ REQUESTS = [
     msg.Leave(),
     msg.Round(timeout_s=1.0),
     msg.Watch(protocol=msg.PROTOCOL),
-    msg.EndJob(protocol=msg.PROTOCOL, grace_s=2.5),
+    msg.EndJob(protocol=msg.PROTOCOL, sent_at=3.25, grace_s=2.5),
     msg.UserRequest(req="next", info={"seen": [1, 2.5, "x", None, True, b"\0\1"]}),
 ]
 REPLIES = [

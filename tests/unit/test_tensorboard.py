@@ -1,5 +1,6 @@
 """Event files for TensorBoard, read back by the one who defined them, or by tensorboardX's own reader of records."""
 
+import contextlib
 import importlib.util
 import math
 import struct
@@ -51,7 +52,7 @@ def snapshot(steps, loss, reported):
 
 @needs_writer
 def test_workers_and_reported_values_are_runs_of_their_own(tmp_path):
-    with EventFiles(tmp_path, every_s=0.0) as events:
+    with contextlib.closing(EventFiles(tmp_path, every_s=0.0)) as events:
         events.take(snapshot(0, math.nan, {}))
         events.take(snapshot(100, 0.5, {"val": 0.25, "note": "text"}))
         events.take(snapshot(100, 0.5, {"val": 0.25, "note": "text"}))
@@ -68,29 +69,39 @@ def test_workers_and_reported_values_are_runs_of_their_own(tmp_path):
 
 @needs_writer
 def test_the_end_of_a_course_is_written(tmp_path):
-    with EventFiles(tmp_path, every_s=1e6) as events:
+    with contextlib.closing(EventFiles(tmp_path, every_s=1e6)) as events:
         events.take(snapshot(100, 0.5, {}))
         events.take(snapshot(300, 0.125, {}))
     assert [each[1:] for each in scalars(tmp_path / "worker0") if each[0] == "loss"] == [(100, 0.5), (300, 0.125)]
 
 
+REPORTS = """
+    from platoon_base import connect
+    worker = connect()
+    worker.progress(steps=5, epoch=2, loss=0.75)
+    worker.barrier()
+    if worker.global_rank == 0:
+        worker.report({"val": 0.5})
+"""
+
+
 @needs_writer
 def test_a_job_writes_them(platoon, write_script, tmp_path):
-    script = write_script(
-        """
-        from platoon_base import connect
-        worker = connect()
-        worker.progress(steps=5, epoch=2, loss=0.75)
-        worker.barrier()
-        if worker.global_rank == 0:
-            worker.report({"val": 0.5})
-        """
-    )
-    done = platoon("launch", "-n", 2, "--tensorboard", "board", script)
+    done = platoon("launch", "-n", 2, "--tensorboard", "board", write_script(REPORTS))
     assert done.returncode == 0, done.stdout + done.stderr
     assert scalars(tmp_path / "board" / "center") == [("val", 5, 0.5)]
     for rank in range(2):
         assert ("loss", 5, 0.75) in scalars(tmp_path / "board" / f"worker{rank}")
+
+
+@needs_writer
+@pytest.mark.parametrize("run", ["worker0", "center"])
+def test_a_job_goes_on_where_they_cannot_be_written(platoon, write_script, tmp_path, run):
+    (tmp_path / "board").mkdir()
+    (tmp_path / "board" / run).write_text("a file where a folder must be")
+    done = platoon("launch", "-n", 2, "--tensorboard", "board", write_script(REPORTS))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("WARNING: nothing more is written for TensorBoard: NotADirectoryError: ") == 1
 
 
 def test_without_the_library_nothing_is_started(monkeypatch, tmp_path):
