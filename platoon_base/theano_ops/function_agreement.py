@@ -12,10 +12,20 @@ import numpy as np
 from platoon_base.data.excerpt import require_inside, row_numbers
 from platoon_base.data.shared_data import SharedData
 from platoon_base.errors import ConfigurationError, PlatoonError
-from platoon_base.fingerprint import fingerprint
+from platoon_base.fingerprint import checksum, fingerprint
 from platoon_base.worker.handle import Worker
 
-__all__ = ["Header", "Selection", "Told", "checksum", "exchange", "plain", "refuse", "require_same_values", "select"]
+__all__ = [
+    "Header",
+    "Selection",
+    "Told",
+    "exchange",
+    "input_checksum",
+    "plain",
+    "refuse",
+    "require_same_values",
+    "select",
+]
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -159,7 +169,7 @@ def _end(end: Any) -> int:
     return _NO_END if end is None else max(-_FARTHEST, min(operator.index(end), _FARTHEST))
 
 
-def checksum(value: Any, *, whole: bool) -> int:
+def input_checksum(value: Any, *, whole: bool) -> int:
     """Return a number that differs if an input differs from another worker's.
 
     Of shared data it is that of the name. Of rows that are scattered it looks at three, which random data and other
@@ -172,14 +182,10 @@ def checksum(value: Any, *, whole: bool) -> int:
         return zlib.crc32(fingerprint(value).encode())
     crc = zlib.crc32(repr((array.dtype.str, array.shape)).encode())
     if whole or not array.ndim:
-        return _crc_of(array, crc)
+        return checksum(array, crc)
     for i in (0, len(array) // 2, len(array) - 1) if array.size else ():
-        crc = _crc_of(np.ascontiguousarray(array[i]).reshape(-1)[: max(1, _SAMPLED_BYTES // array.itemsize)], crc)
+        crc = checksum(np.ascontiguousarray(array[i]).reshape(-1)[: max(1, _SAMPLED_BYTES // array.itemsize)], crc)
     return crc
-
-
-def _crc_of(array: np.ndarray[Any, Any], crc: int) -> int:
-    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data, crc) if array.nbytes else crc
 
 
 def exchange(worker: Worker, mine: Header, described: str, timeout_s: float) -> list[Header]:
@@ -238,7 +244,7 @@ def require_same_values(
     """
     if len({header.values for header in every}) == 1:
         return
-    own = np.array([checksum(value, whole=i not in scattered) for i, value in enumerate(values)], np.int64)
+    own = np.array([input_checksum(value, whole=i not in scattered) for i, value in enumerate(values)], np.int64)
     differs = (np.ptp(worker.all_gather(own, timeout_s=timeout_s), axis=0) != 0).nonzero()[0]
     i = int(differs[0]) if len(differs) else 0
     texts = worker.gather(_shown(values[i]), name="other value", timeout_s=timeout_s)

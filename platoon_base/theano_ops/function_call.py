@@ -14,7 +14,14 @@ from platoon_base.data.shared_data import SharedData
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.joining import connect
 from platoon_base.theano_ops.base import JobBound
-from platoon_base.theano_ops.function_agreement import Header, Told, checksum, exchange, refuse, require_same_values
+from platoon_base.theano_ops.function_agreement import (
+    Header,
+    Told,
+    exchange,
+    input_checksum,
+    refuse,
+    require_same_values,
+)
 from platoon_base.theano_ops.function_graph import (
     average_updates,
     averaged_grads,
@@ -253,7 +260,7 @@ class Function(JobBound):
     def _checksum_of(self, values: Sequence[Any]) -> int:
         if self.worker.global_size == 1:
             return 0
-        return hash(tuple(checksum(value, whole=i not in self._scattered) for i, value in enumerate(values)))
+        return hash(tuple(input_checksum(value, whole=i not in self._scattered) for i, value in enumerate(values)))
 
     @property
     def compiled(self) -> list[Any]:

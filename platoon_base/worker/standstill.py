@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-import zlib
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
+from platoon_base.fingerprint import checksum
 
 __all__ = ["Standstill"]
 
@@ -38,7 +37,7 @@ class Standstill:
         """Compare the values with those after the synchronization before; warn once about those that stay the same."""
         if not self._watched:
             return
-        self._watched -= {i for i, before in self._sums.items() if _checksum(arrays[i]) != before}
+        self._watched -= {i for i, before in self._sums.items() if checksum(arrays[i]) != before}
         self._seen += bool(self._sums)
         if self._watched and self._seen >= _PATIENCE:
             names = ", ".join(self._names[i] for i in sorted(self._watched))
@@ -55,8 +54,4 @@ class Standstill:
     def after_sync(self, arrays: Sequence[Any]) -> None:
         """Remember the values."""
         self._watched = {i for i in self._watched if arrays[i].size}  # nothing is learnt of the empty ones
-        self._sums = {i: _checksum(arrays[i]) for i in self._watched}
-
-
-def _checksum(array: Any) -> int:
-    return zlib.crc32(np.asarray(array, order="C").reshape(-1).view(np.uint8).data)
+        self._sums = {i: checksum(arrays[i]) for i in self._watched}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker
+from platoon_base.fingerprint import checksum
 from platoon_base.rules import Rule, waits
 from platoon_base.schedule import EveryN
 from platoon_plugins.keras.backends.base import Backend
@@ -40,7 +41,7 @@ class Asynchronous(Mode):
         self._participants: list[int] = []
         self._model: Any = None
         self._swapped: contextlib.ExitStack | None = None
-        self._put_in: list[np.ndarray[Any, Any]] = []
+        self._put_in: list[int] = []
 
     def purpose(self, model: Any) -> str:
         """Return what must be the same on all workers."""
@@ -89,14 +90,14 @@ class Asynchronous(Mode):
         """Put the center into the model, once all workers have given it theirs."""
         self._swapped = contextlib.ExitStack()
         self._swapped.enter_context(self._worker.center_params())
-        self._put_in = self._copies()
+        self._put_in = self._checksums()
 
     def leave_center(self) -> None:
         """Take the worker's own weights back, unless a callback has changed what was put in: that stays, everywhere."""
         if self._swapped is None:
             return
-        now = self._copies()
-        changed = any(not np.array_equal(a, b, equal_nan=True) for a, b in zip(now, self._put_in))
+        changed = self._checksums() != self._put_in
+        now = self._copies() if changed else []
         self._swapped.close()
         self._swapped, self._put_in = None, []
         if changed:
@@ -126,6 +127,10 @@ class Asynchronous(Mode):
         if self.stops and not all(np.isfinite(values).all() for values in self._copies()):
             return  # TerminateOnNaN has seen it: no other error is needed
         self._worker.sync_params(part=part)
+
+    def _checksums(self) -> list[int]:
+        """Return a checksum of each weight: copies would take the memory of the model once or twice more."""
+        return [checksum(v.get_value(borrow=True)) for v in self._backend.weights(self._model)]
 
     def _copies(self) -> list[np.ndarray[Any, Any]]:
         return [np.array(v.get_value(borrow=True)) for v in self._backend.weights(self._model)]

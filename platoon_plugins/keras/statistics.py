@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import numpy as np
 
 from platoon_base import Worker
+from platoon_base.fingerprint import checksum
 from platoon_plugins.keras.backends.base import Backend
 
 __all__ = ["Statistics"]
@@ -60,4 +60,4 @@ class Statistics:
 
     def _look(self) -> list[int]:
         values = (variable.get_value(borrow=True) for variable in self._backend.statistics(self._model))
-        return [zlib.crc32(np.ascontiguousarray(value)) for value in values]
+        return [checksum(value) for value in values]
