@@ -26,7 +26,7 @@ import numpy as np
 from platoon_base import ASGD, connect
 from platoon_base.errors import WorkerLostError
 from platoon_base.shm.liveness import JobLiveness
-from watching import controller_lives, ending, exchange_pids, is_stopped, progress, takes_part, until, waits_in
+from watching import controller_lives, ending, exchange_pids, is_stopped, progress, rest, takes_part, until, waits_in
 
 FOLDER = Path(sys.argv[1])
 
@@ -105,15 +105,15 @@ if rank == 0:
     until(lambda: waits_in("barrier barrier", 1, 2))
     for other in range(3):
         tell(f"ready{other}")
-    time.sleep(600)
+    rest()
 worker.barrier()  # its departure may release the others before their own signal comes
-time.sleep(600)
+rest()
 """,
     "waits of an all-reduce": """
 worker.all_reduce(x)
 tell(f"ready{rank}")
 if rank == 0:
-    time.sleep(600)
+    rest()
 worker.all_reduce(x)
 """,
 }
@@ -173,7 +173,7 @@ signal.signal(signal.SIGINT, stay)
         + """
 tell(f"ready{rank}")
 while True:
-    time.sleep(600)
+    rest()
 """,
         options=["--grace", "600"],
     )
@@ -193,7 +193,7 @@ def test_however_often_ctrl_c_is_pressed_the_summary_and_the_status_are_right(la
         JOIN
         + """
 tell(f"ready{rank}")
-time.sleep(600)
+rest()
 """
     )
     for rank in range(3):
@@ -213,7 +213,7 @@ def test_after_ctrl_c_a_worker_has_time_to_save(launch, output_of, tmp_path):
         + """
 try:
     tell(f"ready{rank}")
-    time.sleep(600)
+    rest()
 except KeyboardInterrupt:
     tell(f"saving{rank}")
     until((FOLDER / "has taken its time").exists)

@@ -30,6 +30,7 @@ __all__ = [
     "living",
     "partitions_of",
     "progress",
+    "rest",
     "takes_part",
     "until",
     "waits_in",
@@ -44,6 +45,12 @@ def until(condition, patience_s=PATIENCE_S):
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(1e-3)
+
+
+def rest():
+    """Wait ten minutes for a signal: one that comes just before a sleep begins is seen when that ends."""
+    for _ in range(6000):
+        time.sleep(0.1)
 
 
 def await_file(path, process=None):

@@ -402,13 +402,14 @@ def test_ctrl_c_reaches_the_script_as_a_keyboard_interrupt(write_script, tmp_pat
     os.mkfifo(fifo)
     script = write_script(
         """
-        import sys, time
+        import sys
         from platoon_base import connect
+        from watching import rest
 
         with connect() as worker:
             try:
                 open(sys.argv[1], "w").close()
-                time.sleep(600)
+                rest()
             except KeyboardInterrupt:
                 print("interrupted:", worker.should_stop, worker.stop_reason, flush=True)
                 raise
