@@ -56,6 +56,21 @@ worker.close()
     assert run_elsewhere(code) == ["1 [0.0, 1.0, 2.0] [2.0] [1.0, 1.0, 1.0]"]
 
 
+@pytest.mark.base
+def test_a_function_of_a_notebook_is_called_here():
+    code = """
+import sys, warnings
+sys.platform = "darwin"
+from platoon_base import connect, notebook_launcher
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    print(notebook_launcher(lambda x: x + connect().global_size, (41,), num_processes=2))
+print(caught[0].message)
+"""
+    told = "jobs run on Linux, and this is darwin: the function is called once, in this process"
+    assert run_elsewhere(code) == ["42", told]
+
+
 @pytest.mark.keras
 @pytest.mark.slow
 @pytest.mark.skipif(os.environ.get("KERAS_BACKEND", "theano") == "theano", reason="needs Keras 3: make test-keras")
