@@ -55,11 +55,18 @@ def run(program: Program, args: Sequence[str]) -> None:
 
 
 def set_up_logging() -> None:
-    """Log to standard error, each line with this worker's rank."""
+    """Log what this package says to standard error, each line with this worker's rank.
+
+    The root logger is left as Python makes it: a script's `logging.basicConfig` works as ever, and libraries say no more
+    than they do without us.
+    """
+    handler = logging.StreamHandler()
     rank = os.environ.get(RANK, "-")
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s", force=True
-    )
+    handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s"))
+    for name in ("platoon_base", "platoon_plugins"):
+        log = logging.getLogger(name)
+        log.handlers, log.propagate = [handler], False
+        log.setLevel(logging.INFO)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,11 @@ class Asynchronous(Mode):
         self._swapped.enter_context(self._worker.center_params())
         self._put_in = self._checksums()
 
+    def callbacks_done(self) -> None:
+        """Give what a callback has changed to the center, while nobody trains."""
+        if self._swapped is not None and self._checksums() != self._put_in:
+            self.leave_center()
+
     def leave_center(self) -> None:
         """Take the worker's own weights back, unless a callback has changed what was put in: that stays, everywhere."""
         if self._swapped is None:
@@ -119,6 +124,7 @@ class Asynchronous(Mode):
 
     def finish(self) -> None:
         """Leave the center in the model."""
+        self.leave_center()
         self._worker.copy_to_local()
         self._worker.release_shared_params()
 

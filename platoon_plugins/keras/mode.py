@@ -53,6 +53,9 @@ class Mode(Protocol):
     def enter_center(self) -> None:
         """Put the common weights into the model, for evaluation and checkpoints."""
 
+    def callbacks_done(self) -> None:
+        """Take up what the user's callbacks changed, while nobody trains."""
+
     def leave_center(self) -> None:
         """Take the worker's own weights back."""
 

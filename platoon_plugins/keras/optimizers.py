@@ -73,10 +73,11 @@ def average_of_model(model: Any) -> GradientAverage | SeveralAverages | None:
             "got two optimizers of a model that share an average of gradients, as one was made by from_config() of "
             "the other's class: call DistributedOptimizer on a plain optimizer for each"
         )
-    if averages in ([], [average_of(model.optimizer)]):
+    compiled = getattr(model, "optimizer", None)  # a model that is not compiled has none on torch
+    if averages in ([], [average_of(compiled)]):
         _require_all(optimizers, averages)
         return averages[0] if averages else None
-    _require_all([each for each in optimizers if each is not model.optimizer], averages)
+    _require_all([each for each in optimizers if each is not compiled], averages)
     known: SeveralAverages | None = getattr(model, _AVERAGES, None)
     if known is None or known.members != averages:
         known = SeveralAverages(averages)

@@ -162,6 +162,8 @@ class Training:
 
     def epoch_begins(self, epoch: int, params: Mapping[str, Any]) -> None:
         """Take note of a new epoch, with all metrics just reset; ``params`` are those that Keras gives callbacks."""
+        # Not before: callbacks that came to the list behind the last of ours, such as a tuner's, see the center too.
+        self._mode.leave_center()
         self._evaluation.epoch_begins(epoch)
         if self._data is not None:
             tell_epoch(self._data[0], epoch)
@@ -215,11 +217,11 @@ class Training:
 
     def callbacks_end_epoch(self) -> None:
         """Decide together, after all callbacks, whether to go on."""
-        self._mode.leave_center()
+        self._mode.callbacks_done()
         self._stopping.epoch_ends(self._epoch)
 
     def _close_batches(self, evaluates: bool) -> None:
-        """Meet at the end of an epoch's batches: from here on nobody trains until `callbacks_end_epoch`."""
+        """Meet at the end of an epoch's batches: from here on nobody trains until the next begins."""
         if self._batches.closed:
             return
         self._batches.closed = True

@@ -304,3 +304,22 @@ def test_many_lines_at_once_are_shown_to_the_last(platoon, write_script, tmp_pat
     done = platoon("launch", "-n", 1, "--log-dir", "logs", script)
     found = [line for line in done.stdout.splitlines() if line.startswith("line ")]
     assert found == [f"line {i}" for i in range(20_000)]
+
+
+def test_logging_is_the_scripts_own(platoon, write_script, tmp_path):
+    """Others say no more than under plain Python, and `basicConfig` counts; what we log has the rank before it."""
+    script = """
+        import logging
+        from platoon_base import connect
+        logging.getLogger("library").info("not asked for")
+        logging.getLogger("platoon_base.library").info("ours")
+        logging.getLogger("library").warning("beware")
+        logging.basicConfig(level=logging.INFO, format="<%(message)s>")
+        logging.getLogger("library").info("asked for")
+        connect()
+    """
+    done = platoon("launch", "-n", 1, "--log-dir", "logs", write_script(script))
+    assert done.returncode == 0, done.stdout
+    first, second, third = (tmp_path / "logs" / "rank0.log").read_text().splitlines()
+    assert first.endswith("rank 0 INFO platoon_base.library: ours")
+    assert (second, third) == ("beware", "<asked for>")
