@@ -57,8 +57,8 @@ def run(program: Program, args: Sequence[str]) -> None:
 def set_up_logging() -> None:
     """Log what this package says to standard error, each line with this worker's rank.
 
-    The root logger is left as Python makes it: a script's `logging.basicConfig` works as ever, and libraries say no more
-    than they do without us.
+    The root logger is left as Python makes it: a script's `logging.basicConfig` works, and libraries say no more than
+    they do without us.
     """
     handler = logging.StreamHandler()
     rank = os.environ.get(RANK, "-")
