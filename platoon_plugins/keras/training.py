@@ -102,6 +102,7 @@ class Training:
         if rule == "auto" and self._model.optimizer not in _trained_by_rule:
             require_new(backend.steps_taken(self._model))
         backend.optimizer_state(self._model)  # which builds it, and what is inside it
+        require_distributable(self._model, backend)  # once more, now that all of it is there
         require_no_other_average(self._model)
         chosen: Any = default_rule() if rule == "auto" else rule
         period = self._settings.every_n_batches

@@ -49,9 +49,11 @@ def test_values_and_order_are_those_of_one_process(run_keras):
             several.compile("sgd", loss=["mse", "mae"], metrics=[["mae"], ["mse"]])
             several.set_weights([np.linspace(i, i + 1, w.size, dtype='float32').reshape(w.shape)
                                  for i, w in enumerate(several.get_weights())])
-            targets = [x[:, :1], x[:, 1:2]]
-            one = several.evaluate(x, targets, batch_size=len(x), verbose=0)
-            assert np.allclose(one, evaluate(several, x, targets, batch_size=4, verbose=0), atol=1e-5)
+            # With TensorFlow the loss of each output is a mean of the batches' means, as in one process.
+            rows = x[:8 * size] if keras.backend.backend() == "tensorflow" else x
+            targets = [rows[:, :1], rows[:, 1:2]]
+            one = several.evaluate(rows, targets, batch_size=len(rows), verbose=0)
+            assert np.allclose(one, evaluate(several, rows, targets, batch_size=4, verbose=0), atol=1e-5)
 
             tokens = np.random.RandomState(0).randint(0, 4, (4 * size, 7))  # 0 is masked
             masked = keras.Sequential([keras.Input((7,)), L.Embedding(4, 3, mask_zero=True), L.Dense(2)])
