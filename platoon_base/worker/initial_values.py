@@ -19,6 +19,8 @@ from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["Variable", "copy_first_values", "copy_values", "require_same_layout", "start_together"]
 
+_SHOWN_CHARACTERS, _AROUND_CHARACTERS = 200, 30
+
 
 class Variable(Protocol):
     """A variable as `copy_values` needs it: Theano's shared variables are, and others imitate them."""
@@ -160,10 +162,32 @@ def require_same_layout(
     for rank, (other, wanted) in enumerate(_exchange(layout, purpose, worker)):
         layout.require_same(other, whose=f"worker {rank}'s")
         if purpose != wanted:
+            own, others = _around_the_difference(purpose, wanted)
             raise LayoutMismatchError(
-                f"got {purpose}, worker {rank} has {wanted}: what they compute would not go together; call "
+                f"got {own}, worker {rank} has {others}: what they compute would not go together; call "
                 "it with the same arguments on every worker"
             )
+
+
+def _around_the_difference(mine: str, other: str) -> tuple[str, str]:
+    """Return two texts; of long ones what differs, with some words around it."""
+    if max(len(mine), len(other)) <= _SHOWN_CHARACTERS:
+        return mine, other
+    begin = _common_length(mine, other)
+    end = _common_length(mine[begin:][::-1], other[begin:][::-1])
+    start = mine.rfind(" ", 0, max(0, begin - _AROUND_CHARACTERS)) + 1
+
+    called = mine[: mine.find("(", 0, start) + 1]
+
+    def part(text: str) -> str:
+        stop = text.find(" ", len(text) - end + _AROUND_CHARACTERS)
+        return f"{called}... " * (start > 0) + text[start : stop if stop >= 0 else None] + " ..." * (stop >= 0)
+
+    return part(mine), part(other)
+
+
+def _common_length(a: str, b: str) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
 
 
 def _exchange(layout: Layout, purpose: str, worker: Worker) -> Iterator[tuple[Layout, str]]:

@@ -121,7 +121,8 @@ class Training:
                 "keras fit",
                 "fit",
                 values=first_values(model, backend),
-                purpose=f"distribute({how}, every_n_batches={settings.every_n_batches}, policy={settings.policy!r})",
+                purpose=f"distribute({how}, every_n_batches={settings.every_n_batches}, policy={settings.policy!r})"
+                f"{_precision(model)}",
                 rule=self._mode.rule,
                 parameters=backend.weights(model),
                 on_nonfinite=settings.on_nonfinite,
@@ -263,6 +264,12 @@ def tell_logs(worker: Worker, logs: Mapping[str, Any] | None) -> None:
     worker.progress(loss=float(values.get("loss", float("nan"))))
     if worker.global_rank == 0:
         worker.report({name: value for name, value in values.items() if isinstance(value, (int, float))})
+
+
+def _precision(model: Any) -> str:
+    """Say in which types a model computes; Keras 2 has one for all models of a process."""
+    policy = getattr(getattr(model, "dtype_policy", None), "name", "")
+    return f" in {policy}" if policy else ""
 
 
 class _Batches:

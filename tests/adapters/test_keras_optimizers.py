@@ -144,5 +144,16 @@ def test_the_loss_scale_is_one_decision_of_all_workers(run_keras):
         assert type(model.optimizer).__name__ == "LossScaleOptimizer"
         model.fit(*shard(x, y), batch_size=8, callbacks=distribute(), **options)
         assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+
+        keras.config.set_dtype_policy("mixed_bfloat16" if rank else "float32")
+        model = dense(optimizer="sgd")
+        try:
+            model.fit(*shard(x, y), batch_size=8, callbacks=distribute(), **options)
+        except PlatoonError as exc:
+            mine, other = ("mixed_bfloat16", "float32") if rank else ("float32", "mixed_bfloat16")
+            assert f"policy='any') in {mine}, worker {1 - rank} has" in str(exc), exc
+            assert f"policy='any') in {other}: what they compute would not go together" in str(exc), exc
+        else:
+            raise AssertionError
         """
     ).require_success()

@@ -132,7 +132,8 @@ def test_other_values_and_purposes_are_refused_everywhere_and_nothing_is_changed
         run_job(
             VARIABLE
             + """
-for name, length, purpose in (("length", 3 + rank, ""), ("purpose", 3, f"policy={rank}")):
+LONG = f"f({'x=1, ' * 50}policy={rank}, {'y=2, ' * 50}z)"
+for name, length, purpose in (("length", 3 + rank, ""), ("purpose", 3, f"policy={rank}"), ("long purpose", 3, LONG)):
     w = Variable("w", np.full(length, rank, "f4"))
     try:
         start_training(worker, name, "fit", values=[w], purpose=purpose, rule=EASGD(), parameters=[np.ones(2)])
@@ -148,6 +149,8 @@ for name, length, purpose in (("length", 3 + rank, ""), ("purpose", 3, f"policy=
     assert "worker 0's is w float32[3]" in told["length 1"]
     assert "got policy=0, worker 1 has policy=1" in told["purpose 0"]
     assert "got policy=1, worker 0 has policy=0" in told["purpose 1"]
+    part = "f(... x=1, x=1, x=1, x=1, x=1, policy={}, y=2, y=2, y=2, y=2, y=2, y=2, ..."
+    assert f"got {part.format(0)}, worker 1 has {part.format(1)}: what they" in told["long purpose 0"]
 
 
 def test_a_late_worker_is_refused_before_it_meets_anybody(run_job):
