@@ -196,7 +196,7 @@ class GradientAverage:
         participants = {int(rank) for rank in np.flatnonzero(seen != _DONE)}
         return votes_suffice(self._policy, voters, participants)
 
-    def __call__(self, gradients: Sequence[Any], weight: Any = 1.0) -> list[Array]:
+    def __call__(self, gradients: Sequence[Any], weight: Any = 1.0, there: Sequence[bool] | None = None) -> list[Array]:
         """Return the averages in new arrays; called back from a compiled program.
 
         An exception would come out of it as the back end's own, behind pages of traces. So it is kept, and
@@ -208,22 +208,40 @@ class GradientAverage:
             The same number, shapes and dtypes on every worker.
         weight : float
             What this worker's loss was divided by.
+        there : sequence of bool, optional
+            Which gradients there are in the compiled program; the others are zeros. They must be the same everywhere.
         """
         ins = [np.asarray(gradient, order="C") for gradient in gradients]
         outs = [self._empty_like(array) for array in ins]
-        self.fill(outs, ins, float(weight))
+        self.fill(outs, ins, float(weight), there)
         return outs
 
-    def fill(self, outs: Sequence[Array], ins: Sequence[Array], weight: float) -> None:
+    def fill(
+        self, outs: Sequence[Array], ins: Sequence[Array], weight: float, there: Sequence[bool] | None = None
+    ) -> None:
         """Put the averages into C-contiguous arrays, which may be the gradients' own; see `__call__`."""
         self.require_sound()
         self.require_attached()
         try:
-            self._step(ins, outs, weight)
+            self._step(ins, outs, weight, there)
+            if there is not None:
+                self._require_used_alike()
         except PlatoonError as exc:
             self._failure = exc
             for out in outs:
                 out[...] = 0
+
+    def _require_used_alike(self) -> None:
+        """Raise on all workers if some have a gradient that others have not: these would not change that weight."""
+        batches = np.count_nonzero(self._all.weights)
+        some = np.flatnonzero((self._all.used > 0) & (self._all.used < batches))
+        if some.size:
+            weights = ", ".join(f"{i} (shape {self._like[i].shape})" for i in some[:3]) + " and more" * (some.size > 3)
+            raise ConfigurationError(
+                f"got gradients of weights {weights} on some workers only: a compiled step changes those that have "
+                "one on its own worker, so the models would become different; use the same weights on all workers, "
+                "without a branch on the rank"
+            )
 
     def require_attached(self) -> None:
         """Raise `ConfigurationError` if no fit that goes on has prepared the model."""

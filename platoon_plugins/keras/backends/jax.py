@@ -55,8 +55,13 @@ class _Jax(Keras3):
             model.train_function = _guarded(model, average)
         return losses
 
-    def averaged_in_graph(self, gradients: Sequence[Any], average: GradientAverage, weight: Any) -> Sequence[Any]:
-        """See `Keras3.averaged_in_graph`: ordered, as all workers must make the calls in one order."""
+    def averaged_in_graph(
+        self, gradients: Sequence[Any], average: GradientAverage, weight: Any, there: Sequence[bool]
+    ) -> Sequence[Any]:
+        """See `Keras3.averaged_in_graph`: ordered, as all workers must make the calls in one order.
+
+        JAX has a gradient of every weight.
+        """
         if xla_calls is not None and jax.default_backend() == "cpu":
             return xla_calls.call_in_place(average, gradients, weight)
         shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]

@@ -230,17 +230,20 @@ class Keras3(Backend):
         weight : tensor or float
             Of the batch.
         """
-        # In a traced program the same weights have no gradient on all workers, in every step. The workers average
-        # zeros for these: one without a batch does not know which they are.
+        # In a traced program the same weights have no gradient in every step, and on all workers, or it is an error.
+        # The workers average zeros for these: one without a batch does not know which they are.
         filled = [
             keras.ops.zeros(zeros.shape, zeros.dtype.name) if gradient is None else gradient
             for gradient, zeros in zip(gradients, like)
         ]
-        averages = self.averaged_in_graph(filled, average, weight)
+        there = [gradient is not None for gradient in gradients]
+        averages = self.averaged_in_graph(filled, average, weight, there)
         return [None if gradient is None else mean for gradient, mean in zip(gradients, averages)]
 
-    def averaged_in_graph(self, gradients: Sequence[Any], average: GradientAverage, weight: Any) -> Sequence[Any]:
-        """Return the averages of tensors in a program that is traced."""
+    def averaged_in_graph(
+        self, gradients: Sequence[Any], average: GradientAverage, weight: Any, there: Sequence[bool]
+    ) -> Sequence[Any]:
+        """Return the averages of tensors in a program that is traced; those that are not ``there`` are zeros."""
         raise NotImplementedError
 
     def watch_losses(self, model: Any, average: GradientAverage | None) -> BatchLosses:

@@ -97,12 +97,14 @@ class _TensorFlow(Keras3):
         """See `Backend.average`."""
         return _OutOfGraph(worker)
 
-    def averaged_in_graph(self, gradients: Sequence[Any], average: GradientAverage, weight: Any) -> Sequence[Any]:
+    def averaged_in_graph(
+        self, gradients: Sequence[Any], average: GradientAverage, weight: Any, there: Sequence[bool]
+    ) -> Sequence[Any]:
         """See `Keras3.averaged_in_graph`."""
         dense = [tf.convert_to_tensor(gradient) for gradient in gradients]  # an embedding's come as IndexedSlices
 
         def call(weight: Any, *arrays: Any) -> list[Any]:
-            return average(arrays, weight)
+            return average(arrays, weight, there)
 
         averages = tf.numpy_function(call, [weight, *dense], [gradient.dtype for gradient in dense])
         for gradient, result in zip(dense, averages):
