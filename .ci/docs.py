@@ -5,7 +5,9 @@ Usage: .venv/bin/python .ci/docs.py    (pip needs an index the first time; later
 
 from __future__ import annotations
 
+import ast
 import platform
+import re
 import subprocess
 import sys
 
@@ -20,6 +22,13 @@ PACKAGES = ("sphinx", "furo", "myst-parser", "numpydoc", "sphinx-mathjax-offline
 # Imported by the API reference; frameworks are mocked.
 RUNTIME = ("numpy", "pyzmq", "posix_ipc", "msgspec", "rich", "click", "setproctitle")
 SITE = ROOT / "build" / "site"
+FACES = (
+    "platoon_base",
+    "platoon_base.data",
+    "platoon_plugins.keras",
+    "platoon_plugins.lasagne",
+    "platoon_plugins.blocks",
+)
 
 
 def prepare() -> None:
@@ -34,6 +43,40 @@ def prepare() -> None:
     options = ["-q", "--prefer-binary", "-c", CONSTRAINTS]
     venvs.pip(VENV, "install", *options, *PACKAGES, *RUNTIME, what=f"installing packages into {VENV.name}")
     (VENV / STAMP).write_text(stamp, encoding="utf-8")
+
+
+def undocumented() -> set[str]:
+    """Name the public functions and classes of the faces that the page on the API has not."""
+    found = set(re.findall(r'id="(platoon_[\w.]+)"', (SITE / "api.html").read_text(encoding="utf-8")))
+    # An adapter's rules are described with the base, and what it imports late in the module that has it.
+    last = {(name.split(".")[0], name.rpartition(".")[2]) for name in found}
+    return {
+        f"{face}.{name}"
+        for face in FACES
+        for name in public_names(face)
+        if not {(face.split(".")[0], name), ("platoon_base", name)} & last
+    }
+
+
+def public_names(face: str) -> set[str]:
+    """Return the texts of ``__all__`` that name functions and classes, and of the mapping that it is made of."""
+    tree = ast.parse((ROOT / face.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+    lists = [
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id in ("__all__", "_MODULES")
+    ]
+    texts = [
+        each.value
+        for value in lists
+        for each in (value.keys if isinstance(value, ast.Dict) else value.elts)
+        if isinstance(each, ast.Constant)
+    ]
+    return {
+        name
+        for name in texts
+        if (not name.startswith("__") and not name.isupper()) or name in ("EASGD", "ASGD", "EAMSGD")
+    }
 
 
 def main() -> int:
@@ -56,6 +99,8 @@ def main() -> int:
         SITE,
     ]
     status = subprocess.run(command, cwd=ROOT).returncode
+    if status == 0 and (missing := undocumented()):
+        return fail(SetupError(f"docs/api.md leads to no description of {', '.join(sorted(missing))}"))
     if status == 0:
         say(f"the site is in {SITE.relative_to(ROOT)}: open index.html there")
     return status

@@ -17,7 +17,7 @@ from platoon_base.learning_rate import Warmup, scaled, scaled_schedule
 
 __all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule"]
 
-_TRIGGERS = SimpleExtension.INTEGER_TRIGGERS | SimpleExtension.BOOLEAN_TRIGGERS
+_TRIGGERS = {*SimpleExtension.INTEGER_TRIGGERS, *SimpleExtension.BOOLEAN_TRIGGERS}
 
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
