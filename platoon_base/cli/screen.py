@@ -139,15 +139,16 @@ class Screen:
                 self._lose_events(exc)
 
     def _close_events(self) -> None:
-        events, self._events = self._events, None
-        if events is not None:
+        if self._events is not None:
             try:
-                events.close()
+                self._events.close()
             except Exception as exc:
                 self._lose_events(exc)
 
     def _lose_events(self, error: Exception) -> None:
-        self._events = None
+        if self._events is not None:
+            self._events.abandon()
+            self._events = None
         text = f"WARNING: nothing more is written for TensorBoard: {type(error).__name__}: {error}"
         self._print(Text(text, style="bold red"))
 

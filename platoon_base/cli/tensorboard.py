@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import math
 import time
@@ -18,7 +19,7 @@ from platoon_base.system.limits import require_room
 __all__ = ["EventFiles", "tensorboard_option"]
 
 _EVERY_S = 2.0
-_FLUSH_S = 5
+_FLUSH_S = 5.0
 
 
 def _folder(context: click.Context, parameter: click.Parameter, path: Path | None) -> Path | None:
@@ -61,7 +62,7 @@ class EventFiles:
     def __init__(self, folder: Path, every_s: float = _EVERY_S) -> None:
         self._folder = folder
         self._every_s = every_s
-        self._next = 0.0
+        self._next = self._next_flush = 0.0
         self._recent = Recent()
         self._writers: dict[str, Any] = {}
         self._steps: dict[int, int] = {}
@@ -74,6 +75,12 @@ class EventFiles:
         for writer in self._writers.values():
             writer.close()
 
+    def abandon(self) -> None:
+        """Close the files as far as that can be done, after a write has failed."""
+        for writer in self._writers.values():
+            with contextlib.suppress(OSError):
+                writer.close()
+
     def take(self, snapshot: Snapshot) -> None:
         """Write what is new in a snapshot."""
         now = time.monotonic()
@@ -82,6 +89,10 @@ class EventFiles:
             self._next = now + self._every_s
             self._write_workers(snapshot)
         self._write_reported(snapshot)
+        if now >= self._next_flush:
+            self._next_flush = now + _FLUSH_S
+            for writer in self._writers.values():
+                writer.flush()
 
     def _write_workers(self, snapshot: Snapshot) -> None:
         for rank, progress in snapshot.progress.items():
@@ -107,10 +118,15 @@ class EventFiles:
     def _write(self, run: str, scalars: dict[str, float], step: int) -> None:
         if not scalars:
             return
-        if run not in self._writers:
-            from tensorboardX import SummaryWriter
+        # Not SummaryWriter: a thread of its own writes, and if that fails later calls wait for it for ever.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.summary import scalar
 
-            self._writers[run] = SummaryWriter(str(self._folder / run), flush_secs=_FLUSH_S)
+        if run not in self._writers:
+            (self._folder / run).mkdir(parents=True, exist_ok=True)
+            self._writers[run] = EventsWriter(str(self._folder / run / "events"))
         for name, value in scalars.items():
             if not math.isnan(value):
-                self._writers[run].add_scalar(name, value, step)
+                event = Event(wall_time=time.time(), step=step, summary=scalar(name, value))
+                self._writers[run].write_event(event)

@@ -6,6 +6,7 @@ import builtins
 import importlib.util
 import os
 import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
@@ -90,9 +91,10 @@ class Program(NamedTuple):
     def hidden(self) -> str:
         """The installed package that a script hides, as its folder comes first on the path; mostly empty."""
         stem = Path(self.name).stem
-        if self.is_module or self.is_typed or stem in getattr(sys, "stdlib_module_names", ()):
+        if self.is_module or self.is_typed or not stem.isidentifier():
             return ""
-        found = PathFinder.find_spec(stem, [path for path in sys.path if Path(path).resolve() != Path(self.folder)])
+        own = {Path(self.folder), *(Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib"))}
+        found = PathFinder.find_spec(stem, [path for path in sys.path if Path(path).resolve() not in own])
         return stem if found is not None and found.origin is not None else ""
 
     def put_first_on_path(self) -> None:

@@ -319,8 +319,20 @@ def test_a_script_that_hides_a_package_is_warned_of(platoon, write_script):
         done.stdout.split()
     )
     assert done.returncode == 0, done.stdout
-    for name in ("train.py", "queue.py"):
+    for name in ("train.py", "queue.py", "my.msgspec.py"):
         assert "the name of the package" not in platoon("launch", "-n", 2, write_script("", name)).stdout
+
+
+def test_the_command_is_no_matter_of_where_it_is_called(platoon, write_script, tmp_path):
+    write_script("raise SystemExit('not this one')", "msgspec.py")
+    done = platoon("jobs")
+    assert done.returncode == 0, done.stderr
+    gone = tmp_path / "gone"
+    code = "import os, subprocess, sys; os.rmdir(os.getcwd()); raise SystemExit(subprocess.call(sys.argv[1:]))"
+    gone.mkdir()
+    command = [sys.executable, "-c", code, sys.executable, "-m", "platoon_base", "jobs"]
+    done = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_summary_that_cannot_be_written_is_refused_before_the_start(platoon, write_script, tmp_path):

@@ -4,6 +4,7 @@ import contextlib
 import importlib.util
 import math
 import struct
+import subprocess
 import sys
 import time
 
@@ -101,7 +102,44 @@ def test_a_job_goes_on_where_they_cannot_be_written(platoon, write_script, tmp_p
     (tmp_path / "board" / run).write_text("a file where a folder must be")
     done = platoon("launch", "-n", 2, "--tensorboard", "board", write_script(REPORTS))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("WARNING: nothing more is written for TensorBoard: NotADirectoryError: ") == 1
+    assert done.stdout.count("WARNING: nothing more is written for TensorBoard: FileExistsError: ") == 1
+
+
+FULL = """
+    import pathlib, resource, signal, sys, threading, time
+    from platoon_base.cli.commands import main
+
+    def fill():
+        while not list(pathlib.Path().glob("board/center/events*")):
+            time.sleep(0.01)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.RLIM_INFINITY))
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    threading.Thread(target=fill, daemon=True).start()
+    main(sys.argv[1:])
+"""
+
+
+@needs_writer
+def test_a_job_goes_on_where_the_disk_is_full(write_script, tmp_path):
+    """Here by a limit on the size of the launcher's files, from the first of these on."""
+    train = """
+        import time
+        from platoon_base import connect
+        worker = connect()
+        for k in range(30):
+            worker.report({f"value {k} {i} {'x' * 60}": float(k) for i in range(20)})
+            time.sleep(0.1)
+    """
+    command = [sys.executable, write_script(FULL, "full.py"), "launch", "-n", "1", "--tensorboard", "board"]
+    done = subprocess.run(
+        [*command, write_script(train)], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (
+        done.stdout.count("WARNING: nothing more is written for TensorBoard: OSError: [Errno 27] File too large") == 1
+    )
+    assert "Exception in thread" not in done.stderr
 
 
 def test_without_the_library_nothing_is_started(monkeypatch, tmp_path):
