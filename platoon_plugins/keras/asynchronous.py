@@ -15,7 +15,7 @@ from platoon_base.schedule import EveryN
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.mode import Mode
 
-__all__ = ["Asynchronous"]
+__all__ = ["Asynchronous", "abandon_center"]
 
 log = logging.getLogger(__name__)
 
@@ -88,6 +88,7 @@ class Asynchronous(Mode):
 
     def enter_center(self) -> None:
         """Put the center into the model, once all workers have given it theirs."""
+        _entered[self._worker] = self
         self._swapped = contextlib.ExitStack()
         self._swapped.enter_context(self._worker.center_params())
         self._put_in = self._checksums()
@@ -103,11 +104,9 @@ class Asynchronous(Mode):
             return
         changed = self._checksums() != self._put_in
         now = self._copies() if changed else []
-        self._swapped.close()
-        self._swapped, self._put_in = None, []
+        self._leave()
         if changed:
-            for variable, value in zip(self._backend.weights(self._model), now):
-                variable.set_value(value)
+            self._set(now)
             self._worker.copy_to_global()
         elif waits(self.rule):  # also those that had fewer rounds to make than others
             self._worker.copy_to_local()
@@ -128,6 +127,22 @@ class Asynchronous(Mode):
         self._worker.copy_to_local()
         self._worker.release_shared_params()
 
+    def abandon_center(self) -> None:
+        """Leave the center for good, in a fit that is over: the model keeps the weights that it has by now."""
+        now = self._copies()
+        self._leave()
+        self._set(now)
+
+    def _leave(self) -> None:
+        if self._swapped is not None:
+            self._swapped.close()
+        self._swapped, self._put_in = None, []
+        _entered.pop(self._worker, None)
+
+    def _set(self, values: list[np.ndarray[Any, Any]]) -> None:
+        for variable, value in zip(self._backend.weights(self._model), values):
+            variable.set_value(value)
+
     def _sync(self, part: float) -> None:
         self._backend.attach(self._model)
         if self.stops and not all(np.isfinite(values).all() for values in self._copies()):
@@ -140,3 +155,13 @@ class Asynchronous(Mode):
 
     def _copies(self) -> list[np.ndarray[Any, Any]]:
         return [np.array(v.get_value(borrow=True)) for v in self._backend.weights(self._model)]
+
+
+def abandon_center(worker: Worker) -> None:
+    """End what a fit has left behind that raised while the model had the center's weights."""
+    if worker in _entered:
+        _entered[worker].abandon_center()
+
+
+# The fits whose models have the center's weights. What is collected instead would put the earlier ones back some time.
+_entered: dict[Worker, Asynchronous] = {}

@@ -13,7 +13,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, at_period, default_rule
 from platoon_base.worker import start_training
 from platoon_plugins.keras import seeds
-from platoon_plugins.keras.asynchronous import Asynchronous
+from platoon_plugins.keras.asynchronous import Asynchronous, abandon_center
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.evaluation import Evaluation
 from platoon_plugins.keras.mode import Mode
@@ -71,6 +71,7 @@ class Training:
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, model: Any) -> None:
         self._worker, self._backend, self._settings, self._model = worker, backend, settings, model
+        abandon_center(worker)
         if settings.rule is None or (settings.rule == "auto" and model.optimizer not in _trained_by_rule):
             wrap_again(model, worker)
         average = require_distributable(model, backend)

@@ -512,3 +512,34 @@ def test_a_fit_that_fails_before_it_shares_leaves_what_the_script_shares_alone(r
         assert worker.shares
         """
     ).require_success()
+
+
+def test_weights_that_are_set_after_a_callback_has_raised_stay(run_keras):
+    """The fit had put the center into the model: nothing may put the worker's own weights back later."""
+    run_keras(
+        """
+        import gc
+        x, y = data(32)
+
+        class Raises(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                raise KeyError("not written")
+
+        for given in (lambda: distribute([Raises()]), lambda: [*distribute(), Raises()]):
+            model = dense(optimizer=keras.optimizers.SGD(0.0))
+            callbacks = given()
+            try:
+                model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=callbacks)
+            except KeyError:
+                pass
+            else:
+                raise AssertionError
+            chosen = [np.full_like(w, 0.25) for w in model.get_weights()]
+            model.set_weights(chosen)
+            del callbacks
+            gc.collect()
+            assert (flat(model.get_weights()) == flat(chosen)).all()
+            model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute())
+            assert (flat(model.get_weights()) == flat(chosen)).all()
+        """
+    ).require_success()
