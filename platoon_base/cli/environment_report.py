@@ -24,6 +24,7 @@ __all__ = ["environment_report", "shown_variables"]
 _DISTRIBUTIONS = (
     "numpy", "pyzmq", "posix_ipc", "msgspec", "rich", "click", "setproctitle",
     "Theano", "pygpu", "Lasagne", "blocks", "fuel", "keras", "torch", "jax", "tensorflow", "mpi4py", "tensorboard",
+    "tensorboardX", "cloudpickle",
 )  # fmt: skip
 _VARIABLES = re.compile(
     r"(?:PLATOON|THEANO|KERAS|CUDA|NVIDIA|NCCL|OMP|OPENBLAS|MKL|TF|XLA|JAX|TORCH|TORCHELASTIC|SLURM|FUEL|BLOCKS)(?:_.*|RC)?"

@@ -523,7 +523,8 @@ class Worker:
             A number of rows gives the indices of this worker's rows; an array or a sequence gives those rows; any other
             iterable gives every N-th of its items.
         shuffle, epoch, uneven
-            See `platoon_base.sharding.epoch_indices`; the permutation is drawn from the job's seed and ``epoch``.
+            See `platoon_base.sharding.epoch_indices`; the permutation is drawn from the job's seed and ``epoch``. With
+            ``shuffle`` the epoch is also shown by the launcher.
 
         Raises
         ------
@@ -532,6 +533,8 @@ class Worker:
         """
         if hasattr(data, "__len__"):
             self.require_same_data(data)
+        if shuffle:  # then the epoch was meant, also if it is 0
+            self.announce(epoch=epoch)
         return shard(
             data, self.global_rank, self.global_size, shuffle=shuffle, seed=self.seed, epoch=epoch, uneven=uneven
         )

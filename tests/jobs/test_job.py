@@ -1143,3 +1143,22 @@ def test_votes_of_one_training_are_seen_by_all_and_end_that_one_only(run_job):
         workers=3,
     ).require_success()
     assert len(outcome.reported) == 3
+
+
+def test_the_epoch_of_a_plain_loop_is_shown(run_job):
+    """By `shard`, which has to be told it for the shuffle; without a shuffle 0 may be the default alone."""
+    snapshots = []
+    run_job(
+        """
+        import numpy as np
+        from platoon_base import connect
+        worker = connect()
+        worker.init_shared_params([np.zeros(3)])
+        for epoch in range(1, 4):
+            for row in worker.shard(8, shuffle=True, epoch=epoch):
+                worker.sync_params()
+        worker.shard(8)
+        """,
+        observer=snapshots.append,
+    ).require_success()
+    assert {rank: progress.epoch for rank, progress in snapshots[-1].progress.items()} == {0: 3, 1: 3}
