@@ -71,9 +71,21 @@ print(caught[0].message)
     assert run_elsewhere(code) == ["42", told]
 
 
+needs_keras_3 = pytest.mark.skipif(
+    os.environ.get("KERAS_BACKEND", "theano") == "theano", reason="needs Keras 3: make test-keras"
+)
+
+
+@pytest.mark.keras
+@needs_keras_3
+def test_the_adapter_of_keras_can_be_imported():
+    code = "import platoon_plugins.keras as face; print(all(hasattr(face, name) for name in face.__all__))"
+    assert run_elsewhere(code) == ["True"]
+
+
 @pytest.mark.keras
 @pytest.mark.slow
-@pytest.mark.skipif(os.environ.get("KERAS_BACKEND", "theano") == "theano", reason="needs Keras 3: make test-keras")
+@needs_keras_3
 def test_a_fit_of_keras_is_that_of_one_process():
     """The same script as under `platoon launch`, with a validation and an averaged optimizer."""
     code = """
