@@ -128,6 +128,31 @@ def test_batches_are_padded_to_their_longest_review_and_differ_between_workers(l
     assert any((a[0].shape != b[0].shape) for a, b in zip(batches, lstm_model.reviews(20, 100, seed=2)))
 
 
+def test_failures_are_timed(tmp_path):
+    command = [sys.executable, BENCHMARKS / "failures.py", "--jobs", "1", "--out", tmp_path]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (seconds,) = json.loads((tmp_path / "failures.json").read_text())["seconds"]
+    assert 0 < seconds < 100
+
+
+@pytest.mark.keras
+@needs_torch
+@pytest.mark.timeout(200)
+def test_large_models_of_keras_are_measured(tmp_path):
+    words = ["--megabytes", "8", "--ways", "plain", "EASGD", "averaged gradients", "--out", str(tmp_path)]
+    command = [sys.executable, BENCHMARKS / "keras_large.py", *words]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=190, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.glob("keras-large-*.json")
+    rows = json.loads(path.read_text())["results"]
+    assert [row["way"] for row in rows] == ["plain", "EASGD", "averaged gradients"]
+    for row in rows:
+        assert row["megabytes"] == 8
+        assert 0 < row["step_s"] < 100
+        assert 0 < row["epoch_end_s"] < 100
+
+
 @pytest.mark.keras
 @needs_torch
 @pytest.mark.timeout(200)
