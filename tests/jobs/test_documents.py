@@ -59,19 +59,38 @@ def test_every_whole_script_is_run():
     assert {framework for _, framework, _ in blocks("python") if framework} == set(RESULTS)
 
 
-@pytest.mark.base
-@pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, _, code in blocks("python")])
-def test_blocks_of_python_compile(code):
+CODES = pytest.mark.parametrize("code", [pytest.param(code, id=name) for name, _, code in blocks("python")])
+
+
+def parsed(code):
+    """Return the tree of a block, which may begin with the inside of a loop, and go on behind "..." a level deeper."""
     lines = code.splitlines()
-    # A block may begin with the inside of a loop, and go on behind "..." a level deeper.
     for text in (code, "if True:\n" + "\n".join(f"    {line}" for line in lines), _without_deeper_ends(lines)):
         try:
-            ast.parse(text)
+            return ast.parse(text)
         except SyntaxError as exc:
             error = exc
-        else:
-            return
     pytest.fail(f"{error}:\n{code}")
+
+
+@pytest.mark.base
+@CODES
+def test_blocks_of_python_compile(code):
+    assert parsed(code).body
+
+
+@pytest.mark.base
+@CODES
+def test_what_blocks_import_of_ours_is_there(code):
+    """By the sources: the frameworks that the adapters import need not be here."""
+    taken = [node for node in ast.walk(parsed(code)) if isinstance(node, ast.ImportFrom) and node.level == 0]
+    for node in taken:
+        if node.module.partition(".")[0] in ("platoon_base", "platoon_plugins"):
+            path = ROOT / node.module.replace(".", "/")
+            text = (path / "__init__.py" if path.is_dir() else path.with_suffix(".py")).read_text()
+            offered = set(re.findall(r"\w+", text[text.index("__all__") :]) + re.findall(r'"(\w+)": "\w+"', text))
+            modules = {found.stem for found in path.glob("*")} if path.is_dir() else set()
+            assert {alias.name for alias in node.names} <= offered | modules, ast.unparse(node)
 
 
 def _without_deeper_ends(lines):
@@ -113,3 +132,20 @@ def test_commands_of_the_documents_are_there(platoon):
     assert {"launch", "tune", "doctor"} & named
     help_text = platoon("--help").stdout
     assert {name for name in named if not re.search(rf"^  {name}\b", help_text, re.MULTILINE)} == set()
+
+
+@pytest.mark.base
+def test_options_in_the_documents_are_there(platoon):
+    """Those that stand before the script, in lines of a shell and between backticks."""
+    found = {}
+    for path in PAGES:
+        quoted = re.findall(r"`(platoon [^`]+)`|^((?:\w+=\S+ )*platoon .*)$", path.read_text(), re.MULTILINE)
+        for line in (first or second for first, second in quoted):
+            _, command, *words = re.sub(r"^(\w+=\S+ )+", "", line).split()
+            own = words[: next((i for i, word in enumerate(words) if re.fullmatch(r"--|-m?|.*\.py", word)), None)]
+            found.setdefault(command, set()).update(re.findall(r"(?<!\S)--[a-z-]+", " ".join(own)))
+    assert "--checkpoint-every" in found["launch"]
+    for command, options in found.items():
+        if options - {"--help"}:
+            known = platoon(command, "--help").stdout if command.isalpha() else ""
+            assert {option for option in options if option not in known} <= {"--help", "--version"}, command
