@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -13,6 +14,8 @@ from platoon_base.schedule import EveryN
 from platoon_base.worker import DEFAULT_TIMEOUT_S, require_same_values
 
 __all__ = ["Training", "finish_training"]
+
+log = logging.getLogger(__name__)
 
 _SAME_MODEL = (
     "averaged gradients keep parameters the same only if all workers take the same steps: give all of them the same "
@@ -163,6 +166,12 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
     worker = connect() if worker is None else worker
     training = Training.of(worker)
     shares = training.shares and bool(worker.sharing)
+    if worker.global_size > 1 and not worker.sharing and not training.shares and not training.averaged:
+        log.warning(
+            "rank %d: this training has shared nothing, so each worker has a model of its own; pass the updates "
+            "through sync_updates(updates, params), or take them from all_reduce_grads(loss, params)",
+            worker.global_rank,
+        )
     if shares:
         worker.sync_params(part=1.0 if training.period is None else training.period.part, timeout_s=timeout_s)
     training.meet(worker, "finish_training", timeout_s)

@@ -116,3 +116,19 @@ def test_a_main_loop_of_blocks(run_blocks, rule, step_rule):
         assert (progress.last_epoch, progress.last_step) == (2, 100)
         assert 0 < progress.loss < 3
     assert set(reported) == {"valid_cost", "valid_error"}
+
+
+@pytest.mark.parametrize("updates", ["plain", "sync_updates(plain, model.params)"])
+def test_a_training_that_shared_nothing_says_so_at_its_end(run_lasagne, updates):
+    outcome = run_lasagne(
+        f"""
+        model = Model()
+        plain = lasagne.updates.sgd(model.loss, model.params, 0.1)
+        train = model.compile({updates})
+        for batch in iterate_minibatches(X, Y, 4):
+            train(*batch)
+        finish_training()
+        """
+    ).require_success()
+    for rank, log in enumerate(outcome.logs):
+        assert (f"rank {rank}: this training has shared nothing" in log) == (updates == "plain")
