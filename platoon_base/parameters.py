@@ -6,6 +6,7 @@ Objects are told apart by their methods, so no framework is imported here.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -14,7 +15,7 @@ import numpy as np
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 
-__all__ = ["Array", "Parameter", "Parameters", "assign", "is_device_array"]
+__all__ = ["Array", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor"]
 
 Array = np.ndarray[Any, Any]
 
@@ -44,6 +45,12 @@ class Parameter(Protocol):
 def is_device_array(array: Any) -> bool:
     """Tell whether an array is a GpuArray, without importing pygpu."""
     return hasattr(type(array), "get_ipc_handle")
+
+
+def is_tensor(array: Any) -> bool:
+    """Tell whether an array is one of torch, without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
 
 
 def assign(array: Any, values: Any) -> None:

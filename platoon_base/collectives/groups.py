@@ -13,7 +13,7 @@ from platoon_base.channels.turns import Turns
 from platoon_base.collectives.base import Collective
 from platoon_base.coordination.messages import FormGroup, Gathered
 from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
-from platoon_base.parameters import is_device_array
+from platoon_base.parameters import is_device_array, is_tensor
 from platoon_base.shm.liveness import Liveness
 from platoon_base.system.text import to_bytes
 
@@ -29,6 +29,10 @@ class CollectiveFactory(Protocol):
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
         """Form a group that takes the GpuArrays of a context; ``host()`` gives the one that takes ndarrays."""
+        ...
+
+    def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
+        """Form a group that takes torch's tensors on a ``torch.device``; ``host()`` gives the one for ndarrays."""
         ...
 
 
@@ -60,9 +64,12 @@ class Collectives:
         if isinstance(array, np.ndarray):
             return self._host or self._form_host(timeout_s)
         if is_device_array(array):
-            return self._devices.get(array.context) or self._form_device(array.context, timeout_s)
+            return self._devices.get(array.context) or self._form(self._factory.device, array.context, timeout_s)
+        if is_tensor(array):
+            return self._devices.get(array.device) or self._form(self._factory.tensors, array.device, timeout_s)
         raise ConfigurationError(
-            f"got {type(array).__name__}: collectives take NumPy arrays and GpuArrays; use numpy.asarray(...)"
+            f"got {type(array).__name__}: collectives take NumPy arrays, GpuArrays and torch's tensors; use "
+            "numpy.asarray(...)"
         )
 
     def close(self) -> None:
@@ -79,13 +86,13 @@ class Collectives:
         self._host = self._host or self._factory.host(timeout_s)
         return self._host
 
-    def _form_device(self, context: Any, timeout_s: float) -> Collective:
+    def _form(self, make: Callable[..., Collective], where: Any, timeout_s: float) -> Collective:
+        """Form the group of a device: a GpuArray's context or a tensor's device."""
         self._require_in_step()
         with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
-            if context not in self._devices:
-                host = functools.partial(self._host_group, left_s)
-                self._devices[context] = self._factory.device(context, host, left_s)
-        return self._devices[context]
+            if where not in self._devices:
+                self._devices[where] = make(where, functools.partial(self._host_group, left_s), left_s)
+        return self._devices[where]
 
     def _require_in_step(self) -> None:
         if self._late:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -70,6 +71,11 @@ class LocalFactory:
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
         """See `CollectiveFactory.device`."""
         return LocalCollective()
+
+    def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
+        """See `CollectiveFactory.tensors`."""
+        group: Collective = importlib.import_module("platoon_base.collectives.tensors").HostTensors(host())
+        return group
 
 
 def _check(array: Any, timeout_s: float, op: str = "sum") -> None:

@@ -1,7 +1,6 @@
 """Collectives on GpuArrays through NCCL, by way of pygpu.
 
-Calls are queued on the stream of the array's context and return at once. NCCL itself waits for ever for a rank that
-is gone, so a thread watches the others: it aborts the communicator, and raises the reason in the thread that waits.
+Calls are queued on the stream of the array's context and return at once. A thread watches the other ranks meanwhile.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ import ctypes
 import faulthandler
 import functools
 import logging
-import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -23,14 +20,10 @@ from pygpu.elemwise import GpuElemwise, arg
 from pygpu.gpuarray import dtype_to_typecode
 
 from platoon_base.collectives.base import DTYPES, canonical_op, require_dtype, require_fit
-from platoon_base.collectives.device_faults import Fault, find_fault
-from platoon_base.errors import (
-    BackendUnavailableError,
-    ConfigurationError,
-    PlatoonError,
-)
+from platoon_base.collectives.device_watch import DeviceWatch
+from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.parameters import assign, is_device_array
-from platoon_base.shm.calls import Call, sign
+from platoon_base.shm.calls import sign
 from platoon_base.shm.liveness import Liveness
 
 __all__ = ["NcclCollective", "new_clique_id"]
@@ -38,7 +31,6 @@ __all__ = ["NcclCollective", "new_clique_id"]
 log = logging.getLogger(__name__)
 
 _TYPECODES = {name: dtype_to_typecode(name) for name in DTYPES}
-_LOOK_S = 0.1
 _INIT_TIMEOUT_S = 60
 _OBJECT_HEAD_BYTES = 16  # of a PyObject; behind it a GpuComm has the pointer to its gpucomm {context, ncclComm_t}
 
@@ -94,20 +86,14 @@ class NcclCollective:
     ) -> None:
         self.rank, self.size = index, len(ranks)
         self._context = context
-        self._others = tuple(rank for rank in ranks if rank != ranks[index])
-        self._liveness = liveness
-        self._call_word = call_word
-        self._call = Call.of(int(call_word[0]))
-        self._caller = threading.get_ident()
-        self._broken: PlatoonError | None = None
-        self._done = threading.Event()
+        others = [rank for rank in ranks if rank != ranks[index]]
+        self._watch = DeviceWatch(others, liveness, call_word, self._abort)
         self._flag: Any = None
         self._last: Any = None  # the result of the last call
         with _no_longer_than(_INIT_TIMEOUT_S):
             self._comm = GpuComm(GpuCommCliqueId(context=context, comm_id=bytearray(clique_id)), self.size, index)
         self._plain = frozenset(code for name, code in _TYPECODES.items() if self._carries(name))
-        self._watcher = threading.Thread(target=self._watch, name="platoon-nccl", daemon=True)
-        self._watcher.start()
+        self._watch.start()
 
     def all_reduce(self, array: Any, op: str = "sum", out: Any = None, *, timeout_s: float) -> Any:
         """See `Collective.all_reduce`."""
@@ -176,14 +162,13 @@ class NcclCollective:
 
     def close(self) -> None:
         """Wait for the calls that are queued, unless the group is broken, and let go of the communicator."""
-        if self._done.is_set():
+        if self._watch.stopped:
             return
         try:
-            if self._broken is None and self._last is not None:
+            if self._watch.broken is None and self._last is not None:
                 np.asarray(self._last.reshape((self._last.size,))[:1])
         finally:
-            self._done.set()
-            self._watcher.join(timeout=5)
+            self._watch.stop()
             # Destroying it would wait for the others, who may still need it: its memory stays until the process ends.
             handle = _find_comm(self._comm, self._context, self.size)
             if handle is not None:
@@ -213,14 +198,8 @@ class NcclCollective:
         return array, out
 
     def _begin(self, signature: int, result: Any, timeout_s: float) -> None:
-        if self._broken is not None:
-            raise type(self._broken)(f"{self._broken}; this group of devices can be used no more")
-        if self._done.is_set():
-            raise ConfigurationError("this collective is closed")
-        begun, self._caller = time.monotonic(), threading.get_ident()
-        self._call = Call(self._call.number + 1, signature, begun, begun + timeout_s)
+        self._watch.begin(signature, timeout_s)
         self._last = result
-        self._call_word[0] = self._call.word
 
     def _reduce_wide(self, call: Any, array: Any, step: _Step, out: Any, timeout_s: float) -> Any:
         assign(out, call(_widened(array), step.op, timeout_s=timeout_s))
@@ -231,21 +210,8 @@ class NcclCollective:
     def _divide(self, out: Any) -> None:
         _divider(out.context, out.dtype)(out, self.size)
 
-    # In the watching thread.
-
-    def _watch(self) -> None:
-        while not self._done.wait(_LOOK_S):
-            fault = find_fault(self._call, self._others, self._liveness, time.monotonic())
-            if fault is not None:
-                self._abort(fault)
-                return
-
-    def _abort(self, fault: Fault) -> None:
-        self._broken = fault.error
-        log.error("%s", fault.error)
+    def _abort(self) -> None:
         _abort_comm(self._comm, self._context, self.size)
-        if fault.interrupt and not self._done.is_set():
-            _raise_in(self._caller, fault.error)
 
 
 @contextlib.contextmanager
@@ -276,15 +242,6 @@ def _abort_comm(comm: Any, context: Any, size: int) -> None:
         return
     address, handle.value = handle.value, 0  # NCCL ignores a null communicator when pygpu frees its own
     ctypes.CDLL("libnccl.so").ncclCommAbort(ctypes.c_void_p(address))
-
-
-def _raise_in(thread: int, reason: PlatoonError) -> None:
-    """Raise in a thread, at its next bytecode, because the result that it waits for will never come."""
-    kind = type(
-        type(reason).__name__, (type(reason),), {"__init__": lambda self: Exception.__init__(self, str(reason))}
-    )
-    kind.__module__ = type(reason).__module__
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
 
 
 def _new(shape: tuple[int, ...], dtype: Any, context: Any) -> Any:

@@ -129,8 +129,6 @@ class JobCollectives(CollectiveFactory):
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
         """See `CollectiveFactory.device`: NCCL if every rank has a CUDA device of its own, or else by the host."""
-        import msgspec
-
         clique, why = b"", f"{context.kind.decode()} has no NCCL"
         if context.kind == b"cuda":
             nccl = importlib.import_module("platoon_base.collectives.nccl")
@@ -139,20 +137,60 @@ class JobCollectives(CollectiveFactory):
             except BackendUnavailableError as exc:
                 why = str(exc)[:500]
         identity = context.unique_id if context.kind == b"cuda" else ""
-        note = msgspec.msgpack.encode([identity, clique, why])
-        notes = self._membership.meet("form device collective", note, timeout_s)
+        ranks, clique = self._meet_by_nccl("device collective", identity, clique, why, timeout_s)
+        if not ranks:
+            from platoon_base.collectives.staged import StagedCollective
+
+            return StagedCollective(host())
+        index = ranks.index(self._membership.rank)
+        group: Collective = nccl.NcclCollective(context, clique, ranks, index, self._liveness, self._counter())
+        return group
+
+    def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
+        """See `CollectiveFactory.tensors`: NCCL if every rank has a CUDA device of its own, or else by the host."""
+        tensors = importlib.import_module("platoon_base.collectives.tensors")
+        if device.type == "cpu":
+            found: Collective = tensors.HostTensors(host())
+            return found
+        unique_id, identity, why = b"", "", f"{device.type} has no NCCL"
+        if device.type == "cuda":
+            identity = tensors.unique_device(device)
+            try:
+                unique_id, why = tensors.new_unique_id(), ""
+            except BackendUnavailableError as exc:
+                why = str(exc)[:500]
+        ranks, unique_id = self._meet_by_nccl("group of tensors", identity, unique_id, why, timeout_s)
+        if not ranks:
+            found = tensors.HostTensors(host())
+            return found
+        index = ranks.index(self._membership.rank)
+        found = tensors.NcclTensors(device, unique_id, ranks, index, self._liveness, self._counter(), timeout_s)
+        return found
+
+    def _meet_by_nccl(
+        self, what: str, identity: str, unique_id: bytes, why: str, timeout_s: float
+    ) -> tuple[tuple[int, ...], bytes]:
+        """Return the ranks and the id of their group, that of the first; no ranks if some cannot use NCCL.
+
+        Parameters
+        ----------
+        identity : str
+            Of this rank's device.
+        unique_id : bytes
+            Made by this rank.
+        why : str
+            What keeps it from NCCL, empty if nothing does.
+        """
+        import msgspec
+
+        note = msgspec.msgpack.encode([identity, unique_id, why])
+        notes = self._membership.meet(f"form {what}", note, timeout_s)
         told = {rank: msgspec.msgpack.decode(note, type=tuple[str, bytes, str]) for rank, note in notes.items()}
         reasons = [f"rank {rank}: {reason}" for rank, (_, _, reason) in told.items() if reason]
         if len({identity for identity, _, _ in told.values()}) < len(told):
             reasons.append("some ranks share one device")
         if reasons:
             log.info("all-reduces of this job's devices pass through the host (%s)", "; ".join(reasons))
-            from platoon_base.collectives.staged import StagedCollective
-
-            return StagedCollective(host())
+            return (), b""
         ranks = tuple(told)
-        index = ranks.index(self._membership.rank)
-        group: Collective = nccl.NcclCollective(
-            context, told[ranks[0]][1], ranks, index, self._liveness, self._counter()
-        )
-        return group
+        return ranks, told[ranks[0]][1]

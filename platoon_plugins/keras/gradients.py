@@ -19,9 +19,12 @@ from platoon_base.worker import FlatBuffers
 from platoon_plugins.keras import backends
 
 __all__ = [
+    "DONE",
+    "LEAST_WEIGHT",
     "NOT_ATTACHED",
     "DistributedOptimizer",
     "GradientAverage",
+    "Words",
     "average_of",
     "is_marked",
     "plain_again",
@@ -34,9 +37,9 @@ NOT_ATTACHED = (
     "broadcast_variables(model) before a loop over train_on_batch, also after a fit"
 )
 # What travels with the gradients, one number for each rank: 0, or one of these.
-_VOTES, _DONE = 1.0, 2.0
+_VOTES, DONE = 1.0, 2.0
 _MARK = "distributed_"  # before an optimizer's name, which is all that copies and files keep
-_LEAST = 1e-8  # the weight of a batch in which everything is masked
+LEAST_WEIGHT = 1e-8  # the weight of a batch in which everything is masked
 
 
 def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any:  # noqa: N802 - Horovod's name
@@ -154,12 +157,15 @@ class GradientAverage:
         self.sums = False
         self.weight: Any = None
         self.calls: list[GradientAverage] | None = None
-        self._mine = _Words(worker.global_size, 0)
-        self._all = _Words(worker.global_size, 0)
+        self._mine = Words(worker.global_size, 0)
+        self._all = Words(worker.global_size, 0)
         self._usual_weight = 1.0
         self._like: list[Array] = []
         self._weights: list[Any] = []
         self._failure: PlatoonError | None = None
+
+    def place(self, device: Any) -> None:
+        """Say before a fit on which device all gradients will be; None if they are on the host, or here and there."""
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
         """Begin a fit.
@@ -193,7 +199,7 @@ class GradientAverage:
         if not seen.any():
             return False
         voters = {int(rank) for rank in np.flatnonzero(seen == _VOTES)}
-        participants = {int(rank) for rank in np.flatnonzero(seen != _DONE)}
+        participants = {int(rank) for rank in np.flatnonzero(seen != DONE)}
         return votes_suffice(self._policy, voters, participants)
 
     def __call__(self, gradients: Sequence[Any], weight: Any = 1.0, there: Sequence[bool] | None = None) -> list[Array]:
@@ -295,13 +301,13 @@ class GradientAverage:
     def send_done(self) -> float:
         """Say with the next calls that this worker has come to the end of its epoch; returns what they said so far."""
         flag = float(self._mine.flags[self.worker.global_rank])
-        self._send(_DONE)
+        self._send(DONE)
         return flag
 
     def is_last_call(self) -> bool:
         """Make a call without gradients, and tell whether all workers have come to the end of their epochs."""
         self._call_without_gradients()
-        return bool((self._latest() == _DONE).all())
+        return bool((self._latest() == DONE).all())
 
     def send_again(self, flag: float) -> None:
         """Say with the next calls what `send_done` has returned."""
@@ -337,14 +343,11 @@ class GradientAverage:
     def _step(
         self, ins: Sequence[Array], outs: Sequence[Array], weight: float, there: Sequence[bool] | None = None
     ) -> None:
-        self.require_attached()
-        self.steps += 1
-        if self.calls is not None:
-            self.calls.append(self)
+        self._begin_step()
         if len(ins) != len(self._like):
             self._expect([np.zeros_like(array) for array in ins])
         # Where all weights are gone, losses of layers are left: they have no weights, and must not be lost.
-        weight = 1.0 if self.sums else max(weight, _LEAST)
+        weight = 1.0 if self.sums else max(weight, LEAST_WEIGHT)
         self._mine.used[:] = 1 if there is None else there
         self._mine.weights[self.worker.global_rank] = weight
         usual = self._usual_weight
@@ -352,12 +355,21 @@ class GradientAverage:
         size = self.worker.global_size
         _scaled(outs, outs, size if self.sums else size / float((self._all.weights / usual).sum(dtype=np.float64)))
 
+    def _begin_step(self) -> None:
+        self.require_attached()
+        self.steps += 1
+        if self.calls is not None:
+            self.calls.append(self)
+
     def _combine(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
         self._buffers.combine(self._all_reduce, "mean", [*ins, self._mine.array], [*outs, self._all.array])
         self._all.round(self.worker.global_size)
+        self._note_usual_weight()
+
+    def _note_usual_weight(self) -> None:
         # The same on all workers, in all calls: so batches of the usual size need not be multiplied.
         largest = float(self._all.weights.max())
-        if largest > 2 * _LEAST:  # else what is multiplied next would not fit into a float16
+        if largest > 2 * LEAST_WEIGHT:  # else what is multiplied next would not fit into a float16
             self._usual_weight = largest
 
     def _all_reduce(self, array: Array, op: str, dest: Array) -> None:
@@ -367,7 +379,7 @@ class GradientAverage:
         """Take note of the gradients to come."""
         flag = self._mine.flags[self.worker.global_rank]
         self._like, self._weights = like, []
-        self._mine, self._all = (_Words(self.worker.global_size, len(like)) for _ in range(2))
+        self._mine, self._all = (Words(self.worker.global_size, len(like)) for _ in range(2))
         self._mine.flags[self.worker.global_rank] = flag
 
     # What is done otherwise where gradients stay within a compiled function, or a program takes the averages over.
@@ -386,7 +398,7 @@ class GradientAverage:
         self._combine(self._like, [array.copy() for array in self._like])
 
 
-class _Words:
+class Words:
     """The numbers that travel with the gradients: a flag and a weight for each rank, and which gradients there are."""
 
     def __init__(self, size: int, gradients: int) -> None:

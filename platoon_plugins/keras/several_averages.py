@@ -39,6 +39,11 @@ class SeveralAverages:
         self._pattern: list[GradientAverage] = members
         self._batches = 0
 
+    def place(self, device: Any) -> None:
+        """See `GradientAverage.place`."""
+        for member in self.members:
+            member.place(device)
+
     def attach(self, policy: str, like: Sequence[Array]) -> None:
         """See `GradientAverage.attach`; which weights are whose is seen in the first step."""
         self._calls, self._batches = [], 0

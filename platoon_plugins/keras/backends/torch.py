@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
+from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["backend"]
@@ -65,10 +66,24 @@ class _Torch(Keras3):
         if on_gpus:
             torch.cuda.set_rng_state_all(on_gpus)
 
+    def average(self, worker: Any) -> TorchAverage:
+        """See `Backend.average`."""
+        return TorchAverage(worker)
+
+    def gradient_device(self, model: Any) -> torch.device | None:
+        """See `Backend.gradient_device`: a CUDA device, if all weights that are trained are there."""
+        devices = {weight.value.device for weight in model.trainable_weights}
+        return devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
+
     def averaged(
         self, gradients: Sequence[Any], like: Sequence[Array], average: GradientAverage, weight: Any
     ) -> Sequence[Any]:
         """See `Keras3.averaged`: here each step, on each worker, may leave out other weights."""
+        for gradient in gradients:
+            if gradient is not None:
+                require_dense(gradient)
+        if isinstance(average, TorchAverage) and average.on_device:
+            return average.averages(gradients, weight)
         arrays = average.in_place([_view_or_copy(gradient) for gradient in gradients], float(weight))
         device = next((gradient.device for gradient in gradients if gradient is not None), None)
         return [_written(gradient, array, device) for gradient, array in zip(gradients, arrays)]
@@ -93,8 +108,6 @@ def _view_or_copy(gradient: Any) -> Array | None:
     if gradient is None:
         return None
     tensor = gradient.detach()
-    if tensor.is_sparse:
-        raise TypeError("got a sparse gradient: it cannot be averaged; make the layer's gradient dense")
     array: Array = tensor.contiguous().cpu().numpy()
     return array
 

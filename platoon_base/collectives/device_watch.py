@@ -1,0 +1,112 @@
+"""A thread that watches the other ranks while collectives are queued on a device.
+
+NCCL waits for ever for a rank that is gone. The thread ends that wait, and raises the reason in the thread that waits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from platoon_base.collectives.device_faults import Fault, find_fault
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.shm.calls import Call
+from platoon_base.shm.liveness import Liveness
+
+__all__ = ["DeviceWatch"]
+
+log = logging.getLogger(__name__)
+
+_LOOK_S = 0.1
+
+
+class DeviceWatch:
+    """Watches from `start` on until `stop`.
+
+    Parameters
+    ----------
+    others : sequence of int
+        The other ranks of the group, as those of the job.
+    liveness : Liveness
+    call_word : ndarray, shape (1,) int64
+        The word of the job's state in which the others see this worker's latest call.
+    abort : callable
+        Ends what waits on the device; called in the thread.
+
+    Attributes
+    ----------
+    broken : PlatoonError or None
+        Why the group can be used no more.
+    """
+
+    def __init__(self, others: Sequence[int], liveness: Liveness, call_word: Any, abort: Callable[[], None]) -> None:
+        self._others = tuple(others)
+        self._liveness = liveness
+        self._call_word = call_word
+        self._abort_device = abort
+        self._call = Call.of(int(call_word[0]))
+        self._caller = threading.get_ident()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="platoon-nccl", daemon=True)
+        self.broken: PlatoonError | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def begin(self, signature: int, timeout_s: float) -> None:
+        """Take note of the call that is made next, and tell the others.
+
+        Raises
+        ------
+        PlatoonError
+            If the group is broken.
+        ConfigurationError
+            If it is closed.
+        """
+        if self.broken is not None:
+            raise type(self.broken)(f"{self.broken}; this group of devices can be used no more")
+        if self._done.is_set():
+            raise ConfigurationError("this collective is closed")
+        begun, self._caller = time.monotonic(), threading.get_ident()
+        self._call = Call(self._call.number + 1, signature, begun, begun + timeout_s)
+        self._call_word[0] = self._call.word
+
+    @property
+    def stopped(self) -> bool:
+        """Whether `stop` was called."""
+        return self._done.is_set()
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._done.set()
+        self._thread.join(timeout=5)
+
+    # In the thread.
+
+    def _watch(self) -> None:
+        while not self._done.wait(_LOOK_S):
+            fault = find_fault(self._call, self._others, self._liveness, time.monotonic())
+            if fault is not None:
+                self._break(fault)
+                return
+
+    def _break(self, fault: Fault) -> None:
+        self.broken = fault.error
+        log.error("%s", fault.error)
+        self._abort_device()
+        if fault.interrupt and not self._done.is_set():
+            _raise_in(self._caller, fault.error)
+
+
+def _raise_in(thread: int, reason: PlatoonError) -> None:
+    """Raise in a thread, at its next bytecode, because the result that it waits for will never come."""
+    kind = type(
+        type(reason).__name__, (type(reason),), {"__init__": lambda self: Exception.__init__(self, str(reason))}
+    )
+    kind.__module__ = type(reason).__module__
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(kind))
