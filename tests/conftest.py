@@ -127,8 +127,9 @@ def run_job(tmp_path):
         script = tmp_path / "script.py"
         script.write_text(textwrap.dedent(text))
         with host_job(workers, JobOptions(**options)) as job:
+            places = devices or os.environ.get("PLATOON_TEST_DEVICES", "cpu").split()
             for rank in range(workers):
-                device = devices[rank] if devices else "cpu"
+                device = places[rank % len(places)]
                 base = worker_environment(device, workers, {**os.environ, **(environment or {})})
                 words = [str(script), str(tmp_path), *args]
                 command = [*python_main("platoon_base.controller.child"), *words]

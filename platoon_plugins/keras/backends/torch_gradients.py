@@ -17,7 +17,7 @@ __all__ = ["TorchAverage", "require_dense"]
 Array = np.ndarray[Any, Any]
 Tensor = Any
 
-LAG = 2  # a step sees what came with the gradients of this many steps before: the host is ahead of the device
+LAG = 1  # a step sees what came with the gradients of the step before it: the host may be ahead of the device
 _ALIGNMENT_BYTES = 256
 
 

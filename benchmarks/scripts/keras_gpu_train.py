@@ -1,0 +1,122 @@
+"""What a worker of keras_gpu.py does: ``keras_gpu_train.py FOLDER [--quick]``."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+from platoon_base import connect
+from platoon_plugins.keras import DistributedOptimizer, distribute  # before keras
+
+import keras
+import torch
+import torch.distributed
+from platoon_plugins.keras.backends import torch as our_backend
+
+QUICK = "--quick" in sys.argv
+ROUNDS, BATCHES, WARM = (2, 20, 5) if QUICK else (7, 80, 20)
+BATCH, WIDTH = 128, 1024
+# Numbers of layers of WIDTH x WIDTH float32: 10 and 100 MB.
+MODELS = {"10 MB": (1024, 2), "100 MB": (2048, 6)}
+WAYS = ("alone", "averaged gradients", "by way of the host", "DDP")
+
+
+class Model(keras.Model):
+    """A model whose forward pass may go through DistributedDataParallel; else the train_step of Keras on torch."""
+
+    wrapped = ()
+
+    def train_step(self, data):
+        """Make one step."""
+        x, y = data
+        y_pred = (self.wrapped[0] if self.wrapped else self)(x, training=True)
+        self.zero_grad()
+        loss = self._compute_loss(x=x, y=y, y_pred=y_pred, training=True)
+        self._loss_tracker.update_state(loss, sample_weight=x.shape[0])
+        loss.backward()
+        weights = self.trainable_weights[:]
+        with torch.no_grad():
+            self.optimizer.apply([weight.value.grad for weight in weights], weights)
+        return self.compute_metrics(x, y, y_pred)
+
+
+class Steps(keras.callbacks.Callback):
+    """Take the time at which each batch begins."""
+
+    def on_train_begin(self, logs=None):
+        self.begun = []
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.begun.append(time.perf_counter())
+
+    def milliseconds(self):
+        """Return the median step."""
+        return 1e3 * statistics.median(np.diff(self.begun[WARM:]))
+
+
+def make(way: str, width: int, layers: int) -> Model:
+    """Make a model that is trained in one of the ways."""
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((width,))
+    outputs = inputs
+    for _ in range(layers):
+        outputs = keras.layers.Dense(width, activation="relu")(outputs)
+    model = Model(inputs, keras.layers.Dense(10)(outputs))
+    optimizer = keras.optimizers.SGD(0.001)
+    if way in WAYS[1:3]:
+        optimizer = DistributedOptimizer(optimizer)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    if way == "DDP":
+        device = torch.cuda.current_device()
+        model.wrapped = (torch.nn.parallel.DistributedDataParallel(model, device_ids=[device]),)
+    return model
+
+
+def main() -> None:
+    """Measure all ways in turn, and write the steps."""
+    folder, worker = Path(sys.argv[1]), connect()
+    rank = worker.global_rank
+    torch.distributed.init_process_group(
+        "nccl", init_method=f"file://{folder}/ddp", rank=rank, world_size=worker.global_size
+    )
+    average_on_device = our_backend._Torch.gradient_device
+    results = {}
+    for name, (width, layers) in MODELS.items():
+        rng = np.random.default_rng(rank)
+        x = rng.standard_normal((BATCHES * BATCH, width), "float32")
+        y = rng.integers(0, 10, BATCHES * BATCH)
+        models = {way: make(way, width, layers) for way in WAYS}
+        rounds = []
+        for number in range(ROUNDS):
+            took = {}
+            for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
+                our_backend._Torch.gradient_device = (
+                    (lambda self, model: None) if way == "by way of the host" else average_on_device
+                )
+                steps = Steps()
+                ours = way in WAYS[1:3]
+                worker.barrier()
+                models[way].fit(
+                    x, y, BATCH, 1, verbose=0, shuffle=False, callbacks=distribute([steps]) if ours else [steps]
+                )
+                torch.cuda.synchronize()
+                took[way] = steps.milliseconds()
+            rounds.append(took)
+            print(name, number, {way: round(ms, 3) for way, ms in took.items()}, flush=True)
+        results[name] = {
+            "parameters": models["alone"].count_params(),
+            "rounds": rounds[1:],  # the first one compiles
+            "weights": {way: float(sum(w.abs().sum() for w in model.parameters())) for way, model in models.items()},
+        }
+    versions = {"torch": torch.__version__, "keras": keras.__version__, "gpu": torch.cuda.get_device_name()}
+    (folder / f"{rank}.json").write_text(json.dumps({"models": results, "versions": versions}))
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
