@@ -8,14 +8,13 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
-
-from platoon_base import connect
-from platoon_plugins.keras import DistributedOptimizer, distribute  # before keras
-
 import keras
+import numpy as np
 import torch
 import torch.distributed
+
+from platoon_base import connect
+from platoon_plugins.keras import DistributedOptimizer, distribute
 from platoon_plugins.keras.backends import torch as our_backend
 
 QUICK = "--quick" in sys.argv

@@ -76,6 +76,20 @@ class DeviceWatch:
         self._call = Call(self._call.number + 1, signature, begun, begun + timeout_s)
         self._call_word[0] = self._call.word
 
+    def wait_for_fault(self, timeout_s: float) -> None:
+        """Give the thread time to find out why a call has failed, and raise the reason if it does.
+
+        Raises
+        ------
+        PlatoonError
+            See `begin`.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self.broken is None and time.monotonic() < deadline:
+            time.sleep(_LOOK_S / 10)
+        if self.broken is not None:
+            raise type(self.broken)(str(self.broken))
+
     @property
     def stopped(self) -> bool:
         """Whether `stop` was called."""

@@ -6,9 +6,10 @@ its own watchdog ends the process of a worker that waits, before the user is tol
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ import torch
 from platoon_base.collectives.base import Collective, canonical_op, canonical_root, require_timeout
 from platoon_base.collectives.device_watch import DeviceWatch
 from platoon_base.collectives.nccl_library import DTYPE_CODES, OP_CODES, Communicator, new_unique_id
-from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
+from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import sign
 from platoon_base.shm.liveness import Liveness
 
@@ -26,6 +27,7 @@ __all__ = ["HostTensors", "NcclTensors", "new_unique_id", "unique_device"]
 Tensor = Any
 
 _LOOK_S = 0.05
+_REASON_S = 5.0  # for the watch to find out why NCCL failed
 _TENSORS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = 64, 8, 16, 32  # kinds of call, in their signatures
 
 
@@ -97,8 +99,8 @@ class NcclTensors:
         array, out, dtype = self._prepared(array, out, tuple(array.shape))
         if array.numel():
             code = OP_CODES["sum" if name == "mean" and dtype.divides else name]
-            stream = self._begin(code, dtype, array.numel(), timeout_s)
-            self._comm.all_reduce(array.data_ptr(), out.data_ptr(), array.numel(), dtype.code, code, stream)
+            with self._call(code, dtype, array.numel(), timeout_s) as stream:
+                self._comm.all_reduce(array.data_ptr(), out.data_ptr(), array.numel(), dtype.code, code, stream)
             self._divide(out, name, dtype)
         return out
 
@@ -107,8 +109,8 @@ class NcclTensors:
         root = canonical_root(root, self.size)
         source, _, dtype = self._prepared(array, None, ())
         if source.numel():
-            stream = self._begin(_BROADCAST + root, dtype, source.numel(), timeout_s)
-            self._comm.broadcast(source.data_ptr(), source.numel(), dtype.code, root, stream)
+            with self._call(_BROADCAST + root, dtype, source.numel(), timeout_s) as stream:
+                self._comm.broadcast(source.data_ptr(), source.numel(), dtype.code, root, stream)
             if source.data_ptr() != array.data_ptr():
                 array.detach().copy_(source)
         return array
@@ -117,8 +119,8 @@ class NcclTensors:
         """See `Collective.all_gather`."""
         array, out, dtype = self._prepared(array, out, (self.size, *array.shape))
         if array.numel():
-            stream = self._begin(_ALL_GATHER, dtype, array.numel(), timeout_s)
-            self._comm.all_gather(array.data_ptr(), out.data_ptr(), array.numel(), dtype.code, stream)
+            with self._call(_ALL_GATHER, dtype, array.numel(), timeout_s) as stream:
+                self._comm.all_gather(array.data_ptr(), out.data_ptr(), array.numel(), dtype.code, stream)
         return out
 
     def reduce_scatter(self, array: Tensor, op: str = "sum", out: Tensor = None, *, timeout_s: float) -> Tensor:
@@ -128,8 +130,8 @@ class NcclTensors:
         array, out, dtype = self._prepared(array, out, tuple(array.shape[1:]))
         if array.numel():
             code = OP_CODES["sum" if name == "mean" and dtype.divides else name]
-            stream = self._begin(_REDUCE_SCATTER + code, dtype, array.numel(), timeout_s)
-            self._comm.reduce_scatter(array.data_ptr(), out.data_ptr(), out.numel(), dtype.code, code, stream)
+            with self._call(_REDUCE_SCATTER + code, dtype, array.numel(), timeout_s) as stream:
+                self._comm.reduce_scatter(array.data_ptr(), out.data_ptr(), out.numel(), dtype.code, code, stream)
             self._divide(out, name, dtype)
         return out
 
@@ -158,18 +160,24 @@ class NcclTensors:
         _require_fit(out, shape, array)
         if not out.is_contiguous():
             raise ConfigurationError("got a result tensor that is not contiguous: pass one that is")
-        return array, out.detach(), dtype
+        return array, out, dtype
 
-    def _begin(self, kind: int, dtype: _DType, count: int, timeout_s: float) -> int:
+    @contextlib.contextmanager
+    def _call(self, kind: int, dtype: _DType, count: int, timeout_s: float) -> Iterator[int]:
+        """Yield the stream of a call, and give the reason if NCCL fails in it because another rank is gone."""
         require_timeout(timeout_s)
         self._watch.begin(sign(_TENSORS + kind, dtype.code, count), timeout_s)
         if torch.cuda.current_device() != self._device.index:
             torch.cuda.set_device(self._device)  # NCCL queues on the current device
-        return int(torch.cuda.current_stream(self._device).cuda_stream)
+        try:
+            yield int(torch.cuda.current_stream(self._device).cuda_stream)
+        except PlatoonError:
+            self._watch.wait_for_fault(_REASON_S)
+            raise
 
     def _divide(self, out: Tensor, name: str, dtype: _DType) -> None:
         if name == "mean" and dtype.divides:
-            out.div_(self.size, rounding_mode="trunc")
+            out.detach().div_(self.size, rounding_mode="trunc")
 
 
 class HostTensors:

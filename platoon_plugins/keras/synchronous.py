@@ -53,9 +53,8 @@ class Synchronous(Mode):
         optimizers = ", ".join(map(_described, optimizers_of(model)))
         loss = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
         device = self._backend.gradient_device(model)
-        return (
-            f"rule=None, optimizer={optimizers}, loss={loss}" + (device is not None) * f", gradients on {device.type}"
-        )
+        where = "" if device is None else f", gradients on {device.type}"
+        return f"rule=None, optimizer={optimizers}, loss={loss}{where}"
 
     def start(self, model: Any, participants: list[int]) -> None:
         """Prepare the averages."""

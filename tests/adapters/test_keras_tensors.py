@@ -65,8 +65,7 @@ def test_collectives_take_tensors(run_job):
 def test_gradients_as_tensors_are_those_of_one_process(run_keras, loss):
     """Batches of other sizes on the workers, and other numbers of them; against a step by hand on all rows."""
     run_keras(
-        ON_DEVICE
-        + f"""
+        ON_DEVICE + f"""
 KIND = {loss!r}
 rng = np.random.RandomState(1)
 rows = [8, 5]
