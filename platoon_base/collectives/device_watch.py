@@ -51,6 +51,8 @@ class DeviceWatch:
         self._call = Call.of(int(call_word[0]))
         self._caller = threading.get_ident()
         self._done = threading.Event()
+        self._telling = threading.Lock()
+        self._told = False
         self._thread = threading.Thread(target=self._watch, name="platoon-nccl", daemon=True)
         self.broken: PlatoonError | None = None
 
@@ -68,8 +70,7 @@ class DeviceWatch:
         ConfigurationError
             If it is closed.
         """
-        if self.broken is not None:
-            raise type(self.broken)(f"{self.broken}; this group of devices can be used no more")
+        self._raise_broken("; this group of devices can be used no more")
         if self._done.is_set():
             raise ConfigurationError("this collective is closed")
         begun, self._caller = time.monotonic(), threading.get_ident()
@@ -87,8 +88,7 @@ class DeviceWatch:
         deadline = time.monotonic() + timeout_s
         while self.broken is None and time.monotonic() < deadline:
             time.sleep(_LOOK_S / 10)
-        if self.broken is not None:
-            raise type(self.broken)(str(self.broken))
+        self._raise_broken()
 
     @property
     def stopped(self) -> bool:
@@ -99,6 +99,13 @@ class DeviceWatch:
         """End the thread."""
         self._done.set()
         self._thread.join(timeout=5)
+
+    def _raise_broken(self, more: str = "") -> None:
+        with self._telling:  # once: the thread does not raise the same behind the first handler's back
+            if self.broken is None:
+                return
+            self._told = True
+        raise type(self.broken)(f"{self.broken}{more}")
 
     # In the thread.
 
@@ -113,8 +120,9 @@ class DeviceWatch:
         self.broken = fault.error
         log.error("%s", fault.error)
         self._abort_device()
-        if fault.interrupt and not self._done.is_set():
-            _raise_in(self._caller, fault.error)
+        with self._telling:
+            if fault.interrupt and not self._told and not self._done.is_set():
+                _raise_in(self._caller, fault.error)
 
 
 def _raise_in(thread: int, reason: PlatoonError) -> None:
