@@ -35,6 +35,7 @@ def extensions():
         _extension("_kernels", flags),
         _extension("_collectives", [*flags, "-fno-trapping-math"], "_reductions.h"),
         _extension("_excerpt", flags),
+        _extension("_guard", flags),
     ]
 
 

@@ -43,7 +43,7 @@ OLD_SDISTS = ("picklable-itertools", "theano", "lasagne")
 BUILD_TOOLS = ("setuptools", "wheel")
 # Compiled against the system's MPI; the last version whose source holds the C code and so needs no Cython.
 OVER_MPI = ("mpi4py",)
-EXTENSIONS = ("_kernels", "_collectives", "_excerpt")
+EXTENSIONS = ("_kernels", "_collectives", "_excerpt", "_guard")
 FUEL_EXTENSION = re.compile(r",\s*ext_modules=\[Extension\(.*?\)\]", re.DOTALL)
 
 

@@ -14,8 +14,7 @@ import torch
 import torch.distributed
 
 from platoon_base import connect
-from platoon_plugins.keras import DistributedOptimizer, distribute
-from platoon_plugins.keras.backends import torch as our_backend
+from platoon_plugins.keras import DistributedOptimizer, backends, distribute
 
 QUICK = "--quick" in sys.argv
 ROUNDS, BATCHES, WARM = (2, 20, 5) if QUICK else (7, 80, 20)
@@ -83,7 +82,8 @@ def main() -> None:
     torch.distributed.init_process_group(
         "nccl", init_method=f"file://{folder}/ddp", rank=rank, world_size=worker.global_size
     )
-    average_on_device = our_backend._Torch.gradient_device
+    backend = type(backends.current())
+    average_on_device = backend.gradient_device
     results = {}
     for name, (width, layers) in MODELS.items():
         rng = np.random.default_rng(rank)
@@ -94,7 +94,7 @@ def main() -> None:
         for number in range(ROUNDS):
             took = {}
             for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
-                our_backend._Torch.gradient_device = (
+                backend.gradient_device = (
                     (lambda self, model: None) if way == "by way of the host" else average_on_device
                 )
                 steps = Steps()

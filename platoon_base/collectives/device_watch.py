@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from platoon_base.collectives.device_faults import Fault, find_fault
+from platoon_base.collectives.device_guard import DeviceGuard
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.calls import Call
 from platoon_base.shm.liveness import Liveness
@@ -36,6 +37,8 @@ class DeviceWatch:
         The word of the job's state in which the others see this worker's latest call.
     abort : callable
         Ends what waits on the device; called in the thread.
+    guard : DeviceGuard, optional
+        Ends it where this thread cannot run.
 
     Attributes
     ----------
@@ -43,7 +46,15 @@ class DeviceWatch:
         Why the group can be used no more.
     """
 
-    def __init__(self, others: Sequence[int], liveness: Liveness, call_word: Any, abort: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        others: Sequence[int],
+        liveness: Liveness,
+        call_word: Any,
+        abort: Callable[[], None],
+        guard: DeviceGuard | None = None,
+    ) -> None:
+        self._guard = guard
         self._others = tuple(others)
         self._liveness = liveness
         self._call_word = call_word
@@ -75,6 +86,8 @@ class DeviceWatch:
             raise ConfigurationError("this collective is closed")
         begun, self._caller = time.monotonic(), threading.get_ident()
         self._call = Call(self._call.number + 1, signature, begun, begun + timeout_s)
+        if self._guard is not None:
+            self._guard.expect(self._call.deadline)
         self._call_word[0] = self._call.word
 
     def wait_for_fault(self, timeout_s: float) -> None:
@@ -99,6 +112,8 @@ class DeviceWatch:
         """End the thread."""
         self._done.set()
         self._thread.join(timeout=5)
+        if self._guard is not None:
+            self._guard.stop()
 
     def _raise_broken(self, more: str = "") -> None:
         with self._telling:  # once: the thread does not raise the same behind the first handler's back

@@ -90,11 +90,15 @@ class Communicator:
         """Copy the elements of rank ``root`` into those of the others."""
         _call("ncclBroadcast", address, address, count, dtype, root, self._handle, stream)
 
+    @property
+    def abort_call(self) -> tuple[int, int]:
+        """The addresses of the C function, and of its argument, that end what waits, from another thread; once."""
+        function = ctypes.cast(_library().ncclCommAbort, ctypes.c_void_p)
+        return int(function.value or 0), int(self._handle.value or 0)
+
     def abort(self) -> None:
-        """End what waits, on the device and on the host, from another thread; a second call does nothing."""
-        handle, self._handle = self._handle, ctypes.c_void_p()
-        if handle.value:
-            _library().ncclCommAbort(handle)
+        """End what waits, on the device and on the host, from another thread; once, by this or by `abort_call`."""
+        _library().ncclCommAbort(self._handle)
 
 
 @functools.cache

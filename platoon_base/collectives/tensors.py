@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from platoon_base.collectives.base import Collective, canonical_op, canonical_root, require_timeout
+from platoon_base.collectives.device_guard import HAVE_GUARD, DeviceGuard
 from platoon_base.collectives.device_watch import DeviceWatch
 from platoon_base.collectives.nccl_library import DTYPE_CODES, OP_CODES, Communicator, new_unique_id
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
@@ -89,7 +90,11 @@ class NcclTensors:
         self._device = device
         others = [rank for rank in ranks if rank != ranks[index]]
         self._comm = _Joining(device, unique_id, self.size, index).wait(others, liveness, timeout_s)
-        self._watch = DeviceWatch(others, liveness, call_word, self._comm.abort)
+        guard, abort = None, self._comm.abort
+        if HAVE_GUARD:
+            guard = DeviceGuard(others, liveness, call_word, *self._comm.abort_call)
+            abort = guard.end
+        self._watch = DeviceWatch(others, liveness, call_word, abort, guard)
         self._watch.start()
         self._flag = torch.zeros(1, device=device)
 
@@ -242,9 +247,8 @@ class _Joining:
                     f"waited {timeout_s:g} s for NCCL to connect the devices: NCCL_DEBUG=INFO tells what it tries; or "
                     "give a longer timeout_s"
                 )
-        if self._failure is not None:
-            raise self._failure
-        assert self._comm is not None
+        if self._comm is None:
+            raise self._failure or PlatoonError("a group of devices cannot be formed")
         return self._comm
 
     def _join(self) -> None:

@@ -72,7 +72,11 @@ def _connection(
     files: JobFiles, segment: Segment, job_state: JobState, channel: ClientChannel, identity: Identity
 ) -> Connection:
     """Make the connection of a worker that the controller has welcomed."""
-    liveness = JobLiveness(job_state, lambda other: segment.locked(WORKER_LOCKS + other))
+    liveness = JobLiveness(
+        job_state,
+        lambda other: segment.locked(WORKER_LOCKS + other),
+        lambda others: (segment.fileno(), [WORKER_LOCKS + other for other in others]),
+    )
 
     def on_close() -> None:
         job_state.let_go()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from platoon_base.shm.calls import Call
 from platoon_base.shm.job_state import JobState
@@ -34,6 +34,14 @@ class Liveness(Protocol):
         """Return the latest collective call on devices that this worker has begun."""
         ...
 
+    def call_word(self, rank: int) -> Any:
+        """Return where that call is written: an array of shape (1,), int64."""
+        ...
+
+    def locks(self, ranks: Sequence[int]) -> tuple[int, list[int]]:
+        """Return a file descriptor, and the bytes of it that these workers lock (F_OFD) while they take part."""
+        ...
+
 
 class JobLiveness:
     """`Liveness` as the job's state and the kernel's locks show it.
@@ -43,9 +51,17 @@ class JobLiveness:
     job_state : JobState
     alive : callable
         ``alive(rank)`` tells whether that worker still holds its lock.
+    locks : callable
+        See `Liveness.locks`.
     """
 
-    def __init__(self, job_state: JobState, alive: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        job_state: JobState,
+        alive: Callable[[int], bool],
+        locks: Callable[[Sequence[int]], tuple[int, list[int]]],
+    ) -> None:
+        self.locks = locks
         self._job_state = job_state
         self._alive = alive
         self._waiting: dict[int, tuple[int, float]] = {}
@@ -73,7 +89,11 @@ class JobLiveness:
 
     def latest_call(self, rank: int) -> Call:
         """See `Liveness.latest_call`."""
-        return Call.of(int(self._job_state.collectives(rank)[0]))
+        return Call.of(int(self.call_word(rank)[0]))
+
+    def call_word(self, rank: int) -> Any:
+        """See `Liveness.call_word`."""
+        return self._job_state.collectives(rank)
 
     def _is_stuck(self, rank: int) -> bool:
         """Tell whether a worker has been in the same wait of the control plane for long; its count is odd inside."""

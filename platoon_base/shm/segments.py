@@ -138,6 +138,10 @@ class Segment:
             raise self._closed_error()
         return self._buffer
 
+    def fileno(self) -> int:
+        """Return the file descriptor, as long as this is open."""
+        return self._file.fileno()
+
     def try_lock(self, byte: int) -> bool:
         """Take the lock of one byte, without waiting; False if another handle holds it.
 

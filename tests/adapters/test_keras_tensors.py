@@ -17,8 +17,8 @@ pytestmark = [
 # As on a CUDA device, but for the device.
 ON_DEVICE = """
 import torch
-from platoon_plugins.keras.backends.torch import _Torch
-_Torch.gradient_device = lambda backend, model: torch.device("cpu")
+from platoon_plugins.keras import backends
+type(backends.current()).gradient_device = lambda backend, model: torch.device("cpu")
 """
 
 

@@ -274,7 +274,7 @@ def test_the_mirror_has_the_values(run_on_devices):
                 return directory.has_mirror(directory.wanted)
             until(is_mirrored, 10)
             mirrored = [np.empty_like(a) for a in values]
-            directory.read_values(mirrored)
+            directory.read_buffer(0, mirrored)
         for m, a in zip(mirrored, values):
             assert np.allclose(m, a + 1, rtol=1e-6)
         worker.barrier()

@@ -76,10 +76,11 @@ BACK_ENDS = {
         "collectives.host",
         "collectives.nccl",
         "collectives.staged",
+        "collectives.tensors",
     )
 }
 # Devices' back ends are imported by name, once there are devices.
-ALWAYS_CHOSEN = {name for name in BACK_ENDS if not name.endswith((".device", ".nccl", ".staged"))}
+ALWAYS_CHOSEN = {name for name in BACK_ENDS if not name.endswith((".device", ".nccl", ".staged", ".tensors"))}
 
 # The files that talk to devices by pygpu; nothing imports them unless there are some.
 ABOUT_DEVICES = {
@@ -89,6 +90,9 @@ ABOUT_DEVICES = {
     "collectives/nccl.py",
     "theano_ops/gpu.py",
 }
+
+# What is about torch's tensors; imported once there are some.
+ABOUT_TENSORS = {"collectives/tensors.py"}
 
 # What is about Theano; in all but the first it is imported inside functions, once the script has it.
 ABOUT_THEANO = ("theano_ops/", "platoon_api/", "compat/", "controller/forkserver_main.py")
@@ -254,6 +258,8 @@ def test_frameworks_are_imported_only_where_they_are_the_matter(path):
     allowed = {"theano"} if place.startswith(ABOUT_THEANO) else set()
     if place in ABOUT_DEVICES:
         allowed.add("pygpu")
+    if place in ABOUT_TENSORS:
+        allowed.add("torch")
     assert within(imports(path), FRAMEWORKS) == within(imports(path), allowed)
 
 
