@@ -465,8 +465,9 @@ class Worker:
 
         Parameters
         ----------
-        array : ndarray or GpuArray
-            Of the same shape and dtype on every worker: float16/32/64, int8/32/64 or uint8.
+        array : ndarray, GpuArray or torch.Tensor
+            Of the same shape and dtype on every worker: float16/32/64, int8/32/64 or uint8; tensors on CUDA devices
+            of bfloat16, too.
         op : {"sum", "prod", "max", "min", "mean"}
             Or one of the original Platoon's names, such as ``"+"`` and ``"maximum"``.
         dest : array like ``array``, optional
@@ -475,7 +476,8 @@ class Worker:
         Returns
         -------
         array
-            ``dest``, or the new one, the same bits on every worker. A GpuArray is ready for work queued next.
+            ``dest``, or the new one, the same bits on every worker. An array on a device is ready for work queued
+            next, a tensor for that on torch's current stream.
 
         Raises
         ------
@@ -491,7 +493,7 @@ class Worker:
 
         Parameters
         ----------
-        arrays : sequence of ndarray or GpuArray
+        arrays : sequence of ndarray, GpuArray or torch.Tensor
             Changed in place.
         root : int
             Index of the worker among those that take part, 0 for the lowest rank.

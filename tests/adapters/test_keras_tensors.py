@@ -114,5 +114,6 @@ for mine, right in zip(model.get_weights(), want.get_weights()):
     np.testing.assert_allclose(mine, right, rtol=2e-5, atol=2e-6)
 everyone = everyones(flat(model.get_weights()))
 assert (everyone[0] == everyone[1]).all()
-"""
+""",
+        environment={"CUDA_VISIBLE_DEVICES": ""},
     ).require_success()

@@ -84,7 +84,7 @@ try:
     worker.all_reduce(x, "sum", x)
 except WorkerLostError as exc:
     assert "rank 1" in str(exc), exc
-    worker.report({"took": time.monotonic() - begun})
+    worker.report({{"took": time.monotonic() - begun}})
 """
     )
     assert outcome.reported.get("took", 99) < 10, outcome.logs[0]
