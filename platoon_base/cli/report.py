@@ -131,5 +131,6 @@ def _trained_alone(ranks: Sequence[int], workers: int) -> str:
         what = f"worker{'s' * (len(ranks) > 1)} {named} shared and averaged nothing with the others"
     return (
         f"WARNING: {what}, each with a model of its own. A plugin's sync (README), or connect() with "
-        "init_shared_params and sync_params, makes them train one model"
+        "init_shared_params and sync_params, makes them train one model. (Nothing is known here of what a framework "
+        "averages by itself, such as keras.distribution)"
     )

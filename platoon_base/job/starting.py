@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from platoon_base.system.environment import DEVICE
 __all__ = ["log_file", "worker_environment", "worker_starts"]
 
 _KERNEL_CACHE = "GPUARRAY_CACHE_PATH"
+_ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 
 
 def log_file(folder: Path, rank: int) -> Path:
@@ -39,6 +41,23 @@ def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> di
     return environment
 
 
+def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:
+    """Return what `keras.distribution.initialize` reads, and JAX: a script may use a framework's own collectives."""
+    return {
+        _ADDRESSES: address,
+        "KERAS_DISTRIBUTION_NUM_PROCESSES": str(workers),
+        "KERAS_DISTRIBUTION_PROCESS_ID": str(rank),
+        "JAX_COORDINATOR_ADDRESS": address,
+    }
+
+
+def _free_port() -> int:
+    """Return a port that nobody listens at now; a framework listens there if the script asks it to."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
 def worker_starts(
     program: Program, args: Sequence[str], devices: Sequence[str], log_folder: Path | None
 ) -> list[Start]:
@@ -56,6 +75,10 @@ def worker_starts(
     """
     command = [*python_main("platoon_base.controller.child"), *program.words, *args]
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
+    if len(devices) > 1 and _ADDRESSES not in os.environ:
+        address = f"127.0.0.1:{_free_port()}"
+        for rank, environment in enumerate(environments):
+            environment.update(_framework_group(address, len(devices), rank))
     for rank, device in enumerate(devices):
         if device.startswith("opencl"):  # pocl's cache is not safe to share: compiled kernels were seen to crash
             environments[rank].setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / f"pocl{rank}"))
