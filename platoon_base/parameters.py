@@ -1,4 +1,4 @@
-"""A model's parameters behind one face: NumPy arrays, GpuArrays and Theano shared variables.
+"""A model's parameters behind one face: NumPy arrays, device arrays and Theano shared variables.
 
 Where the memory of a parameter can be reached it is changed in place; where it cannot, it is copied out and back.
 Objects are told apart by their methods, so no framework is imported here.
@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.device_arrays import is_device_array, is_gpu_array
 from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout
 
@@ -30,7 +31,7 @@ class Parameter(Protocol):
         ...
 
     def give_back(self, array: Array) -> None:
-        """Make ``array``, which `borrow` returned, the value."""
+        """Make ``array``, which `borrow` or `on_device` returned, the value."""
         ...
 
     def memory(self) -> Array | None:
@@ -38,13 +39,11 @@ class Parameter(Protocol):
         ...
 
     def on_device(self) -> Any:
-        """Return the value as the GpuArray that it is, or None if it is none."""
+        """Return the value as a device array: a GpuArray or a `CudaArray`; None if it is on the host.
+
+        It is the memory itself, or a copy that `give_back` makes the value.
+        """
         ...
-
-
-def is_device_array(array: Any) -> bool:
-    """Tell whether an array is a GpuArray, without importing pygpu."""
-    return hasattr(type(array), "get_ipc_handle")
 
 
 def is_tensor(array: Any) -> bool:
@@ -55,7 +54,7 @@ def is_tensor(array: Any) -> bool:
 
 def assign(array: Any, values: Any) -> None:
     """Do ``array[...] = values``, for 0-d GpuArrays too, which pygpu does not index."""
-    if array.shape or isinstance(array, np.ndarray):
+    if array.shape or not is_gpu_array(array):
         array[...] = values
     else:
         array.reshape((1,))[...] = values.reshape((1,))
@@ -90,7 +89,8 @@ class _DeviceParameter:
         return np.array(self._array, order="C")
 
     def give_back(self, array: Array) -> None:
-        assign(self._array, array)
+        if array is not self._array:
+            assign(self._array, array)
 
     def memory(self) -> None:
         return None
@@ -184,13 +184,13 @@ class Parameters:
         return [p.borrow() for p in self._parameters]
 
     def give_back(self, arrays: Sequence[Array]) -> None:
-        """Make changed arrays, which `borrow` returned, the values."""
+        """Make changed arrays, which `borrow` or `borrow_on_device` returned, the values."""
         for parameter, array in zip(self._parameters, arrays):
             parameter.give_back(array)
 
     @property
     def context(self) -> Any:
-        """The pygpu context of the parameters, if all are C-contiguous GpuArrays of one; None otherwise."""
+        """The context of the parameters, if all are C-contiguous device arrays of one; None otherwise."""
         arrays = self.borrow_on_device()
         contexts = {array.context.ptr: array.context for array in arrays if array is not None}
         if len(contexts) != 1 or any(array is None or not array.flags.c_contiguous for array in arrays):
@@ -198,7 +198,7 @@ class Parameters:
         return next(iter(contexts.values()))
 
     def borrow_on_device(self) -> list[Any]:
-        """Return the GpuArrays that are the values; None for each value that is none."""
+        """Return the values as device arrays, to be given back if they change; None for each that is on the host."""
         return [p.on_device() for p in self._parameters]
 
     def _require_apart(self) -> None:

@@ -97,8 +97,11 @@ class Center(Protocol):
         """Make the values readable from outside, once all workers have finished and none synchronizes any more."""
         ...
 
-    def close(self) -> None:
-        """Let go of the memory; a second call does nothing."""
+    def close(self, over: bool = False) -> None:
+        """Let go of the memory; a second call does nothing.
+
+        With ``over`` no worker uses the center any more, so that memory which must not be freed may serve the next one.
+        """
         ...
 
 

@@ -1,17 +1,17 @@
-"""The few calls of CUDA's driver that pygpu lacks: memory to share, host memory that devices reach, copies aside."""
+"""Calls of CUDA's driver: memory to share, host memory that devices reach, copies aside."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["HANDLE_BYTES", "DeviceMemory", "Driver", "HostMemory"]
+__all__ = ["HANDLE_BYTES", "DeviceMemory", "Driver", "DriverError", "HostMemory", "load"]
 
 HANDLE_BYTES = 64  # by which CUDA IPC opens memory
 # The driver shares whole blocks of this size; smaller pieces of one could not be opened apart.
@@ -26,54 +26,83 @@ class _Handle(ctypes.Structure):
     _fields_ = [("bytes", ctypes.c_ubyte * HANDLE_BYTES)]
 
 
+class DriverError(BackendUnavailableError):
+    """A call of CUDA's driver has failed."""
+
+
 class Driver:
-    """CUDA's driver, within the context that pygpu computes in.
+    """CUDA's driver, within the context in which the parameters' framework computes.
 
     Parameters
     ----------
-    context : pygpu GpuContext, of CUDA
+    enter, leave : callable
+        Make the context current for a call, and what was current before it again; left out, calls are made as they
+        are.
+
+    Attributes
+    ----------
+    spare : dict of int to list of int
+        Memory for others that serves nobody at present: the addresses of each size in bytes.
     """
 
-    def __init__(self, context: Any) -> None:
-        self._context = context
-        self._cuda = _load("libcuda.so.1")
-        library = _load("libgpuarray.so.3")
-        library.gpuarray_get_extension.restype = ctypes.c_void_p
-        library.gpuarray_get_extension.argtypes = [ctypes.c_char_p]
-        extension = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-        self._enter = extension(library.gpuarray_get_extension(b"cuda_enter"))
-        self._exit = extension(library.gpuarray_get_extension(b"cuda_exit"))
+    def __init__(self, enter: Callable[[], object] = bool, leave: Callable[[], object] = bool) -> None:
+        self._cuda = load("libcuda.so.1")
+        self._enter, self._leave = enter, leave
+        self.spare: dict[int, list[int]] = {}
 
     def call(self, name: str, *args: Any, ignore: tuple[int, ...] = ()) -> int:
         """Call a function of the driver.
 
         Raises
         ------
-        BackendUnavailableError
+        DriverError
             If it fails with another code than those in ``ignore``.
         """
         with self._entered():
             code = int(getattr(self._cuda, name)(*args))
         if code and code not in ignore:
-            raise BackendUnavailableError(
+            raise DriverError(
                 f"CUDA's {name} failed with error {code}: the center cannot live in GPU memory here; "
                 "launch with --center host"
             )
         return code
 
+    def allocate(self, nbytes: int) -> int:
+        """Allocate memory of zeros, and return its address."""
+        found, size = ctypes.c_uint64(), ctypes.c_size_t(nbytes)
+        self.call("cuMemAlloc_v2", ctypes.byref(found), size)
+        self.clear(int(found.value), nbytes)
+        return int(found.value)
+
+    def clear(self, address: int, nbytes: int) -> None:
+        """Fill memory with zeros, and wait for it."""
+        self.call("cuMemsetD8_v2", ctypes.c_uint64(address), ctypes.c_ubyte(0), ctypes.c_size_t(nbytes))
+        self._finish_copies()
+
+    def write(self, address: int, values: np.ndarray[Any, Any]) -> None:
+        """Copy C-contiguous values of the host to the device, and wait for it."""
+        source, size = ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(values.nbytes)
+        self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), source, size)
+        self._finish_copies()
+
+    def _finish_copies(self) -> None:
+        # The driver goes on copying from a buffer of its own, on the default stream: others do not wait for that one.
+        self.call("cuStreamSynchronize", None)
+
     @contextlib.contextmanager
     def _entered(self) -> Iterator[None]:
-        self._enter(self._context.ptr)
+        self._enter()
         try:
             yield
         finally:
-            self._exit(self._context.ptr)
+            self._leave()
 
 
 class DeviceMemory:
     """Memory of a device that other processes may open; use `allocate` or `open`.
 
     Allocated memory stays until the process ends: CUDA wants it to outlive the processes that have it open.
+    `allocate` takes what `reuse` was given before it asks the driver.
 
     Attributes
     ----------
@@ -88,11 +117,17 @@ class DeviceMemory:
     @classmethod
     def allocate(cls, driver: Driver, nbytes: int) -> DeviceMemory:
         """Allocate memory of zeros."""
-        found = ctypes.c_uint64()
         whole = -(-nbytes // _BLOCK_BYTES) * _BLOCK_BYTES
-        driver.call("cuMemAlloc_v2", ctypes.byref(found), ctypes.c_size_t(whole))
-        driver.call("cuMemsetD8_v2", found, ctypes.c_ubyte(0), ctypes.c_size_t(whole))
-        return cls(driver, int(found.value), nbytes)
+        spare = driver.spare.get(whole)
+        if not spare:
+            return cls(driver, driver.allocate(whole), nbytes)
+        address = spare.pop()
+        driver.clear(address, whole)
+        return cls(driver, address, nbytes)
+
+    def reuse(self) -> None:
+        """Give back memory that was allocated, and that no other process has open or will open."""
+        self._driver.spare.setdefault(-(-self.nbytes // _BLOCK_BYTES) * _BLOCK_BYTES, []).append(self.address)
 
     @classmethod
     def open(cls, driver: Driver, handle: bytes, nbytes: int) -> DeviceMemory:
@@ -115,10 +150,7 @@ class DeviceMemory:
 
     def write(self, offset: int, values: np.ndarray[Any, Any]) -> None:
         """Copy bytes of the host to ``offset``, and wait for it."""
-        source = ctypes.c_void_p(values.ctypes.data)
-        self._driver.call(
-            "cuMemcpyHtoD_v2", ctypes.c_uint64(self.address + offset), source, ctypes.c_size_t(values.nbytes)
-        )
+        self._driver.write(self.address + offset, values)
 
     def copy(self, other: DeviceMemory, offset: int) -> None:
         """Copy another memory of the same size from ``offset`` on, and wait for it."""
@@ -187,7 +219,14 @@ class HostMemory:
         self._driver.call("cuMemHostUnregister", ctypes.c_void_p(self._address))
 
 
-def _load(library: str) -> Any:
+def load(library: str) -> Any:
+    """Load a library of the system.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If it is not there.
+    """
     try:
         return ctypes.CDLL(library)
     except OSError as exc:

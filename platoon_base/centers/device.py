@@ -12,13 +12,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from pygpu import gpuarray
 
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.cuda import DeviceMemory, Driver, HostMemory
+from platoon_base.centers.cuda import DeviceMemory, HostMemory
 from platoon_base.centers.device_directory import NOBODY, DeviceDirectory, DirectoryLayout
 from platoon_base.centers.device_forms import FORMS, form_of, operations
-from platoon_base.centers.device_kernels import MOST_PARAMETERS, compile_kernel
+from platoon_base.centers.device_runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.centers.device_tiles import Tiling, split_word, tile_table
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
@@ -27,7 +26,7 @@ from platoon_base.shm.segments import Segment
 
 __all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
 
-DeviceArray = Any  # a pygpu GpuArray
+DeviceArray = Any  # a pygpu GpuArray, or a CudaArray: what the runtime takes
 
 MIRROR_EVERY_S = 5.0
 LOCK_NS = 500_000_000  # after which the lock of a tile counts as lost with its holder; it is held for microseconds
@@ -35,11 +34,11 @@ _LOOK_S = 0.25  # how often to look whether the owners of partitions live
 _PATIENCE_S = 20.0  # for a worker that has not made its partition: then another does
 _PAUSE_S = 0.002
 _THREADS, _BLOCKS_EACH = 256, 8
-_NOTHING_REFUSED = np.iinfo(np.uint64).max
+_NOTHING_REFUSED = np.array([np.iinfo(np.uint64).max], np.uint64)
 
 
 class DeviceCenter:
-    """One worker's handle of the center; see `Center`. Arrays are C-contiguous GpuArrays of one context.
+    """One worker's handle of the center; see `Center`. Arrays are C-contiguous, on the device of the runtime.
 
     A value refused is told at a later synchronization, since nobody waits for the device. Rules that cannot be told
     as one addition to the center synchronize under locks, whatever is asked for.
@@ -47,7 +46,8 @@ class DeviceCenter:
     Parameters
     ----------
     directory : DeviceDirectory
-    context : pygpu GpuContext
+    runtime : DeviceRuntime
+        Of the device on which the parameters are.
     layout : Layout
     rule : Rule
         One that `DeviceCenters.takes`.
@@ -64,7 +64,7 @@ class DeviceCenter:
     def __init__(
         self,
         directory: DeviceDirectory,
-        context: Any,
+        runtime: DeviceRuntime,
         layout: Layout,
         rule: Rule,
         rank: int,
@@ -72,24 +72,23 @@ class DeviceCenter:
         mirror_every_s: float = MIRROR_EVERY_S,
     ) -> None:
         self._directory = directory
-        self._context = context
+        self._runtime = runtime
         self._layout = layout
         self._rank = rank
         self._gone = gone
         self._mirror_every_s = mirror_every_s
         self._tiling = directory.tiling
-        self._driver = Driver(context)
+        self._driver = runtime.driver
         self._memory = HostMemory(self._driver, directory.address, directory.size_bytes)
         self._partitions: dict[int, tuple[int, DeviceMemory]] = {}  # partition -> generation and memory
         self._own: set[int] = set()
         self._version = -1
         self._form, self._operations = FORMS[str(rule.kernel)], operations(rule)
-        self._kernels: dict[tuple[str, Any, int], Any] = {}
+        self._kernels: dict[tuple[str, Any, int], Kernel] = {}
         self._sources = local_sources(rule)
         states_bytes = self._tiling.state_bytes * len(self._sources)
-        self._states = gpuarray.zeros((max(states_bytes, 1),), "uint8", context=context)
-        self._refused = gpuarray.empty((1,), "uint64", context=context)
-        self._refused[...] = _NOTHING_REFUSED
+        self._states = runtime.zeros(max(states_bytes, 1), "uint8")
+        self._refused = runtime.buffer(_NOTHING_REFUSED)
         self._launches: list[_Launch] = []
         self._next_look = self._next_mirror = 0.0
         self._mirror: tuple[int, list[int]] = 0, []  # number of the latest mirror, and the partitions on their way
@@ -162,8 +161,7 @@ class DeviceCenter:
 
     def finish(self) -> None:
         """See `Center.finish`."""
-        # As far as pygpu knows, each kernel writes to this array.
-        np.asarray(self._refused)
+        self._refused.read()  # each kernel was launched with it
 
     def settle(self) -> None:
         """See `Center.settle`: mirror this worker's partitions for the last time."""
@@ -174,13 +172,18 @@ class DeviceCenter:
             self._directory.mirrored(partition)
         self._next_mirror = 0.0  # should somebody synchronize all the same
 
-    def close(self) -> None:
+    def close(self, over: bool = False) -> None:
         """See `Center.close`."""
         if self._directory.closed:
             return
         self.finish()
         self.settle()
         self._memory.close()
+        for partition, (_, memory) in self._partitions.items():
+            if partition not in self._own:
+                memory.close()
+            elif over:
+                memory.reuse()
         self._launches, self._partitions = [], {}
         self._directory.close()
 
@@ -269,8 +272,7 @@ class DeviceCenter:
             if bases != launch.bases:
                 launch.bases = bases
                 launch.table.write(np.asarray(bases, dtype="uint64"))
-            code = self._kernel(kernel, launch)
-            code(
+            arguments: list[Argument] = [
                 launch.tiles,
                 launch.table,
                 launch.count,
@@ -279,47 +281,47 @@ class DeviceCenter:
                 self._refused,
                 self._memory.device_address + self._directory.flag_offset(self._rank),
                 *scalars,
-                *taken,
-                gs=min(launch.count, self._context.numprocs * _BLOCKS_EACH),
-                ls=_THREADS,
-            )
+            ]
+            blocks = min(launch.count, self._runtime.multiprocessors * _BLOCKS_EACH)
+            self._kernel(kernel, launch).launch(arguments, taken, blocks, _THREADS)
 
-    def _kernel(self, name: str, launch: _Launch) -> Any:
+    def _kernel(self, name: str, launch: _Launch) -> Kernel:
         key = name, launch.dtype, len(launch.parameters)
         if key not in self._kernels:
-            self._kernels[key] = compile_kernel(
-                name, self._form, self._operations[name], launch.dtype, len(launch.parameters), self._context, LOCK_NS
+            self._kernels[key] = self._runtime.compile(
+                name, self._form, self._operations[name], launch.dtype, len(launch.parameters), LOCK_NS
             )
         return self._kernels[key]
 
     def _plan(self) -> list[_Launch]:
         """Group the parameters by dtype into launches, and tell where each of their tiles lies now."""
-        specs = self._layout.specs
+        specs, most = self._layout.specs, self._runtime.most_parameters
         by_dtype: dict[str, list[int]] = {}
         for index, spec in enumerate(specs):
             if spec.size:
                 by_dtype.setdefault(spec.dtype, []).append(index)
         chunks = [
-            (dtype, parameters[i : i + MOST_PARAMETERS])
+            (dtype, parameters[i : i + most])
             for dtype, parameters in by_dtype.items()
-            for i in range(0, len(parameters), MOST_PARAMETERS)
+            for i in range(0, len(parameters), most)
         ]
         return [self._plan_one(np.dtype(dtype), parameters) for dtype, parameters in chunks]
 
     def _plan_one(self, dtype: Any, parameters: list[int]) -> _Launch:
         partition_at = {number: memory.address for number, (_, memory) in self._partitions.items()}
-        states_at = [self._states.gpudata + self._tiling.state_bytes * i for i in range(len(self._sources))]
+        states_at = [self._states.address + self._tiling.state_bytes * i for i in range(len(self._sources))]
         rows = tile_table(self._tiling, parameters, partition_at, states_at)
         first = len(rows) * (self._rank % max(self._directory.workers, 1)) // max(self._directory.workers, 1)
-        return _Launch(parameters, dtype, gpuarray.array(rows, context=self._context), len(rows), first, self._context)
+        table = self._runtime.zeros(len(parameters), "uint64")
+        return _Launch(parameters, dtype, self._runtime.buffer(rows), len(rows), first, table)
 
     def _take_refused(self) -> NonFiniteElement | None:
         """Return the first element refused since the last look, if the device has told of one."""
         if not self._directory.flag(self._rank):
             return None
-        word = int(np.asarray(self._refused)[0])
+        word = int(self._refused.read()[0])
         self._directory.clear_flag(self._rank)
-        self._refused[...] = _NOTHING_REFUSED
+        self._refused.write(_NOTHING_REFUSED)
         if word == _NOTHING_REFUSED:
             return None
         return NonFiniteElement(*split_word(word))
@@ -329,14 +331,20 @@ class _Launch:
     """The arguments of the kernels on one group of parameters, kept from launch to launch."""
 
     def __init__(
-        self, parameters: list[int], dtype: Any, tiles: DeviceArray, count: int, first: int, context: Any
+        self,
+        parameters: list[int],
+        dtype: Any,
+        tiles: DeviceBuffer,
+        count: int,
+        first: int,
+        table: DeviceBuffer,
     ) -> None:
         self.parameters = parameters
         self.dtype = dtype
         self.tiles = tiles
         self.count = count
         self.first = first
-        self.table = gpuarray.zeros((len(parameters),), "uint64", context=context)
+        self.table = table
         self.bases: list[int] = []
 
 
@@ -349,17 +357,17 @@ class DeviceCenters:
         Posix name of the segment with the directory.
     workers : int
         Number of workers launched together: each makes a partition.
-    context : pygpu GpuContext, of CUDA
+    runtime : DeviceRuntime
     gone : callable
         ``gone(rank)`` tells whether a worker takes part no more.
     """
 
     location = "device"
 
-    def __init__(self, name: str, workers: int, context: Any, gone: Callable[[int], bool]) -> None:
+    def __init__(self, name: str, workers: int, runtime: DeviceRuntime, gone: Callable[[int], bool]) -> None:
         self.name = name
         self._workers = workers
-        self._context = context
+        self._runtime = runtime
         self._gone = gone
 
     @staticmethod
@@ -373,7 +381,7 @@ class DeviceCenters:
         plan = DirectoryLayout(layout, tiling)
         directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)
         directory.begin()
-        return DeviceCenter(directory, self._context, layout, rule, rank, self._gone)
+        return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -390,7 +398,7 @@ class DeviceCenters:
         segment = Segment.attach(self.name)
         directory = DeviceDirectory.of(segment, layout)
         if directory is not None and directory.tiling.center_states == len(rule.center_state):
-            center = DeviceCenter(directory, self._context, layout, rule, rank, self._gone)
+            center = DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone)
             center.make_partition()
             return center
         segment.close()

@@ -1,7 +1,7 @@
 """The text of the CUDA kernels: one launch for all tiles of a synchronization, whichever device each lies on.
 
-A kernel gets a table with one row a tile, the addresses of the parameters, and the parameters themselves once more,
-unused, so that libgpuarray orders them against other work.
+A kernel gets a table with one row a tile, the addresses of the parameters, and, where libgpuarray is to order it
+against other work, the parameters themselves once more, unused.
 """
 
 from __future__ import annotations

@@ -272,7 +272,7 @@ class HostCenter:
     def settle(self) -> None:
         """See `Center.settle`: the controller reads this very memory."""
 
-    def close(self) -> None:
+    def close(self, over: bool = False) -> None:
         """See `Center.close`."""
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None

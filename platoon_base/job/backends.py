@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from platoon_base.collectives.groups import CollectiveFactory, Membership
-from platoon_base.errors import BackendUnavailableError
+from platoon_base.device_arrays import CudaContext
+from platoon_base.errors import BackendUnavailableError, ConfigurationError
 
 if TYPE_CHECKING:
     from platoon_base.centers.base import CenterFactory
@@ -90,10 +91,21 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
     context = parameters.context if files.center_memory == "device" else None
     if context is not None and context.kind == b"cuda":
         device = importlib.import_module("platoon_base.centers.device")
-        if device.DeviceCenters.takes(parameters.layout, rule):
-            found: CenterFactory = device.DeviceCenters(files.center, workers, context, liveness.gone)
+        runtime = _runtime_of(context) if device.DeviceCenters.takes(parameters.layout, rule) else None
+        if runtime is not None:
+            found: CenterFactory = device.DeviceCenters(files.center, workers, runtime, liveness.gone)
             return found
     return HostCenters(files.center, workers)
+
+
+def _runtime_of(context: Any) -> Any:
+    """Return what the center needs of the parameters' framework on their device; None, told, if it is not there."""
+    kind = "cuda_runtime" if isinstance(context, CudaContext) else "pygpu_runtime"
+    try:
+        return importlib.import_module(f"platoon_base.centers.{kind}").runtime_of(context)
+    except BackendUnavailableError as exc:
+        log.info("the center is in shared memory, though the parameters are on a GPU: %s", exc)
+        return None
 
 
 class JobCollectives(CollectiveFactory):
@@ -129,6 +141,8 @@ class JobCollectives(CollectiveFactory):
 
     def device(self, context: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
         """See `CollectiveFactory.device`: NCCL if every rank has a CUDA device of its own, or else by the host."""
+        if isinstance(context, CudaContext):
+            raise ConfigurationError("got a CudaArray: collectives take NumPy arrays and GpuArrays; use numpy.asarray")
         clique, why = b"", f"{context.kind.decode()} has no NCCL"
         if context.kind == b"cuda":
             nccl = importlib.import_module("platoon_base.collectives.nccl")

@@ -15,10 +15,11 @@ from platoon_base.channels.client import GRACE_S
 from platoon_base.channels.turns import Turns
 from platoon_base.checkpoints.files import Checkpoint, require_alike
 from platoon_base.coordination import messages as msg
+from platoon_base.device_arrays import is_device_array
 from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
-from platoon_base.parameters import Parameters, assign, is_device_array
+from platoon_base.parameters import Parameters, assign
 from platoon_base.rules.center import Adopt, Rule, require_rule, settings_of
 from platoon_base.rules.outer import waits
 from platoon_base.worker.connection import Connection
@@ -107,7 +108,7 @@ class SharedParameters:
         with self._turns.take("copy_to_local", timeout_s) as left_s:
             arrays = self._borrow_as_shared()
             center.read(arrays, True, left_s, begin=True)
-            self._give_back(arrays)
+            self.parameters.give_back(arrays)
 
     def sync(self, synchronous: bool, part: float, timeout_s: float) -> None:
         """Apply the rule to the parameters; see `Worker.sync_params`."""
@@ -119,7 +120,7 @@ class SharedParameters:
             try:
                 self._sync(self.center, arrays, synchronous, part, left_s)
             finally:
-                self._give_back(arrays)
+                self.parameters.give_back(arrays)
             self._standstill.after_sync(arrays)
 
     def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
@@ -221,7 +222,7 @@ class SharedParameters:
             with self._turns.take("center_params", timeout_s) as left_s:
                 arrays = self._borrow()
                 self.center.read(arrays, True, left_s)
-                self._give_back(arrays)
+                self.parameters.give_back(arrays)
             self._progress.count_copy()
             yield
         finally:
@@ -229,7 +230,7 @@ class SharedParameters:
                 arrays = self._borrow()
                 for array, value in zip(arrays, own):
                     assign(array, value)
-                self._give_back(arrays)
+                self.parameters.give_back(arrays)
 
     def finish(self) -> None:
         """Wait until this worker's updates have reached the center."""
@@ -242,8 +243,9 @@ class SharedParameters:
             self.center.settle()
 
     def withdraw(self) -> None:
-        """Close a center that nobody is going to open any more; its creator removes its name."""
-        self.close()
+        """Close a center that nobody uses or is going to open any more; its creator removes its name."""
+        if self.center is not None:
+            self.center.close(over=True)
         if self._unlink is not None:
             self._unlink()
 
@@ -270,10 +272,6 @@ class SharedParameters:
         self._require_layout(arrays)
         return arrays
 
-    def _give_back(self, arrays: Sequence[Any]) -> None:
-        if self.center is None or not self.center.on_device:
-            self.parameters.give_back(arrays)
-
     def _require_layout(self, arrays: Sequence[Any]) -> None:
         """Raise if a parameter no longer has the shape and dtype that it was shared with."""
         specs = self.parameters.layout.specs
@@ -282,7 +280,9 @@ class SharedParameters:
         on_device = self.center is not None and self.center.on_device
         for spec, array in zip(specs, arrays):
             if on_device and not is_device_array(array):
-                raise LayoutMismatchError(f"{spec.name} was shared on the device: pass a GpuArray, not {type(array)}")
+                raise LayoutMismatchError(
+                    f"{spec.name} was shared on the device: pass an array there, not {type(array)}"
+                )
             if on_device and not array.flags.c_contiguous:
                 raise LayoutMismatchError(f"{spec.name} is not C-contiguous: pass array.copy('C')")
             if array.shape != spec.shape or array.dtype != spec.dtype:

@@ -14,6 +14,7 @@ from platoon_base.cli.launcher import choose_center, worker_environment
 from platoon_base.cli.log_lines import LogLines
 from platoon_base.devices import warn_if_not_on_device
 from platoon_base.devices.discovery import CPU_DEFAULT, can_share_center, choose_devices, cuda_devices, require_devices
+from platoon_base.devices.isolation import brought_to_front
 from platoon_base.errors import ConfigurationError, PlatoonWarning
 from platoon_base.system import warn
 
@@ -371,3 +372,12 @@ def test_a_script_that_sets_another_device_keeps_its_own_and_is_told(platoon, wr
     assert done.returncode == 0, done.stdout
     text = "WARNING, worker 0: THEANO_FLAGS has device=cpu, this worker was given opencl0:0, which counts"
     assert text in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("number", "visible", "expected"),
+    [(1, "2,3,5", "3,2,5"), (2, "GPU-a,GPU-b,GPU-c", "GPU-c,GPU-a,GPU-b"), (0, "4", "4")],
+)
+def test_a_worker_s_device_becomes_the_first_of_its_process(number, visible, expected):
+    assert brought_to_front(number, visible) == expected
+    assert brought_to_front(1, None).startswith("1,0,2,3,4")

@@ -36,7 +36,9 @@ ROOMS = [
     {"system"},
     {"errors"},
 ]
-VOCABULARY = {"fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule", "sharding", "views"}
+VOCABULARY = {
+    "device_arrays", "fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule", "sharding", "views",
+}  # fmt: skip
 # The face of the package, and ``python -m platoon_base``, which stand above all rooms.
 ABOVE_ALL = {"__init__", "__main__"}
 
@@ -44,8 +46,8 @@ ABOVE_ALL = {"__init__", "__main__"}
 PUBLIC_FACE = {"platoon_base"} | {
     f"platoon_base.{name}"
     for name in (
-        "errors", "fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule", "sharding",
-        "compat", "data", "devices", "job", "rules", "theano_ops", "worker",
+        "device_arrays", "errors", "fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule",
+        "sharding", "compat", "data", "devices", "job", "rules", "theano_ops", "worker",
     )
 }  # fmt: skip
 
@@ -71,6 +73,8 @@ BACK_ENDS = {
     for name in (
         "centers.host",
         "centers.device",
+        "centers.cuda_runtime",
+        "centers.pygpu_runtime",
         "channels.zmq",
         "channels.inproc",
         "collectives.host",
@@ -80,12 +84,13 @@ BACK_ENDS = {
     )
 }
 # Devices' back ends are imported by name, once there are devices.
-ALWAYS_CHOSEN = {name for name in BACK_ENDS if not name.endswith((".device", ".nccl", ".staged", ".tensors"))}
+ALWAYS_CHOSEN = {
+    name for name in BACK_ENDS if not name.endswith((".device", "_runtime", ".nccl", ".staged", ".tensors"))
+}
 
 # The files that talk to devices by pygpu; nothing imports them unless there are some.
 ABOUT_DEVICES = {
-    "centers/device.py",
-    "centers/device_kernels.py",
+    "centers/pygpu_runtime.py",
     "collectives/flat_device.py",
     "collectives/nccl.py",
     "theano_ops/gpu.py",

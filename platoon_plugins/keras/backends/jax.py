@@ -14,6 +14,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.backends.jax_arrays import JaxArray, copied_on_cuda
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
@@ -38,6 +39,17 @@ class _JaxVariable(KerasVariable):
     def view(self) -> Any:
         """See `KerasVariable.view`."""
         return np.asarray(self.variable.value)
+
+    def on_device(self) -> JaxArray | None:
+        """Return a copy of the weight, on a CUDA device."""
+        return copied_on_cuda(self.variable.value)
+
+    def give_back(self, array: Any) -> None:
+        """Make what `borrow` or `on_device` returned the value."""
+        if isinstance(array, JaxArray):
+            self.variable.assign(array.value)
+        else:
+            super().give_back(array)
 
 
 class _Jax(Keras3):

@@ -53,16 +53,16 @@ class KerasVariable:
             np.copyto(self._buffer, view)
         return self._buffer
 
-    def give_back(self, array: Array) -> None:
-        """Make what `borrow` returned the value."""
+    def give_back(self, array: Any) -> None:
+        """Make what `borrow` or `on_device` returned the value."""
         self.set_value(array)
 
     def memory(self) -> Array | None:
         """Return None: the value is changed by a copy."""
         return None
 
-    def on_device(self) -> None:
-        """Return None: it is no GpuArray."""
+    def on_device(self) -> Any:
+        """Return None: a center on devices cannot take the value."""
 
     def view(self) -> Array:
         """Return the value, without a copy where that can be had; it is not to be written to."""

@@ -1,4 +1,4 @@
-"""Keras 3 on torch: on the CPU weights and gradients are changed in place, as NumPy views of their memory."""
+"""Keras 3 on torch: weights are changed in place, on the CPU gradients too, as NumPy views of their memory."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
+from platoon_plugins.keras.backends.torch_arrays import TorchArray, on_cuda
 from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense
 from platoon_plugins.keras.gradients import GradientAverage
 
@@ -18,6 +19,8 @@ Array = np.ndarray[Any, Any]
 
 
 class _TorchVariable(KerasVariable):
+    _array: TorchArray | None = None
+
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return bool(self.variable.value.device.type == "cpu")
@@ -29,16 +32,25 @@ class _TorchVariable(KerasVariable):
 
     def memory(self) -> Array | None:
         """Return the memory of the weight itself, on the CPU."""
-        view = self.view()
-        return view if self.on_host() and view.flags.c_contiguous else None
+        view = self.view() if self.on_host() else None  # which would be a copy elsewhere
+        return view if view is not None and view.flags.c_contiguous else None
 
     def borrow(self) -> Array:
         """Return the memory of the weight itself, on the CPU; elsewhere see `KerasVariable.borrow`."""
         memory = self.memory()
         return super().borrow() if memory is None else memory
 
-    def give_back(self, array: Array) -> None:
-        """Make what `borrow` returned the value, unless it is that already."""
+    def on_device(self) -> TorchArray | None:
+        """Return the memory of the weight itself, on a CUDA device."""
+        tensor = self.variable.value
+        if self._array is None or self._array.gpudata != tensor.data_ptr():
+            self._array = on_cuda(tensor)
+        return self._array
+
+    def give_back(self, array: Any) -> None:
+        """Make what `borrow` or `on_device` returned the value, unless it is that already."""
+        if array is self._array:
+            return
         memory = self.memory()
         if memory is None or memory.ctypes.data != array.ctypes.data:
             super().give_back(array)

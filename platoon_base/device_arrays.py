@@ -1,0 +1,101 @@
+"""Arrays in the memory of a device, told apart by their attributes: no framework is imported here."""
+
+from __future__ import annotations
+
+import abc
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+__all__ = ["CudaArray", "CudaContext", "is_device_array", "is_gpu_array"]
+
+
+def is_gpu_array(array: Any) -> bool:
+    """Tell whether an array is a GpuArray, without importing pygpu."""
+    return hasattr(type(array), "get_ipc_handle")
+
+
+def is_device_array(array: Any) -> bool:
+    """Tell whether an array is one that a center on devices takes: a GpuArray or a `CudaArray`."""
+    return is_gpu_array(array) or isinstance(array, CudaArray)
+
+
+class CudaContext(NamedTuple):
+    """The primary context of a device, which the frameworks of one process share.
+
+    Attributes
+    ----------
+    ordinal : int
+        Number of the device, as the driver counts.
+    """
+
+    ordinal: int
+
+    @property
+    def ptr(self) -> int:
+        """The number by which contexts are told apart."""
+        return self.ordinal
+
+    @property
+    def kind(self) -> bytes:
+        """As pygpu names it."""
+        return b"cuda"
+
+
+class _Flags(NamedTuple):
+    c_contiguous: bool
+
+
+class CudaArray(abc.ABC):
+    """A framework's array, with the face of pygpu's GpuArray as far as synchronizing needs it.
+
+    An adapter derives the array of its framework, and passes it from `Parameter.on_device`. ``numpy.asarray(array)``
+    copies to the host, ``array[...] = values`` from the host or from another array of its class. Both come after the
+    work that the framework has queued.
+
+    Parameters
+    ----------
+    address : int
+        Of the first element.
+    shape : tuple of int
+    dtype : dtype or str
+    ordinal : int
+        Number of the device, as the driver counts.
+    c_contiguous : bool
+    """
+
+    def __init__(
+        self, address: int, shape: tuple[int, ...], dtype: Any, ordinal: int, c_contiguous: bool = True
+    ) -> None:
+        self.gpudata = address
+        self.shape = shape
+        self.dtype: np.dtype[Any] = np.dtype(dtype)
+        self.size = math.prod(shape)
+        self.context = CudaContext(ordinal)
+        self.flags = _Flags(c_contiguous)
+
+    @property
+    @abc.abstractmethod
+    def stream(self) -> int | None:
+        """The stream on which the framework works with the array now; None if all its work on it is done."""
+
+    @abc.abstractmethod
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        """Copy the values to the host."""
+
+    @abc.abstractmethod
+    def __setitem__(self, key: Any, values: Any) -> None:
+        """Take values over, of the host or of another such array."""
+
+    @abc.abstractmethod
+    def __getitem__(self, key: Any) -> CudaArray:
+        """Return some of the elements."""
+
+    @abc.abstractmethod
+    def reshape(self, shape: tuple[int, ...]) -> CudaArray:
+        """Return the values in another shape."""
+
+    @abc.abstractmethod
+    def copy(self) -> CudaArray:
+        """Return a copy on the device."""

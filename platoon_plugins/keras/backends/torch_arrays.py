@@ -1,0 +1,64 @@
+"""Tensors of torch in the memory of a CUDA device, as a center there takes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from platoon_base.device_arrays import CudaArray
+
+__all__ = ["TorchArray", "on_cuda"]
+
+
+class TorchArray(CudaArray):
+    """See `CudaArray`; torch orders copies by its current stream, on which the center's kernels are launched too.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        On a CUDA device, of a dtype that NumPy has.
+    """
+
+    def __init__(self, tensor: Any) -> None:
+        dtype = str(tensor.dtype)[len("torch.") :]
+        shape = tuple(tensor.shape)
+        super().__init__(tensor.data_ptr(), shape, dtype, tensor.device.index, tensor.is_contiguous())
+        self._tensor = tensor
+
+    @property
+    def stream(self) -> int:
+        """See `CudaArray.stream`."""
+        return int(torch.cuda.current_stream(self._tensor.device).cuda_stream)
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
+        """See `CudaArray.__array__`."""
+        return np.asarray(self._tensor.cpu().numpy(), dtype)
+
+    def __setitem__(self, key: Any, values: Any) -> None:
+        """See `CudaArray.__setitem__`."""
+        given = values._tensor if isinstance(values, TorchArray) else torch.as_tensor(np.asarray(values))
+        self._tensor[key] = given.to(self._tensor.device)
+
+    def __getitem__(self, key: Any) -> TorchArray:
+        """See `CudaArray.__getitem__`."""
+        return TorchArray(self._tensor[key])
+
+    def reshape(self, shape: tuple[int, ...]) -> TorchArray:
+        """See `CudaArray.reshape`: a view, if the array is contiguous."""
+        return TorchArray(self._tensor.reshape(shape))
+
+    def copy(self) -> TorchArray:
+        """See `CudaArray.copy`."""
+        return TorchArray(self._tensor.clone())
+
+
+def on_cuda(tensor: Any) -> TorchArray | None:
+    """Return a tensor as an array of a CUDA device; None if it is elsewhere, or NumPy lacks its dtype."""
+    if tensor.device.type != "cuda" or torch.version.cuda is None or tensor.dtype not in _DTYPES:
+        return None
+    return TorchArray(tensor.detach())
+
+
+_DTYPES = {torch.float16, torch.float32, torch.float64}

@@ -1,0 +1,312 @@
+"""The center in the memory of GPUs for Keras 3 on torch and JAX, without pygpu, against NumPy and the host's.
+
+Two workers compute on two GPUs where there are two, or else on one.
+"""
+
+import functools
+import importlib.util
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
+from platoon_base.checkpoints.writer import Saving
+from platoon_base.devices.discovery import cuda_devices
+
+pytestmark = pytest.mark.timeout(300)
+
+DEVICES = (cuda_devices().names * 2)[:2]
+PREAMBLE = Path(__file__).parents[1] / "helpers" / "cuda_center_preamble.py"
+COMPUTES = {
+    "torch": "import torch; assert torch.cuda.is_available() and torch.version.cuda",
+    "jax": "import jax; assert jax.devices()[0].platform == 'gpu'",
+}
+
+if not DEVICES:
+    pytest.skip(f"needs a CUDA device: {cuda_devices().why_none()}", allow_module_level=True)
+if importlib.util.find_spec("cuda") is None:
+    pytest.skip("needs cuda-bindings: pip install 'platoon-plugins[cuda]'", allow_module_level=True)
+
+
+@functools.cache
+def require_computing(framework):
+    """Skip unless a framework computes on GPUs; a process of its own finds out, for tests fork."""
+    done = subprocess.run([sys.executable, "-c", COMPUTES[framework]], capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs {framework} on CUDA: {(done.stderr.splitlines() or ['?'])[-1]}")
+
+
+@pytest.fixture(params=["torch", "jax"])
+def run_on_cuda(run_job, request):
+    """Run a script, given as text, on two workers, behind `cuda_center_preamble`."""
+    require_computing(request.param)
+    environment = {"KERAS_BACKEND": request.param, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+
+    def run(text, center="device", **options):
+        script = PREAMBLE.read_text() + textwrap.dedent(text)
+        return run_job(script, 2, devices=DEVICES, center=center, environment=environment, **options)
+
+    return run
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("rule", ["EASGD(0.3)", "ASGD()", "CenterMomentum(0.3, 0.9, 1.5)"])
+def test_the_rules_are_their_equations_bit_by_bit(run_on_cuda, rule, dtype):
+    """The workers take turns, under locks and without, so NumPy can follow."""
+    run_on_cuda(
+        f"""
+        rule, dtype = {rule}, {dtype!r}
+        if keras.backend.backend() == "jax":
+            import jax
+            jax.config.update("jax_enable_x64", True)
+        starts = draw(0, ((), (3, 5), (100_003,), (0, 4), (256, 300)), dtype=dtype)
+        variables = [on_device(a, dtype) for a in starts]
+        worker.init_shared_params(variables, rule)
+        require_on_device()
+        worker.barrier()
+        replay = Replay(rule, starts)
+        for step in range(6):
+            for turn in range(size):
+                progress = draw(100 * step + turn, [a.shape for a in starts], dtype=dtype)
+                replay.sync(turn, progress)
+                if turn == rank:
+                    advance(variables, progress)
+                    worker.sync_params(step % 2 == 0)
+                    for variable, x in zip(variables, replay.locals[turn]):
+                        assert np.array_equal(variable.get_value(), x), (step, turn)
+                worker.barrier()
+        own = [variable.get_value() for variable in variables]
+        with worker.center_params():
+            for variable, c in zip(variables, replay.center):
+                assert np.allclose(variable.get_value(), c, rtol=1e-6), "center"
+        for variable, value in zip(variables, own):
+            assert np.array_equal(variable.get_value(), value), "own"
+        worker.barrier()
+        """
+    ).require_success()
+
+
+@pytest.mark.parametrize("locked", [True, False])
+def test_no_update_is_lost_when_all_synchronize_at_once(run_on_cuda, locked):
+    """With ASGD the center is the sum of everybody's progress, exactly, in whole numbers; nobody waits for the GPU."""
+    run_on_cuda(
+        f"""
+        x = on_device(np.zeros(1_000_001))
+        worker.init_shared_params([x], ASGD())
+        worker.barrier()
+        for step in range(200):
+            advance([x], [np.ones(1_000_001, "float32")])
+            worker.sync_params({locked})
+        x.get_value()
+        worker.barrier()
+        worker.copy_to_local()
+        found = x.get_value()
+        worker.barrier()
+        assert (found == 200 * size).all(), (found.min(), found.max())
+        """
+    ).require_success()
+
+
+def test_the_center_survives_those_who_own_it_with_its_momentum(run_on_cuda):
+    """Rank 0 is killed; rank 1 goes on bit by bit as if the other's partition were still there."""
+    outcome = run_on_cuda(
+        """
+        rule = CenterMomentum(0.3, 0.9, 1.5)
+        starts = draw(0)
+        variables = [on_device(a) for a in starts]
+        worker.init_shared_params(variables, rule)
+        worker.barrier()
+        replay = Replay(rule, starts)
+        for step in range(3):
+            for turn in range(size):
+                progress = draw(100 * step + turn)
+                replay.sync(turn, progress)
+                if turn == rank:
+                    advance(variables, progress)
+                    worker.sync_params()
+                    variables[0].get_value()
+                worker.barrier()
+        if rank == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        until(lambda: living() == 1)
+        with partitions_of(variables) as directory:
+            def all_are_mine():
+                worker.copy_to_local()  # the partition of the dead is made anew meanwhile
+                return all(directory.entry(partition).owner == rank for partition in range(directory.workers))
+            until(all_are_mine, 20)
+        worker.copy_to_local()
+        replay.take_over(rank)
+        for step in range(4):
+            for variable, x in zip(variables, replay.locals[rank]):
+                assert np.array_equal(variable.get_value(), x), step
+            replay.sync(rank, draw(step), among=1)
+            advance(variables, draw(step))
+            worker.sync_params()
+        worker.report({"done": 1})
+        """
+    )
+    assert outcome.reported == {"done": 1}, outcome.logs
+
+
+def test_a_worker_that_is_killed_goes_on_with_the_center(run_on_cuda):
+    """What the center had of it is not lost, and the worker that stands in for it counts on from there.
+
+    The other one synchronizes all the while, so it has the memory of the dead open, and makes its partition anew.
+    """
+    outcome = run_on_cuda(
+        """
+        x = on_device(np.zeros(300_000))
+        worker.init_shared_params([x], ASGD())
+        if not worker.late:
+            worker.barrier("all began")
+        for step in range(worker.resume_at.steps, 40):
+            advance([x], [np.ones(300_000, "float32")])
+            worker.progress(steps=1)
+            worker.sync_params()
+            x.get_value()
+            if step == 20 and rank == 1 and not worker.late:
+                os.kill(os.getpid(), signal.SIGKILL)
+        done = os.path.join(sys.argv[1], "done")
+        if rank == 1:
+            open(done, "w").close()
+        def is_done():
+            worker.sync_params()
+            return os.path.exists(done)
+        until(is_done, 100)
+        worker.copy_to_local()
+        worker.report({f"lowest {rank}": float(x.get_value().min()), f"highest {rank}": float(x.get_value().max())})
+        """,
+        max_restarts=1,
+    ).require_success()
+    assert outcome.result.restarts == 1
+    assert set(outcome.reported.values()) == {80.0}, outcome.reported
+
+
+def test_the_center_is_saved_when_it_is_released(run_on_cuda, tmp_path):
+    folder = CheckpointFolder(tmp_path / "kept")
+    job = run_on_cuda(
+        """
+        a = on_device(np.zeros(70_000))
+        worker.init_shared_params([a], ASGD())
+        for step in range(20):
+            advance([a], [np.ones(70_000, "float32")])
+            worker.sync_params()
+        worker.release_shared_params()
+        """,
+        saving=Saving(folder, 1000.0),
+    ).require_success()
+    assert not job.result.checkpoints.unsaved
+    (center,) = read_checkpoint(folder.newest()[0]).center
+    assert (center == 40).all()
+    folder.close()
+
+
+@pytest.mark.parametrize("policy", ["raise", "skip", "restore"])
+def test_what_is_not_finite_stays_out(run_on_cuda, policy):
+    run_on_cuda(
+        f"""
+        a = on_device(np.zeros(70_000))
+        worker.init_shared_params([a], EASGD(0.5), on_nonfinite={policy!r})
+        worker.barrier()
+        if rank == 1:
+            values = np.full(70_000, 2.0, "float32")
+            values[[5, 40_000]] = np.nan, np.inf
+            a.set_value(values)
+            worker.progress(steps=3)
+            told = 0
+            for turn in range(3):  # a center on devices tells of it at a later synchronization
+                try:
+                    worker.sync_params()
+                except NonFiniteError as exc:
+                    told += 1
+                    assert "rank 1, step 3: element 5 of variable" in str(exc), exc
+                a.get_value()
+            assert bool(told) == ({policy!r} == "raise"), told
+            if {policy!r} == "restore":
+                worker.sync_params()
+                assert np.isfinite(a.get_value()).all()
+        worker.barrier()
+        with worker.center_params():
+            center = a.get_value()
+        assert (center[[5, 40_000]] == 0).all(), center[[5, 40_000]]
+        others = np.delete(center, [5, 40_000])
+        assert (others == others[0]).all() and 1 <= others[0] <= 2, others[0]
+        worker.barrier()
+        """
+    ).require_success()
+
+
+FIT = """
+class Meet(keras.callbacks.Callback):
+    '''All go on from the center that has everybody's progress: so the order of the synchronizations does not matter.'''
+
+    def on_train_batch_begin(self, batch, logs=None):
+        if sys.argv[2] == "device":
+            require_on_device()
+        else:
+            len(worker.center_arrays)
+        worker.barrier("all have synchronized")
+        backend.attach(self.model)
+        worker.copy_to_local()
+        worker.barrier("all go on")
+
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((20,)), keras.layers.Dense(300, "tanh"), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(0.01), "mse")
+rng = np.random.default_rng(rank)
+x = rng.standard_normal((256, 20)).astype("float32")
+y = x @ np.linspace(-1, 1, 20, dtype="float32")[:, None]
+"""
+
+
+def test_a_fit_gives_what_it_gives_with_the_center_on_the_host(run_on_cuda, tmp_path):
+    """By ASGD, batch by batch, so that both have the same course but for rounding."""
+    script = (
+        FIT
+        + """
+fit = model.fit(x, y, batch_size=32, epochs=3, shuffle=False, verbose=0,
+                callbacks=distribute([Meet()], rule=ASGD(), every_n_batches=1))
+assert fit.history["loss"][-1] < fit.history["loss"][0]
+if rank == 0:
+    np.savez(os.path.join(sys.argv[1], f"{sys.argv[2]}.npz"), *model.get_weights())
+"""
+    )
+    for center in ("device", "host"):
+        run_on_cuda(script, center, args=[center]).require_success()
+    with np.load(tmp_path / "device.npz") as ours, np.load(tmp_path / "host.npz") as expected:
+        for name in expected:
+            np.testing.assert_allclose(ours[name], expected[name], rtol=1e-3, atol=1e-5)
+
+
+def test_a_fit_by_the_default_rule_learns(run_on_cuda):
+    """As in a user's script; at the end all workers have the center's weights."""
+    outcome = run_on_cuda(
+        FIT
+        + """
+fit = model.fit(x, y, batch_size=32, epochs=20, verbose=0, validation_data=(x, y),
+                callbacks=distribute([keras.callbacks.ModelCheckpoint(sys.argv[1] + "/best.keras")]))
+history = fit.history["val_loss"]
+assert history[-1] < 0.5 * history[0], history
+total = worker.all_gather(np.array([float(np.abs(w).sum()) for w in model.get_weights()]))
+assert np.array_equal(total[0], total[1])
+worker.report({"done": 1})
+"""
+    ).require_success()
+    assert outcome.reported["done"] == 1
+
+
+def test_without_nvrtc_the_center_is_on_the_host_and_a_line_says_so(run_on_cuda):
+    outcome = run_on_cuda(
+        """
+        sys.modules["cuda.bindings"] = None
+        a = on_device(np.ones(10))
+        worker.init_shared_params([a], EASGD())
+        len(worker.center_arrays)
+        worker.barrier()
+        """
+    ).require_success()
+    assert all("pip install 'platoon-plugins[cuda]'" in log for log in outcome.logs), outcome.logs

@@ -1,0 +1,42 @@
+"""The lines that scripts begin with whose workers have variables of Keras 3 on CUDA devices."""
+
+# ruff: noqa: F401, I001 - for the scripts that follow; platoon_plugins.keras comes before keras
+import functools
+import importlib
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+from platoon_plugins.keras import distribute
+import keras
+
+import pytest
+import replaying
+from replaying import draw
+from watching import exchange_pids, living, partitions_of, until
+from platoon_base import ASGD, EASGD, CenterMomentum, connect
+from platoon_base.errors import ConfigurationError, NonFiniteError
+
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+Replay = functools.partial(replaying.Replay, size=size)
+backend = importlib.import_module(f"platoon_plugins.keras.backends.{keras.backend.backend()}").backend()
+
+
+def on_device(values, dtype="float32"):
+    """Make a parameter of a variable; it has the methods of Theano's shared variables."""
+    return backend.variable(keras.Variable(np.asarray(values, dtype), dtype=dtype))
+
+
+def advance(variables, progress):
+    for variable, add in zip(variables, progress):
+        variable.variable.assign_add(keras.ops.convert_to_tensor(add))
+
+
+def require_on_device():
+    """Fail unless the center is in the memory of GPUs, without pygpu."""
+    with pytest.raises(ConfigurationError, match="it is on devices"):
+        len(worker.center_arrays)
+    assert "pygpu" not in sys.modules

@@ -1,0 +1,63 @@
+"""What the workers of a job do to their center, one after the other, in NumPy."""
+
+import numpy as np
+
+from platoon_base.rules.center import local_sources
+
+__all__ = ["Replay", "draw"]
+
+
+def draw(seed, shapes=((3, 5), (100_003,), (7,), (256, 300)), dtype="float32"):
+    rng = np.random.default_rng(seed)
+    return [rng.standard_normal(shape).astype(dtype) for shape in shapes]
+
+
+class Replay:
+    """The center and all workers in NumPy; they synchronize one after the other.
+
+    Parameters
+    ----------
+    rule : Rule
+    starts : list of ndarray
+    size : int
+        Number of workers.
+
+    Attributes
+    ----------
+    center, states : list of ndarray, list of list of ndarray
+    locals, own : list of list of ndarray, list of list of list of ndarray
+        Of each worker: its values, and its own states.
+    """
+
+    def __init__(self, rule, starts, size):
+        self.rule, self.size = rule, size
+        self.center = [a.copy() for a in starts]
+        self.states = [[np.zeros_like(a) for a in starts] for _ in rule.center_state]
+        self.locals, self.own = [None] * size, [None] * size
+        for turn in range(size):
+            self.take_over(turn)
+
+    def take_over(self, turn):
+        """A worker goes on with the center's values."""
+        self.locals[turn] = [c.copy() for c in self.center]
+        starts = [self.center if source is None else self.states[source] for source in local_sources(self.rule)]
+        self.own[turn] = [[a.copy() for a in start] for start in starts]
+
+    def overwrite(self, turn, values):
+        """A worker puts values into the center; momentum, which no worker follows, ends where they are others."""
+        followed = local_sources(self.rule)
+        for i, state in enumerate(self.states):
+            for m, c, value in zip(state, self.center, values):
+                if i not in followed:
+                    m[c != value] = 0
+        self.center = [value.copy() for value in values]
+        self.take_over(turn)
+
+    def sync(self, turn, progress, among=None):
+        """A worker makes some progress, and synchronizes."""
+        rule = self.rule.resolved(max(2, among or self.size))  # as many as rules reckon with at least
+        for i, add in enumerate(progress):
+            x = self.locals[turn][i]
+            x += add
+            own, states = ([state[i] for state in those] for those in (self.own[turn], self.states))
+            rule.sync(x, self.center[i], tuple(own), tuple(states))

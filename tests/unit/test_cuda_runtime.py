@@ -1,0 +1,132 @@
+"""What the center in the memory of CUDA devices needs without pygpu, as far as it is to be had without a device."""
+
+import importlib.util
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from platoon_base.centers.cuda_runtime import CudaRuntime, compile_source
+from platoon_base.centers.device_forms import form_of, operations
+from platoon_base.centers.device_source import kernel_source
+from platoon_base.device_arrays import CudaArray
+from platoon_base.errors import BackendUnavailableError
+from platoon_base.parameters import Parameters, assign
+from platoon_base.rules import ASGD, EASGD, CenterMomentum
+
+pytestmark = pytest.mark.base
+
+needs_nvrtc = pytest.mark.skipif(
+    importlib.util.find_spec("cuda") is None, reason="needs cuda-bindings: pip install 'platoon-plugins[cuda]'"
+)
+
+
+@needs_nvrtc
+@pytest.mark.parametrize("rule", [EASGD(0.5), ASGD(), CenterMomentum(0.5, 0.9, 1.0)], ids=lambda rule: rule.kernel)
+@pytest.mark.parametrize("machine", ["sm_75", "sm_90"])
+def test_nvrtc_compiles_every_kernel(rule, machine):
+    for dtype in ("float32", "float64"):
+        for name, operation in operations(rule).items():
+            source = kernel_source(name, form_of(rule), operation, np.dtype(dtype), 0, 1)
+            assert compile_source(source, machine).startswith(b"\x7fELF"), name
+
+
+@needs_nvrtc
+def test_what_nvrtc_says_is_told():
+    with pytest.raises(BackendUnavailableError, match=r'(?s)sm_90.*"no_such_thing" is undefined.*--center host'):
+        compile_source("int x = no_such_thing;", "sm_90")
+
+
+def test_without_nvrtc_the_remedy_is_told():
+    code = """
+import sys
+sys.modules["cuda.bindings"] = None
+from platoon_base.centers.cuda_runtime import CudaRuntime
+try:
+    CudaRuntime(0)
+except Exception as exc:
+    print(type(exc).__name__, exc)
+assert "pygpu" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert "BackendUnavailableError" in done.stdout
+    assert "pip install 'platoon-plugins[cuda]'" in done.stdout
+
+
+@needs_nvrtc
+def test_without_a_device_there_is_no_runtime():
+    with pytest.raises(BackendUnavailableError, match="--center host"):
+        CudaRuntime(10_000)
+
+
+class OnDevice(CudaArray):
+    """An array whose device is the host's own memory."""
+
+    stream = 0
+
+    def __init__(self, array, ordinal=0, c_contiguous=True):
+        super().__init__(array.ctypes.data, array.shape, array.dtype, ordinal, c_contiguous)
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array.copy()
+
+    def __setitem__(self, key, values):
+        self.array[key] = values
+
+    def __getitem__(self, key):
+        return OnDevice(self.array[key])
+
+    def reshape(self, shape):
+        return OnDevice(self.array.reshape(shape))
+
+    def copy(self):
+        return OnDevice(self.array.copy())
+
+
+class Copied:
+    """A parameter whose value on the device is a copy, as JAX has it; see `platoon_base.parameters.Parameter`."""
+
+    name = "w"
+
+    def __init__(self, array):
+        self.array, self.given = array, []
+
+    def borrow(self):
+        return self.array.copy()
+
+    def on_device(self):
+        return OnDevice(self.array.copy())
+
+    def memory(self):
+        return None
+
+    def give_back(self, array):
+        self.given.append(array)
+
+
+def test_parameters_on_one_device_have_its_context():
+    arrays = [np.ones((2, 3), "float32"), np.ones((), "float32")]
+    one = Parameters([OnDevice(a, 1) for a in arrays])
+    assert (one.context.kind, one.context.ordinal) == (b"cuda", 1)
+    assert [spec.shape for spec in one.layout.specs] == [(2, 3), ()]
+    assert Parameters([OnDevice(arrays[0], 0), OnDevice(arrays[1], 1)]).context is None
+    assert Parameters([OnDevice(arrays[0]), arrays[1]]).context is None
+    assert Parameters([OnDevice(arrays[0], c_contiguous=False)]).context is None
+
+
+def test_values_are_assigned_to_scalars_on_devices_too():
+    array = OnDevice(np.ones((), "float32"))
+    assign(array, np.float32(3))
+    assert np.asarray(array) == 3
+
+
+def test_copies_on_the_device_are_given_back():
+    parameter = Copied(np.ones(3, "float32"))
+    parameters = Parameters([parameter])
+    arrays = parameters.borrow_on_device()
+    arrays[0][...] = 2
+    parameters.give_back(arrays)
+    assert parameter.given == arrays
+    assert (parameter.array == 1).all()
