@@ -9,7 +9,7 @@ import contextlib
 import ctypes
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,8 @@ class CudaRuntime:
     ----------
     ordinal : int
         Number of the device, as the driver counts.
+    compiler : callable, optional
+        ``compiler(source, machine)`` returns what the driver loads; the default is `compile_source`.
 
     Raises
     ------
@@ -50,8 +52,8 @@ class CudaRuntime:
 
     most_parameters = 1 << 31
 
-    def __init__(self, ordinal: int) -> None:
-        _nvrtc()
+    def __init__(self, ordinal: int, compiler: Callable[[str, str], bytes] | None = None) -> None:
+        self._compile = compiler or compile_source
         bare, device, context = Driver(), ctypes.c_int(), ctypes.c_void_p()
         bare.call("cuInit", ctypes.c_uint(0))
         bare.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
@@ -97,7 +99,7 @@ class CudaRuntime:
 
     def _load(self, source: str, name: str) -> ctypes.c_void_p:
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self.driver.call("cuModuleLoadData", ctypes.byref(module), compile_source(source, self._machine))
+        self.driver.call("cuModuleLoadData", ctypes.byref(module), self._compile(source, self._machine))
         self.driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         return function
 

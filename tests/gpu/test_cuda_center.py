@@ -1,10 +1,12 @@
 """The center in the memory of GPUs for Keras 3 on torch and JAX, without pygpu, against NumPy and the host's.
 
-Two workers compute on two GPUs where there are two, or else on one.
+Two workers compute on two GPUs where there are two, or else on one. Without a GPU the same center runs with the
+processor as its device, by arrays that are changed in place, as torch's, and by copies, as JAX's.
 """
 
 import functools
 import importlib.util
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -12,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from processor_cuda import build_driver
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.checkpoints.writer import Saving
@@ -26,31 +29,64 @@ COMPUTES = {
     "jax": "import jax; assert jax.devices()[0].platform == 'gpu'",
 }
 
-if not DEVICES:
-    pytest.skip(f"needs a CUDA device: {cuda_devices().why_none()}", allow_module_level=True)
-if importlib.util.find_spec("cuda") is None:
-    pytest.skip("needs cuda-bindings: pip install 'platoon-plugins[cuda]'", allow_module_level=True)
-
 
 @functools.cache
 def require_computing(framework):
     """Skip unless a framework computes on GPUs; a process of its own finds out, for tests fork."""
+    if not DEVICES:
+        pytest.skip(f"needs a CUDA device: {cuda_devices().why_none()}")
+    if importlib.util.find_spec("cuda") is None:
+        pytest.skip("needs cuda-bindings: pip install 'platoon-plugins[cuda]'")
     done = subprocess.run([sys.executable, "-c", COMPUTES[framework]], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"needs {framework} on CUDA: {(done.stderr.splitlines() or ['?'])[-1]}")
 
 
-@pytest.fixture(params=["torch", "jax"])
-def run_on_cuda(run_job, request):
-    """Run a script, given as text, on two workers, behind `cuda_center_preamble`."""
-    require_computing(request.param)
-    environment = {"KERAS_BACKEND": request.param, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+@pytest.fixture(scope="module")
+def driver(tmp_path_factory):
+    """Compile the driver whose device is the processor; returns its folder, where kernels go too."""
+    if not (shutil.which("gcc") and shutil.which("g++")):
+        pytest.skip("no C++ compiler: install gcc and g++")
+    folder = tmp_path_factory.mktemp("driver")
+    build_driver(folder)
+    return folder
+
+
+def on_gpus(run_job, framework):
+    """Make a function that runs a script, given as text, on two workers with GPUs, behind `cuda_center_preamble`."""
+    require_computing(framework)
+    environment = {"KERAS_BACKEND": framework, "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 
     def run(text, center="device", **options):
         script = PREAMBLE.read_text() + textwrap.dedent(text)
         return run_job(script, 2, devices=DEVICES, center=center, environment=environment, **options)
 
     return run
+
+
+def on_processor(run_job, folder, values):
+    """Make a function that does the same with the processor as the device, behind `processor_center_preamble`."""
+    preamble = PREAMBLE.with_name("processor_center_preamble.py").read_text()
+    environment = {"LD_LIBRARY_PATH": str(folder), "VALUES": values}
+
+    def run(text, **options):
+        return run_job(preamble + textwrap.dedent(text), 2, center="device", environment=environment, **options)
+
+    return run
+
+
+@pytest.fixture(params=["torch", "jax"])
+def run_keras(run_job, request):
+    """Run a script with Keras on GPUs."""
+    return on_gpus(run_job, request.param)
+
+
+@pytest.fixture(params=["in place", "copies", "torch", "jax"])
+def run_on_cuda(run_job, request):
+    """Run a script with parameters on GPUs, or on the processor."""
+    if request.param in COMPUTES:
+        return on_gpus(run_job, request.param)
+    return on_processor(run_job, request.getfixturevalue("driver"), request.param)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -60,9 +96,6 @@ def test_the_rules_are_their_equations_bit_by_bit(run_on_cuda, rule, dtype):
     run_on_cuda(
         f"""
         rule, dtype = {rule}, {dtype!r}
-        if keras.backend.backend() == "jax":
-            import jax
-            jax.config.update("jax_enable_x64", True)
         starts = draw(0, ((), (3, 5), (100_003,), (0, 4), (256, 300)), dtype=dtype)
         variables = [on_device(a, dtype) for a in starts]
         worker.init_shared_params(variables, rule)
@@ -240,6 +273,33 @@ def test_what_is_not_finite_stays_out(run_on_cuda, policy):
     ).require_success()
 
 
+def test_the_memory_of_a_center_that_is_released_serves_the_next(run_on_cuda):
+    """It cannot be freed while others may have it open, and a script may train many times."""
+    run_on_cuda(
+        """
+        from platoon_base.centers.cuda_runtime import runtime_of
+        a = on_device(np.zeros(70_000))
+        spare = runtime_of(a.on_device().context).driver.spare
+        for turn in range(3):
+            worker.init_shared_params([a], CenterMomentum(0.5, 0.9, 1.0))
+            require_on_device()
+            assert sum(map(len, spare.values())) == 0, (turn, spare)
+            before = a.get_value()
+            worker.sync_params()  # at the center, without momentum: that of the center before is gone
+            assert np.array_equal(a.get_value(), before), turn
+            worker.barrier()
+            if rank == turn % size:
+                advance([a], [np.ones(70_000, "float32")])
+                worker.sync_params()
+            worker.barrier()
+            worker.copy_to_local()
+            worker.release_shared_params()
+            assert sum(map(len, spare.values())) == 1, (turn, spare)
+        assert a.get_value()[0] != 0
+        """
+    ).require_success()
+
+
 FIT = """
 class Meet(keras.callbacks.Callback):
     '''All go on from the center that has everybody's progress: so the order of the synchronizations does not matter.'''
@@ -263,7 +323,7 @@ y = x @ np.linspace(-1, 1, 20, dtype="float32")[:, None]
 """
 
 
-def test_a_fit_gives_what_it_gives_with_the_center_on_the_host(run_on_cuda, tmp_path):
+def test_a_fit_gives_what_it_gives_with_the_center_on_the_host(run_keras, tmp_path):
     """By ASGD, batch by batch, so that both have the same course but for rounding."""
     script = (
         FIT
@@ -276,15 +336,15 @@ if rank == 0:
 """
     )
     for center in ("device", "host"):
-        run_on_cuda(script, center, args=[center]).require_success()
+        run_keras(script, center, args=[center]).require_success()
     with np.load(tmp_path / "device.npz") as ours, np.load(tmp_path / "host.npz") as expected:
         for name in expected:
             np.testing.assert_allclose(ours[name], expected[name], rtol=1e-3, atol=1e-5)
 
 
-def test_a_fit_by_the_default_rule_learns(run_on_cuda):
+def test_a_fit_by_the_default_rule_learns(run_keras):
     """As in a user's script; at the end all workers have the center's weights."""
-    outcome = run_on_cuda(
+    outcome = run_keras(
         FIT
         + """
 fit = model.fit(x, y, batch_size=32, epochs=20, verbose=0, validation_data=(x, y),
@@ -299,8 +359,8 @@ worker.report({"done": 1})
     assert outcome.reported["done"] == 1
 
 
-def test_without_nvrtc_the_center_is_on_the_host_and_a_line_says_so(run_on_cuda):
-    outcome = run_on_cuda(
+def test_without_nvrtc_the_center_is_on_the_host_and_a_line_says_so(run_keras):
+    outcome = run_keras(
         """
         sys.modules["cuda.bindings"] = None
         a = on_device(np.ones(10))

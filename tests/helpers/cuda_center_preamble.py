@@ -27,6 +27,8 @@ backend = importlib.import_module(f"platoon_plugins.keras.backends.{keras.backen
 
 def on_device(values, dtype="float32"):
     """Make a parameter of a variable; it has the methods of Theano's shared variables."""
+    if dtype == "float64" and keras.backend.backend() == "jax":
+        importlib.import_module("jax").config.update("jax_enable_x64", True)
     return backend.variable(keras.Variable(np.asarray(values, dtype), dtype=dtype))
 
 

@@ -1,0 +1,69 @@
+"""The lines that scripts begin with whose workers have the processor as their CUDA device; see `processor_cuda`."""
+
+# ruff: noqa: F401 - for the scripts that follow
+import functools
+import os
+import signal
+import sys
+
+import numpy as np
+import pytest
+import replaying
+from processor_cuda import OnProcessor, use_processor
+from replaying import draw
+from watching import living, partitions_of, until
+
+from platoon_base import ASGD, EASGD, CenterMomentum, connect
+from platoon_base.errors import ConfigurationError, NonFiniteError
+
+use_processor(os.environ["LD_LIBRARY_PATH"])
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+Replay = functools.partial(replaying.Replay, size=size)
+
+
+class Variable:
+    """A parameter that is changed in place, or by copies; see `platoon_base.parameters.Parameter`."""
+
+    name = "variable"
+
+    def __init__(self, values, dtype):
+        self.array = np.array(values, dtype, order="C")
+
+    def borrow(self):
+        return self.array.copy()
+
+    def give_back(self, array):
+        self.array[...] = np.asarray(array)
+
+    def memory(self):
+        return None
+
+    def on_device(self):
+        if os.environ["VALUES"] == "in place":
+            return OnProcessor(self.array)
+        copied = OnProcessor(self.array.copy())
+        copied.stream = None
+        return copied
+
+    def get_value(self):
+        return self.array.copy()
+
+    def set_value(self, values):
+        self.array[...] = values
+
+
+def on_device(values, dtype="float32"):
+    return Variable(values, dtype)
+
+
+def advance(variables, progress):
+    for variable, add in zip(variables, progress):
+        variable.array += add
+
+
+def require_on_device():
+    """Fail unless the center is in the memory of devices, without pygpu."""
+    with pytest.raises(ConfigurationError, match="it is on devices"):
+        len(worker.center_arrays)
+    assert "pygpu" not in sys.modules

@@ -1,0 +1,104 @@
+"""A CUDA device that is the processor: the center's own driver calls and kernels run where there is no GPU.
+
+Workers that compute on it need the driver of `processor_cuda.c` on LD_LIBRARY_PATH; see `build_driver`.
+"""
+
+import functools
+import hashlib
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from platoon_base.centers import cuda_runtime
+from platoon_base.centers.device_source import CUDA
+from platoon_base.device_arrays import CudaArray
+
+__all__ = ["OnProcessor", "build_driver", "use_processor"]
+
+# One thread; others are those of other processes, which the locks and additions have to reckon with.
+DEVICE = r"""
+#include <sched.h>
+#include <time.h>
+#define __global__
+struct Index { unsigned x; };
+static Index blockIdx, gridDim = {1}, threadIdx = {0}, blockDim = {1};
+static bool finite_bits(T v) { return __builtin_isfinite(v); }
+static T times(T a, T b) { return a * b; }
+static T load_shared(const T *p) { return *(const volatile T *)p; }
+static Vec load_shared(const Vec *p) { return *p; }
+static void store_shared(T *p, T v) { *(volatile T *)p = v; }
+static void store_shared(Vec *p, const Vec &v) { *p = v; }
+static void add_shared(T *p, T d)
+{ T old = *(volatile T *)p, sum; do sum = old + d; while (!__atomic_compare_exchange(p, &old, &sum, 0, 5, 5)); }
+static void add_shared(Vec *p, const Vec &d) { for (int k = 0; k < VECTOR; k++) add_shared((T *)p + k, d.v[k]); }
+static u64 now_ns() { timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec * 1000000000ull + t.tv_nsec; }
+static void lock(unsigned *word, unsigned mine)
+{
+    u64 began = now_ns();
+    while (!__sync_bool_compare_and_swap(word, 0u, mine) && now_ns() - began < LOCK_NS) sched_yield();
+}
+static void unlock(unsigned *word) { __atomic_store_n(word, 0u, __ATOMIC_SEQ_CST); }
+static void refuse(u64 *refused, u64 flag, u64 element)
+{ if (element < *refused) *refused = element; *(volatile unsigned *)flag = 1; }
+"""
+
+
+class OnProcessor(CudaArray):
+    """An array of NumPy as one of the device."""
+
+    stream = 0
+
+    def __init__(self, array, ordinal=0, c_contiguous=True):
+        super().__init__(array.ctypes.data, array.shape, array.dtype, ordinal, c_contiguous)
+        self.array = array
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array.copy()
+
+    def __setitem__(self, key, values):
+        self.array[key] = values
+
+    def __getitem__(self, key):
+        return OnProcessor(self.array[key])
+
+    def reshape(self, shape):
+        return OnProcessor(self.array.reshape(shape))
+
+    def copy(self):
+        return OnProcessor(self.array.copy())
+
+
+def build_driver(folder):
+    """Compile the driver into a folder, for LD_LIBRARY_PATH."""
+    source = Path(__file__).with_suffix(".c")
+    command = ["gcc", "-O1", "-shared", "-fPIC", "-w", str(source), "-o", str(folder / "libcuda.so.1"), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+
+
+def compiler(folder):
+    """Make a compiler of kernels for the processor, which keeps what it has compiled."""
+
+    def compile_for_processor(source, machine):
+        found = re.search(r"__global__ void (\w+)\((.*?)\)", source, re.DOTALL)
+        arguments = [argument.strip() for argument in found[2].split(",") if argument.strip()]
+        types = [re.sub(r"\w+$", "", argument) for argument in arguments]
+        given = ", ".join(f"*({type_} *)given[{i}]" for i, type_ in enumerate(types))
+        entry = f'\nextern "C" void {found[1]}_entry(void **given) {{ {found[1]}({given}); }}\n'
+        plain = "" if CUDA in source else "#define __global__\n"
+        text = plain + source.replace(CUDA, DEVICE) + entry
+        library = Path(folder, f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.so")
+        if not library.exists():
+            part = library.with_name(f"{library.stem}-{os.getpid()}")
+            Path(f"{part}.cc").write_text(text)
+            flags = ["-O2", "-ffp-contract=off", "-fno-strict-aliasing", "-w", "-shared", "-fPIC"]
+            subprocess.run(["g++", *flags, f"{part}.cc", "-o", f"{part}.so"], check=True, timeout=60)
+            os.replace(f"{part}.so", library)
+        return bytes(library) + b"\0"
+
+    return compile_for_processor
+
+
+def use_processor(folder):
+    """Let this process's centers on CUDA devices compile for the processor, into a folder."""
+    cuda_runtime.CudaRuntime = functools.partial(cuda_runtime.CudaRuntime, compiler=compiler(folder))
