@@ -18,15 +18,14 @@ from platoon_base.centers.cuda import Driver, DriverError
 from platoon_base.centers.device_forms import Form, Operation
 from platoon_base.centers.device_runtime import Argument
 from platoon_base.centers.device_source import kernel_source
+from platoon_base.centers.nvrtc import compile_source
 from platoon_base.device_arrays import CudaArray, CudaContext
-from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["CudaRuntime", "compile_source", "runtime_of"]
+__all__ = ["CudaRuntime", "runtime_of"]
 
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
 _NO_TIMES, _NON_BLOCKING = 2, 1  # CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING
 _NOTHING = 'extern "C" __global__ void nothing() {}'  # by which it is known early whether kernels can be had
-_REMEDY = "pip install 'platoon-plugins[cuda]', or launch with --center host"
 
 
 class CudaRuntime:
@@ -161,58 +160,6 @@ class _Kernel:
         given = [a.address if isinstance(a, _Buffer) else a for a in arguments]
         values = [of_type(value) for of_type, value in zip(self._types, given)]
         self._runtime.launch(self._function, values, arrays[0].stream, (blocks, threads))
-
-
-def compile_source(source: str, machine: str) -> bytes:
-    """Compile CUDA's C++ to machine code, by NVRTC.
-
-    Parameters
-    ----------
-    source : str
-    machine : str
-        Such as ``"sm_90"``.
-
-    Raises
-    ------
-    BackendUnavailableError
-        If there is no NVRTC, or it does not know this machine.
-    """
-    nvrtc = _nvrtc()
-    options = [f"--gpu-architecture={machine}".encode()]
-    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"center.cu", 0, [], [])
-    try:
-        (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
-        if int(code):
-            _, size = nvrtc.nvrtcGetProgramLogSize(program)
-            said = b" " * size
-            nvrtc.nvrtcGetProgramLog(program, said)
-            text = said.decode(errors="replace").strip("\0 \n") or str(code)
-            raise BackendUnavailableError(
-                f"NVRTC could not compile the center's kernels for {machine}: {text[:500]}; install the newest "
-                f"nvidia-cuda-nvrtc that your driver takes, or launch with --center host"
-            )
-        _, size = nvrtc.nvrtcGetCUBINSize(program)
-        machine_code: bytes = b" " * size
-        nvrtc.nvrtcGetCUBIN(program, machine_code)
-        return machine_code
-    finally:
-        nvrtc.nvrtcDestroyProgram(program)
-
-
-@functools.cache
-def _nvrtc() -> Any:
-    try:
-        from cuda.bindings import nvrtc
-
-        code, *_ = nvrtc.nvrtcVersion()
-    except (ImportError, RuntimeError) as exc:  # of cuda-bindings, or of the library that it looks for
-        reason = (str(exc).splitlines() or [type(exc).__name__])[0]
-        raise BackendUnavailableError(
-            f"the center's kernels cannot be compiled, as cuda-bindings with NVRTC is not there ({reason}): {_REMEDY}"
-        ) from exc
-    if int(code):
-        raise BackendUnavailableError(f"the center's kernels cannot be compiled: NVRTC answers {code}; {_REMEDY}")
-    return nvrtc
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterator
 
 from platoon_base.centers.host_kernels import HAVE_FUSED
+from platoon_base.centers.nvrtc import nvrtc_version
 from platoon_base.cli.frameworks import Check, framework_checks, installed
 from platoon_base.collectives.host_exchange import HAVE_FUSED as HAVE_FUSED_COLLECTIVES
 from platoon_base.data.excerpt import HAVE_FUSED as HAVE_FUSED_EXCERPT
@@ -49,6 +50,8 @@ def _machine() -> Iterator[Check]:
 
 def _of_devices() -> Iterator[Check]:
     yield from _devices()
+    if cuda_devices().number:
+        yield _nvrtc()
     yield _center()
 
 
@@ -103,6 +106,15 @@ def _nccl() -> Check:
         remedy = "install NCCL (libnccl-dev) where the loader finds libnccl.so"
         return Check("NCCL", False, f"{exc}: all-reduces pass through the host", remedy)
     return Check("NCCL", True, "all-reduces between GPUs")
+
+
+def _nvrtc() -> Check:
+    try:
+        version = nvrtc_version()
+    except BackendUnavailableError:
+        why = "not there: the center of Keras 3 on torch and JAX is in shared memory"
+        return Check("NVRTC", False, why, "pip install 'platoon-plugins[cuda]'")
+    return Check("NVRTC", True, f"{version}: kernels for the center of Keras 3 on torch and JAX")
 
 
 def _center() -> Check:

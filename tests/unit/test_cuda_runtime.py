@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from processor_cuda import OnProcessor
 
-from platoon_base.centers.cuda_runtime import CudaRuntime, compile_source
+from platoon_base.centers.cuda_runtime import CudaRuntime
 from platoon_base.centers.device_forms import form_of, operations
 from platoon_base.centers.device_source import kernel_source
+from platoon_base.centers.nvrtc import compile_source
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.parameters import Parameters, assign
 from platoon_base.rules import ASGD, EASGD, CenterMomentum
@@ -42,7 +43,8 @@ def test_without_nvrtc_the_remedy_is_told():
     code = """
 import sys
 sys.modules["cuda.bindings"] = None
-from platoon_base.centers.cuda_runtime import compile_source
+import platoon_base.centers.cuda_runtime
+from platoon_base.centers.nvrtc import compile_source
 try:
     compile_source("", "sm_90")
 except Exception as exc:
