@@ -2,9 +2,10 @@
  * with the interpreter's lock held, such as torch for a number that it needs on the host. Then no thread of Python can
  * end that wait, and it would last for ever.
  *
- * A thread looks ten times a second. If another rank no longer holds its lock, or is behind when the time of this
- * rank's latest call is over, it leaves `grace_s` to Python, which knows the reason, and then calls the function that
- * was given, such as ncclCommAbort. Whoever calls that first, this thread or `end`, is the only one.
+ * A thread looks ten times a second for what device_faults.py looks for: a rank that died; one that is behind, and has
+ * left, or is late; one whose call of this number is another. If it lasts, the thread leaves `grace_s` to Python, which
+ * knows the reason, and then calls the function that was given, such as ncclCommAbort. Only the first of this thread and
+ * `end` calls it. A guard's memory stays, as somebody may still have its address.
  */
 
 #define PY_SSIZE_T_CLEAN
@@ -17,11 +18,13 @@
 #include <unistd.h>
 
 #define LOOK_NS 100000000
+#define STOP_S 5.0 /* the longest wait for the thread, which may be within the function */
 #define SIGNATURE_BITS 24 /* of a call's word, below its number; as in calls.py */
 #define NO_THREAD ((unsigned long)-1)
 
 struct rank {
     const volatile int64_t *call; /* the word of its latest call */
+    const volatile int64_t *left; /* not 0 once it has left in good order */
     int64_t lock;                 /* the byte that it locks while it takes part */
 };
 
@@ -51,19 +54,24 @@ static int locked(int fd, int64_t byte)
 /* Whether the latest call of this rank will never complete, as far as can be seen from here. */
 static int is_lost(const struct guard *g, double now)
 {
-    int64_t mine = *g->call >> SIGNATURE_BITS;
-    if (mine == 0)
+    int64_t mine = *g->call;
+    if (mine >> SIGNATURE_BITS == 0)
         return 0;
-    for (int i = 0; i < g->count; ++i)
-        if (!locked(g->fd, g->others[i].lock) ||
-            (now > g->deadline_s && *g->others[i].call >> SIGNATURE_BITS < mine))
+    for (int i = 0; i < g->count; ++i) {
+        const struct rank *r = &g->others[i];
+        int gone = !locked(g->fd, r->lock); /* asked first: a rank says that it leaves, and what it calls, before */
+        int64_t theirs = *r->call;
+        int behind = theirs >> SIGNATURE_BITS < mine >> SIGNATURE_BITS;
+        int stranger = theirs >> SIGNATURE_BITS == mine >> SIGNATURE_BITS && theirs != mine;
+        if (stranger || (gone && (behind || !*r->left)) || (behind && now > g->deadline_s))
             return 1;
+    }
     return 0;
 }
 
 static int end_once(struct guard *g)
 {
-    if (__atomic_exchange_n(&g->ended, 1, __ATOMIC_SEQ_CST))
+    if (__atomic_load_n(&g->stopped, __ATOMIC_SEQ_CST) || __atomic_exchange_n(&g->ended, 1, __ATOMIC_SEQ_CST))
         return 0;
     g->end(g->argument);
     return 1;
@@ -109,9 +117,10 @@ static PyObject *py_start(PyObject *self, PyObject *args)
     g->grace_s = grace_s;
     g->end = (int (*)(void *))(uintptr_t)end;
     g->argument = (void *)(uintptr_t)argument;
-    const uint64_t *pairs = (const uint64_t *)(uintptr_t)table;
-    for (int i = 0; i < count; ++i)
-        g->others[i] = (struct rank){(const volatile int64_t *)(uintptr_t)pairs[2 * i], (int64_t)pairs[2 * i + 1]};
+    const uint64_t *rows = (const uint64_t *)(uintptr_t)table;
+    for (int i = 0; i < count; ++i, rows += 3)
+        g->others[i] = (struct rank){(const volatile int64_t *)(uintptr_t)rows[0],
+                                     (const volatile int64_t *)(uintptr_t)rows[1], (int64_t)rows[2]};
     if (PyThread_start_new_thread(watch, g) == NO_THREAD) {
         close(g->fd);
         free(g);
@@ -134,31 +143,41 @@ static PyObject *py_end(PyObject *self, PyObject *args)
     return PyBool_FromLong(first);
 }
 
+static PyObject *py_ended(PyObject *self, PyObject *args)
+{
+    unsigned long long address;
+    (void)self;
+    if (!PyArg_ParseTuple(args, "K:ended", &address))
+        return NULL;
+    return PyBool_FromLong(__atomic_load_n(&((struct guard *)(uintptr_t)address)->ended, __ATOMIC_SEQ_CST));
+}
+
 static PyObject *py_stop(PyObject *self, PyObject *args)
 {
     unsigned long long address;
-    int ended;
+    int finished;
     (void)self;
     if (!PyArg_ParseTuple(args, "K:stop", &address))
         return NULL;
     struct guard *g = (struct guard *)(uintptr_t)address;
     Py_BEGIN_ALLOW_THREADS
     const struct timespec nap = {0, LOOK_NS / 20};
+    const double until = now_s() + STOP_S;
     __atomic_store_n(&g->stopped, 1, __ATOMIC_SEQ_CST);
-    while (!__atomic_load_n(&g->finished, __ATOMIC_SEQ_CST))
+    while (!(finished = __atomic_load_n(&g->finished, __ATOMIC_SEQ_CST)) && now_s() < until)
         nanosleep(&nap, NULL);
     Py_END_ALLOW_THREADS
-    ended = __atomic_load_n(&g->ended, __ATOMIC_SEQ_CST);
-    close(g->fd);
-    free(g);
-    return PyBool_FromLong(ended);
+    if (finished)
+        close(g->fd);
+    return PyBool_FromLong(finished);
 }
 
 static PyMethodDef methods[] = {
     {"start", py_start, METH_VARARGS,
      "start(fd, call, table, count, end, argument, grace_s) -> address, at which the deadline lies"},
     {"end", py_end, METH_VARARGS, "end(address) -> whether this call did it"},
-    {"stop", py_stop, METH_VARARGS, "stop(address) -> whether the wait was ended; the address is worth nothing then"},
+    {"ended", py_ended, METH_VARARGS, "ended(address) -> whether anybody did it"},
+    {"stop", py_stop, METH_VARARGS, "stop(address) -> whether the thread has ended; nobody does it any more"},
     {NULL, NULL, 0, NULL},
 };
 

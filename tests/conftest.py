@@ -151,9 +151,12 @@ def _runner(preamble):
     text_before = (HELPERS / preamble).read_text()
 
     @pytest.fixture
-    def run_after(run_job):
-        def run(text, workers=2, **options):
-            return run_job(text_before + textwrap.dedent(text), workers, **options)
+    def run_after(request, run_job):
+        more = getattr(request, "param", {})  # variables of the environment
+
+        def run(text, workers=2, environment=None, **options):
+            environment = {**(environment or {}), **more}
+            return run_job(text_before + textwrap.dedent(text), workers, environment=environment, **options)
 
         return run
 

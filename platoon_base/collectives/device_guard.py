@@ -41,27 +41,32 @@ class DeviceGuard:
     """
 
     def __init__(self, others: Sequence[int], liveness: Liveness, call_word: Any, function: int, argument: int) -> None:
-        self._words = [call_word, *(liveness.call_word(rank) for rank in others)]  # whose memory is read
+        calls, lefts = [liveness.call_word(rank) for rank in others], [liveness.left_word(rank) for rank in others]
+        self._words = [call_word, *calls, *lefts]  # whose memory is read
         fd, locks = liveness.locks(others)
-        pairs = [(word.ctypes.data, lock) for word, lock in zip(self._words[1:], locks)]
-        table = np.array(pairs, np.uint64).reshape(-1, 2)
+        rows = [(call.ctypes.data, left.ctypes.data, lock) for call, left, lock in zip(calls, lefts, locks)]
+        table = np.array(rows, np.uint64)
         self._address = _guard.start(
-            fd, call_word.ctypes.data, table.ctypes.data, len(pairs), function, argument, GRACE_S
+            fd, call_word.ctypes.data, table.ctypes.data, len(rows), function, argument, GRACE_S
         )
+        self._stopped = False
         self._deadline = ctypes.c_double.from_address(self._address)
 
     def expect(self, deadline_s: float) -> None:
         """Say until when the call that begins may wait for ranks that live, by the monotonic clock."""
         self._deadline.value = deadline_s
 
+    @property
+    def ended(self) -> bool:
+        """Whether the wait was ended: what it was for can be used no more."""
+        return bool(_guard.ended(self._address))
+
     def end(self) -> None:
-        """End the wait now, unless that was done."""
-        if self._address:
-            _guard.end(self._address)
+        """End the wait now, unless that was done, or nobody guards any more."""
+        _guard.end(self._address)
 
     def stop(self) -> None:
         """Guard no more; a second call does nothing."""
-        address, self._address = self._address, 0
-        if address:
-            del self._deadline
-            _guard.stop(address)
+        if not self._stopped:
+            self._stopped = True
+            _guard.stop(self._address)

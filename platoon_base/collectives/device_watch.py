@@ -14,7 +14,7 @@ from typing import Any
 
 from platoon_base.collectives.device_faults import Fault, find_fault
 from platoon_base.collectives.device_guard import DeviceGuard
-from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import Call
 from platoon_base.shm.liveness import Liveness
 
@@ -23,6 +23,7 @@ __all__ = ["DeviceWatch"]
 log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
+_REASON_S = 5.0  # for the thread to find out why a call has failed
 
 
 class DeviceWatch:
@@ -81,16 +82,21 @@ class DeviceWatch:
         ConfigurationError
             If it is closed.
         """
+        if self._guard is not None and self._guard.ended:  # the thread is about to say why
+            self.wait_for_fault()
+            raise WorkerLostError("a collective on this device did not complete: see the logs of the other ranks")
         self._raise_broken("; this group of devices can be used no more")
         if self._done.is_set():
             raise ConfigurationError("this collective is closed")
         begun, self._caller = time.monotonic(), threading.get_ident()
-        self._call = Call(self._call.number + 1, signature, begun, begun + timeout_s)
+        # The word is that of all groups of this process: their calls are counted together, as they are ordered.
+        number = Call.of(int(self._call_word[0])).number + 1
+        self._call = Call(number, signature, begun, begun + timeout_s)
         if self._guard is not None:
             self._guard.expect(self._call.deadline)
         self._call_word[0] = self._call.word
 
-    def wait_for_fault(self, timeout_s: float) -> None:
+    def wait_for_fault(self, timeout_s: float = _REASON_S) -> None:
         """Give the thread time to find out why a call has failed, and raise the reason if it does.
 
         Raises

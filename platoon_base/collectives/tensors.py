@@ -28,7 +28,6 @@ __all__ = ["HostTensors", "NcclTensors", "new_unique_id", "unique_device"]
 Tensor = Any
 
 _LOOK_S = 0.05
-_REASON_S = 5.0  # for the watch to find out why NCCL failed
 _TENSORS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = 64, 8, 16, 32  # kinds of call, in their signatures
 
 
@@ -172,12 +171,12 @@ class NcclTensors:
         """Yield the stream of a call, and give the reason if NCCL fails in it because another rank is gone."""
         require_timeout(timeout_s)
         self._watch.begin(sign(_TENSORS + kind, dtype.code, count), timeout_s)
-        if torch.cuda.current_device() != self._device.index:
-            torch.cuda.set_device(self._device)  # NCCL queues on the current device
+        here = torch.cuda.current_device() == self._device.index
         try:
-            yield int(torch.cuda.current_stream(self._device).cuda_stream)
+            with contextlib.nullcontext() if here else torch.cuda.device(self._device):
+                yield int(torch.cuda.current_stream(self._device).cuda_stream)
         except PlatoonError:
-            self._watch.wait_for_fault(_REASON_S)
+            self._watch.wait_for_fault()
             raise
 
     def _divide(self, out: Tensor, name: str, dtype: _DType) -> None:
@@ -186,7 +185,7 @@ class NcclTensors:
 
 
 class HostTensors:
-    """Combines tensors as arrays of the host: without a copy those that are there, through it those of devices.
+    """Combines tensors as arrays of the host, those of devices by a copy there and back.
 
     Parameters
     ----------

@@ -250,6 +250,10 @@ class JobState:
         """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""
         return self._rows["collectives"][rank : rank + 1]
 
+    def left(self, rank: int) -> Any:
+        """Return the word that a worker sets as it leaves in good order: an array of shape (1,)."""
+        return self._rows["left"][rank : rank + 1]
+
     def write_text(self, rank: int, field: str, text: str) -> None:
         """Write a text field of a row, cut to its length."""
         row = self._rows[rank]

@@ -38,6 +38,10 @@ class Liveness(Protocol):
         """Return where that call is written: an array of shape (1,), int64."""
         ...
 
+    def left_word(self, rank: int) -> Any:
+        """Return where that worker says that it leaves in good order: an array of shape (1,), int64."""
+        ...
+
     def locks(self, ranks: Sequence[int]) -> tuple[int, list[int]]:
         """Return a file descriptor, and the bytes of it that these workers lock (F_OFD) while they take part."""
         ...
@@ -94,6 +98,10 @@ class JobLiveness:
     def call_word(self, rank: int) -> Any:
         """See `Liveness.call_word`."""
         return self._job_state.collectives(rank)
+
+    def left_word(self, rank: int) -> Any:
+        """See `Liveness.left_word`."""
+        return self._job_state.left(rank)
 
     def _is_stuck(self, rank: int) -> bool:
         """Tell whether a worker has been in the same wait of the control plane for long; its count is odd inside."""

@@ -294,9 +294,13 @@ class GradientAverage:
         while not self.is_last_call():
             pass
         self.send_again(flag)
+        self.settle()
         steps: list[int] = self.worker.all_gather(np.array([self.steps]))[:, 0].tolist()
         self.steps = 0
         return steps
+
+    def settle(self) -> None:
+        """Take up what has come with all calls so far, at a point where all workers have made as many."""
 
     def send_done(self) -> float:
         """Say with the next calls that this worker has come to the end of its epoch; returns what they said so far."""

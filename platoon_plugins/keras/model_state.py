@@ -45,7 +45,7 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     copy_first_values(first_values(model, backend), worker, "broadcast_variables")
     if average is not None:
         backend.watch_losses(model, average)
-        average.place(backend.gradient_device(model))
+        backend.place_gradients(model, average, worker)
         average.attach("any", [weight.get_value() for weight in backend.weights(model)])
 
 

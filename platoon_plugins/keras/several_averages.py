@@ -117,6 +117,7 @@ class SeveralAverages:
                 )
         for member, flag in zip(self.members, flags):
             member.send_again(flag)
+            member.settle()
         steps: list[int] = self.members[0].worker.all_gather(np.array([own]))[:, 0].tolist()
         for member in self.members:
             member.steps = 0

@@ -52,15 +52,13 @@ class Synchronous(Mode):
         loss = model.loss
         optimizers = ", ".join(map(_described, optimizers_of(model)))
         loss = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        device = self._backend.gradient_device(model)
-        where = "" if device is None else f", gradients on {device.type}"
-        return f"rule=None, optimizer={optimizers}, loss={loss}{where}"
+        return f"rule=None, optimizer={optimizers}, loss={loss}"
 
     def start(self, model: Any, participants: list[int]) -> None:
         """Prepare the averages."""
         self._model = model
         like = [weight.get_value(borrow=True) for weight in self._backend.weights(model)]
-        self._average.place(self._backend.gradient_device(model))
+        self._backend.place_gradients(model, self._average, self._worker)
         self._average.attach(self._policy, like)
         self._plain_steps = self._steps_of_a_plain_optimizer()
 

@@ -4,11 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from keras_here import KERAS_2, keras
+from keras_here import KERAS_2, both_ways, keras
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
 
 
+@both_ways
 @pytest.mark.slow
 def test_a_stop_of_one_is_a_stop_of_all(run_keras):
     """In the middle of an epoch and at its end, by each policy, with unequal numbers of batches, with and without
@@ -109,6 +110,7 @@ def test_a_vote_does_not_need_those_who_have_ended_their_epoch(run_keras):
     ).require_success()
 
 
+@both_ways
 @pytest.mark.slow
 def test_averaged_gradients_with_unequal_numbers_of_batches(run_keras):
     """Those that have no batch left wait and catch up: no rank hangs, and all end with the same weights."""

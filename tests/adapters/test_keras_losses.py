@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from keras_here import keras, needs_keras_3
+from keras_here import both_ways, keras, needs_keras_3
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
 
@@ -166,6 +166,7 @@ def test_a_batch_in_which_all_is_masked_leaves_float16_gradients_finite(run_kera
 
 
 @needs_keras_3
+@both_ways
 def test_a_weight_without_a_gradient_and_uneven_batches(run_keras):
     """It stays as in one process; where only some workers use it, the others' gradient is zero."""
     run_keras(

@@ -1,11 +1,12 @@
 """The optimizers of a model of Keras 3: several in one model, and those of copies, of files and of mixed precision."""
 
 import pytest
-from keras_here import needs_keras_3
+from keras_here import both_ways, needs_keras_3
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300), needs_keras_3]
 
 
+@both_ways
 def test_a_gan_with_two_optimizers_equals_one_process(run_keras):
     """Each with averages of its own, in any order, also where one worker has fewer batches than the other."""
     run_keras(
@@ -116,6 +117,7 @@ def test_copies_of_a_synchronous_model_stay_synchronous(run_keras, tmp_path):
     ).require_success()
 
 
+@both_ways
 def test_a_weight_that_only_some_workers_use(run_keras):
     """Each worker averages with zeros; where a step is compiled for some weights, it is refused."""
     run_keras(

@@ -1,10 +1,10 @@
 """Torch's tensors in collectives, and gradients that are averaged as tensors where they are; here on the CPU.
 
-`gpu/test_torch_tensors.py` is about CUDA devices.
+`gpu/test_torch_tensors.py` is about CUDA devices. Tests of other files run with such gradients too, see `both_ways`.
 """
 
 import pytest
-from keras_here import keras
+from keras_here import AS_TENSORS, keras
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .venv-keras3")
 
@@ -13,13 +13,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(keras.backend.backend() != "torch", reason="about torch: run it with KERAS_BACKEND=torch"),
 ]
-
-# As on a CUDA device, but for the device.
-ON_DEVICE = """
-import torch
-from platoon_plugins.keras import backends
-type(backends.current()).gradient_device = lambda backend, model: torch.device("cpu")
-"""
 
 
 def test_collectives_take_tensors(run_job):
@@ -61,11 +54,15 @@ def test_collectives_take_tensors(run_job):
     ).require_success()
 
 
+as_tensors = pytest.mark.parametrize("run_keras", [AS_TENSORS], indirect=True)
+
+
+@as_tensors
 @pytest.mark.parametrize("loss", ["sum_over_batch_size", "sum", "masked"])
 def test_gradients_as_tensors_are_those_of_one_process(run_keras, loss):
     """Batches of other sizes on the workers, and other numbers of them; against a step by hand on all rows."""
     run_keras(
-        ON_DEVICE + f"""
+        f"""
 KIND = {loss!r}
 rng = np.random.RandomState(1)
 rows = [8, 5]
@@ -114,6 +111,73 @@ for mine, right in zip(model.get_weights(), want.get_weights()):
     np.testing.assert_allclose(mine, right, rtol=2e-5, atol=2e-6)
 everyone = everyones(flat(model.get_weights()))
 assert (everyone[0] == everyone[1]).all()
-""",
-        environment={"CUDA_VISIBLE_DEVICES": ""},
+"""
+    ).require_success()
+
+
+@as_tensors
+def test_a_vote_ends_with_its_epoch(run_keras):
+    """Of a model with two optimizers: all workers have to vote, and one has come to the end of its epoch before."""
+    run_keras(
+        """
+import torch
+from platoon_plugins.keras import backends
+from platoon_plugins.keras.several_averages import SeveralAverages
+
+members = [backends.current().average(worker) for _ in range(2)]
+several = SeveralAverages(members)
+several.place(torch.device("cpu"))
+like = [np.zeros(3, "f4")]
+several.attach("all", like)
+for member in members:
+    member.like([torch.zeros(3)], lambda weight: like[0])
+seen = []
+for epoch in range(2):
+    for batch in range([2, 4][rank] if epoch == 0 else 4):
+        for member in members:
+            (mean,) = member.averages([torch.full((3,), rank + 1.0)], 4.0)
+            assert epoch == 0 or (mean == 1.5).all()
+        several.count(1)
+        seen.append(several.stops)
+        if (epoch, rank, batch) == (0, 1, 2):
+            several.vote()
+    several.join()
+assert not any(seen[-4:]), seen
+"""
+    ).require_success()
+
+
+@as_tensors
+def test_other_numbers_of_gradients_than_weights(run_keras):
+    """As by an optimizer that was built for some of the weights, whose apply() is not told which."""
+    run_keras(
+        """
+model = dense()
+optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1))
+model.compile(optimizer, "mse")
+x, y = data(8)
+model.fit(x, y, batch_size=4, verbose=0, callbacks=distribute())
+average = optimizer.gradient_average
+average.attach("any", [weight.numpy() for weight in model.trainable_weights])
+for shapes in ([(3,)], [(2, 2)] * 7):
+    means = average.averages([torch.full(shape, rank + 1.0) for shape in shapes], 4.0)
+    assert [tuple(mean.shape) for mean in means] == shapes and all((mean == 1.5).all() for mean in means)
+"""
+    ).require_success()
+
+
+@as_tensors
+def test_workers_of_which_one_has_its_weights_on_the_host_average_there(run_keras):
+    run_keras(
+        """
+import torch
+from platoon_plugins.keras import backends
+type(backends.current()).gradient_device = lambda backend, model: torch.device("cpu") if rank else None
+model = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1)))
+x, y = data(8)
+model.fit(x, y, batch_size=4, verbose=0, callbacks=distribute())
+assert not model.optimizer.gradient_average.on_device
+everyone = everyones(flat(model.get_weights()))
+assert (everyone[0] == everyone[1]).all()
+"""
     ).require_success()

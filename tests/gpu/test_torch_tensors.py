@@ -104,4 +104,4 @@ except ConfigurationError as exc:
 else:
     raise AssertionError("not told")
 """
-    )
+    ).require_success()

@@ -7,7 +7,13 @@ from platoon_base import compat
 compat.apply()
 keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
 
-__all__ = ["KERAS_2", "keras", "needs_keras_3"]
+__all__ = ["AS_TENSORS", "KERAS_2", "both_ways", "keras", "needs_keras_3"]
 
 KERAS_2 = keras.__version__.startswith("2.")
 needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
+
+# What the fixture run_keras is told, and `keras_preamble`: torch averages gradients as on CUDA devices, on the CPU.
+AS_TENSORS = {"PLATOON_TEST_TENSORS": "1", "CUDA_VISIBLE_DEVICES": ""}
+# Run a test with gradients that are averaged on the host, and on torch as tensors too.
+_WAYS = {"host": {}, "tensors": AS_TENSORS} if keras.backend.backend() == "torch" else {"host": {}}
+both_ways = pytest.mark.parametrize("run_keras", _WAYS.values(), ids=_WAYS, indirect=True)

@@ -11,6 +11,8 @@ import pytest
 
 from platoon_base.collectives import device_guard
 from platoon_base.collectives.device_guard import HAVE_GUARD, DeviceGuard
+from platoon_base.collectives.device_watch import DeviceWatch
+from platoon_base.errors import WorkerLostError
 from platoon_base.shm.calls import Call
 
 pytestmark = [
@@ -32,13 +34,16 @@ time.sleep(float(sys.argv[3])) if len(sys.argv) > 3 else sys.stdin.read()
 
 
 class Words:
-    """What the guard asks `Liveness` for, on a file with locks."""
+    """What the guard asks `Liveness` for, on a file with locks: the calls of two ranks, and whether they have left."""
 
     def __init__(self, file, words):
         self.file, self.words = file, words
 
     def call_word(self, rank):
         return self.words[rank : rank + 1]
+
+    def left_word(self, rank):
+        return self.words[2 + rank : 3 + rank]
 
     def locks(self, ranks):
         return self.file.fileno(), [LOCK for _ in ranks]
@@ -70,7 +75,7 @@ def rank_1(tmp_path, monkeypatch):
     monkeypatch.setattr(device_guard, "GRACE_S", 0.3)
     path = tmp_path / "locks"
     path.write_bytes(b"")
-    words = np.zeros(2, np.int64)
+    words = np.zeros(4, np.int64)
     with path.open("r+b") as file:
         started = []
 
@@ -94,7 +99,7 @@ def rank_1(tmp_path, monkeypatch):
 def test_it_ends_the_wait_for_a_rank_that_is_gone(rank_1):
     words, guard_of = rank_1(1.0)
     semaphore = Semaphore()
-    words[:] = Call(4, 7).word, Call(3, 7).word
+    words[:2] = Call(4, 7).word, Call(3, 7).word
     guard = guard_of(semaphore)
     guard.expect(math.inf)
     begun = time.monotonic()
@@ -109,7 +114,7 @@ def test_it_ends_the_wait_for_a_rank_that_is_gone(rank_1):
 def test_it_ends_the_wait_for_a_rank_that_does_not_come(rank_1):
     words, guard_of = rank_1()
     semaphore = Semaphore()
-    words[:] = Call(4, 7).word, Call(3, 7).word
+    words[:2] = Call(4, 7).word, Call(3, 7).word
     guard = guard_of(semaphore)
     begun = time.monotonic()
     guard.expect(begun + 1)
@@ -118,10 +123,26 @@ def test_it_ends_the_wait_for_a_rank_that_does_not_come(rank_1):
     guard.stop()
 
 
-def test_it_leaves_ranks_alone_that_live_and_have_come(rank_1):
-    words, guard_of = rank_1()
+@pytest.mark.parametrize("how", ["it died in the call", "its call is another"])
+def test_it_ends_the_wait_for_what_will_not_complete(rank_1, how):
+    died = "died" in how
+    words, guard_of = rank_1(*[1.0] * died)
     semaphore = Semaphore()
-    words[:] = Call(4, 7).word, Call(4, 7).word
+    words[:2] = Call(4, 7).word, Call(4, 7 if died else 8).word
+    guard = guard_of(semaphore)
+    guard.expect(math.inf)
+    assert not guard.ended
+    semaphore.wait()
+    assert guard.ended
+    guard.stop()
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["there", "left in good order"])
+def test_it_leaves_ranks_alone_that_have_come(rank_1, left):
+    words, guard_of = rank_1(*[0.1] * left)
+    semaphore = Semaphore()
+    words[:2] = Call(4, 7).word, Call(4, 7).word
+    words[3] = left
     guard = guard_of(semaphore)
     guard.expect(0)  # long ago
     ended = time.monotonic() + 1.5  # the guard looks fifteen times meanwhile
@@ -131,3 +152,26 @@ def test_it_leaves_ranks_alone_that_live_and_have_come(rank_1):
     guard.end()
     assert semaphore.posted == 1
     guard.stop()
+
+
+def test_nothing_begins_once_the_wait_was_ended(rank_1):
+    """The device's end is gone then, and the thread that knows the reason may not have run yet."""
+    words, guard_of = rank_1()
+    semaphore = Semaphore()
+    guard = guard_of(semaphore)
+    watch = DeviceWatch([1], None, words[:1], guard.end, guard)
+    watch.begin(7, 60)
+    assert Call.of(int(words[0])).number == 1
+    guard.end()
+    with pytest.raises(WorkerLostError, match="did not complete"):
+        watch.begin(7, 60)
+    assert Call.of(int(words[0])).number == 1
+    guard.stop()
+
+
+def test_groups_of_one_process_count_their_calls_together(rank_1):
+    words, _ = rank_1()
+    one, other = (DeviceWatch([1], None, words[:1], None) for _ in range(2))
+    for number, watch in enumerate([one, other, other, one], 1):
+        watch.begin(7, 60)
+        assert Call.of(int(words[0])).number == number

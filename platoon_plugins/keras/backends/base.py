@@ -139,9 +139,8 @@ class Backend(Protocol):
         """Make what averages gradients here: a `GradientAverage`."""
         ...
 
-    def gradient_device(self, model: Any) -> Any:
-        """Return the device on which all gradients of a model will be and are averaged, or None: by way of the host."""
-        return None
+    def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
+        """Agree with the other workers where gradients are averaged, if not on the host; a collective call."""
 
     def apply_of(self, optimizer_class: type, average: Any) -> dict[str, Callable[..., Any]]:
         """Return the methods by which a subclass of an optimizer averages gradients before anything else."""

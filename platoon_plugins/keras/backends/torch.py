@@ -83,9 +83,15 @@ class _Torch(Keras3):
         return TorchAverage(worker)
 
     def gradient_device(self, model: Any) -> torch.device | None:
-        """See `Backend.gradient_device`: a CUDA device, if all weights that are trained are there."""
+        """Return the CUDA device on which all weights that are trained are, if there is one."""
         devices = {weight.value.device for weight in model.trainable_weights}
         return devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
+
+    def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
+        """See `Backend.place_gradients`: on the devices, if each worker has all of them on one."""
+        device = self.gradient_device(model)
+        on_devices = worker.gather(device is not None, name="where gradients are averaged")
+        average.place(device if all(on_devices) else None)
 
     def averaged(
         self, gradients: Sequence[Any], like: Sequence[Array], average: GradientAverage, weight: Any

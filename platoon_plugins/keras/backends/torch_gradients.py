@@ -1,4 +1,4 @@
-"""Averaged gradients of torch on CUDA devices: they stay there, and no step waits for the host."""
+"""Averaged gradients of torch on CUDA devices: they stay there, and the host is a step ahead."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ class TorchAverage(GradientAverage):
         self._flats: _Flats | None = None
         self._sent: Array = np.empty(0, np.float32)
         self._on_way: deque[_Arriving] = deque()
+        self._exchanges = 0
 
     def place(self, device: torch.device | None) -> None:
         """See `GradientAverage.place`."""
@@ -45,9 +46,23 @@ class TorchAverage(GradientAverage):
         self._flats = None
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
-        """See `GradientAverage.attach`."""
+        """See `GradientAverage.attach`.
+
+        Raises
+        ------
+        ConfigurationError
+            On all workers, if an earlier fit was interrupted after other numbers of calls, so that gradients of it wait
+            on some devices.
+        """
         self._on_way.clear()
         super().attach(policy, like)
+        if self.on_device:
+            begun = self.worker.all_gather(np.array([self._exchanges]))[:, 0].tolist()
+            if len(set(begun)) > 1:
+                raise ConfigurationError(
+                    f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
+                    "of gradients, and those of some still wait on their devices; start the job anew"
+                )
 
     @property
     def on_device(self) -> bool:
@@ -73,6 +88,8 @@ class TorchAverage(GradientAverage):
             If another worker does not make the call.
         """
         self._begin_step()
+        if len(gradients) != len(self._like):
+            self._expect([_zeros_like(gradient) for gradient in gradients])
         there = [gradient is not None for gradient in gradients]
         with torch.no_grad():
             flats = self._flats_of_like()
@@ -88,12 +105,11 @@ class TorchAverage(GradientAverage):
         used = arriving.words().used
         return [view if any_uses else None for view, any_uses in zip(flats.views, used > 0)]
 
-    def join(self) -> list[int]:
-        """See `GradientAverage.join`."""
-        steps = super().join()
+    def settle(self) -> None:
+        """See `GradientAverage.settle`."""
         while self._on_way:
             self._take_oldest()
-        return steps
+        self._all.flags[:] = 0  # those of an epoch that is over are not to be seen in the first step of the next
 
     def is_last_call(self) -> bool:
         """See `GradientAverage.is_last_call`: who asks that has nothing else to do, and waits for the device."""
@@ -142,6 +158,7 @@ class TorchAverage(GradientAverage):
         """Average the buffers, and let what came with the gradients of an earlier step be seen."""
         while len(self._on_way) >= LAG:
             self._take_oldest()
+        self._exchanges += 1
         for flat in flats.buffers:
             self.worker.all_reduce(flat, "mean", dest=flat)
         arriving = _Arriving(flats.words, self.worker.global_size)
@@ -218,7 +235,9 @@ class _Flats:
         """Multiply the gradients, but not the words, by a number or a tensor of one."""
         for part, indices in self._members:
             if indices:
-                part.mul_(factor)
+                # Where nothing but masked tokens were left, 0 in float16: not times infinity.
+                most = torch.finfo(part.dtype).max
+                part.mul_(factor.clamp(max=most) if torch.is_tensor(factor) else min(factor, most))
 
 
 class _Arriving:
@@ -243,6 +262,14 @@ class _Arriving:
             self._words.array[:] = self._host.numpy()
             self._words.round(self._size)
         return self._words
+
+
+def _zeros_like(gradient: Tensor | None) -> Array:
+    if gradient is None:
+        raise ConfigurationError(
+            "got gradients of other weights than those of the model, and none for some: pass apply() the weights too"
+        )
+    return np.zeros(tuple(gradient.shape), str(gradient.dtype).removeprefix("torch."))
 
 
 def require_dense(gradient: Tensor) -> None:
