@@ -20,6 +20,7 @@ _MAPPED, _PORTABLE = 2, 1
 _NON_BLOCKING = 1
 _LAZY_PEER_ACCESS = 1
 _NOT_READY = 600
+_OUT_OF_MEMORY = 2
 
 
 class _Handle(ctypes.Structure):
@@ -61,8 +62,9 @@ class Driver:
         with self._entered():
             code = int(getattr(self._cuda, name)(*args))
         if code and code not in ignore:
+            what = ", out of memory" if code == _OUT_OF_MEMORY else ""
             raise DriverError(
-                f"CUDA's {name} failed with error {code}: the center cannot live in GPU memory here; "
+                f"CUDA's {name} failed with error {code}{what}: the center cannot live in GPU memory here; "
                 "launch with --center host"
             )
         return code

@@ -18,7 +18,7 @@ from platoon_base.centers.cuda import Driver, DriverError
 from platoon_base.centers.device_forms import Form, Operation
 from platoon_base.centers.device_runtime import Argument
 from platoon_base.centers.device_source import kernel_source
-from platoon_base.centers.nvrtc import compile_source
+from platoon_base.centers.nvrtc import compile_source, nvrtc_version
 from platoon_base.device_arrays import CudaArray, CudaContext
 
 __all__ = ["CudaRuntime", "runtime_of"]
@@ -52,6 +52,8 @@ class CudaRuntime:
     most_parameters = 1 << 31
 
     def __init__(self, ordinal: int, compiler: Callable[[str, str], bytes] | None = None) -> None:
+        if compiler is None:
+            nvrtc_version()  # each center asks again where there is none: nothing of the device is taken before
         self._compile = compiler or compile_source
         bare, device, context = Driver(), ctypes.c_int(), ctypes.c_void_p()
         bare.call("cuInit", ctypes.c_uint(0))

@@ -230,10 +230,17 @@ class DeviceCenter:
         known = self._partitions.pop(partition, None)
         if known is not None:
             self.finish()
-            known[1].close()
+            self._let_go(partition, known[1])
         size = self._tiling.partition_bytes[partition]
         self._partitions[partition] = generation, DeviceMemory.open(self._driver, handle, size)
         self._launches = []
+
+    def _let_go(self, partition: int, memory: DeviceMemory) -> None:
+        """Close memory of another process; own memory stays, where another worker took this one for gone."""
+        if partition in self._own:
+            self._own.discard(partition)
+        else:
+            memory.close()
 
     def _adopt(self, partition: int, generation: int) -> bool:
         """Make a partition anew, from its dead owner's memory if that is open here still, or else from the mirror."""
@@ -252,7 +259,7 @@ class DeviceCenter:
             else:  # the partition may have had another owner since it was opened here
                 memory.write(start, self._directory.mirror(partition))
             if known is not None:
-                known[1].close()
+                self._let_go(partition, known[1])
             self._directory.publish(partition, self._rank, memory.handle)
             self._partitions[partition] = generation + 1, memory
             self._own.add(partition)

@@ -45,7 +45,7 @@ def compile_source(source: str, machine: str) -> bytes:
         (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
         if int(code):
             _, size = nvrtc.nvrtcGetProgramLogSize(program)
-            said = b" " * size
+            said = b" " * (size + 1)  # never one byte, which all of Python shares: it is written to
             nvrtc.nvrtcGetProgramLog(program, said)
             text = said.decode(errors="replace").strip("\0 \n") or str(code)
             raise BackendUnavailableError(
@@ -53,9 +53,9 @@ def compile_source(source: str, machine: str) -> bytes:
                 f"nvidia-cuda-nvrtc that your driver takes, or launch with --center host"
             )
         _, size = nvrtc.nvrtcGetCUBINSize(program)
-        machine_code: bytes = b" " * size
+        machine_code: bytes = b" " * (size + 1)
         nvrtc.nvrtcGetCUBIN(program, machine_code)
-        return machine_code
+        return machine_code[:size]
     finally:
         nvrtc.nvrtcDestroyProgram(program)
 

@@ -51,16 +51,24 @@ class _Numbered:
         self.number = number
 
 
-def brought_to_front(number: int, visible: str | None) -> str:
-    """Return what CUDA_VISIBLE_DEVICES is to be so that device ``number`` of those visible now becomes device 0."""
-    names = visible.split(",") if visible else [str(i) for i in range(_MOST_DEVICES)]
+def brought_to_front(number: int, visible: str | None) -> str | None:
+    """Return what CUDA_VISIBLE_DEVICES is to be so that device ``number`` of those visible now becomes device 0.
+
+    None if there is no such number, because the script itself has chosen devices since.
+    """
+    names = [str(i) for i in range(_MOST_DEVICES)] if visible is None else visible.split(",")
+    if number >= len(names):
+        return None
     return ",".join([names[number], *names[:number], *names[number + 1 :]])
 
 
 def _keep_jax(jax: Any, device: _Numbered) -> None:
     # JAX 0.11 computes on device 0 only, if it sees one alone; the others stay visible to the driver, for the center.
     if device.number and _cuda_waits():
-        os.environ[_VISIBLE] = brought_to_front(device.number, os.environ.get(_VISIBLE))
+        visible = brought_to_front(device.number, os.environ.get(_VISIBLE))
+        if visible is None:
+            return
+        os.environ[_VISIBLE] = visible
         device.number = 0
     jax.config.update("jax_cuda_visible_devices", str(device.number))
 

@@ -395,7 +395,13 @@ def test_a_script_that_sets_another_device_keeps_its_own_and_is_told(platoon, wr
 
 @pytest.mark.parametrize(
     ("number", "visible", "expected"),
-    [(1, "2,3,5", "3,2,5"), (2, "GPU-a,GPU-b,GPU-c", "GPU-c,GPU-a,GPU-b"), (0, "4", "4")],
+    [
+        (1, "2,3,5", "3,2,5"),
+        (2, "GPU-a,GPU-b,GPU-c", "GPU-c,GPU-a,GPU-b"),
+        (0, "4", "4"),
+        (1, "1", None),  # a script has chosen one since, before it imported JAX
+        (1, "", None),  # or none
+    ],
 )
 def test_a_worker_s_device_becomes_the_first_of_its_process(number, visible, expected):
     assert brought_to_front(number, visible) == expected

@@ -43,7 +43,7 @@ class _TorchVariable(KerasVariable):
     def on_device(self) -> TorchArray | None:
         """Return the memory of the weight itself, on a CUDA device."""
         tensor = self.variable.value
-        if self._array is None or self._array.gpudata != tensor.data_ptr():
+        if self._array is None or not self._array.is_on(tensor):
             self._array = on_cuda(tensor)
         return self._array
 

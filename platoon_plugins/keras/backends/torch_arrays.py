@@ -27,6 +27,15 @@ class TorchArray(CudaArray):
         super().__init__(tensor.data_ptr(), shape, dtype, tensor.device.index, tensor.is_contiguous())
         self._tensor = tensor
 
+    def is_on(self, tensor: Any) -> bool:
+        """Tell whether this is the memory of a tensor, in its present form."""
+        mine = self._tensor
+        return bool(
+            mine.data_ptr() == tensor.data_ptr()
+            and (mine.dtype, mine.shape, mine.device) == (tensor.dtype, tensor.shape, tensor.device)
+            and mine.stride() == tensor.stride()
+        )
+
     @property
     def stream(self) -> int:
         """See `CudaArray.stream`."""
