@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import psutil
 import pytest
 from by_hand import PREAMBLE, SERVE, at, free_port, terminals, until
+from processor_cuda import build_driver
 from zygote import zygote_for, zygote_pids
 
 from platoon_base.centers.host import HostCenters
@@ -146,6 +148,16 @@ def run_job(tmp_path):
     return run
 
 
+@pytest.fixture(scope="session")
+def processor_driver(tmp_path_factory):
+    """Compile the driver and the NCCL whose devices are the processor; returns their folder, where kernels go too."""
+    if not (shutil.which("gcc") and shutil.which("g++")):
+        pytest.skip("no C++ compiler: install gcc and g++")
+    folder = tmp_path_factory.mktemp("driver")
+    build_driver(folder)
+    return folder
+
+
 def _runner(preamble):
     """Make a fixture that runs a script behind a preamble; the first argument of both is the folder of tmp_path."""
     text_before = (HELPERS / preamble).read_text()
@@ -153,6 +165,9 @@ def _runner(preamble):
     @pytest.fixture
     def run_after(request, run_job):
         more = getattr(request, "param", {})  # variables of the environment
+        if "PROCESSOR_NCCL" in more:
+            folder = str(request.getfixturevalue("processor_driver"))
+            more = {**more, "PROCESSOR_NCCL": folder, "LD_LIBRARY_PATH": folder}
 
         def run(text, workers=2, environment=None, **options):
             environment = {**(environment or {}), **more}

@@ -11,7 +11,7 @@ import numpy as np
 
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["HANDLE_BYTES", "DeviceMemory", "Driver", "DriverError", "HostMemory", "load"]
+__all__ = ["HANDLE_BYTES", "DeviceMemory", "Driver", "DriverError", "HostMemory", "load", "primary_driver"]
 
 HANDLE_BYTES = 64  # by which CUDA IPC opens memory
 # The driver shares whole blocks of this size; smaller pieces of one could not be opened apart.
@@ -21,6 +21,7 @@ _NON_BLOCKING = 1
 _LAZY_PEER_ACCESS = 1
 _NOT_READY = 600
 _OUT_OF_MEMORY = 2
+_OF_CENTER = "the center cannot live in GPU memory here; launch with --center host"
 
 
 class _Handle(ctypes.Structure):
@@ -39,6 +40,8 @@ class Driver:
     enter, leave : callable
         Make the context current for a call, and what was current before it again; left out, calls are made as they
         are.
+    remedy : str
+        What the error about a call that fails says at its end.
 
     Attributes
     ----------
@@ -46,7 +49,10 @@ class Driver:
         Memory for others that serves nobody at present: the addresses of each size in bytes.
     """
 
-    def __init__(self, enter: Callable[[], object] = bool, leave: Callable[[], object] = bool) -> None:
+    def __init__(
+        self, enter: Callable[[], object] = bool, leave: Callable[[], object] = bool, remedy: str = _OF_CENTER
+    ) -> None:
+        self._remedy = remedy
         self._cuda = load("libcuda.so.1")
         self._enter, self._leave = enter, leave
         self.spare: dict[int, list[int]] = {}
@@ -59,14 +65,11 @@ class Driver:
         DriverError
             If it fails with another code than those in ``ignore``.
         """
-        with self._entered():
+        with self.entered():
             code = int(getattr(self._cuda, name)(*args))
         if code and code not in ignore:
             what = ", out of memory" if code == _OUT_OF_MEMORY else ""
-            raise DriverError(
-                f"CUDA's {name} failed with error {code}{what}: the center cannot live in GPU memory here; "
-                "launch with --center host"
-            )
+            raise DriverError(f"CUDA's {name} failed with error {code}{what}: {self._remedy}")
         return code
 
     def allocate(self, nbytes: int) -> int:
@@ -92,7 +95,8 @@ class Driver:
         self.call("cuStreamSynchronize", None)
 
     @contextlib.contextmanager
-    def _entered(self) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
+        """Make the context current while the block runs."""
         self._enter()
         try:
             yield
@@ -219,6 +223,27 @@ class HostMemory:
         self.finish_copies()
         self._driver.call("cuStreamDestroy_v2", self._stream)
         self._driver.call("cuMemHostUnregister", ctypes.c_void_p(self._address))
+
+
+def primary_driver(ordinal: int, remedy: str = _OF_CENTER) -> Driver:
+    """Return the driver within a device's primary context, in which torch and JAX compute.
+
+    The context is kept until the process ends, as the memory that others have open.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If there is no driver, or no such device.
+    """
+    bare, device, context, left = Driver(remedy=remedy), ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    bare.call("cuInit", ctypes.c_uint(0))
+    bare.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
+    bare.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+    return Driver(
+        lambda: bare.call("cuCtxPushCurrent_v2", context),
+        lambda: bare.call("cuCtxPopCurrent_v2", ctypes.byref(left)),
+        remedy,
+    )
 
 
 def load(library: str) -> Any:

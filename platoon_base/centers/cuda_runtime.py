@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.cuda import Driver, DriverError
+from platoon_base.centers.cuda import DriverError, primary_driver
 from platoon_base.centers.device_forms import Form, Operation
 from platoon_base.centers.device_runtime import Argument
 from platoon_base.centers.device_source import kernel_source
@@ -55,16 +55,8 @@ class CudaRuntime:
         if compiler is None:
             nvrtc_version()  # each center asks again where there is none: nothing of the device is taken before
         self._compile = compiler or compile_source
-        bare, device, context = Driver(), ctypes.c_int(), ctypes.c_void_p()
-        bare.call("cuInit", ctypes.c_uint(0))
-        bare.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
-        # Kept until the process ends, as the memory that others have open.
-        bare.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
-        left = ctypes.c_void_p()
-        self.driver = Driver(
-            lambda: bare.call("cuCtxPushCurrent_v2", context),
-            lambda: bare.call("cuCtxPopCurrent_v2", ctypes.byref(left)),
-        )
+        self.driver, device = primary_driver(ordinal), ctypes.c_int()
+        self.driver.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
         self.multiprocessors = self._attribute(_MULTIPROCESSORS, device)
         self._machine = f"sm_{self._attribute(_MAJOR, device)}{self._attribute(_MINOR, device)}"
         self._event, self._own_stream = ctypes.c_void_p(), ctypes.c_void_p()

@@ -82,10 +82,7 @@ class DeviceWatch:
         ConfigurationError
             If it is closed.
         """
-        if self._guard is not None and self._guard.ended:  # the thread is about to say why
-            self.wait_for_fault()
-            raise WorkerLostError("a collective on this device did not complete: see the logs of the other ranks")
-        self._raise_broken("; this group of devices can be used no more")
+        self.require_sound()
         if self._done.is_set():
             raise ConfigurationError("this collective is closed")
         begun, self._caller = time.monotonic(), threading.get_ident()
@@ -95,6 +92,13 @@ class DeviceWatch:
         if self._guard is not None:
             self._guard.expect(self._call.deadline)
         self._call_word[0] = self._call.word
+
+    def require_sound(self) -> None:
+        """Raise why the group is broken, if it is: what it combined last may not be a result."""
+        if self._guard is not None and self._guard.ended:  # the thread is about to say why
+            self.wait_for_fault()
+            raise WorkerLostError("a collective on this device did not complete: see the logs of the other ranks")
+        self._raise_broken("; this group of devices can be used no more")
 
     def wait_for_fault(self, timeout_s: float = _REASON_S) -> None:
         """Give the thread time to find out why a call has failed, and raise the reason if it does.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -35,6 +35,10 @@ class CollectiveFactory(Protocol):
         """Form a group that takes torch's tensors on a ``torch.device``; ``host()`` gives the one for ndarrays."""
         ...
 
+    def nccl(self, ordinal: int | None, timeout_s: float) -> Any:
+        """Form a group of CUDA devices on memory by its address; None, on all ranks, where NCCL cannot do that."""
+        ...
+
 
 class Collectives:
     """Chooses the group for an array, and forms it when it is needed first.
@@ -50,7 +54,7 @@ class Collectives:
         self._factory = factory
         self._late = late
         self._host: Collective | None = None
-        self._devices: dict[Any, Collective] = {}
+        self._devices: dict[Any, Any] = {}  # Collective; by address, NcclGroup or None
         self._forming = Turns()  # two threads may come first
 
     def of(self, array: Any, timeout_s: float) -> Collective:
@@ -64,17 +68,27 @@ class Collectives:
         if isinstance(array, np.ndarray):
             return self._host or self._form_host(timeout_s)
         if is_device_array(array):
-            return self._devices.get(array.context) or self._form(self._factory.device, array.context, timeout_s)
+            device = self._devices.get(array.context) or self._form(self._factory.device, array.context, timeout_s)
+            return cast(Collective, device)
         if is_tensor(array):
-            return self._devices.get(array.device) or self._form(self._factory.tensors, array.device, timeout_s)
+            tensors = self._devices.get(array.device) or self._form(self._factory.tensors, array.device, timeout_s)
+            return cast(Collective, tensors)
         raise ConfigurationError(
             f"got {type(array).__name__}: collectives take NumPy arrays, GpuArrays and torch's tensors; use "
             "numpy.asarray(...)"
         )
 
+    def nccl(self, ordinal: int, timeout_s: float) -> Any:
+        """Return the `NcclGroup` of a CUDA device, or None; see `CollectiveFactory.nccl`."""
+        self._require_in_step()
+        with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:
+            if ordinal not in self._devices:
+                self._devices[ordinal] = self._factory.nccl(ordinal, left_s)
+            return self._devices[ordinal]
+
     def close(self) -> None:
         """Close every group; a second call does nothing."""
-        for group in (*self._devices.values(), *filter(None, [self._host])):
+        for group in filter(None, (*self._devices.values(), self._host)):
             group.close()
 
     def _form_host(self, timeout_s: float) -> Collective:
@@ -86,7 +100,7 @@ class Collectives:
         self._host = self._host or self._factory.host(timeout_s)
         return self._host
 
-    def _form(self, make: Callable[..., Collective], where: Any, timeout_s: float) -> Collective:
+    def _form(self, make: Callable[..., Collective], where: Any, timeout_s: float) -> Any:
         """Form the group of a device: a GpuArray's context or a tensor's device."""
         self._require_in_step()
         with self._forming.take("the first all-reduce or the like", timeout_s) as left_s:

@@ -77,6 +77,9 @@ class LocalFactory:
         group: Collective = importlib.import_module("platoon_base.collectives.tensors").HostTensors(host())
         return group
 
+    def nccl(self, ordinal: int | None, timeout_s: float) -> None:
+        """See `CollectiveFactory.nccl`: nobody is there to combine with."""
+
 
 def _check(array: Any, timeout_s: float, op: str = "sum") -> None:
     require_timeout(timeout_s)

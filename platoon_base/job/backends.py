@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from platoon_base.channels.zmq import ZmqClient, ZmqServer
     from platoon_base.checkpoints.writer import Readable
     from platoon_base.collectives.base import Collective
+    from platoon_base.collectives.nccl_group import NcclGroup
     from platoon_base.job.files import JobFiles
     from platoon_base.layout import Layout
     from platoon_base.parameters import Parameters
@@ -163,23 +164,26 @@ class JobCollectives(CollectiveFactory):
     def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
         """See `CollectiveFactory.tensors`: NCCL if every rank has a CUDA device of its own, or else by the host."""
         tensors = importlib.import_module("platoon_base.collectives.tensors")
-        if device.type == "cpu":
-            found: Collective = tensors.HostTensors(host())
-            return found
-        unique_id, identity, why = b"", "", f"{device.type} has no NCCL"
-        if device.type == "cuda":
-            identity = tensors.unique_device(device)
+        group = None if device.type == "cpu" else self.nccl(device.index if device.type == "cuda" else None, timeout_s)
+        found: Collective = tensors.HostTensors(host()) if group is None else tensors.NcclTensors(group, device)
+        return found
+
+    def nccl(self, ordinal: int | None, timeout_s: float) -> NcclGroup | None:
+        """See `CollectiveFactory.nccl`; no device, where there is no NCCL, by None."""
+        from platoon_base.collectives.nccl_group import NcclGroup, device_identity
+        from platoon_base.collectives.nccl_library import new_unique_id
+
+        unique_id, identity, why = b"", "", "no CUDA device, so no NCCL"
+        if ordinal is not None:
             try:
-                unique_id, why = tensors.new_unique_id(), ""
+                identity, unique_id, why = device_identity(ordinal), new_unique_id(), ""
             except BackendUnavailableError as exc:
                 why = str(exc)[:500]
-        ranks, unique_id = self._meet_by_nccl("group of tensors", identity, unique_id, why, timeout_s)
+        ranks, unique_id = self._meet_by_nccl("group of devices", identity, unique_id, why, timeout_s)
         if not ranks:
-            found = tensors.HostTensors(host())
-            return found
+            return None
         index = ranks.index(self._membership.rank)
-        found = tensors.NcclTensors(device, unique_id, ranks, index, self._liveness, self._counter(), timeout_s)
-        return found
+        return NcclGroup(ordinal or 0, unique_id, ranks, index, self._liveness, self._counter(), timeout_s)
 
     def _meet_by_nccl(
         self, what: str, identity: str, unique_id: bytes, why: str, timeout_s: float

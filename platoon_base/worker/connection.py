@@ -107,6 +107,12 @@ class Connection:
         self.require_controller()
         return self._arrays.of(array, timeout_s)
 
+    def nccl_group(self, ordinal: int, timeout_s: float) -> Any:
+        """Return the group of a CUDA device on memory by its address, or None; see `Collectives.nccl`."""
+        self.require_open()
+        self.require_controller()
+        return self._arrays.nccl(ordinal, timeout_s)
+
     def shares_alone(self) -> bool:
         """Tell whether the job was launched with one worker and no other has shared parameters so far."""
         return self.identity.size == 1 and not self.job_state.shared_by_several

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from platoon_base.channels.array_sums import Summed, sum_arrays
 from platoon_base.coordination import messages as msg
@@ -21,6 +21,9 @@ from platoon_base.worker.rounds import require_part
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
 from platoon_base.worker.shared_parameters import SharedParameters, share
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
+
+if TYPE_CHECKING:
+    from platoon_base.worker.device_all_reduce import DeviceAllReduce
 
 __all__ = ["Worker"]
 
@@ -513,6 +516,29 @@ class Worker:
     ) -> Any:
         """Combine as `all_reduce` does, and keep this worker's part: ``(workers, *shape)`` becomes ``shape``."""
         return self._connection.group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
+
+    def device_all_reduce(self, ordinal: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> DeviceAllReduce | None:
+        """Meet all workers, to add up memory of their CUDA devices by its address from now on.
+
+        It is meant for adapters of frameworks whose compiled programs hand out addresses and a stream.
+
+        Parameters
+        ----------
+        ordinal : int
+            Number of the device on which this worker computes, as the driver counts.
+        timeout_s : float
+            Bound on the wait for the others, here and in each sum.
+
+        Returns
+        -------
+        DeviceAllReduce or None
+            None, on all workers, if NCCL cannot do it: two share a device, it is not installed, or this job has one
+            worker.
+        """
+        from platoon_base.worker.device_all_reduce import DeviceAllReduce
+
+        group = self._connection.nccl_group(ordinal, timeout_s)
+        return None if group is None else DeviceAllReduce(group, ordinal, timeout_s)
 
     # Data.
 

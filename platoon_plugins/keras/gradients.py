@@ -146,7 +146,11 @@ class GradientAverage:
         Of the batch whose gradients come next, where that is not passed with them.
     calls : list or None
         Where each call adds this average, if a model has several.
+    lags : bool
+        Whether the votes that are seen are those of an earlier batch, for which nobody has to wait.
     """
+
+    lags = False
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -165,7 +169,7 @@ class GradientAverage:
         self._failure: PlatoonError | None = None
 
     def place(self, device: Any) -> None:
-        """Say before a fit on which device all gradients will be; None if they are on the host, or here and there."""
+        """Say before a fit where all gradients will be, as the back end tells; None if that is the host."""
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
         """Begin a fit.
@@ -344,6 +348,9 @@ class GradientAverage:
     def count(self, steps: int) -> None:
         """Take note of steps made in a compiled function; others are counted as they are made."""
 
+    def program_started(self) -> None:
+        """Take note that the compiled program of a batch has been started."""
+
     def _step(
         self, ins: Sequence[Array], outs: Sequence[Array], weight: float, there: Sequence[bool] | None = None
     ) -> None:
@@ -385,6 +392,15 @@ class GradientAverage:
         self._like, self._weights = like, []
         self._mine, self._all = (Words(self.worker.global_size, len(like)) for _ in range(2))
         self._mine.flags[self.worker.global_rank] = flag
+
+    def _require_as_many(self, calls: int) -> None:
+        """Raise on all workers if they have made other numbers of calls on devices; a collective call."""
+        begun = self.worker.all_gather(np.array([calls]))[:, 0].tolist()
+        if len(set(begun)) > 1:
+            raise ConfigurationError(
+                f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
+                "of gradients, and those of some still wait on their devices; start the job anew"
+            )
 
     # What is done otherwise where gradients stay within a compiled function, or a program takes the averages over.
 

@@ -65,7 +65,12 @@ class SeveralAverages:
     @property
     def stops(self) -> bool:
         """See `GradientAverage.stops`."""
-        return self._calls[-1].stops if self._calls else False
+        return any(member.stops for member in self.members)
+
+    @property
+    def lags(self) -> bool:
+        """See `GradientAverage.lags`."""
+        return any(member.lags for member in self.members)
 
     @property
     def sums(self) -> bool:
@@ -100,6 +105,13 @@ class SeveralAverages:
     def count(self, steps: int) -> None:
         """Take note of batches."""
         self._batches += steps
+        for member in self.members:
+            member.count(steps)
+
+    def program_started(self) -> None:
+        """See `GradientAverage.program_started`."""
+        for member in self.members:
+            member.program_started()
 
     def join(self) -> list[int]:
         """See `GradientAverage.join`."""

@@ -71,7 +71,8 @@ class Synchronous(Mode):
     @property
     def stops(self) -> bool:
         """Whether the votes that came with the latest gradients suffice."""
-        self._backend.settle()  # else workers would see those of different steps
+        if not self._average.lags:
+            self._backend.settle()  # else workers would see those of different steps
         self._average.require_sound()  # before the next step: in that, it would be an error of JAX
         return self._average.stops
 

@@ -6,7 +6,6 @@ processor as its device, by arrays that are changed in place, as torch's, and by
 
 import functools
 import importlib.util
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -14,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processor_cuda import build_driver
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.checkpoints.writer import Saving
@@ -40,16 +38,6 @@ def require_computing(framework):
     done = subprocess.run([sys.executable, "-c", COMPUTES[framework]], capture_output=True, text=True, check=False)
     if done.returncode:
         pytest.skip(f"needs {framework} on CUDA: {(done.stderr.splitlines() or ['?'])[-1]}")
-
-
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    """Compile the driver whose device is the processor; returns its folder, where kernels go too."""
-    if not (shutil.which("gcc") and shutil.which("g++")):
-        pytest.skip("no C++ compiler: install gcc and g++")
-    folder = tmp_path_factory.mktemp("driver")
-    build_driver(folder)
-    return folder
 
 
 def on_gpus(run_job, framework):
@@ -86,7 +74,7 @@ def run_on_cuda(run_job, request):
     """Run a script with parameters on GPUs, or on the processor."""
     if request.param in COMPUTES:
         return on_gpus(run_job, request.param)
-    return on_processor(run_job, request.getfixturevalue("driver"), request.param)
+    return on_processor(run_job, request.getfixturevalue("processor_driver"), request.param)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

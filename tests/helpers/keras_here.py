@@ -12,8 +12,11 @@ __all__ = ["AS_TENSORS", "KERAS_2", "both_ways", "keras", "needs_keras_3"]
 KERAS_2 = keras.__version__.startswith("2.")
 needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
 
-# What the fixture run_keras is told, and `keras_preamble`: torch averages gradients as on CUDA devices, on the CPU.
+# What the fixture run_keras is told, and `keras_preamble`: torch averages gradients as on CUDA devices, on the CPU, and
+# JAX does with the NCCL of `processor_nccl.c`.
 AS_TENSORS = {"PLATOON_TEST_TENSORS": "1", "CUDA_VISIBLE_DEVICES": ""}
-# Run a test with gradients that are averaged on the host, and on torch as tensors too.
-_WAYS = {"host": {}, "tensors": AS_TENSORS} if keras.backend.backend() == "torch" else {"host": {}}
+if keras.backend.backend() == "jax":
+    AS_TENSORS |= {"PROCESSOR_NCCL": "", "JAX_PLATFORMS": "cpu"}
+# Run a test with gradients that are averaged on the host, and on torch and JAX as tensors too.
+_WAYS = {"host": {}, "tensors": AS_TENSORS} if keras.backend.backend() in ("torch", "jax") else {"host": {}}
 both_ways = pytest.mark.parametrize("run_keras", _WAYS.values(), ids=_WAYS, indirect=True)

@@ -70,10 +70,10 @@ class OnProcessor(CudaArray):
 
 
 def build_driver(folder):
-    """Compile the driver into a folder, for LD_LIBRARY_PATH."""
-    source = Path(__file__).with_suffix(".c")
-    command = ["gcc", "-O1", "-shared", "-fPIC", "-w", str(source), "-o", str(folder / "libcuda.so.1"), "-ldl"]
-    subprocess.run(command, check=True, timeout=60)
+    """Compile the driver, and an NCCL for it, into a folder, for LD_LIBRARY_PATH."""
+    for source, library in (("processor_cuda.c", "libcuda.so.1"), ("processor_nccl.c", "libnccl.so.2")):
+        files = [str(Path(__file__).with_name(source)), "-o", str(folder / library), "-ldl"]
+        subprocess.run(["gcc", "-O1", "-shared", "-fPIC", "-w", *files], check=True, timeout=60)
 
 
 def compiler(folder):

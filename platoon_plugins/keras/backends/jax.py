@@ -21,8 +21,9 @@ from platoon_plugins.keras.gradients import GradientAverage
 
 if hasattr(jax, "ffi"):
     from platoon_plugins.keras.backends import xla_calls
+    from platoon_plugins.keras.backends.jax_gradients import JaxAverage
 else:  # JAX before 0.5
-    xla_calls = None
+    xla_calls = JaxAverage = None
 
 __all__ = ["backend"]
 
@@ -59,6 +60,24 @@ class _Jax(Keras3):
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
         model.jax_state_sync()
 
+    def average(self, worker: Any) -> GradientAverage:
+        """See `Backend.average`."""
+        return GradientAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
+
+    def gradient_device(self, model: Any) -> int | None:
+        """Return the number of the CUDA device, as the driver counts, on which all weights that are trained are."""
+        devices = {device for weight in model.trainable_weights for device in weight.value.devices()}
+        if JaxAverage is None or len(devices) != 1:
+            return None
+        (device,) = devices
+        return int(device.local_hardware_id) if device.platform == "gpu" else None
+
+    def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
+        """See `Backend.place_gradients`: on the devices, if each worker has one of its own and NCCL."""
+        ordinal = self.gradient_device(model)
+        on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
+        average.place(worker.device_all_reduce(ordinal) if all(on_devices) else None)
+
     def watch_losses(self, model: Any, average: GradientAverage | None) -> BatchLosses:
         """See `Backend.watch_losses`."""
         losses = super().watch_losses(model, average)
@@ -74,6 +93,8 @@ class _Jax(Keras3):
 
         JAX has a gradient of every weight.
         """
+        if JaxAverage is not None and isinstance(average, JaxAverage) and average.on_device:
+            return average.averages(gradients, weight, there)
         if xla_calls is not None and jax.default_backend() == "cpu":
             return xla_calls.call_in_place(average, gradients, weight)
         shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
@@ -103,7 +124,9 @@ def _guarded(model: Any, average: GradientAverage) -> Callable[..., Any]:
             # The variables are empty while a fit runs: Keras gives them back what it finds here.
             model._jax_state = dict(zip(_STATE, state))
             raise
-        return compiled(state, *args)
+        results = compiled(state, *args)
+        average.program_started()
+        return results
 
     step.average = average  # type: ignore[attr-defined]
     return step

@@ -57,12 +57,7 @@ class TorchAverage(GradientAverage):
         self._on_way.clear()
         super().attach(policy, like)
         if self.on_device:
-            begun = self.worker.all_gather(np.array([self._exchanges]))[:, 0].tolist()
-            if len(set(begun)) > 1:
-                raise ConfigurationError(
-                    f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
-                    "of gradients, and those of some still wait on their devices; start the job anew"
-                )
+            self._require_as_many(self._exchanges)
 
     @property
     def on_device(self) -> bool:

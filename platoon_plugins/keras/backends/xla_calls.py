@@ -1,4 +1,5 @@
-"""Calls of Python out of XLA's compiled programs on the CPU, in the memory of the program itself.
+"""Calls of Python out of XLA's compiled programs: on the CPU in the memory of the program itself, on CUDA devices
+between the kernels that are queued.
 
 ``jax.experimental.io_callback`` copies each argument and each result. XLA's foreign function interface hands out
 addresses instead. Its C structures are read here by ctypes, so that nothing has to be compiled against jaxlib.
@@ -12,22 +13,25 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import itertools
 import logging
+import math
 import weakref
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Filler", "call_in_place", "settle"]
+__all__ = ["Block", "Filler", "Queuer", "call_in_place", "call_on_stream", "settle"]
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
-_TARGET, _EXECUTE, _METADATA, _INTERNAL = "platoon_call_in_place", 3, 1, 13
+_TARGET, _STREAM_TARGET = "platoon_call_in_place", "platoon_call_on_stream"
+_EXECUTE, _METADATA, _INTERNAL = 3, 1, 13
 _VERSION = (0, 1)  # of the interface: all that is used here was in it
 # Of XLA_FFI_DataType.
 _DTYPES = {10: np.float16, 11: np.float32, 12: np.float64}
@@ -85,11 +89,23 @@ class _ErrorArguments(ctypes.Structure):
     _fields_ = [*_HEAD, ("message", ctypes.c_char_p), ("code", ctypes.c_int)]
 
 
+class _StreamArguments(ctypes.Structure):
+    _fields_ = [*_HEAD, ("context", _Pointer), ("stream", _Pointer)]
+
+
+_GetStream = ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_StreamArguments))
 _MakeError = ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_ErrorArguments))
 
 
 class _Api(ctypes.Structure):
-    _fields_ = [*_HEAD, ("version", _Version), ("internal", _Pointer), ("make_error", _MakeError)]
+    _fields_ = [
+        *_HEAD,
+        ("version", _Version),
+        ("internal", _Pointer),
+        ("make_error", _MakeError),
+        ("others", _Pointer * 3),
+        ("get_stream", _GetStream),
+    ]
 
 
 class _Frame(ctypes.Structure):
@@ -116,8 +132,35 @@ class Filler(Protocol):
         ...
 
 
+class Block(NamedTuple):
+    """Memory of a compiled program, valid for the kernels that are queued while the call lasts.
+
+    Attributes
+    ----------
+    address : int
+    size : int
+        Number of elements.
+    dtype : numpy.dtype
+    """
+
+    address: int
+    size: int
+    dtype: np.dtype[Any]
+
+
+class Queuer(Protocol):
+    """Queues work between the kernels of a program; it has to outlive the program that makes the call."""
+
+    def queue(self, blocks: Sequence[Block], stream: int) -> None:
+        """Queue what changes ``blocks``, on a stream of CUDA; 0 where the program runs on the CPU.
+
+        An exception ends the program, with the same text.
+        """
+        ...
+
+
 # By the numbers that stand in the programs.
-_fillers: weakref.WeakValueDictionary[int, Filler] = weakref.WeakValueDictionary()
+_fillers: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _numbers = itertools.count()
 # The trace that made the latest call, and a result of that call.
 _latest: tuple[Any, Any] = (None, None)
@@ -140,12 +183,36 @@ def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[An
     list of array
         Of the same shapes and dtypes.
     """
+    *outs, _ = _call(_TARGET, filler, [*arrays, jnp.asarray(scalar, np.float32)])
+    return outs
+
+
+def call_on_stream(queuer: Queuer, arrays: Sequence[Any]) -> list[Any]:
+    """Return what the work that ``queuer.queue`` queues makes of arrays, in a program on a CUDA device.
+
+    The calls of one program are made in the order in which they were traced.
+
+    Parameters
+    ----------
+    queuer : Queuer
+    arrays : sequence of array
+        Of float16, float32 or float64, traced or not; one at least.
+
+    Returns
+    -------
+    list of array
+        Of the same shapes and dtypes.
+    """
+    return _call(_STREAM_TARGET, queuer, arrays)
+
+
+def _call(target: str, handler: Any, ins: Sequence[Any]) -> list[Any]:
+    """Make a call whose results are in the memory of the arrays, behind the earlier calls of the same program."""
     global _latest
     number = next(_numbers)
-    _fillers[number] = filler
-    ins = [*arrays, jnp.asarray(scalar, np.float32)]
+    _fillers[number] = handler
     call = jax.ffi.ffi_call(
-        _TARGET,
+        target,
         [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in ins],
         has_side_effect=True,
         input_output_aliases={i: i for i in range(len(ins))},
@@ -154,11 +221,11 @@ def call_in_place(filler: Filler, arrays: Sequence[Any], scalar: Any) -> list[An
     # XLA may run calls at the same time unless one needs a result of the other.
     earlier, token = _latest
     after = [token] if trace is not None and trace is earlier else []
-    *outs, token = call(*ins, *after, filler=np.int64(number))
+    outs = list(call(*ins, *after, filler=np.int64(number)))
     if trace is None:
-        jax.block_until_ready(token)
+        jax.block_until_ready(outs[-1])
     else:
-        _latest = trace, token
+        _latest = trace, outs[-1]
     return outs
 
 
@@ -171,8 +238,34 @@ def settle() -> None:
         jax.effects_barrier()
 
 
-@ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_Frame))
-def _handler(pointer: Any) -> int | None:
+def _in_place(frame: Any) -> None:
+    *outs, _ = _arrays(frame.results)
+    *ins, scalar = _arrays(frame.arguments)[: len(outs) + 1]
+    _handler_of(frame).fill(outs, ins, float(scalar))
+
+
+def _on_cuda(frame: Any) -> None:
+    arguments = _StreamArguments(ctypes.sizeof(_StreamArguments), None, frame.context, None)
+    if frame.api.contents.get_stream(ctypes.byref(arguments)):
+        raise RuntimeError("XLA gave no stream")
+    _queue(frame, arguments.stream or 0)
+
+
+def _on_cpu(frame: Any) -> None:
+    _queue(frame, 0)
+
+
+def _queue(frame: Any, stream: int) -> None:
+    results = [frame.results.buffers[i].contents for i in range(frame.results.count)]
+    blocks = [Block(buffer.data or 0, _size(buffer), np.dtype(_DTYPES[buffer.dtype])) for buffer in results]
+    _handler_of(frame).queue(blocks, stream)
+
+
+def _handler_of(frame: Any) -> Any:
+    return _fillers[frame.attributes.values[0].contents.value[0]]
+
+
+def _answer(make_call: Callable[[Any], None], pointer: Any) -> int | None:
     """Answer XLA, which calls this from threads of its own."""
     frame = pointer.contents
     try:
@@ -180,9 +273,7 @@ def _handler(pointer: Any) -> int | None:
             metadata = ctypes.cast(frame.extension.contents.metadata, ctypes.POINTER(_Metadata)).contents
             metadata.version.major, metadata.version.minor = _VERSION
         elif frame.stage == _EXECUTE:
-            *outs, _ = _arrays(frame.results)
-            *ins, scalar = _arrays(frame.arguments)[: len(outs) + 1]
-            _fillers[frame.attributes.values[0].contents.value[0]].fill(outs, ins, float(scalar))
+            make_call(frame)
     except BaseException as exc:
         log.debug("a call out of a compiled program failed", exc_info=True)
         message = f"{type(exc).__name__}: {exc}".encode()
@@ -198,14 +289,22 @@ def _arrays(buffers: Any) -> list[Array]:
 
 def _array(buffer: Any) -> Array:
     dtype = np.dtype(_DTYPES[buffer.dtype])
-    shape = buffer.dims[: buffer.rank]
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
+    shape, size = buffer.dims[: buffer.rank], _size(buffer) * dtype.itemsize
     if not size:
         return np.empty(shape, dtype)
     array: Array = np.frombuffer((ctypes.c_char * size).from_address(buffer.data), dtype).reshape(shape)
     return array
 
 
-jax.ffi.register_ffi_target(_TARGET, jax.ffi.pycapsule(_handler), platform="cpu")
+def _size(buffer: Any) -> int:
+    return math.prod(buffer.dims[: buffer.rank])
+
+
+_TARGETS = [(_TARGET, "cpu", _in_place), (_STREAM_TARGET, "cpu", _on_cpu), (_STREAM_TARGET, "CUDA", _on_cuda)]
+# Kept, as XLA has nothing but their addresses.
+_HANDLERS = [
+    ctypes.CFUNCTYPE(_Pointer, ctypes.POINTER(_Frame))(functools.partial(_answer, make_call))
+    for _, _, make_call in _TARGETS
+]
+for (_name, _platform, _), _handler in zip(_TARGETS, _HANDLERS):
+    jax.ffi.register_ffi_target(_name, jax.ffi.pycapsule(_handler), platform=_platform)

@@ -1,0 +1,191 @@
+"""A group of CUDA devices, one for each rank, that NCCL combines: memory by its address, on any framework's stream.
+
+NCCL waits for ever for a rank that is gone: a thread and a guard in C watch the others meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from platoon_base.centers.cuda import Driver, primary_driver
+from platoon_base.collectives.base import require_timeout
+from platoon_base.collectives.device_guard import HAVE_GUARD, DeviceGuard
+from platoon_base.collectives.device_watch import DeviceWatch
+from platoon_base.collectives.nccl_library import DTYPE_CODES, OP_CODES, Communicator
+from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
+from platoon_base.shm.calls import sign
+from platoon_base.shm.liveness import Liveness
+
+__all__ = ["NcclGroup", "device_identity"]
+
+_LOOK_S = 0.05
+_NON_BLOCKING = 1
+# Kinds of call, in their signatures, beside the codes of operations.
+_BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = 64, 8, 16, 32
+
+
+def device_identity(ordinal: int) -> str:
+    """Return what tells a CUDA device from all others of this host."""
+    driver, found, device = primary_driver(ordinal), (ctypes.c_ubyte * 16)(), ctypes.c_int()
+    driver.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
+    driver.call("cuDeviceGetUuid_v2", ctypes.byref(found), device)
+    return bytes(found).hex()
+
+
+class NcclGroup:
+    """One rank of a group.
+
+    Calls are queued on the stream that is given and return at once.
+
+    Parameters
+    ----------
+    ordinal : int
+        Number of the device, as the driver counts.
+    unique_id : bytes
+        From `new_unique_id` on one of the ranks.
+    ranks : tuple of int
+        Of the job, in order.
+    index : int
+        This worker's index among them.
+    liveness : Liveness
+    call_word : ndarray, shape (1,) int64
+        The word of the job's state in which the others see this worker's latest call.
+    timeout_s : float
+        Bound on the wait for the others.
+
+    Attributes
+    ----------
+    rank, size : int
+        This worker's index, and the number of ranks.
+
+    Raises
+    ------
+    WorkerLostError
+        If one of the others is gone.
+    CollectiveTimeoutError
+        If some did not come in time.
+    """
+
+    def __init__(
+        self,
+        ordinal: int,
+        unique_id: bytes,
+        ranks: tuple[int, ...],
+        index: int,
+        liveness: Liveness,
+        call_word: Any,
+        timeout_s: float,
+    ) -> None:
+        self.rank, self.size = index, len(ranks)
+        self._driver = primary_driver(ordinal)
+        others = [rank for rank in ranks if rank != ranks[index]]
+        self._comm = _Joining(self._driver, unique_id, self.size, index).wait(others, liveness, timeout_s)
+        guard, abort = None, self._comm.abort
+        if HAVE_GUARD:
+            guard = DeviceGuard(others, liveness, call_word, *self._comm.abort_call)
+            abort = guard.end
+        self._watch = DeviceWatch(others, liveness, call_word, abort, guard)
+        self._watch.start()
+
+    def all_reduce(
+        self, source: int, target: int, count: int, dtype: str, op: str, stream: int, timeout_s: float
+    ) -> None:
+        """Combine ``count`` elements; addresses, keys of `DTYPE_CODES` and `OP_CODES`, and a stream of CUDA."""
+        kind, code = OP_CODES[op], DTYPE_CODES[dtype]
+        with self._call(kind, code, count, timeout_s):
+            self._comm.all_reduce(source, target, count, code, kind, stream)
+
+    def reduce_scatter(
+        self, source: int, target: int, count: int, dtype: str, op: str, stream: int, timeout_s: float
+    ) -> None:
+        """Combine, and keep this rank's ``count`` elements."""
+        kind, code = OP_CODES[op], DTYPE_CODES[dtype]
+        with self._call(_REDUCE_SCATTER + kind, code, count, timeout_s):
+            self._comm.reduce_scatter(source, target, count, code, kind, stream)
+
+    def all_gather(self, source: int, target: int, count: int, dtype: str, stream: int, timeout_s: float) -> None:
+        """Put the ``count`` elements of each rank one behind the other."""
+        with self._call(_ALL_GATHER, DTYPE_CODES[dtype], count, timeout_s):
+            self._comm.all_gather(source, target, count, DTYPE_CODES[dtype], stream)
+
+    def broadcast(self, address: int, count: int, dtype: str, root: int, stream: int, timeout_s: float) -> None:
+        """Copy the elements of rank ``root`` into those of the others."""
+        with self._call(_BROADCAST + root, DTYPE_CODES[dtype], count, timeout_s):
+            self._comm.broadcast(address, count, DTYPE_CODES[dtype], root, stream)
+
+    def require_sound(self) -> None:
+        """Raise why the group can be used no more, if that is so: what was queued last may not have been combined."""
+        self._watch.require_sound()
+
+    def close(self) -> None:
+        """Wait for the calls that are queued, unless the group is broken, and let go of the communicator."""
+        if self._watch.stopped:
+            return
+        try:
+            if self._watch.broken is None:
+                self._driver.call("cuCtxSynchronize")
+        finally:
+            # Destroying the communicator would wait for the others: its memory stays until the process ends.
+            self._watch.stop()
+
+    @contextlib.contextmanager
+    def _call(self, kind: int, dtype: int, count: int, timeout_s: float) -> Iterator[None]:
+        """Make a call, and give the reason if NCCL fails in it because another rank is gone."""
+        require_timeout(timeout_s)
+        self._watch.begin(sign(_BY_ADDRESS + kind, dtype, count), timeout_s)
+        try:
+            with self._driver.entered():
+                yield
+        except PlatoonError:
+            self._watch.wait_for_fault()
+            raise
+
+
+class _Joining:
+    """The forming of a group, in a thread, as nothing ends NCCL's wait for a rank that died on its way there."""
+
+    def __init__(self, driver: Driver, unique_id: bytes, size: int, index: int) -> None:
+        self._driver = driver
+        self._arguments = unique_id, size, index
+        self._comm: Communicator | None = None
+        self._failure: Exception | None = None
+        self._thread = threading.Thread(target=self._join, name="platoon-nccl-join", daemon=True)
+
+    def wait(self, others: Sequence[int], liveness: Liveness, timeout_s: float) -> Communicator:
+        """Form it, and wait for the others."""
+        deadline = time.monotonic() + timeout_s
+        self._thread.start()
+        while self._thread.is_alive():
+            self._thread.join(_LOOK_S)
+            lost = [rank for rank in others if liveness.gone(rank) or liveness.died(rank)]
+            if lost and self._thread.is_alive():
+                raise WorkerLostError(f"a group of devices cannot be formed: {liveness.why_absent(lost)}")
+            if time.monotonic() > deadline:
+                raise CollectiveTimeoutError(
+                    f"waited {timeout_s:g} s for NCCL to connect the devices: NCCL_DEBUG=INFO tells what it tries; or "
+                    "give a longer timeout_s"
+                )
+        if self._comm is None:
+            raise self._failure or PlatoonError("a group of devices cannot be formed")
+        return self._comm
+
+    def _join(self) -> None:
+        stream = ctypes.c_void_p()
+        try:
+            with self._driver.entered():
+                comm = Communicator(*self._arguments)
+                # The first call connects the devices, and may wait for the others as long as they need.
+                number = self._driver.allocate(4)
+                self._driver.call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+                comm.all_reduce(number, number, 1, DTYPE_CODES["float32"], OP_CODES["sum"], stream.value or 0)
+                self._driver.call("cuStreamSynchronize", stream)
+                self._driver.call("cuStreamDestroy_v2", stream)
+                self._driver.call("cuMemFree_v2", ctypes.c_uint64(number))
+            self._comm = comm
+        except Exception as exc:
+            self._failure = exc

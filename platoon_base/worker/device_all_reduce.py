@@ -1,0 +1,130 @@
+"""Sums of all workers in the memory of CUDA devices, for adapters of frameworks that hand out addresses and streams."""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.cuda import primary_driver
+from platoon_base.views import array_on
+
+__all__ = ["DeviceAllReduce", "Fetched"]
+
+Array = np.ndarray[Any, Any]
+
+_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
+_PORTABLE = 1
+_REMEDY = "gradients cannot be averaged on this device"
+
+
+class DeviceAllReduce:
+    """Sums on one CUDA device of each worker, queued on the streams of a framework.
+
+    See `Worker.device_all_reduce`. Nothing waits for the device but `Fetched.values`.
+
+    Parameters
+    ----------
+    group : NcclGroup
+    ordinal : int
+        Number of the device, as the driver counts.
+    timeout_s : float
+        Bound on each wait for the other workers.
+    """
+
+    def __init__(self, group: Any, ordinal: int, timeout_s: float) -> None:
+        self._group = group
+        self._timeout_s = timeout_s
+        self._driver = primary_driver(ordinal, _REMEDY)
+        self._spare: list[_Page] = []
+        self._taking = threading.Lock()
+
+    def add_up(self, address: int, count: int, dtype: str, stream: int) -> None:
+        """Replace elements by their sums over the workers.
+
+        Raises
+        ------
+        WorkerLostError, CollectiveTimeoutError
+            If another worker has not made such a call, perhaps an earlier one.
+        """
+        self._group.all_reduce(address, address, count, dtype, "sum", stream, self._timeout_s)
+
+    def put(self, address: int, value: float, stream: int) -> None:
+        """Write a float32 to the device."""
+        bits = int(np.float32(value).view(np.uint32))
+        self._driver.call(
+            "cuMemsetD32Async", ctypes.c_uint64(address), ctypes.c_uint(bits), ctypes.c_size_t(1), _pointer(stream)
+        )
+
+    def fetch(self, address: int, count: int, stream: int) -> Fetched:
+        """Begin to copy float32 elements to the host."""
+        with self._taking:
+            at = next((i for i, page in enumerate(self._spare) if page.array.size == count), None)
+            page = None if at is None else self._spare.pop(at)
+        page = _Page(self._driver, count) if page is None else page
+        page.start(address, stream)
+        return Fetched(self, page)
+
+    def require_sound(self) -> None:
+        """Raise why nothing can be added up any more, if that is so: the latest sums may be none.
+
+        Raises
+        ------
+        WorkerLostError, CollectiveTimeoutError, ConfigurationError
+        """
+        self._group.require_sound()
+
+    def _give_back(self, page: _Page) -> None:
+        with self._taking:
+            self._spare.append(page)
+
+
+class Fetched:
+    """Elements on their way from a device to the host, beside other work."""
+
+    def __init__(self, owner: DeviceAllReduce, page: _Page) -> None:
+        self._owner = owner
+        self._page: _Page | None = page
+        self._values: Array = np.empty(0, np.float32)
+
+    def values(self) -> Array:
+        """Wait until they are there.
+
+        Raises
+        ------
+        WorkerLostError, CollectiveTimeoutError, ConfigurationError
+            If a sum that was queued before was not made.
+        """
+        if self._page is not None:
+            self._page.wait()
+            self._owner.require_sound()  # else what came is that of a sum that was given up
+            self._values = self._page.array.copy()
+            self._owner._give_back(self._page)
+            self._page = None
+        return self._values
+
+
+class _Page:
+    """Page-locked memory of the host, with the event that follows a copy to it; kept until the process ends."""
+
+    def __init__(self, driver: Any, count: int) -> None:
+        self._driver = driver
+        self._event, address = ctypes.c_void_p(), ctypes.c_void_p()
+        driver.call("cuEventCreate", ctypes.byref(self._event), ctypes.c_uint(_NO_TIMES))
+        driver.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(4 * count), ctypes.c_uint(_PORTABLE))
+        memory = (ctypes.c_float * count).from_address(address.value or 0)
+        self.array: Array = array_on(memory, (count,), np.float32)
+
+    def start(self, source: int, stream: int) -> None:
+        target, size = ctypes.c_void_p(self.array.ctypes.data), ctypes.c_size_t(self.array.nbytes)
+        self._driver.call("cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(source), size, _pointer(stream))
+        self._driver.call("cuEventRecord", self._event, _pointer(stream))
+
+    def wait(self) -> None:
+        self._driver.call("cuEventSynchronize", self._event)
+
+
+def _pointer(stream: int) -> ctypes.c_void_p:
+    return ctypes.c_void_p(stream)

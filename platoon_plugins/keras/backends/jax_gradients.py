@@ -1,0 +1,279 @@
+"""Averaged gradients of JAX on CUDA devices: they stay there, and the host is a batch ahead."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from platoon_base.errors import CollectiveTimeoutError, PlatoonError
+from platoon_base.worker import DEFAULT_TIMEOUT_S
+from platoon_plugins.keras.backends import xla_calls
+from platoon_plugins.keras.gradients import DONE, LEAST_WEIGHT, GradientAverage, Words
+
+__all__ = ["JaxAverage"]
+
+Array = np.ndarray[Any, Any]
+
+_WIDE = np.dtype(np.float64)
+_KEPT = 1000  # calls that nobody has looked at, in loops over train_on_batch
+
+
+class JaxAverage(GradientAverage):
+    """See `GradientAverage`. Gradients on a device are added up there, between the kernels of the compiled step.
+
+    ::
+
+        g := sum_i w_i g_i / sum_i w_i
+
+    in float32, float64 where a gradient has that. Flags and weights of the ranks travel behind the gradients. They are
+    copied to the host beside other work, and those of a batch are looked at when the program of the next one has been
+    started, on all workers at the end of the same batch.
+
+    Parameters
+    ----------
+    worker : Worker
+    settle : callable
+        Waits until the programs that were started have run.
+    """
+
+    def __init__(self, worker: Any, settle: Callable[[], None]) -> None:
+        super().__init__(worker)
+        self._settle_programs = settle
+        self._sums: Any = None  # DeviceAllReduce
+        self._queued = _Queued()
+        self._step, self._farewell = _Call(self, counts=True), _Call(self, counts=False)
+        self._without_gradients: Any = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._queued.forget()
+        self._per_batch = 0
+        self._due = self._visible = self._queued.count
+
+    def place(self, sums: Any) -> None:
+        """See `GradientAverage.place`; a `DeviceAllReduce`."""
+        self._sums = sums
+
+    def attach(self, policy: str, like: Sequence[Array]) -> None:
+        """See `GradientAverage.attach`.
+
+        Raises
+        ------
+        ConfigurationError
+            On all workers, if an earlier fit was interrupted after other numbers of calls, so that gradients of it wait
+            on some devices.
+        """
+        if self.on_device:
+            self._require_as_many(self._queued.count)
+            self._settle_programs()
+        self._begin()
+        super().attach(policy, like)
+
+    @property
+    def on_device(self) -> bool:
+        """Whether gradients stay on their device."""
+        return self._sums is not None
+
+    @property
+    def lags(self) -> bool:
+        """See `GradientAverage.lags`."""
+        return self.on_device
+
+    def averages(self, gradients: Sequence[Any], weight: Any, there: Sequence[bool]) -> list[Any]:
+        """Return the averages of gradients in a program that is traced.
+
+        Parameters
+        ----------
+        gradients : sequence of array
+        weight : float or array
+            What this worker's loss was divided by.
+        there : sequence of bool
+            Which gradients there are; the others are zeros.
+        """
+        weight = jnp.asarray(1.0 if self.sums else weight, np.float32)
+        return self._averages(self._step, gradients, jnp.maximum(weight, LEAST_WEIGHT), there)
+
+    def queue(self, blocks: Sequence[xla_calls.Block], stream: int, counts: bool) -> None:
+        """Queue the sums of flat buffers, the words at the end of the last; called by XLA."""
+        self.require_sound()
+        rank = self.worker.global_rank
+        words = blocks[-1].address + 4 * (blocks[-1].size - self._mine.array.size)
+        try:
+            self.require_attached()
+            if counts:
+                self._begin_step()
+            flag = float(self._mine.flags[rank])
+            if flag:
+                self._sums.put(words + 4 * rank, flag, stream)
+            for block in blocks:
+                self._sums.add_up(block.address, block.size, block.dtype.name, stream)
+            self._queued.add(self._sums.fetch(words, self._mine.array.size, stream))
+            if not self._per_batch:
+                self._queued.keep(_KEPT)
+        except PlatoonError as exc:
+            self._failure = exc
+            self._queued.fail()
+
+    def count(self, steps: int) -> None:
+        """See `GradientAverage.count`."""
+        if not self.on_device:
+            return
+        if not self._per_batch:
+            self._settle_programs()
+            self._per_batch = (self._queued.count - self._due) // steps
+        self._due += steps * self._per_batch
+
+    def program_started(self) -> None:
+        """See `GradientAverage.program_started`: what came with the batches before can be had beside its work."""
+        self._visible = self._due
+
+    def _latest(self) -> Array:
+        if self.on_device:
+            self._take(self._visible)
+        return super()._latest()
+
+    def settle(self) -> None:
+        """See `GradientAverage.settle`."""
+        if not self.on_device:
+            return
+        self._settle_programs()
+        calls = self._queued.count
+        self._take(calls)
+        self._all.flags[:] = 0  # those of an epoch that is over are not to be seen in the first step of the next
+        self._due = self._visible = calls
+
+    def require_sound(self) -> None:
+        """See `GradientAverage.require_sound`."""
+        super().require_sound()
+        if self.on_device:
+            self._sums.require_sound()
+
+    def is_last_call(self) -> bool:
+        """See `GradientAverage.is_last_call`."""
+        if not self.on_device:
+            return super().is_last_call()
+        self._call_without_gradients()
+        self._take(self._queued.count)
+        return bool((self._all.flags == DONE).all())
+
+    def _call_without_gradients(self) -> None:
+        if not self.on_device:
+            super()._call_without_gradients()
+            return
+        zeros = [jnp.zeros(array.shape, array.dtype) for array in self._like]
+        self._averages(self._farewell, zeros, jnp.zeros((), np.float32), [False] * len(zeros))
+        self.require_sound()
+
+    def _averages(self, call: _Call, gradients: Sequence[Any], weight: Any, there: Sequence[bool]) -> list[Any]:
+        size, rank = self.worker.global_size, self.worker.global_rank
+        if len(gradients) != len(self._like):
+            self._expect([np.zeros(gradient.shape, gradient.dtype) for gradient in gradients])
+        words = jnp.zeros(2 * size + len(gradients), np.float32)
+        words = words.at[size + rank].set(weight).at[2 * size :].set(np.asarray(there, np.float32))
+        wide = [i for i, gradient in enumerate(gradients) if gradient.dtype == _WIDE]
+        narrow = [i for i, gradient in enumerate(gradients) if gradient.dtype != _WIDE]
+        flats = [_flat([gradients[i] for i in wide], weight, _WIDE)] if wide else []
+        flats.append(jnp.concatenate([_flat([gradients[i] for i in narrow], weight, np.float32), words]))
+        sums = xla_calls.call_on_stream(call, flats)
+        weights = sums[-1][-words.size :][size : 2 * size]
+        divisor = 1.0 if self.sums else jnp.maximum(weights.sum(), LEAST_WEIGHT)
+        averages: list[Any] = [None] * len(gradients)
+        for flat, indices in zip(sums[::-1], (narrow, wide)):
+            starts = np.cumsum([0, *(gradients[i].size for i in indices)]).tolist()
+            for i, start, end in zip(indices, starts, starts[1:]):
+                part = flat[start:end].reshape(gradients[i].shape)
+                averages[i] = (part / divisor.astype(part.dtype) if not self.sums else part).astype(gradients[i].dtype)
+        return averages
+
+    def _take(self, calls: int) -> None:
+        """Let what came with so many calls be seen."""
+        taken = self._queued.take(calls, self.require_sound)
+        if taken is None:
+            return
+        words = Words(self.worker.global_size, taken.size - 2 * self.worker.global_size)
+        words.array[:] = taken
+        self._all = words
+        if len(words.used) == len(self._like):
+            self._require_used_alike()
+
+
+class _Call:
+    """Tells the calls of steps from those of a worker that has no batch left."""
+
+    def __init__(self, average: JaxAverage, counts: bool) -> None:
+        self._average, self._counts = average, counts
+
+    def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
+        """See `xla_calls.Queuer`."""
+        self._average.queue(blocks, stream, self._counts)
+
+
+class _Queued:
+    """The words of the calls that XLA has made, in a thread of its own, on their way to the host."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._on_way: deque[Any] = deque()
+        self.count = 0
+
+    def forget(self) -> None:
+        """Take up no more what came with the calls so far."""
+        with self._changed:
+            self._on_way.clear()
+
+    def add(self, fetched: Any) -> None:
+        """Take note of a call."""
+        with self._changed:
+            self._on_way.append(fetched)
+            self.count += 1
+            self._changed.notify_all()
+
+    def keep(self, calls: int) -> None:
+        """Forget all but the latest calls."""
+        while True:
+            with self._changed:
+                if len(self._on_way) <= calls:
+                    return
+                oldest = self._on_way.popleft()
+            oldest.values()
+
+    def fail(self) -> None:
+        """Let who waits look for the reason."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def take(self, calls: int, require_sound: Callable[[], None]) -> Array | None:
+        """Wait until so many calls have been made, all in all, and return what came with the last of them.
+
+        None, if all were taken.
+
+        Raises
+        ------
+        WorkerLostError, CollectiveTimeoutError, ConfigurationError
+            If a call cannot be made.
+        """
+        found, deadline = None, time.monotonic() + DEFAULT_TIMEOUT_S
+        with self._changed:
+            while self.count < calls:
+                require_sound()
+                if time.monotonic() > deadline:
+                    raise CollectiveTimeoutError(
+                        f"waited {DEFAULT_TIMEOUT_S:g} s for a compiled step to average its gradients: {calls} averages"
+                        f" were expected, {self.count} were begun; let a train_step average in all steps, or in none"
+                    )
+                self._changed.wait(1.0)
+            while len(self._on_way) > self.count - calls:
+                found = self._on_way.popleft()
+        return None if found is None else found.values()
+
+
+def _flat(arrays: Sequence[Any], weight: Any, dtype: Any) -> Any:
+    if not arrays:
+        return jnp.zeros(0, dtype)
+    return jnp.concatenate([array.astype(dtype).ravel() for array in arrays]) * weight.astype(dtype)
