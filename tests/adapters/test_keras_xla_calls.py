@@ -58,7 +58,7 @@ def test_arrays_of_all_sorts_are_changed_in_the_programs_memory():
 def test_the_calls_of_a_program_come_in_the_order_in_which_they_were_traced():
     import jax
 
-    from platoon_plugins.keras.backends.xla_calls import call_in_place, settle
+    from platoon_plugins.keras.backends.xla_calls import call_in_place
 
     calls = []
     slow, fast = Times(2, calls, work=20), Times(5, calls)
@@ -68,20 +68,18 @@ def test_the_calls_of_a_program_come_in_the_order_in_which_they_were_traced():
         return call_in_place(slow, [x @ x], 1.0), call_in_place(fast, [x + 1], 1.0), call_in_place(slow, [x - 1], 4.0)
 
     for _ in range(3):
-        program(np.ones((4, 4), "f4"))
-    settle()
+        jax.block_until_ready(program(np.ones((4, 4), "f4")))
     assert calls == [(2, 1), (5, 1), (2, 4)] * 3
 
 
 def test_an_error_ends_the_program_with_its_text():
     import jax
 
-    from platoon_plugins.keras.backends.xla_calls import call_in_place, settle
+    from platoon_plugins.keras.backends.xla_calls import call_in_place
 
     calls = []
     twice = Times(2, calls)
     program = jax.jit(lambda x, scalar: call_in_place(twice, [x], scalar)[0] + 1)
     with pytest.raises(jax.errors.JaxRuntimeError, match="ValueError: got -1.0"):
         jax.block_until_ready(program(np.ones(3, "f4"), -1.0))
-    settle()
     np.testing.assert_array_equal(program(np.ones(3, "f4"), 1.0), [3, 3, 3])

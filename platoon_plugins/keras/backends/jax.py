@@ -4,6 +4,7 @@ call: on the CPU in its own memory, on other devices by copies.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -56,6 +57,9 @@ class _JaxVariable(KerasVariable):
 class _Jax(Keras3):
     variable = _JaxVariable
 
+    def __init__(self) -> None:
+        self._results: Any = None  # of the latest step
+
     def attach(self, model: Any) -> None:
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
         model.jax_state_sync()
@@ -83,7 +87,7 @@ class _Jax(Keras3):
         losses = super().watch_losses(model, average)
         step = model.train_function
         if average is not None and step is not None and getattr(step, "average", None) is not average:
-            model.train_function = _guarded(model, average)
+            model.train_function = self._guarded(model, average)
         return losses
 
     def averaged_in_graph(
@@ -108,34 +112,39 @@ class _Jax(Keras3):
 
     def settle(self) -> None:
         """See `Backend.settle`."""
-        if xla_calls is not None:
-            xla_calls.settle()
+        results, self._results = self._results, None
+        # A program that failed tells whoever uses its results; JAX would tell of an effect again and again.
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.block_until_ready(results)
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            jax.effects_barrier()
 
+    def _guarded(self, model: Any, average: GradientAverage) -> Callable[..., Any]:
+        """Return a model's compiled step, which is refused before it runs where gradients cannot be averaged."""
+        compiled = model.train_function
 
-def _guarded(model: Any, average: GradientAverage) -> Callable[..., Any]:
-    """Return a model's compiled step, which is refused before it runs where gradients cannot be averaged."""
-    compiled = model.train_function
+        @functools.wraps(compiled)
+        def step(state: Any, *args: Any) -> Any:
+            try:
+                average.require_attached()
+            except ConfigurationError:
+                # The variables are empty while a fit runs: Keras gives them back what it finds here.
+                model._jax_state = dict(zip(_STATE, state))
+                raise
+            logs, state = compiled(state, *args)
+            self._results = logs  # the memory of the state is given to the next step
+            average.program_started()
+            return logs, state
 
-    @functools.wraps(compiled)
-    def step(state: Any, *args: Any) -> Any:
-        try:
-            average.require_attached()
-        except ConfigurationError:
-            # The variables are empty while a fit runs: Keras gives them back what it finds here.
-            model._jax_state = dict(zip(_STATE, state))
-            raise
-        results = compiled(state, *args)
-        average.program_started()
-        return results
-
-    step.average = average  # type: ignore[attr-defined]
-    return step
+        step.average = average  # type: ignore[attr-defined]
+        return step
 
 
 # What a step takes and returns, in this order, under the names that Keras's trainer gives it.
 _STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
 
+@functools.cache
 def backend() -> _Jax:
-    """Return the back end."""
+    """Return the back end, the same at each call: it knows what the latest step has given."""
     return _Jax()

@@ -47,7 +47,7 @@ class JaxAverage(GradientAverage):
         self._settle_programs = settle
         self._sums: Any = None  # DeviceAllReduce
         self._queued = _Queued()
-        self._step, self._farewell = _Call(self, counts=True), _Call(self, counts=False)
+        self._in_step, self._at_end = _Call(self, counts=True), _Call(self, counts=False)
         self._without_gradients: Any = None
         self._begin()
 
@@ -97,7 +97,7 @@ class JaxAverage(GradientAverage):
             Which gradients there are; the others are zeros.
         """
         weight = jnp.asarray(1.0 if self.sums else weight, np.float32)
-        return self._averages(self._step, gradients, jnp.maximum(weight, LEAST_WEIGHT), there)
+        return self._averages(self._in_step, gradients, jnp.maximum(weight, LEAST_WEIGHT), there)
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int, counts: bool) -> None:
         """Queue the sums of flat buffers, the words at the end of the last; called by XLA."""
@@ -167,7 +167,7 @@ class JaxAverage(GradientAverage):
             super()._call_without_gradients()
             return
         zeros = [jnp.zeros(array.shape, array.dtype) for array in self._like]
-        self._averages(self._farewell, zeros, jnp.zeros((), np.float32), [False] * len(zeros))
+        self._averages(self._at_end, zeros, jnp.zeros((), np.float32), [False] * len(zeros))
         self.require_sound()
 
     def _averages(self, call: _Call, gradients: Sequence[Any], weight: Any, there: Sequence[bool]) -> list[Any]:

@@ -11,7 +11,6 @@ References
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import itertools
@@ -25,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-__all__ = ["Block", "Filler", "Queuer", "call_in_place", "call_on_stream", "settle"]
+__all__ = ["Block", "Filler", "Queuer", "call_in_place", "call_on_stream"]
 
 log = logging.getLogger(__name__)
 
@@ -207,14 +206,17 @@ def call_on_stream(queuer: Queuer, arrays: Sequence[Any]) -> list[Any]:
 
 
 def _call(target: str, handler: Any, ins: Sequence[Any]) -> list[Any]:
-    """Make a call whose results are in the memory of the arrays, behind the earlier calls of the same program."""
+    """Make a call whose results are in the memory of the arrays, behind the earlier calls of the same program.
+
+    JAX is not told that it has an effect: it would start programs with effects by a path that takes several times as
+    long. No call is left out, as its results are used, or made twice, as no two look alike.
+    """
     global _latest
     number = next(_numbers)
     _fillers[number] = handler
     call = jax.ffi.ffi_call(
         target,
         [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in ins],
-        has_side_effect=True,
         input_output_aliases={i: i for i in range(len(ins))},
     )
     trace = next((array._trace for array in ins if isinstance(array, jax.core.Tracer)), None)
@@ -227,15 +229,6 @@ def _call(target: str, handler: Any, ins: Sequence[Any]) -> list[Any]:
     else:
         _latest = trace, outs[-1]
     return outs
-
-
-def settle() -> None:
-    """Wait until the programs that were started have made their calls; not within a trace."""
-    global _latest
-    _latest = (None, None)
-    # A program that failed has told its caller; JAX would tell it again until another one with a call has run.
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        jax.effects_barrier()
 
 
 def _in_place(frame: Any) -> None:
