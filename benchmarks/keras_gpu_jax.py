@@ -114,7 +114,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is saved unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for the results  [docs/benchmarks]")
     arguments = parser.parse_args()
-    found = measure(2, 50) if arguments.quick else measure(7, 200)
+    found = measure(2, 50) if arguments.quick else measure(5, 100)
     rows = summarize(found)
     versions = found["workers"][0]["versions"]
     report.table(

@@ -15,7 +15,7 @@ import numpy as np
 from jax.experimental import io_callback
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.backends.jax_arrays import JaxArray, copied_on_cuda
+from platoon_plugins.keras.backends.jax_arrays import CopiedTogether, JaxArray
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
@@ -30,6 +30,9 @@ __all__ = ["backend"]
 
 
 class _JaxVariable(KerasVariable):
+    copies: CopiedTogether | None = None  # of all weights of its model
+    index = 0  # among these
+
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return all(device.platform == "cpu" for device in self.variable.value.devices())
@@ -44,7 +47,8 @@ class _JaxVariable(KerasVariable):
 
     def on_device(self) -> JaxArray | None:
         """Return a copy of the weight, on a CUDA device."""
-        return copied_on_cuda(self.variable.value)
+        copies = self.copies or CopiedTogether([lambda: self.variable.value])
+        return copies.take(self.index)
 
     def give_back(self, array: Any) -> None:
         """Make what `borrow` or `on_device` returned the value."""
@@ -59,6 +63,14 @@ class _Jax(Keras3):
 
     def __init__(self) -> None:
         self._results: Any = None  # of the latest step
+
+    def weights(self, model: Any) -> list[KerasVariable]:
+        """See `Backend.weights`."""
+        found = super().weights(model)
+        copies = CopiedTogether([functools.partial(getattr, weight.variable, "value") for weight in found])
+        for index, weight in enumerate(found):
+            weight.copies, weight.index = copies, index
+        return found
 
     def attach(self, model: Any) -> None:
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""
@@ -80,7 +92,11 @@ class _Jax(Keras3):
         """See `Backend.place_gradients`: on the devices, if each worker has one of its own and NCCL."""
         ordinal = self.gradient_device(model)
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
+        were_there = average.lags
         average.place(worker.device_all_reduce(ordinal) if all(on_devices) else None)
+        if average.lags != were_there and model.train_function is not None:  # which may have been traced otherwise
+            model.make_train_function(force=True)
+            model.train_function = self._guarded(model, average)
 
     def watch_losses(self, model: Any, average: GradientAverage | None) -> BatchLosses:
         """See `Backend.watch_losses`."""

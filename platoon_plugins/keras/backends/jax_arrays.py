@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from platoon_base.device_arrays import CudaArray
 
-__all__ = ["JaxArray", "copied_on_cuda"]
+__all__ = ["CopiedTogether", "JaxArray"]
 
 
 class JaxArray(CudaArray):
@@ -61,9 +63,39 @@ class JaxArray(CudaArray):
         return JaxArray(jnp.array(self.value, copy=True))
 
 
-def copied_on_cuda(value: Any) -> JaxArray | None:
-    """Copy an array on its CUDA device; None if it is elsewhere, on several devices, or NumPy lacks its dtype."""
+class CopiedTogether:
+    """Copies of weights on their CUDA device, made by one program: one by one they would take several times as long.
+
+    Parameters
+    ----------
+    values : sequence of callable
+        Each returns a weight's present value, a jax.Array.
+    """
+
+    def __init__(self, values: Sequence[Callable[[], Any]]) -> None:
+        self._values = values
+        self._made: dict[int, tuple[Any, Any]] = {}  # by weight, what was copied and the copy
+
+    def take(self, index: int) -> JaxArray | None:
+        """Return a copy that is nobody else's; None if the weight is elsewhere, or NumPy lacks its dtype."""
+        value = self._values[index]()
+        if not _on_one_cuda_device(value):
+            return None
+        copied, copy = self._made.pop(index, (None, None))
+        if copied is not value:
+            values = [each() for each in self._values]
+            there = [i for i, each in enumerate(values) if _on_one_cuda_device(each)]
+            copies = _copied([values[i] for i in there])
+            self._made = {i: (values[i], copy) for i, copy in zip(there, copies)}
+            _, copy = self._made.pop(index)
+        return JaxArray(copy)
+
+
+@jax.jit
+def _copied(values: list[Any]) -> list[Any]:
+    return [jnp.array(value, copy=True) for value in values]
+
+
+def _on_one_cuda_device(value: Any) -> bool:
     devices = value.devices()
-    if len(devices) > 1 or next(iter(devices)).platform != "gpu" or value.dtype.kind != "f":
-        return None
-    return JaxArray(jnp.array(value, copy=True))
+    return len(devices) == 1 and next(iter(devices)).platform == "gpu" and value.dtype.kind == "f"
