@@ -10,7 +10,7 @@ import torch
 
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.backends.torch_arrays import TorchArray, on_cuda
-from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense
+from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense, require_dense_layers
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["backend"]
@@ -58,6 +58,12 @@ class _TorchVariable(KerasVariable):
 
 class _Torch(Keras3):
     variable = _TorchVariable
+
+    def require_trainable(self, model: Any, averaged: bool) -> None:
+        """See `Backend.require_trainable`."""
+        super().require_trainable(model, averaged)
+        if averaged:
+            require_dense_layers(model)
 
     def seed(self, seed: int) -> None:
         """See `Backend.seed`: torch shuffles, and draws the masks of Dropout."""

@@ -6,19 +6,21 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.gradients import DONE, LEAST_WEIGHT, GradientAverage, Words
 
-__all__ = ["TorchAverage", "require_dense"]
+__all__ = ["TorchAverage", "require_dense", "require_dense_layers"]
 
 Array = np.ndarray[Any, Any]
 Tensor = Any
 
 LAG = 1  # a step sees what came with the gradients of the step before it: the host may be ahead of the device
 _ALIGNMENT_BYTES = 256
+_WITH_SPARSE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class TorchAverage(GradientAverage):
@@ -267,9 +269,24 @@ def _zeros_like(gradient: Tensor | None) -> Array:
     return np.zeros(tuple(gradient.shape), str(gradient.dtype).removeprefix("torch."))
 
 
+_DENSE = "it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
+
+
 def require_dense(gradient: Tensor) -> None:
     """Raise `ConfigurationError` if a gradient is sparse."""
     if gradient.layout is not torch.strided:
-        raise ConfigurationError(
-            "got a sparse gradient: it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
-        )
+        raise ConfigurationError(f"got a sparse gradient: {_DENSE}")
+
+
+def require_dense_layers(model: Any) -> None:
+    """Raise `ConfigurationError` if a torch module of the model says that the gradient of its weight is sparse."""
+    trained = [weight.value for weight in model.trainable_variables]
+    for layer in model._flatten_layers():
+        if not isinstance(layer, keras.layers.TorchModuleWrapper):
+            continue
+        for name, module in layer.module.named_modules():
+            if isinstance(module, _WITH_SPARSE) and module.sparse and any(module.weight is each for each in trained):
+                title = f"{type(module).__name__} {name}".rstrip()
+                raise ConfigurationError(
+                    f"got a DistributedOptimizer, and a sparse gradient of {title} in the layer {layer.name}: {_DENSE}"
+                )
