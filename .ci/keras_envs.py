@@ -50,7 +50,7 @@ class KerasEnv(NamedTuple):
 
 # TensorFlow apart: it is large, and its h5py is another.
 ENVIRONMENTS = (
-    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax", "pandas", "orbax-checkpoint", *NOTEBOOK)),
+    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax", "pandas", "orbax-checkpoint", "keras-tuner", *NOTEBOOK)),
     KerasEnv("tf", ("tensorflow",), ("tensorflow-cpu", "tensorboard")),
 )
 
