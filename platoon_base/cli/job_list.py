@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import shutil
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from platoon_base.cli.recent import Recent
@@ -20,7 +22,9 @@ from platoon_base.job.observing import Observer
 __all__ = ["facts", "listing", "program_of"]
 
 _ANSWER_S = 1.0  # a controller that is busy for longer is not waited for
-_SCRIPT_CHARACTERS = 40
+_LEAST_CHARACTERS = 40  # of the script, also in a narrow terminal
+_GAP = "  "
+_LEFT_OUT = "..."
 
 
 def facts(files: JobFiles) -> dict[str, Any]:
@@ -62,16 +66,47 @@ def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
     """Lay the jobs out as a table, with the folder of the logs in a line of its own, because it may be long."""
     if not found:
         return []
-    rows = [("job", "age", "workers", "devices", "script")]
+    rows = [["job", "age", "workers", "devices"]]
     for each in found:
         workers = f"{each['workers'] or '?'}: {each['state']}"
-        script = cut(each["title"], _SCRIPT_CHARACTERS)
-        rows.append((each["job"], duration(each["age_s"]), workers, _devices(each["devices"]), script))
+        rows.append([each["job"], duration(each["age_s"]), workers, _devices(each["devices"])])
     widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows]
+    room = shutil.get_terminal_size().columns - sum(width + len(_GAP) for width in widths)
+    scripts = ["script", *(_script(each["script"], max(_LEAST_CHARACTERS, room)) for each in found)]
+    lines = [
+        _GAP.join([*(cell.ljust(width) for cell, width in zip(row, widths)), script])
+        for row, script in zip(rows, scripts)
+    ]
     for i, each in reversed(list(enumerate(found, 1))):
         lines.insert(i + 1, f"  logs: {_shortest(each['logs'])}" if each["logs"] else "  logs: none")
     return lines
+
+
+def _script(command: str, room: int) -> str:
+    """Name a script and its arguments in so many characters.
+
+    Leading folders are left out first, then the last arguments. The name of the file is cut if it alone is longer.
+    """
+    if not command:
+        return "?"
+    program, args = Program.of(shlex.split(command))
+    words = [shlex.quote(word) for word in args]
+    names = _names(program)
+    with_fewer_words = [[names[-1], *words[:count], _LEFT_OUT] for count in reversed(range(len(words)))]
+    for shown in [*([name, *words] for name in names), *with_fewer_words, [names[-1]]]:
+        line = " ".join(shown)
+        if len(line) <= room:
+            return line
+    return cut(names[-1], room - len(_LEFT_OUT))
+
+
+def _names(program: Program) -> list[str]:
+    """List the names of a program, from the longest to the shortest."""
+    if program.is_module or program.is_typed:
+        return [program.shown]
+    path = _shortest(program.name) if os.path.isabs(program.name) else program.name
+    folders = Path(path).parts[:-1]
+    return [path, *("/".join([_LEFT_OUT, *folders[i:], program.shown]) for i in range(1, len(folders))), program.shown]
 
 
 def _devices(devices: Sequence[str]) -> str:
@@ -80,6 +115,9 @@ def _devices(devices: Sequence[str]) -> str:
     return " ".join(f"{count} {name}" if count > 1 else name for name, count in counts.items()) or "-"
 
 
-def _shortest(folder: str) -> str:
-    relative = os.path.relpath(folder)
-    return relative if len(relative) < len(folder) else folder
+def _shortest(path: str) -> str:
+    try:
+        relative = os.path.relpath(path)
+    except OSError:  # this process's folder is gone
+        return path
+    return relative if len(relative) < len(path) else path

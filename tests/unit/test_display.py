@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from platoon_base.cli.display import Display, summary, write_summary
+from platoon_base.cli.job_list import listing
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.report import print_line
 from platoon_base.cli.table import duration, plain_line, table
@@ -270,3 +271,55 @@ def test_the_summary_holds_what_was_reported_and_how_it_ended(tmp_path):
     }
     write_summary(tmp_path / "s.json", values)
     assert json.loads((tmp_path / "s.json").read_text()) == values
+
+
+@pytest.mark.parametrize(
+    ("script", "shown"),
+    [
+        ("runs/train.py --rate 0.1", "runs/train.py --rate 0.1"),
+        ("/srv/projects/vision/train.py --rate 0.1", "/srv/projects/vision/train.py --rate 0.1"),
+        ("/srv/projects/vision/train.py --rates 1 10", ".../vision/train.py --rates 1 10"),
+        ("/srv/projects/vision/resnet/train.py --rate 0.1", ".../vision/resnet/train.py --rate 0.1"),
+        ("/srv/projects/train.py --data 'a b' --rates 0.1 0.125", "train.py --data 'a b' --rates 0.1 0.125"),
+        ("/srv/projects/train.py --data /srv/data/imagenet/of_2012", "train.py --data ..."),
+        ("runs/one_more_of_the_long_names_of_a.py --data", "one_more_of_the_long_names_of_a.py ..."),
+        ("/srv/finetune_the_larger_one_of_the_models.py --a", "finetune_the_larger_one_of_the_models.py"),
+        ("-m vision.resnet.train --data /srv/data/imagenet", "vision.resnet.train --data ..."),
+        ("- /tmp/copy/stdin.py --data 1", "stdin --data 1"),
+        ("a_file_whose_name_has_more_characters_than_the_room.py", "a_file_whose_name_has_more_characters..."),
+        ("", "?"),
+    ],
+)
+def test_a_script_is_listed_without_leading_folders_where_it_is_too_long(script, shown, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "40")
+    job = {"job": "3f2a", "age_s": 7, "workers": 1, "state": "1 training", "devices": ["cpu"], "logs": ""}
+    heading, row, _ = listing([{**job, "script": script}])
+    assert row[heading.index("script") :] == shown
+
+
+def test_a_script_is_listed_in_full_where_the_terminal_has_room_or_it_lies_below(monkeypatch, tmp_path):
+    job = {"job": "3f2a", "age_s": 7, "workers": 1, "state": "1 training", "devices": ["cpu"], "logs": ""}
+    path = tmp_path / "runs" / "train.py"
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.chdir(tmp_path)
+    assert listing([{**job, "script": str(path)}])[1].endswith("  runs/train.py")
+    monkeypatch.chdir("/")
+    words = f"{path} --rates 0.1 0.125 0.25"
+    rows = []
+    for columns in (60 + len(words), 20 + len(words)):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        rows.append(listing([{**job, "script": words}])[1])
+    assert rows[0].endswith(words[1:]), "from the root folder the path is relative"
+    assert len(rows[1]) <= 20 + len(words)
+    assert re.search(r"  \.\.\./\S*train\.py --rates 0\.1 0\.125 0\.25$", rows[1])
+
+
+def test_jobs_are_listed_from_a_folder_that_is_gone(monkeypatch, tmp_path):
+    job = {"job": "3f2a", "age_s": 7, "workers": 1, "state": "1 training", "devices": ["cpu"]}
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    _, row, logs = listing([{**job, "script": "/srv/train.py", "logs": "/srv/logs"}])
+    assert row.endswith("  /srv/train.py")
+    assert logs == "  logs: /srv/logs"
