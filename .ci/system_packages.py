@@ -36,6 +36,7 @@ OPTIONAL = (
         "tests that need an OpenCL device are skipped",
     ),
     Group("OpenMPI", ("openmpi-bin", "libopenmpi-dev"), "tests over MPI are skipped"),
+    Group("tmux", ("tmux",), "tests of what a terminal shows are skipped"),
 )
 
 
