@@ -152,6 +152,7 @@ def test_other_numbers_of_gradients_than_weights(run_keras):
     """As by an optimizer that was built for some of the weights, whose apply() is not told which."""
     run_keras(
         """
+import torch
 model = dense()
 optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1))
 model.compile(optimizer, "mse")
