@@ -53,6 +53,12 @@ def own_cache(name: str) -> list[str]:
     return ["-o", f"cache_dir={CACHE / f'pytest-{name}'}"]
 
 
+def files_about(word: str) -> list[str]:
+    """Name the files of tests with this word: to import the others would take each process as long again."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in files if word in path.read_text(encoding="utf-8")]
+
+
 def absent(prepared: base_pythons.BasePython | keras_envs.KerasEnv) -> str:
     """Return why there is no environment, or nothing if there is one."""
     return prepared.problem and f"{'FAILED' if prepared.broken else 'skipped'}: {prepared.problem}"
@@ -83,7 +89,7 @@ def run_keras_3(arguments: list[str]) -> Iterator[Outcome]:
 def run_keras(backend: str, python: Path, arguments: list[str], **environment: str) -> str:
     # What is slow is so for the processes it starts and kills, which are alike on all back ends of Keras 3.
     marks = "keras" if EVERY or backend in ("theano", "torch") else "keras and not slow"
-    options = ["-q", "-m", marks, *own_cache(f"keras-{backend}"), "tests", *arguments]
+    options = ["-q", "-m", marks, *own_cache(f"keras-{backend}"), *files_about("keras"), *arguments]
     environment["KERAS_BACKEND"] = backend
     # What the user's arguments select need not be there on each back end.
     return run_pytest(f"Keras on {backend}", python, *options, may_be_empty=bool(arguments), **environment)
