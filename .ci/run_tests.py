@@ -32,6 +32,8 @@ NO_TESTS = 5  # pytest's exit status
 AT_ONCE = min(max(2, (os.cpu_count() or 1) * 3 // 2), 8)
 # Without GPUs: each of the tests' processes would take most of the memory of one.
 ON_THE_CPU = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+# A third of the time of JAX's tests is LLVM's, which optimizes programs that run for milliseconds.
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0"
 
 Outcome = tuple[str, str]
 
@@ -91,6 +93,8 @@ def run_keras(backend: str, python: Path, arguments: list[str], **environment: s
     marks = "keras" if EVERY or backend in ("theano", "torch") else "keras and not slow"
     options = ["-q", "-m", marks, *own_cache(f"keras-{backend}"), *files_about("keras"), *arguments]
     environment["KERAS_BACKEND"] = backend
+    if backend == "jax" and not EVERY:
+        environment["XLA_FLAGS"] = " ".join(filter(None, [QUICKLY_COMPILED, os.environ.get("XLA_FLAGS")]))
     # What the user's arguments select need not be there on each back end.
     return run_pytest(f"Keras on {backend}", python, *options, may_be_empty=bool(arguments), **environment)
 
