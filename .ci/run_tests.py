@@ -32,6 +32,8 @@ NO_TESTS = 5  # pytest's exit status
 AT_ONCE = min(max(2, (os.cpu_count() or 1) * 3 // 2), 8)
 # Without GPUs: each of the tests' processes would take most of the memory of one.
 ON_THE_CPU = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+# A third of the time of JAX's tests is LLVM's, which optimizes programs that run for milliseconds.
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0"
 
 Outcome = tuple[str, str]
 
@@ -51,6 +53,12 @@ def run_pytest(title: str, python: Path, *arguments: str, may_be_empty: bool = F
 def own_cache(name: str) -> list[str]:
     """Return options for a cache apart: --lf after make test means the main run."""
     return ["-o", f"cache_dir={CACHE / f'pytest-{name}'}"]
+
+
+def files_about(word: str) -> list[str]:
+    """Name the files of tests with this word: to import the others would take each process as long again."""
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    return [str(path.relative_to(ROOT)) for path in files if word in path.read_text(encoding="utf-8")]
 
 
 def absent(prepared: base_pythons.BasePython | keras_envs.KerasEnv) -> str:
@@ -83,8 +91,10 @@ def run_keras_3(arguments: list[str]) -> Iterator[Outcome]:
 def run_keras(backend: str, python: Path, arguments: list[str], **environment: str) -> str:
     # What is slow is so for the processes it starts and kills, which are alike on all back ends of Keras 3.
     marks = "keras" if EVERY or backend in ("theano", "torch") else "keras and not slow"
-    options = ["-q", "-m", marks, *own_cache(f"keras-{backend}"), "tests", *arguments]
+    options = ["-q", "-m", marks, *own_cache(f"keras-{backend}"), *files_about("keras"), *arguments]
     environment["KERAS_BACKEND"] = backend
+    if backend == "jax" and not EVERY:
+        environment["XLA_FLAGS"] = " ".join(filter(None, [QUICKLY_COMPILED, os.environ.get("XLA_FLAGS")]))
     # What the user's arguments select need not be there on each back end.
     return run_pytest(f"Keras on {backend}", python, *options, may_be_empty=bool(arguments), **environment)
 

@@ -15,13 +15,18 @@ import importlib
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
 
-# What a script may do that must come before its imports.
-PREPARATIONS = ("environ", "sys.path", "sys.modules", "sys.meta_path", "zygote")
-OF_ONE_WORKER = ("PLATOON_JOB", "PLATOON_RANK", "PYTEST_CURRENT_TEST")
+# What a script may do that must come before its imports, or shows that they were there; to read a variable is neither.
+PREPARES = re.compile(
+    r"""\benviron(\s*\)|\[[^]]*\]\s*[|+]?=[^=]|\.(setdefault|update|pop|clear)\b|\s*\|?=)"""
+    r"""|\bdel\s+os\.environ|import\s+environ|\bputenv|sys\.(path|modules|meta_path)|zygote"""
+)
+# What differs between the workers of a test, and from one test to the next: no import reads it.
+OF_ONE_WORKER = ("PLATOON_JOB", "PLATOON_RANK", "PLATOON_ERROR_FILE", "PYTEST_CURRENT_TEST")
 
 _zygotes = {}
 _asked = set()
@@ -52,7 +57,7 @@ def zygote_for(text, start):
         Of one of its workers.
     """
     environment = {k: v for k, v in start.environment.items() if k not in OF_ONE_WORKER}
-    if environment.get("PLATOON_DEVICE", "cpu") != "cpu" or any(word in text for word in PREPARATIONS):
+    if environment.get("PLATOON_DEVICE", "cpu") != "cpu" or PREPARES.search(text):
         return None
     modules = modules_for(text, environment)
     key = (tuple(modules), tuple(sorted(environment.items())))
@@ -62,6 +67,11 @@ def zygote_for(text, start):
     if key not in _zygotes:
         _zygotes[key] = Zygote(modules, environment)
     return _zygotes[key] if _zygotes[key].fit else None
+
+
+def forked():
+    """Return how many workers the zygotes of this process have forked."""
+    return sum(zygote.forks for zygote in _zygotes.values())
 
 
 def zygote_pids():
@@ -76,6 +86,8 @@ class Zygote:
     ----------
     fit : bool
         Whether it can fork: it has no threads.
+    forks : int
+        The number of workers that it has forked.
     """
 
     def __init__(self, modules, environment):
@@ -88,6 +100,7 @@ class Zygote:
             start_new_session=True,
         )
         self.pid = self._process.pid
+        self.forks = 0
         atexit.register(self.close)
         self.fit = self._process.stdout.readline().strip() == "1"
 
@@ -107,6 +120,7 @@ class Zygote:
         try:
             self._process.stdin.write(json.dumps(request) + "\n")
             self._process.stdin.flush()
+            self.forks += 1
             return int(self._process.stdout.readline())
         finally:
             prctl(PR_SET_CHILD_SUBREAPER, 0)

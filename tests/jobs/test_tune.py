@@ -77,6 +77,7 @@ def test_the_methods_run_and_the_values_at_the_budget_are_compared(platoon, writ
 
 
 @pytest.mark.base
+@pytest.mark.slow
 def test_the_built_in_methods_run_within_minutes_of_training_too(platoon, write_script, tmp_path):
     done = platoon("tune", "-n", 2, "--minutes", 0.05, "--seeds", 1, "--summary", "tune.json", write_script(DESCENT))
     assert done.returncode == 0, done.stdout + done.stderr

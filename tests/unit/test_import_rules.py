@@ -12,8 +12,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.base
-
 FRAMEWORKS = {"theano", "pygpu", "keras", "blocks", "fuel", "lasagne", "torch", "tensorflow", "mpi4py"}
 BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 PLUGINS = BASE.parent / "platoon_plugins"
@@ -216,15 +214,18 @@ def test_every_room_says_what_it_is_for(package):
     assert text.rstrip().endswith(".")
 
 
+@pytest.mark.base
 @pytest.mark.parametrize("statement", ["import platoon_base", "import platoon_base.job", "import platoon_base.compat"])
 def test_the_base_loads_no_framework(statement):
     assert within(loaded_by(statement), FRAMEWORKS) == set()
 
 
+@pytest.mark.base
 def test_a_worker_loads_nothing_that_hosts_a_job():
     assert within(loaded_by("import platoon_base"), {"platoon_base.controller", "platoon_base.job.hosting"}) == set()
 
 
+@pytest.mark.base
 def test_the_command_line_loads_no_framework():
     loaded = loaded_by(
         "import platoon_base.cli.launcher, platoon_base.controller.forkserver_main, platoon_base.cli.doctor"
@@ -232,6 +233,7 @@ def test_the_command_line_loads_no_framework():
     assert within(loaded, FRAMEWORKS) == set()
 
 
+@pytest.mark.base
 @pytest.mark.parametrize("module", PURE)
 def test_what_decides_can_be_imported_by_itself(module):
     """The package's own __init__ loads the worker and with it sockets; the file alone must not."""
@@ -317,6 +319,7 @@ def test_adapters_import_the_public_face_alone(adapter):
     assert deeper(found) == set()
 
 
+@pytest.mark.base
 @pytest.mark.parametrize("face", sorted(PUBLIC_FACE - {"platoon_base.theano_ops"}))
 def test_the_public_face_has_all_that_it_offers(face):
     """Some names are imported only when they are asked for, so a wrong one would show late."""

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.base
-
 BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 ROOT = BASE.parent
 DOCS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]

@@ -3,10 +3,6 @@
 import re
 from pathlib import Path
 
-import pytest
-
-pytestmark = pytest.mark.base
-
 TESTS = Path(__file__).parents[1]
 ROOT = TESTS.parent
 LIBRARY = ("platoon_base", "platoon_plugins")
