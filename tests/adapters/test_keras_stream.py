@@ -1,7 +1,7 @@
 """Gradients of JAX that are averaged between the kernels of the compiled step, here with the processor as the device.
 
-The driver and NCCL are those of `processor_cuda.c` and `processor_nccl.c`; all else is what runs on GPUs. Tests of other
-files run with such gradients too, see `both_ways`.
+The driver and NCCL are those of `processor_cuda.c` and `processor_nccl.c`; all else is what runs on GPUs. Tests of
+other files run with such gradients too, see `both_ways`.
 """
 
 import pytest
