@@ -65,8 +65,11 @@ class Driver:
         DriverError
             If it fails with another code than those in ``ignore``.
         """
-        with self.entered():
+        self._enter()
+        try:
             code = int(getattr(self._cuda, name)(*args))
+        finally:
+            self._leave()
         if code and code not in ignore:
             what = ", out of memory" if code == _OUT_OF_MEMORY else ""
             raise DriverError(f"CUDA's {name} failed with error {code}{what}: {self._remedy}")

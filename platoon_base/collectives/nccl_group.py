@@ -5,11 +5,10 @@ NCCL waits for ever for a rank that is gone: a thread and a guard in C watch the
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from platoon_base.centers.cuda import Driver, primary_driver
@@ -97,26 +96,25 @@ class NcclGroup:
     ) -> None:
         """Combine ``count`` elements; addresses, keys of `DTYPE_CODES` and `OP_CODES`, and a stream of CUDA."""
         kind, code = OP_CODES[op], DTYPE_CODES[dtype]
-        with self._call(kind, code, count, timeout_s):
-            self._comm.all_reduce(source, target, count, code, kind, stream)
+        self._make(kind, code, count, timeout_s, self._comm.all_reduce, source, target, count, code, kind, stream)
 
     def reduce_scatter(
         self, source: int, target: int, count: int, dtype: str, op: str, stream: int, timeout_s: float
     ) -> None:
         """Combine, and keep this rank's ``count`` elements."""
         kind, code = OP_CODES[op], DTYPE_CODES[dtype]
-        with self._call(_REDUCE_SCATTER + kind, code, count, timeout_s):
-            self._comm.reduce_scatter(source, target, count, code, kind, stream)
+        call = self._comm.reduce_scatter
+        self._make(_REDUCE_SCATTER + kind, code, count, timeout_s, call, source, target, count, code, kind, stream)
 
     def all_gather(self, source: int, target: int, count: int, dtype: str, stream: int, timeout_s: float) -> None:
         """Put the ``count`` elements of each rank one behind the other."""
-        with self._call(_ALL_GATHER, DTYPE_CODES[dtype], count, timeout_s):
-            self._comm.all_gather(source, target, count, DTYPE_CODES[dtype], stream)
+        code = DTYPE_CODES[dtype]
+        self._make(_ALL_GATHER, code, count, timeout_s, self._comm.all_gather, source, target, count, code, stream)
 
     def broadcast(self, address: int, count: int, dtype: str, root: int, stream: int, timeout_s: float) -> None:
         """Copy the elements of rank ``root`` into those of the others."""
-        with self._call(_BROADCAST + root, DTYPE_CODES[dtype], count, timeout_s):
-            self._comm.broadcast(address, count, DTYPE_CODES[dtype], root, stream)
+        code = DTYPE_CODES[dtype]
+        self._make(_BROADCAST + root, code, count, timeout_s, self._comm.broadcast, address, count, code, root, stream)
 
     def require_sound(self) -> None:
         """Raise why the group can be used no more, if that is so: what was queued last may not have been combined."""
@@ -133,14 +131,13 @@ class NcclGroup:
             # Destroying the communicator would wait for the others: its memory stays until the process ends.
             self._watch.stop()
 
-    @contextlib.contextmanager
-    def _call(self, kind: int, dtype: int, count: int, timeout_s: float) -> Iterator[None]:
+    def _make(self, kind: int, dtype: int, count: int, timeout_s: float, call: Callable[..., None], *args: int) -> None:
         """Make a call, and give the reason if NCCL fails in it because another rank is gone."""
         require_timeout(timeout_s)
         self._watch.begin(sign(_BY_ADDRESS + kind, dtype, count), timeout_s)
         try:
             with self._driver.entered():
-                yield
+                call(*args)
         except PlatoonError:
             self._watch.wait_for_fault()
             raise
