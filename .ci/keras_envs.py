@@ -48,9 +48,11 @@ class KerasEnv(NamedTuple):
         return f"{title}: {'FAILED' if self.broken else 'skipped'}, {self.problem}"
 
 
+# keras-tuner 1.4.8 imports six, and does not say so.
+TUNER = ("keras-tuner", "six")
 # TensorFlow apart: it is large, and its h5py is another.
 ENVIRONMENTS = (
-    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax", "pandas", "orbax-checkpoint", "keras-tuner", *NOTEBOOK)),
+    KerasEnv("keras3", ("torch", "jax"), ("torch", "jax", "pandas", "orbax-checkpoint", *TUNER, *NOTEBOOK)),
     KerasEnv("tf", ("tensorflow",), ("tensorflow-cpu", "tensorboard")),
 )
 
