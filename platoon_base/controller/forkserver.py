@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Sequence
 
 from platoon_base.controller.program import Program, Start, python_main
-from platoon_base.system.environment import PREFIX
+from platoon_base.system.environment import FRAMEWORK_RANK, PREFIX
 from platoon_base.system.process import PR_SET_CHILD_SUBREAPER, is_subreaper, prctl
 
 __all__ = ["DONE", "ForkServer"]
@@ -157,7 +157,7 @@ class ForkServer:
 
 def _spec_of(start: Start, common: set[tuple[str, str]]) -> dict[str, object]:
     own = {name: value for name, value in start.environment.items() if (name, value) not in common}
-    if any(not name.startswith(PREFIX) for name in own):
+    if any(not name.startswith(PREFIX) and name != FRAMEWORK_RANK for name in own):
         raise ValueError(f"got workers with different {', '.join(sorted(own))}: start them one by one")
     log = None if start.log_file is None else str(start.log_file)
     return {"environment": own, "log": log}

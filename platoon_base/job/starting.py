@@ -10,7 +10,7 @@ from pathlib import Path
 
 from platoon_base.compat.theano_flags import worker_flags
 from platoon_base.controller.program import Program, Start, python_main
-from platoon_base.system.environment import DEVICE
+from platoon_base.system.environment import DEVICE, FRAMEWORK_RANK
 
 __all__ = ["log_file", "worker_environment", "worker_starts"]
 
@@ -46,7 +46,7 @@ def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:
     return {
         _ADDRESSES: address,
         "KERAS_DISTRIBUTION_NUM_PROCESSES": str(workers),
-        "KERAS_DISTRIBUTION_PROCESS_ID": str(rank),
+        FRAMEWORK_RANK: str(rank),
         "JAX_COORDINATOR_ADDRESS": address,
     }
 

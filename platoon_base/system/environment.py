@@ -7,6 +7,7 @@ __all__ = [
     "DEVICES",
     "ERROR_FILE",
     "EVERY_N_BATCHES",
+    "FRAMEWORK_RANK",
     "HOSTS",
     "JOB",
     "LISTEN",
@@ -32,6 +33,7 @@ REPORTS_AT_ONCE = "PLATOON_REPORTS_AT_ONCE"  # every reported value is sent, as 
 ERROR_FILE = "PLATOON_ERROR_FILE"  # where a worker writes the exception that ends it
 TERMINAL = "PLATOON_TERMINAL"  # which rank 0 may use for a debugger
 TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the same for processes under torchrun
+FRAMEWORK_RANK = "KERAS_DISTRIBUTION_PROCESS_ID"  # read when a script asks for the framework's own group
 
 # Set by users.
 HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # where to run, if no argument says so

@@ -13,7 +13,7 @@ import textwrap
 import psutil
 import pytest
 
-from platoon_base.cli.launcher import log_file, worker_environment
+from platoon_base.cli.launcher import log_file, worker_environment, worker_starts
 from platoon_base.controller import forkserver
 from platoon_base.controller.preload import modules_to_preload
 from platoon_base.controller.program import Program, Start, python_main
@@ -219,6 +219,20 @@ def test_without_the_fork_server_workers_start_by_themselves(run_forked, tmp_pat
     assert all(log.splitlines()[-1] == "forked: False" for log in outcome.logs)
     (record,) = [record for record in caplog.records if "one by one" in record.message]
     assert reason in record.message
+
+
+def test_workers_are_forked_as_the_launcher_starts_them(tmp_path, caplog):
+    """With the variables that are each worker's own: its device, its error file, its rank in a framework's group."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import os, sys\n"
+        "print('platoon_base.controller.forkserver_main' in sys.modules, os.environ['KERAS_DISTRIBUTION_PROCESS_ID'])"
+    )
+    starts = worker_starts(Program(str(script)), [], ["cpu", "cpu"], tmp_path)
+    with host_job(2) as job:
+        job.start_forked(Program(str(script)), [], ["numpy"], starts)
+        assert job.serve().status == 0
+    assert [log_file(tmp_path, rank).read_text() for rank in range(2)] == ["True 0\n", "True 1\n"], caplog.text
 
 
 def test_workers_with_different_settings_are_not_forked(tmp_path, caplog):
