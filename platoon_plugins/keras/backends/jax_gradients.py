@@ -215,7 +215,7 @@ class _Call:
 
 
 class _Queued:
-    """The words of the calls that XLA has made, in a thread of its own, on their way to the host."""
+    """The words of the calls that XLA has made, perhaps in a thread of its own, on their way to the host."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -258,7 +258,8 @@ class _Queued:
         WorkerLostError, CollectiveTimeoutError, ConfigurationError
             If a call cannot be made.
         """
-        found, deadline = None, time.monotonic() + DEFAULT_TIMEOUT_S
+        found: list[Any] = []
+        deadline = time.monotonic() + DEFAULT_TIMEOUT_S
         with self._changed:
             while self.count < calls:
                 require_sound()
@@ -269,8 +270,10 @@ class _Queued:
                     )
                 self._changed.wait(1.0)
             while len(self._on_way) > self.count - calls:
-                found = self._on_way.popleft()
-        return None if found is None else found.values()
+                found.append(self._on_way.popleft())
+        # Each is asked, as what has not been asked keeps its page of memory.
+        values = [fetched.values() for fetched in found]
+        return values[-1] if values else None
 
 
 def _flat(arrays: Sequence[Any], weight: Any, dtype: Any) -> Any:
