@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import abc
 import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["CudaArray", "CudaContext", "is_device_array", "is_gpu_array"]
+__all__ = ["CudaArray", "CudaContext", "Queue", "is_device_array", "is_gpu_array"]
+
+Queue = Callable[[list[int], int], None]  # with the addresses of arrays, and the stream to queue on
 
 
 def is_gpu_array(array: Any) -> bool:
@@ -56,8 +59,6 @@ class CudaArray(abc.ABC):
 
     Parameters
     ----------
-    address : int
-        Of the first element.
     shape : tuple of int
     dtype : dtype or str
     ordinal : int
@@ -65,20 +66,27 @@ class CudaArray(abc.ABC):
     c_contiguous : bool
     """
 
-    def __init__(
-        self, address: int, shape: tuple[int, ...], dtype: Any, ordinal: int, c_contiguous: bool = True
-    ) -> None:
-        self.gpudata = address
+    def __init__(self, shape: tuple[int, ...], dtype: Any, ordinal: int, c_contiguous: bool = True) -> None:
         self.shape = shape
         self.dtype: np.dtype[Any] = np.dtype(dtype)
         self.size = math.prod(shape)
         self.context = CudaContext(ordinal)
         self.flags = _Flags(c_contiguous)
 
-    @property
+    @staticmethod
     @abc.abstractmethod
-    def stream(self) -> int | None:
-        """The stream on which the framework works with the array now; None if all its work on it is done."""
+    def change(arrays: Sequence[Any], queue: Queue) -> None:
+        """Let work be queued that changes arrays of this class, behind the framework's work on them and before what
+        it does with them next.
+
+        Parameters
+        ----------
+        arrays : sequence of CudaArray
+            On one device; one at least.
+        queue : callable
+            ``queue(addresses, stream)`` queues the work, and is called once, before this returns. The addresses are
+            those of the arrays' first elements. An exception of it is raised here.
+        """
 
     @abc.abstractmethod
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:

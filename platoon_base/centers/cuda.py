@@ -93,6 +93,12 @@ class Driver:
         self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), source, size)
         self._finish_copies()
 
+    def queue_write(self, address: int, values: np.ndarray[Any, Any], stream: int) -> None:
+        """Queue a copy of C-contiguous values of the host on a stream; they may be changed at once."""
+        # The driver takes values in pageable memory over before it returns.
+        source, size = ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(values.nbytes)
+        self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), source, size, ctypes.c_void_p(stream))
+
     def _finish_copies(self) -> None:
         # The driver goes on copying from a buffer of its own, on the default stream: others do not wait for that one.
         self.call("cuStreamSynchronize", None)

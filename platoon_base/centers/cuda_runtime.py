@@ -19,12 +19,12 @@ from platoon_base.centers.device_forms import Form, Operation
 from platoon_base.centers.device_runtime import Argument
 from platoon_base.centers.device_source import kernel_source
 from platoon_base.centers.nvrtc import compile_source, nvrtc_version
-from platoon_base.device_arrays import CudaArray, CudaContext
+from platoon_base.device_arrays import CudaArray, CudaContext, Queue
 
 __all__ = ["CudaRuntime", "runtime_of"]
 
 _MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
-_NO_TIMES, _NON_BLOCKING = 2, 1  # CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING
+_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
 _NOTHING = 'extern "C" __global__ void nothing() {}'  # by which it is known early whether kernels can be had
 
 
@@ -32,9 +32,8 @@ class CudaRuntime:
     """See `DeviceRuntime`.
 
     Kernels are launched on the stream that the framework computes on. An event follows the latest kernel: whoever
-    writes to a buffer or reads it waits for it, and so does a kernel on another stream. So the order holds on all
-    streams, and no stream is asked for that its framework may have destroyed. Arrays without a stream are changed on
-    one of the runtime's own, and the host waits.
+    writes to a buffer or reads it waits for it, and so does work on another stream. So the order holds on all streams,
+    and no stream is asked for that its framework may have destroyed.
 
     Parameters
     ----------
@@ -59,9 +58,8 @@ class CudaRuntime:
         self.driver.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
         self.multiprocessors = self._attribute(_MULTIPROCESSORS, device)
         self._machine = f"sm_{self._attribute(_MAJOR, device)}{self._attribute(_MINOR, device)}"
-        self._event, self._own_stream = ctypes.c_void_p(), ctypes.c_void_p()
+        self._event = ctypes.c_void_p()
         self.driver.call("cuEventCreate", ctypes.byref(self._event), ctypes.c_uint(_NO_TIMES))
-        self.driver.call("cuStreamCreate", ctypes.byref(self._own_stream), ctypes.c_uint(_NON_BLOCKING))
         self._latest: int | None = None
         self._kernels: dict[str, _Kernel] = {}
         self._load(_NOTHING, "nothing")
@@ -96,13 +94,19 @@ class CudaRuntime:
         self.driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
         return function
 
-    def launch(
-        self, function: ctypes.c_void_p, values: Sequence[Any], stream: int | None, size: tuple[int, int]
-    ) -> None:
+    def change(self, arrays: Sequence[CudaArray], queue: Queue) -> None:
+        """See `DeviceRuntime.change`."""
+        arrays[0].change(arrays, queue)
+
+    def follow(self, stream: int) -> None:
+        """Let what is queued on a stream from now on wait for the kernels that were launched."""
+        if self._latest not in (None, stream):
+            self.driver.call("cuStreamWaitEvent", ctypes.c_void_p(stream), self._event, ctypes.c_uint(0))
+
+    def launch(self, function: ctypes.c_void_p, values: Sequence[Any], stream: int, size: tuple[int, int]) -> None:
         """Queue a kernel with these values of ctypes, so many blocks and threads, behind all that was queued before."""
-        given = self._own_stream if stream is None else ctypes.c_void_p(stream)
-        if self._latest not in (None, given.value or 0):
-            self.driver.call("cuStreamWaitEvent", given, self._event, ctypes.c_uint(0))
+        self.follow(stream)
+        given = ctypes.c_void_p(stream)
         blocks, threads = (ctypes.c_uint(number) for number in size)
         one, nothing = ctypes.c_uint(1), ctypes.c_uint(0)
         arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
@@ -110,9 +114,7 @@ class CudaRuntime:
             "cuLaunchKernel", function, blocks, one, one, threads, one, one, nothing, given, arguments, None
         )
         self.driver.call("cuEventRecord", self._event, given)
-        self._latest = given.value or 0
-        if stream is None:
-            self.finish()
+        self._latest = stream
 
     def finish(self) -> None:
         """Wait for the kernels that were launched."""
@@ -125,9 +127,13 @@ class _Buffer:
         self.address = runtime.driver.allocate(size * dtype.itemsize)
         weakref.finalize(self, _free, runtime, self.address).atexit = False
 
-    def write(self, values: np.ndarray[Any, Any]) -> None:
-        self._runtime.finish()
-        self._runtime.driver.write(self.address, values)
+    def write(self, values: np.ndarray[Any, Any], stream: int | None = None) -> None:
+        if stream is None:
+            self._runtime.finish()
+            self._runtime.driver.write(self.address, values)
+        else:
+            self._runtime.follow(stream)
+            self._runtime.driver.queue_write(self.address, values, stream)
 
     def read(self) -> np.ndarray[Any, Any]:
         self._runtime.finish()
@@ -150,10 +156,12 @@ class _Kernel:
         u64, u32 = ctypes.c_uint64, ctypes.c_uint32
         self._types: list[Any] = [u64, u64, u64, u64, u32, u64, u64, *[real] * scalars]
 
-    def launch(self, arguments: Sequence[Argument], arrays: Sequence[CudaArray], blocks: int, threads: int) -> None:
+    def launch(
+        self, arguments: Sequence[Argument], arrays: Sequence[CudaArray], stream: int, blocks: int, threads: int
+    ) -> None:
         given = [a.address if isinstance(a, _Buffer) else a for a in arguments]
         values = [of_type(value) for of_type, value in zip(self._types, given)]
-        self._runtime.launch(self._function, values, arrays[0].stream, (blocks, threads))
+        self._runtime.launch(self._function, values, stream, (blocks, threads))
 
 
 @functools.cache

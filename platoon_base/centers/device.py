@@ -7,6 +7,7 @@ and center states, copied every few seconds.
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -275,22 +276,35 @@ class DeviceCenter:
             self._launches = self._plan()
         for launch in self._launches:
             taken = [arrays[p] for p in launch.parameters]
-            bases = [array.gpudata for array in taken]
-            if bases != launch.bases:
-                launch.bases = bases
-                launch.table.write(np.asarray(bases, dtype="uint64"))
-            arguments: list[Argument] = [
-                launch.tiles,
-                launch.table,
-                launch.count,
-                launch.first,
-                self._rank + 1,
-                self._refused,
-                self._memory.device_address + self._directory.flag_offset(self._rank),
-                *scalars,
-            ]
-            blocks = min(launch.count, self._runtime.multiprocessors * _BLOCKS_EACH)
-            self._kernel(kernel, launch).launch(arguments, taken, blocks, _THREADS)
+            compiled = self._kernel(kernel, launch)
+            self._runtime.change(taken, functools.partial(self._queue, compiled, launch, taken, scalars))
+
+    def _queue(
+        self,
+        kernel: Kernel,
+        launch: _Launch,
+        taken: Sequence[DeviceArray],
+        scalars: Sequence[float],
+        bases: list[int],
+        stream: int,
+    ) -> None:
+        """Queue one launch, on arrays whose memory begins at ``bases``."""
+        if bases != launch.bases:
+            launch.bases = []
+            launch.table.write(np.asarray(bases, dtype="uint64"), stream)
+            launch.bases = bases
+        arguments: list[Argument] = [
+            launch.tiles,
+            launch.table,
+            launch.count,
+            launch.first,
+            self._rank + 1,
+            self._refused,
+            self._memory.device_address + self._directory.flag_offset(self._rank),
+            *scalars,
+        ]
+        blocks = min(launch.count, self._runtime.multiprocessors * _BLOCKS_EACH)
+        kernel.launch(arguments, taken, stream, blocks, _THREADS)
 
     def _kernel(self, name: str, launch: _Launch) -> Kernel:
         key = name, launch.dtype, len(launch.parameters)

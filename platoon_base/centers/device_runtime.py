@@ -9,6 +9,7 @@ import numpy as np
 
 from platoon_base.centers.cuda import Driver
 from platoon_base.centers.device_forms import Form, Operation
+from platoon_base.device_arrays import Queue
 
 __all__ = ["Argument", "DeviceBuffer", "DeviceRuntime", "Kernel"]
 
@@ -23,8 +24,15 @@ class DeviceBuffer(Protocol):
 
     address: int
 
-    def write(self, values: np.ndarray[Any, Any]) -> None:
-        """Fill the buffer, once the kernels that were launched with it are done; kernels launched next see it."""
+    def write(self, values: np.ndarray[Any, Any], stream: int | None = None) -> None:
+        """Fill the buffer, once the kernels that were launched with it are done; kernels launched next see it.
+
+        Parameters
+        ----------
+        values : array
+        stream : int, optional
+            On which those kernels will be; then the host need not wait.
+        """
         ...
 
     def read(self) -> np.ndarray[Any, Any]:
@@ -38,8 +46,10 @@ Argument = Union[DeviceBuffer, int, float]
 class Kernel(Protocol):
     """A compiled kernel."""
 
-    def launch(self, arguments: Sequence[Argument], arrays: Sequence[Any], blocks: int, threads: int) -> None:
-        """Queue the kernel behind all work on ``arrays``, and before what is queued on them from now on.
+    def launch(
+        self, arguments: Sequence[Argument], arrays: Sequence[Any], stream: int, blocks: int, threads: int
+    ) -> None:
+        """Queue the kernel, within `DeviceRuntime.change`.
 
         Parameters
         ----------
@@ -47,6 +57,7 @@ class Kernel(Protocol):
             As `kernel_source` lists them, without the parameters.
         arrays : sequence of device array
             The parameters that it changes, by the addresses in one of the buffers.
+        stream : int
         blocks, threads : int
         """
         ...
@@ -73,6 +84,12 @@ class DeviceRuntime(Protocol):
 
     def zeros(self, size: int, dtype: str) -> DeviceBuffer:
         """Allocate a buffer of zeros."""
+        ...
+
+    def change(self, arrays: Sequence[Any], queue: Queue) -> None:
+        """Let a kernel be queued behind all work on arrays, and before what is queued on them next; see
+        `CudaArray.change`.
+        """
         ...
 
     def compile(

@@ -15,6 +15,7 @@ from platoon_base.centers.cuda import Driver, load
 from platoon_base.centers.device_forms import Form, Operation
 from platoon_base.centers.device_runtime import Argument
 from platoon_base.centers.device_source import kernel_source
+from platoon_base.device_arrays import Queue
 
 __all__ = ["PygpuRuntime", "runtime_of"]
 
@@ -48,6 +49,10 @@ class PygpuRuntime:
         """See `DeviceRuntime.zeros`."""
         return _Buffer(gpuarray.zeros((size,), dtype, context=self._context))
 
+    def change(self, arrays: Sequence[GpuArray], queue: Queue) -> None:
+        """See `DeviceRuntime.change`: a kernel is ordered by its arguments, on whatever stream."""
+        queue([int(array.gpudata) for array in arrays], 0)
+
     def compile(
         self, name: str, form: Form, operation: Operation, dtype: np.dtype[Any], parameters: int, lock_ns: int
     ) -> _Kernel:
@@ -65,7 +70,7 @@ class _Buffer:
         self.array = array
         self.address = int(array.gpudata)
 
-    def write(self, values: np.ndarray[Any, Any]) -> None:
+    def write(self, values: np.ndarray[Any, Any], stream: int | None = None) -> None:
         self.array.write(values)
 
     def read(self) -> np.ndarray[Any, Any]:
@@ -76,7 +81,9 @@ class _Kernel:
     def __init__(self, kernel: GpuKernel) -> None:
         self._kernel = kernel
 
-    def launch(self, arguments: Sequence[Argument], arrays: Sequence[GpuArray], blocks: int, threads: int) -> None:
+    def launch(
+        self, arguments: Sequence[Argument], arrays: Sequence[GpuArray], stream: int, blocks: int, threads: int
+    ) -> None:
         given = [argument.array if isinstance(argument, _Buffer) else argument for argument in arguments]
         self._kernel(*given, *arrays, gs=blocks, ls=threads)
 

@@ -1,11 +1,12 @@
 """The center in the memory of GPUs for Keras 3 on torch and JAX, without pygpu, against NumPy and the host's.
 
 Two workers compute on two GPUs where there are two, or else on one. Without a GPU the same center runs with the
-processor as its device, by arrays that are changed in place, as torch's, and by copies, as JAX's.
+processor as its device, by arrays that are changed in place, as torch's, by copies, and by JAX's.
 """
 
 import functools
 import importlib.util
+import os
 import subprocess
 import sys
 import textwrap
@@ -63,18 +64,41 @@ def on_processor(run_job, folder, values):
     return run
 
 
-@pytest.fixture(params=["torch", "jax"])
-def run_keras(run_job, request):
-    """Run a script with Keras on GPUs."""
-    return on_gpus(run_job, request.param)
+def on_processor_by_jax(run_job, folder):
+    """Make a function that does the same by JAX, whose CPU is the device, behind `cuda_center_preamble`."""
+    if os.environ.get("KERAS_BACKEND") != "jax":
+        pytest.skip("about JAX: run it with KERAS_BACKEND=jax")
+    environment = {"LD_LIBRARY_PATH": str(folder), "JAX_PLATFORMS": "cpu", "CENTER_ON_PROCESSOR": "1"}
+
+    def run(text, center="device", **options):
+        script = PREAMBLE.read_text() + textwrap.dedent(text)
+        return run_job(script, 2, center=center, environment=environment, **options)
+
+    return run
 
 
-@pytest.fixture(params=["in place", "copies", "torch", "jax"])
-def run_on_cuda(run_job, request):
-    """Run a script with parameters on GPUs, or on the processor."""
+BY_JAX = pytest.param("jax on the processor", marks=pytest.mark.keras)
+
+
+def runner(run_job, request):
     if request.param in COMPUTES:
         return on_gpus(run_job, request.param)
-    return on_processor(run_job, request.getfixturevalue("processor_driver"), request.param)
+    folder = request.getfixturevalue("processor_driver")
+    if request.param in ("in place", "copies"):
+        return on_processor(run_job, folder, request.param)
+    return on_processor_by_jax(run_job, folder)
+
+
+@pytest.fixture(params=["torch", "jax", BY_JAX])
+def run_keras(run_job, request):
+    """Run a script with Keras on GPUs, or on the processor."""
+    return runner(run_job, request)
+
+
+@pytest.fixture(params=["in place", "copies", "torch", "jax", BY_JAX])
+def run_on_cuda(run_job, request):
+    """Run a script with parameters on GPUs, or on the processor."""
+    return runner(run_job, request)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -182,6 +206,7 @@ def test_a_worker_that_is_killed_goes_on_with_the_center(run_on_cuda):
         """
         x = on_device(np.zeros(300_000))
         worker.init_shared_params([x], ASGD())
+        worker.sync_params()  # opens what the other has made: memory that nobody has open is lost with its owner
         if not worker.late:
             worker.barrier("all began")
         for step in range(worker.resume_at.steps, 40):
@@ -347,8 +372,9 @@ worker.report({"done": 1})
     assert outcome.reported["done"] == 1
 
 
-def test_without_nvrtc_the_center_is_on_the_host_and_a_line_says_so(run_keras):
-    outcome = run_keras(
+@pytest.mark.parametrize("framework", COMPUTES)
+def test_without_nvrtc_the_center_is_on_the_host_and_a_line_says_so(run_job, framework):
+    outcome = on_gpus(run_job, framework)(
         """
         sys.modules["cuda.bindings"] = None
         a = on_device(np.ones(10))

@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 from platoon_plugins.keras import distribute
+from processor_cuda import use_processor
 import keras
 
 import pytest
@@ -23,6 +24,11 @@ worker = connect()
 rank, size = worker.global_rank, worker.global_size
 Replay = functools.partial(replaying.Replay, size=size)
 backend = importlib.import_module(f"platoon_plugins.keras.backends.{keras.backend.backend()}").backend()
+
+if "CENTER_ON_PROCESSOR" in os.environ:
+    use_processor(os.environ["LD_LIBRARY_PATH"])
+    arrays = importlib.import_module("platoon_plugins.keras.backends.jax_arrays")
+    sys.modules[type(backend).__module__].on_cuda = arrays.JaxArray
 
 
 def on_device(values, dtype="float32"):

@@ -42,9 +42,7 @@ class Variable:
     def on_device(self):
         if os.environ["VALUES"] == "in place":
             return OnProcessor(self.array)
-        copied = OnProcessor(self.array.copy())
-        copied.stream = None
-        return copied
+        return OnProcessor(self.array.copy())
 
     def get_value(self):
         return self.array.copy()

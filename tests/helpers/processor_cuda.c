@@ -58,6 +58,7 @@ int cuMemsetD32Async(u64 address, unsigned value, size_t count, void *stream)
 { while (count--) ((unsigned *)address)[count] = value; return 0; }
 int cuMemHostAlloc(void **address, size_t size, unsigned flags) { *address = malloc(size); return *address ? 0 : 2; }
 int cuMemcpyHtoD_v2(u64 to, const void *from, size_t size) { memcpy((void *)to, from, size); return 0; }
+int cuMemcpyHtoDAsync_v2(u64 to, const void *from, size_t size, void *stream) { memcpy((void *)to, from, size); return 0; }
 int cuMemcpyDtoH_v2(void *to, u64 from, size_t size) { memcpy(to, (void *)from, size); return 0; }
 int cuMemcpyDtoD_v2(u64 to, u64 from, size_t size) { memcpy((void *)to, (void *)from, size); return 0; }
 int cuMemcpyDtoHAsync_v2(void *to, u64 from, size_t size, void *stream) { memcpy(to, (void *)from, size); return 0; }

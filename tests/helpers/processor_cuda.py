@@ -47,11 +47,13 @@ static void refuse(u64 *refused, u64 flag, u64 element)
 class OnProcessor(CudaArray):
     """An array of NumPy as one of the device."""
 
-    stream = 0
-
     def __init__(self, array, ordinal=0, c_contiguous=True):
-        super().__init__(array.ctypes.data, array.shape, array.dtype, ordinal, c_contiguous)
+        super().__init__(array.shape, array.dtype, ordinal, c_contiguous)
         self.array = array
+
+    @staticmethod
+    def change(arrays, queue):
+        queue([array.array.ctypes.data for array in arrays], 0)
 
     def __array__(self, dtype=None, copy=None):
         return self.array.copy()

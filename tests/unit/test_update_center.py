@@ -110,3 +110,47 @@ class Overrides(EASGD):
 def test_rules_with_methods_of_their_own_are_told_from_those_with_kernels(rule, own):
     assert param_sync.is_user_defined(rule) is own
     assert not param_sync.is_user_defined(OWN_EASGD(0.5))
+
+
+class Param:
+    """As much of a Theano shared variable as rules see."""
+
+    def __init__(self, *values):
+        self.value = np.array(values)
+
+    def get_value(self, borrow=False):
+        return self.value.copy()
+
+    def set_value(self, value, borrow=False):
+        self.value = value
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (EASGD(0.5), [(2.0, 2.0), (4.0, 4.0)]),  # d = (4 - 0) / 2; then 6 and 2 meet
+        (ASGD(), [(4.0, 4.0), (8.0, 8.0)]),  # 0 + (4 - 0); then 4 + (8 - 4)
+    ],
+)
+def test_a_rule_of_the_original_makes_an_update_function(rule, expected):
+    """By hand: the parameter is 0, the center 0; before each update the worker adds 4."""
+    params, masters = [Param(0.0), Param(0.0, 0.0)], [np.zeros(1), np.zeros(2)]
+    update = rule.make_update_function(params)
+    for local, center in expected:
+        for param in params:
+            param.value += 4
+        update(masters)
+        for param, master in zip(params, masters):
+            np.testing.assert_array_equal(param.value, local)
+            np.testing.assert_array_equal(master, center)
+
+
+def test_what_a_rule_remembers_follows_the_center_that_the_parameters_took_over():
+    """A worker that comes to a center of 10 adds its own step of 1, not the 10 as well."""
+    params, masters, rule = [Param(0.0)], [np.full(1, 10.0)], ASGD()
+    update = rule.make_update_function(params)
+    params[0].value[:] = 10
+    rule.took_center_over()
+    params[0].value += 1
+    update(masters)
+    np.testing.assert_array_equal(masters[0], 11)

@@ -15,24 +15,21 @@ import numpy as np
 from jax.experimental import io_callback
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.backends.jax_arrays import CopiedTogether, JaxArray
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
 
 if hasattr(jax, "ffi"):
     from platoon_plugins.keras.backends import xla_calls
+    from platoon_plugins.keras.backends.jax_arrays import on_cuda
     from platoon_plugins.keras.backends.jax_gradients import JaxAverage
 else:  # JAX before 0.5
-    xla_calls = JaxAverage = None
+    xla_calls = on_cuda = JaxAverage = None
 
 __all__ = ["backend"]
 
 
 class _JaxVariable(KerasVariable):
-    copies: CopiedTogether | None = None  # of all weights of its model
-    index = 0  # among these
-
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return all(device.platform == "cpu" for device in self.variable.value.devices())
@@ -45,17 +42,17 @@ class _JaxVariable(KerasVariable):
         """See `KerasVariable.view`."""
         return np.asarray(self.variable.value)
 
-    def on_device(self) -> JaxArray | None:
-        """Return a copy of the weight, on a CUDA device."""
-        copies = self.copies or CopiedTogether([lambda: self.variable.value])
-        return copies.take(self.index)
+    def on_device(self) -> Any:
+        """Return the weight, if it is on one CUDA device."""
+        return None if on_cuda is None else on_cuda(self.variable.value)
 
     def give_back(self, array: Any) -> None:
         """Make what `borrow` or `on_device` returned the value."""
-        if isinstance(array, JaxArray):
-            self.variable.assign(array.value)
-        else:
+        value = getattr(array, "value", None)  # of a JaxArray
+        if value is None:
             super().give_back(array)
+        elif value is not self.variable.value:
+            self.variable.assign(value)
 
 
 class _Jax(Keras3):
@@ -63,14 +60,6 @@ class _Jax(Keras3):
 
     def __init__(self) -> None:
         self._results: Any = None  # of the latest step
-
-    def weights(self, model: Any) -> list[KerasVariable]:
-        """See `Backend.weights`."""
-        found = super().weights(model)
-        copies = CopiedTogether([functools.partial(getattr, weight.variable, "value") for weight in found])
-        for index, weight in enumerate(found):
-            weight.copies, weight.index = copies, index
-        return found
 
     def attach(self, model: Any) -> None:
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""

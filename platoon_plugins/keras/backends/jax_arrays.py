@@ -1,101 +1,128 @@
-"""Arrays of JAX in the memory of a CUDA device, as a center there takes them: copies, since JAX's do not change."""
+"""Arrays of JAX in the memory of a CUDA device, as a center there takes them: it changes copies, within a program."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from platoon_base.device_arrays import CudaArray
+from platoon_base.device_arrays import CudaArray, Queue
+from platoon_base.errors import PlatoonError
+from platoon_plugins.keras.backends import xla_calls
 
-__all__ = ["CopiedTogether", "JaxArray"]
+__all__ = ["JaxArray", "on_cuda"]
+
+_LOOK_S = 1.0  # how often who waits for a program's call looks whether the program has failed
 
 
 class JaxArray(CudaArray):
-    """See `CudaArray`. Its memory is changed behind JAX's back, so nobody else may have the array that it holds.
-
-    JAX does not show its streams: the value is ready when this is made, and a kernel on it is waited for.
+    """See `CudaArray`. JAX's arrays do not change: this holds another one after each change.
 
     Parameters
     ----------
     value : jax.Array
-        On one CUDA device.
+        On one device.
 
     Attributes
     ----------
     value : jax.Array
     """
 
-    stream = None
-
     def __init__(self, value: Any) -> None:
-        self._hold(value)
-
-    def _hold(self, value: Any) -> None:
-        self.value = value.block_until_ready()
         (device,) = value.devices()
-        super().__init__(value.unsafe_buffer_pointer(), value.shape, value.dtype, device.local_hardware_id)
+        super().__init__(value.shape, value.dtype, device.local_hardware_id)
+        self.value = value
+
+    @staticmethod
+    def change(arrays: Sequence[JaxArray], queue: Queue) -> None:
+        """See `CudaArray.change`: of copies, by a program between those that JAX has been given before and after."""
+        try:
+            values = _program.run([array.value for array in arrays], queue)
+        except BaseException:
+            _begin_anew()
+            raise
+        for array, value in zip(arrays, values):
+            array.value = value
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
-        """See `CudaArray.__array__`: of a copy, since JAX keeps what it has once brought to the host."""
-        return np.asarray(jnp.array(self.value, copy=True), dtype)
+        """See `CudaArray.__array__`."""
+        return np.asarray(self.value, dtype)
 
     def __setitem__(self, key: Any, values: Any) -> None:
         """See `CudaArray.__setitem__`; all values at once."""
         if key is not Ellipsis:
             raise TypeError(f"got [{key!r}]: JAX's arrays do not change; set all values, by [...]")
         given = values.value if isinstance(values, JaxArray) else np.broadcast_to(values, self.shape)
-        self._hold(jnp.array(given, self.dtype, copy=True, device=next(iter(self.value.devices()))))
+        self.value = jnp.array(given, self.dtype, copy=True, device=next(iter(self.value.devices())))
 
     def __getitem__(self, key: Any) -> JaxArray:
         """See `CudaArray.__getitem__`."""
         return JaxArray(self.value[key])
 
     def reshape(self, shape: tuple[int, ...]) -> JaxArray:
-        """See `CudaArray.reshape`: a copy."""
+        """See `CudaArray.reshape`."""
         return JaxArray(self.value.reshape(shape))
 
     def copy(self) -> JaxArray:
-        """See `CudaArray.copy`."""
-        return JaxArray(jnp.array(self.value, copy=True))
+        """See `CudaArray.copy`; the value itself does not change."""
+        return JaxArray(self.value)
 
 
-class CopiedTogether:
-    """Copies of weights on their CUDA device, made by one program: one by one they would take several times as long.
+def on_cuda(value: Any) -> JaxArray | None:
+    """Return a jax.Array as an array of a CUDA device; None if it is elsewhere, or NumPy lacks its dtype."""
+    devices = value.devices()
+    there = len(devices) == 1 and next(iter(devices)).platform == "gpu"
+    return JaxArray(value) if there and value.dtype.kind == "f" else None
 
-    Parameters
-    ----------
-    values : sequence of callable
-        Each returns a weight's present value, a jax.Array.
+
+class _Program:
+    """Copies arrays, and calls back between the copies and all that uses them; compiled once for arrays of each shape.
+
+    The host does not wait for the device: only for the call, which is made when the program is started.
     """
 
-    def __init__(self, values: Sequence[Callable[[], Any]]) -> None:
-        self._values = values
-        self._made: dict[int, tuple[Any, Any]] = {}  # by weight, what was copied and the copy
+    def __init__(self) -> None:
+        self._compiled = jax.jit(lambda values: xla_calls.call_on_stream(self, values))
+        self._turn = threading.Lock()
+        self._called = threading.Event()
+        self._work: Queue | None = None
+        self._failure: BaseException | None = None
 
-    def take(self, index: int) -> JaxArray | None:
-        """Return a copy that is nobody else's; None if the weight is elsewhere, or NumPy lacks its dtype."""
-        value = self._values[index]()
-        if not _on_one_cuda_device(value):
-            return None
-        copied, copy = self._made.pop(index, (None, None))
-        if copied is not value:
-            values = [each() for each in self._values]
-            there = [i for i, each in enumerate(values) if _on_one_cuda_device(each)]
-            copies = _copied([values[i] for i in there])
-            self._made = {i: (values[i], copy) for i, copy in zip(there, copies)}
-            _, copy = self._made.pop(index)
-        return JaxArray(copy)
+    def run(self, values: list[Any], work: Queue) -> list[Any]:
+        """Return copies that ``work`` changes, which gets their addresses and the stream of the program."""
+        with self._turn:
+            self._called.clear()
+            self._work, self._failure = work, None
+            try:
+                found: list[Any] = self._compiled(values)
+                while not self._called.wait(_LOOK_S):
+                    if found[0].is_ready():  # it has failed, perhaps as one before it did
+                        jax.block_until_ready(found)
+                        raise PlatoonError("JAX has ended a synchronization without making it")
+            finally:
+                self._work = None
+            if self._failure is not None:
+                raise self._failure
+            return found
+
+    def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
+        """See `xla_calls.Queuer`."""
+        try:
+            if self._work is not None:
+                self._work([block.address for block in blocks], stream)
+        except BaseException as exc:
+            self._failure = exc
+        self._called.set()
 
 
-@jax.jit
-def _copied(values: list[Any]) -> list[Any]:
-    return [jnp.array(value, copy=True) for value in values]
+_program = _Program()
 
 
-def _on_one_cuda_device(value: Any) -> bool:
-    devices = value.devices()
-    return len(devices) == 1 and next(iter(devices)).platform == "gpu" and value.dtype.kind == "f"
+def _begin_anew() -> None:
+    """Take another program, as this one's call may still be made."""
+    global _program
+    _program = _Program()

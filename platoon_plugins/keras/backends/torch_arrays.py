@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from platoon_base.device_arrays import CudaArray
+from platoon_base.device_arrays import CudaArray, Queue
 
 __all__ = ["TorchArray", "on_cuda"]
 
@@ -24,7 +25,7 @@ class TorchArray(CudaArray):
     def __init__(self, tensor: Any) -> None:
         dtype = str(tensor.dtype)[len("torch.") :]
         shape = tuple(tensor.shape)
-        super().__init__(tensor.data_ptr(), shape, dtype, tensor.device.index, tensor.is_contiguous())
+        super().__init__(shape, dtype, tensor.device.index, tensor.is_contiguous())
         self._tensor = tensor
 
     def is_on(self, tensor: Any) -> bool:
@@ -36,10 +37,12 @@ class TorchArray(CudaArray):
             and mine.stride() == tensor.stride()
         )
 
-    @property
-    def stream(self) -> int:
-        """See `CudaArray.stream`."""
-        return int(torch.cuda.current_stream(self._tensor.device).cuda_stream)
+    @staticmethod
+    def change(arrays: Sequence[TorchArray], queue: Queue) -> None:
+        """See `CudaArray.change`: in their memory."""
+        tensors = [array._tensor for array in arrays]
+        stream = torch.cuda.current_stream(tensors[0].device).cuda_stream
+        queue([tensor.data_ptr() for tensor in tensors], int(stream))
 
     def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray[Any, Any]:
         """See `CudaArray.__array__`."""
