@@ -111,7 +111,8 @@ class ControlServer:
             return msg.UserReply(answer=self._handler(action.req, action.rank, action.info))
         except PlatoonError as exc:
             return msg.Failure(kind=type(exc).__name__, message=str(exc))
-        except Exception as exc:  # the user's code: the asker is told, the job lives on
+        # The user's code: the asker is told, the job lives on. Going on with SystemExit would kill the workers.
+        except (Exception, SystemExit, GeneratorExit) as exc:
             log.exception("the user's handler failed on request %r of rank %d", action.req, action.rank)
             text = f"the controller's handler raised {type(exc).__name__} on {action.req!r}: {exc}"
             return msg.Failure(kind="ProtocolError", message=f"{text}; see the controller's log")

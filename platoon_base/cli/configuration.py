@@ -67,21 +67,21 @@ def require_this_host(words: Sequence[str]) -> None:
 
 
 def _configured_hosts() -> _Setting | None:
-    if os.environ.get(HOSTS):
-        return _Setting(_split(os.environ[HOSTS]), HOSTS)
+    if names := _split(os.environ.get(HOSTS, "")):
+        return _Setting(names, HOSTS)
     for path, config in _files():
-        if config.has_option("platoon", "hosts"):
-            return _Setting(_split(config.get("platoon", "hosts")), f"{path}, hosts")
+        if names := _split(config.get("platoon", "hosts", fallback="")):
+            return _Setting(names, f"{path}, hosts")
     return None
 
 
 def _configured_devices() -> _Setting | None:
-    if os.environ.get(DEVICES):
-        return _Setting(_split(os.environ[DEVICES]), DEVICES)
+    if names := _split(os.environ.get(DEVICES, "")):
+        return _Setting(names, DEVICES)
     for path, config in _files():
-        for host, names in config.items("devices") if config.has_section("devices") else ():
-            if _is_this_host(host):
-                return _Setting(_split(names), f"{path}, {host}")
+        for host, text in config.items("devices") if config.has_section("devices") else ():
+            if _is_this_host(host) and (names := _split(text)):
+                return _Setting(names, f"{path}, {host}")
     return None
 
 

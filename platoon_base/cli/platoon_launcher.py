@@ -6,6 +6,7 @@ import argparse
 import ctypes
 import logging
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -85,7 +86,7 @@ def _attached(argv: Sequence[str]) -> list[str]:
 def _run(args: argparse.Namespace) -> int:
     require_this_host(args.hosts)
     worker, controller = (Program(f"{args.experiment_name}_{role}.py") for role in ("worker", "controller"))
-    worker.require()
+    _require_experiment(args.experiment_name, worker)
     chosen = chosen_devices(None, args.devices)
     require_devices(chosen.devices)
     words = ["--single", *_split(args.controller_args, "-c")]
@@ -93,11 +94,16 @@ def _run(args: argparse.Namespace) -> int:
     console = report.open_console()
     report.log_to(console)
     own = None if controller.files() else _own_controller_arguments(words)
-    folder = new_log_folder(Path(args.experiment_name).name, Path("PLATOON_LOGS"))
+    folder = _new_folder(Path(args.experiment_name).name)
     report.print_line(console, report.opening(chosen, "host", folder))
     if own is None:
         words = [args.experiment_name, str(folder), "-D", *chosen.devices, *words]
-        return OK if _run_script(controller, [*words, f"--workers-args={args.workers_args}"]) == 0 else FAILED
+        status = _run_script(controller, [*words, f"--workers-args={args.workers_args}"])
+        if status:
+            how = f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
+            logs = f"its output is above, that of the workers in {folder}"
+            click.echo(f"platoon-launcher: {controller.name} ended with {how}; {logs}", err=True)
+        return FAILED if status else OK
     serving = Controller(
         **{**own, "devices": chosen.devices, "experiment_name": args.experiment_name},
         log_directory=str(folder),
@@ -107,6 +113,24 @@ def _run(args: argparse.Namespace) -> int:
     if serving.result is not None:
         report.print_result(console, serving.result, len(chosen.devices), folder)
     return OK if status == 0 else FAILED
+
+
+def _require_experiment(name: str, worker: Program) -> None:
+    """Raise `ConfigurationError` unless there is an experiment of this name; somebody may give the script's."""
+    experiment = re.sub(r"(_worker|_controller)?(\.py)?$", "", name)
+    if not worker.files() and experiment not in ("", name):
+        raise ConfigurationError(
+            f"got {name!r}, and there is no script {worker.name!r}: give the experiment's name, {experiment!r}, for "
+            f"{experiment}_worker.py"
+        )
+    worker.require()
+
+
+def _new_folder(experiment: str) -> Path:
+    try:
+        return new_log_folder(experiment, Path("PLATOON_LOGS"))
+    except ConfigurationError as exc:  # no argument could change it here
+        raise OSError(str(exc)) from exc
 
 
 def _split(text: str, option: str) -> list[str]:

@@ -102,7 +102,7 @@ def canonical_op(op: str) -> str:
     """Return one of `OPS` for a name of an operation, such as ``"+"`` or ``"maximum"``."""
     name = _OTHER_NAMES.get(op, op) if isinstance(op, str) else ""
     if name not in OPS:
-        raise ConfigurationError(f"got op={op!r}: it must be one of {', '.join(OPS)}")
+        raise ConfigurationError(f"got op={op!r}: it must be one of {', '.join((*OPS, *_OTHER_NAMES))}")
     return name
 
 

@@ -122,12 +122,11 @@ class Readers:
     def all_left(self) -> bool:
         """Whether all have come and said goodbye; one that died may be started again, if there is a way to connect.
 
-        Where the ranks are known that may still read, each of them must have come and gone.
+        Where the ranks are known that may still read, each of them must have come and gone. One that has connected
+        and has not said hello yet is there.
         """
-        if self._listener is None:
+        if self._listener is None or self._links:
             return not self._links
-        if self._readers:
-            return False
         remaining = self._remaining()
         if remaining is None:
             return self.all_came and not self._missed

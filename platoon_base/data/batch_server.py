@@ -349,6 +349,8 @@ class BatchServer:
 
     def _require_somebody(self, deadline: float, timeout_s: float) -> None:
         if self._readers.all_left:
+            self._look(0)  # one that connects anew before it leaves may have come since
+        if self._readers.all_left:
             raise AllLeftError("all workers have left: there is nobody to send a batch to; end the server")
         if time.monotonic() > deadline:
             raise CollectiveTimeoutError(

@@ -72,6 +72,8 @@ def excerpt(rows: Array, indices: Any, out: Array | None = None, *, threads: int
     shape = (len(numbers), *rows.shape[1:])
     if out is None:
         out = np.empty(shape, rows.dtype)
+    elif not isinstance(out, np.ndarray):
+        raise ConfigurationError(f"got out of {_kind(out)}: an excerpt goes into an array, numpy.empty({shape}, ...)")
     elif out.shape != shape or out.dtype != rows.dtype or not out.flags.c_contiguous or not out.flags.writeable:
         raise ConfigurationError(
             f"got out of {_kind(out)}: the excerpt has shape {shape} and dtype {rows.dtype}, and goes into a "
@@ -142,23 +144,32 @@ def part_of(indices: Any, length: int, rank: int, size: int) -> np.ndarray[Any, 
     length : int
         Number of rows that they select from.
     rank, size : int
+
+    Raises
+    ------
+    RowIndexError
+        If an index of the part is out of range; it names the position in the whole list.
     """
     numbers = row_numbers(indices, length)
     start, stop = shard_bounds(len(numbers), rank, size)
+    require_inside(numbers[start:stop], length, first=start)
     return numbers[start:stop]
 
 
-def require_inside(numbers: Array, length: int) -> None:
-    """Raise `RowIndexError` if one of the numbers is not that of one of ``length`` rows."""
+def require_inside(numbers: Array, length: int, first: int = 0) -> None:
+    """Raise `RowIndexError` if one of the numbers is not that of one of ``length`` rows.
+
+    ``first`` is the position of the first number in the list that the user knows.
+    """
     outside = (numbers < -length) | (numbers >= length)
     if outside.any():
-        _refuse(numbers, int(np.argmax(outside)), length)
+        _refuse(numbers, int(np.argmax(outside)), length, first)
 
 
-def _refuse(numbers: Array, position: int, length: int) -> None:
+def _refuse(numbers: Array, position: int, length: int, first: int = 0) -> None:
     raise RowIndexError(
-        f"got index {numbers[position]} at position {position} of the list: there are {length} rows, so indices go "
-        f"from {-length} to {length - 1}"
+        f"got index {numbers[position]} at position {first + position} of the list: there are {length} rows, so "
+        f"indices go from {-length} to {length - 1}"
     )
 
 

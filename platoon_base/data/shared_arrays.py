@@ -35,8 +35,12 @@ class SharedArrays:
         Raises
         ------
         ConfigurationError
-            If the k-th call of another worker was for another shape or dtype.
+            If the k-th call of another worker was for another shape or dtype, or this is no array.
         """
+        if not (hasattr(array, "dtype") and hasattr(array, "shape")):
+            raise ConfigurationError(
+                f"got {type(array).__name__} to share: pass an array of the shape and dtype that the memory is to have"
+            )
         files = files_of(self._worker)
         if files is None:
             raise ConfigurationError("a job of one has nobody to share an array with: use numpy.zeros")

@@ -110,7 +110,13 @@ class SharedData:
         timeout_s: float = DEFAULT_TIMEOUT_S,
     ) -> SharedData:
         """Share rows of zeros, for `writing`; arguments and errors as those of the class."""
-        zero = np.broadcast_to(np.zeros((), dtype), shape)
+        try:
+            zero = np.broadcast_to(np.zeros((), dtype), shape)
+        except (ValueError, TypeError, OverflowError) as exc:
+            raise ConfigurationError(
+                f"got shape={shape!r} and dtype={dtype!r} for shared data ({exc}): pass the number of rows and the "
+                "shape of a row, none of them negative, and a dtype of numbers"
+            ) from exc
         return cls(zero, name, worker=worker, timeout_s=timeout_s)
 
     @classmethod

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,7 +12,7 @@ from platoon_base import rules
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules.center import State
 
-__all__ = ["ASGD", "EASGD", "ParamSyncRule", "is_user_defined"]
+__all__ = ["ASGD", "EASGD", "ParamSyncRule", "is_user_defined", "require_params"]
 
 Array = np.ndarray[Any, Any]
 _METHODS = {
@@ -53,7 +53,7 @@ class ParamSyncRule:
         raise NotImplementedError(f"{type(self).__name__} has no update_params: override it, or theano_update")
 
     def make_update_function(self, local_params: list[Any]) -> Callable[[list[Array]], object]:
-        """Return a function of the center's values that applies the rule once.
+        """Return a function of the center's values that applies the rule once, and changes them in place.
 
         Parameters
         ----------
@@ -61,6 +61,10 @@ class ParamSyncRule:
         """
         if _is_overridden(self, "theano_update"):
             return _by_theano(self.theano_update(local_params), type(self).__name__)
+        if self.kernel is not None and not _is_overridden(self, "update_params"):
+            function = _BySync(self, local_params)
+            vars(self).setdefault("_functions", []).append(function)
+            return function
 
         def update(master_values: list[Array]) -> None:
             local_values = [np.array(param.get_value()) for param in local_params]
@@ -69,6 +73,11 @@ class ParamSyncRule:
                 param.set_value(value)
 
         return update
+
+    def took_center_over(self) -> None:
+        """Take note that the parameters have the center's values now, which the states of a worker follow."""
+        for function in vars(self).get("_functions", []):
+            function.restart()
 
     def require_signatures(self) -> None:
         """Raise `ConfigurationError` unless each method can be called as the class says."""
@@ -154,6 +163,13 @@ class ASGD(ParamSyncRule):
         return "ASGD()"
 
 
+def require_params(params: Any) -> list[Any]:
+    """Return the parameters as a list; `ConfigurationError` for what is none, such as one shared variable."""
+    if hasattr(params, "get_value") or isinstance(params, (np.ndarray, str)) or not isinstance(params, Iterable):
+        raise ConfigurationError(f"got {params!r} as params: give a list of shared variables, such as [w, b]")
+    return list(params)
+
+
 def is_user_defined(rule: Any) -> bool:
     """Tell whether a rule has its own `ParamSyncRule.update_params` or the like, which runs in place of a kernel."""
     if not isinstance(rule, ParamSyncRule):
@@ -165,11 +181,42 @@ def _is_overridden(rule: ParamSyncRule, name: str) -> bool:
     return getattr(type(rule), name) is not getattr(ParamSyncRule, name)
 
 
-def _by_theano(function: Callable[..., Any], name: str) -> Callable[[list[Array]], object]:
+class _BySync:
+    """An update by the `sync` of a rule of this package, with the states of the worker."""
+
+    def __init__(self, rule: ParamSyncRule, local_params: list[Any]) -> None:
+        self._rule, self._params = rule, local_params
+        self.restart()
+
+    def restart(self) -> None:
+        """Let the worker's states be what the parameters are, as after they took the center over."""
+        self._states = [tuple(np.array(p.get_value()) for _ in self._rule.local_state) for p in self._params]
+
+    def __call__(self, master_values: list[Array]) -> None:
+        local_values = [np.array(param.get_value()) for param in self._params]
+        for local, master, states in zip(local_values, master_values, self._states):
+            self._rule.sync(local, master, states)
+        for param, value in zip(self._params, local_values):
+            param.set_value(value)
+
+
+def _by_theano(function: Any, name: str) -> Callable[[list[Array]], object]:
     """Return an update that takes new values of the center from a compiled function."""
+    if not callable(function):
+        raise ConfigurationError(
+            f"{name}.theano_update returned {function!r}: return a compiled function, theano.function(masters, "
+            "new_masters, updates=...)"
+        )
 
     def update(master_values: list[Array]) -> None:
-        new: Any = function(*master_values)
+        try:
+            new: Any = function(*master_values)
+        except TypeError as exc:
+            raise ConfigurationError(
+                f"the function of {name}.theano_update cannot be called with the center's values, "
+                f"{', '.join(f'{value.dtype}{list(value.shape)}' for value in master_values)}: {exc}; give it one "
+                "input for each parameter, in their order, of its type"
+            ) from exc
         values: Sequence[Any] = new if isinstance(new, (list, tuple)) else [new]
         shapes, wanted = [np.shape(value) for value in values], [value.shape for value in master_values]
         if shapes != wanted:

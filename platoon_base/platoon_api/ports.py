@@ -21,7 +21,12 @@ def add_port_options(parser: argparse.ArgumentParser) -> None:
         "--control-port", type=int, default=CONTROL_PORT, help="TCP port of the controller.  [%(default)s]"
     )
     parser.add_argument("--data-port", type=int, default=None, help="TCP port of the controller's mini-batches.")
-    parser.add_argument("--data-hwm", type=int, default=DATA_HWM, help="Mini-batches that may wait.  [%(default)s]")
+    parser.add_argument(
+        "--data-hwm",
+        type=int,
+        default=DATA_HWM,
+        help="Mini-batches that may wait in a worker; of no effect on a controller.  [%(default)s]",
+    )
 
 
 def port_arguments(args: argparse.Namespace) -> dict[str, Any]:

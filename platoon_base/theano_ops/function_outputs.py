@@ -25,11 +25,17 @@ def require_reductions(reduce: Any, count: int) -> list[str | None]:
     given = list(reduce) if isinstance(reduce, (list, tuple)) else [reduce] * count
     if len(given) != count:
         raise ConfigurationError(f"got {len(given)} reductions for {count} outputs: pass one for each, or one for all")
-    found = [name if name is None or name == "gather" else canonical_op(name) for name in given]
-    for name in found:
-        if name not in REDUCTIONS:
-            raise ConfigurationError(f"got reduce={name!r}: it must be one of {', '.join(map(repr, REDUCTIONS))}")
-    return found
+    return [_require_reduction(name) for name in given]
+
+
+def _require_reduction(name: Any) -> str | None:
+    if name is None or name == "gather":
+        return name  # type: ignore[no-any-return]
+    try:
+        return canonical_op(name)
+    except ConfigurationError:
+        known = ", ".join(map(repr, REDUCTIONS))
+        raise ConfigurationError(f"got reduce={name!r}: it must be one of {known}") from None
 
 
 class Combined:

@@ -98,7 +98,9 @@ class TellsLoss(Optimizer):  # type: ignore[misc]
     def _count_alone(self, fgraph: Any, loss: list[Any]) -> None:
         """Put one `Told` behind the first parameter that is counted alone, if there is one."""
         for output, place in fgraph.update_mapping.items():
-            worker = _alone.get(getattr(fgraph.inputs[place], "container", None))
+            # An input that is updated without being shared, such as the steps of a scan, has none.
+            container = getattr(fgraph.inputs[place], "container", None)
+            worker = None if container is None else _alone.get(container)
             if worker is not None:
                 told = Told(worker, counts=True)(fgraph.outputs[output], *loss)
                 fgraph.change_input("output", output, told, reason="platoon_tells_loss")

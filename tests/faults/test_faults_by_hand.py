@@ -109,11 +109,11 @@ def answering(body):
 
 
 def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work):
-    body = "return {'a': 1, 'bad': {1, 2}}[req] if req != 'late' else self.nothing"
+    body = "return sys.exit(7) if req == 'exit' else {'a': 1, 'bad': {1, 2}}[req] if req != 'late' else self.nothing"
     controller, port = serve(answering(body))
     worker = work(
         """
-        for req in ('done', 'bad', 'late', 'platoon-x'):
+        for req in ('done', 'bad', 'late', 'platoon-x', 'exit'):
             try:
                 worker.send_req(req)
             except Exception as exc:
@@ -131,7 +131,8 @@ def test_a_handler_that_raises_is_an_error_of_the_worker_that_asked(serve, work)
     assert "ConfigurationError got an answer of handle_control to 'bad' that JSON cannot carry" in lines[1]
     assert "AttributeError on 'late'" in lines[2]
     assert "names that begin with 'platoon-' are reserved" in lines[3]
-    assert "got a request 'a' that JSON cannot carry (Object of type ndarray" in lines[4]
+    assert lines[4].startswith("ProtocolError the controller's handler raised SystemExit on 'exit': 7")
+    assert "got a request 'a' that JSON cannot carry (Object of type ndarray" in lines[5]
     output = end(controller)
     assert "Traceback" in output
     assert "KeyError: 'done'" in output
@@ -167,6 +168,18 @@ class WrongShapes(ParamSyncRule):
     def theano_update(self, local_params):
         return lambda *masters: masters[0][:3]
 
+class NoFunction(ParamSyncRule):
+    def theano_update(self, local_params):
+        pass
+
+class NoUpdate(ParamSyncRule):
+    def make_update_function(self, local_params):
+        return 3
+
+class OtherInputs(ParamSyncRule):
+    def theano_update(self, local_params):
+        return lambda: None
+
 class Param(object):
     def __init__(self):
         self.value = numpy.ones(4)
@@ -192,7 +205,11 @@ attempt(worker.sync_params)
 attempt(worker.init_shared_params, [Param()], NoMaster())
 attempt(worker.init_shared_params, [Param()], EASGD)
 attempt(EASGD, 1.5)
-for rule in (Nothing, Fails, WrongShapes):
+attempt(worker.init_shared_params, [Param()], NoFunction())
+attempt(worker.init_shared_params, [Param()], NoUpdate())
+attempt(worker.init_shared_params, None, EASGD(0.5))
+attempt(worker.init_shared_params, Param(), EASGD(0.5))
+for rule in (Nothing, Fails, WrongShapes, OtherInputs):
     param = Param()
     worker.init_shared_params([param], rule())
     attempt(worker.sync_params)
@@ -209,9 +226,13 @@ for rule in (Nothing, Fails, WrongShapes):
     assert "NoMaster.update_params(local_values), which is called as update_params(local_values, mast" in lines[1]
     assert "got rule=<class" in lines[2]
     assert "got alpha=1.5" in lines[3]
-    assert lines[4] == "NotImplementedError Nothing has no update_params: override it, or theano_update"
-    assert lines[5] == "KeyError 'in the rule'"
-    assert "WrongShapes.theano_update returned values of shapes [(3,)], the parameters have [(4,)]" in lines[6]
+    assert "NoFunction.theano_update returned None: return a compiled function" in lines[4]
+    assert "NoUpdate.make_update_function returned 3: return a function that takes the list" in lines[5]
+    assert all("as params: give a list of shared variables" in line for line in lines[6:8])
+    assert lines[8] == "NotImplementedError Nothing has no update_params: override it, or theano_update"
+    assert lines[9] == "KeyError 'in the rule'"
+    assert "WrongShapes.theano_update returned values of shapes [(3,)], the parameters have [(4,)]" in lines[10]
+    assert "OtherInputs.theano_update cannot be called with the center's values, float64[4]" in lines[11]
     end(controller)
 
 
@@ -276,9 +297,11 @@ def test_a_process_is_one_worker(serve, work):
     worker = work(
         """
         import warnings
+        from platoon_base.platoon_api.channel import Soldier
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             assert Worker(5567) is worker
+            assert Worker(control_port=5567) is Soldier(port=5567) is Soldier(control_port=5567) is worker
         print(caught[0].message)
         worker.close()
         try:

@@ -219,7 +219,7 @@ def test_scripts_of_the_first_version(serve, start):
     from platoon_base.platoon_api import channel
     from platoon_base.platoon_api.param_sync import EASGD
 
-    device = channel.Soldier({port})
+    device = channel.Soldier({port}) if sys.argv[1] == '1' else channel.Soldier(port={port})
     params = [numpy.zeros(3)]
     device.init_shared_params(params, param_sync_rule=EASGD(0.5), cleanup=sys.argv[1] == '1')
     print("center is there", flush=True)
@@ -270,6 +270,12 @@ def test_shared_memory_by_the_size_of_an_array(serve, work):
     worker.handle.barrier("written")
     numpy.testing.assert_array_equal(array, [[1] * 3, [2] * 3])
     numpy.testing.assert_array_equal(other, [10, 11, 0, 0, 0, 0])
+    try:
+        worker.shared(None)
+    except ValueError as exc:
+        assert "got NoneType to share: pass an array" in str(exc), exc
+    else:
+        raise AssertionError("None was shared")
     """
     workers = [work(text, port) for _ in range(2)]
     for worker in workers:
@@ -425,8 +431,10 @@ def test_a_worker_that_comes_to_the_data_channel_after_another_one_has_left_it(s
     while not worker.send_req('is it said', 'the first has left'):
         pass
     print("sending has ended by", worker.send_req('how did it end', 1))
-    worker.init_mb_sock({data_port})
-    assert worker.recv_mb()[0].sum() == 2
+    for hwm in range(1, 21):  # the same channel again: there is a reader at any moment
+        worker.init_mb_sock({data_port}, hwm)
+        assert worker.recv_mb()[0].sum() == 2
+    print("then by", worker.send_req('how did it end', .1))
     """
     first = f"""
     while not worker.send_req('is it said', 'the second is here'):
@@ -437,7 +445,9 @@ def test_a_worker_that_comes_to_the_data_channel_after_another_one_has_left_it(s
     """
     second = work(later, port)
     end(work(first, port, f"--data-port={data_port}"))
-    assert "ended by none" in end(second)
+    output = end(second)
+    assert "ended by none" in output
+    assert "then by none" in output
     end(controller)
 
 

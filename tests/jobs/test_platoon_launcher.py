@@ -110,6 +110,8 @@ def test_a_worker_that_fails_is_exit_status_1(launcher, tmp_path, own_controller
     assert done.returncode == 1, done.stdout + done.stderr
     if not own_controller:
         assert re.search(r"worker 1: exit status 9 \(demo_worker.py:\d+\); the end of", done.stdout)
+    else:
+        assert "platoon-launcher: demo_controller.py ended with exit status 9; its output is above" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -117,6 +119,7 @@ def test_a_worker_that_fails_is_exit_status_1(launcher, tmp_path, own_controller
     [
         ([], "required: EXPERIMENT"),
         (["nothing", "-D", "cpu"], "no script 'nothing_worker.py'"),
+        (["demo_worker.py"], "give the experiment's name, 'demo', for demo_worker.py"),
         (["demo", "--what"], "unrecognized arguments"),
         (["demo", "-D", "gpu7"], "got device 'gpu7'"),
         (["demo", "-D", "cpu", "-c", "--nothing=1"], "unrecognized arguments: --nothing=1"),
@@ -145,6 +148,13 @@ def test_errors_of_the_system_are_exit_status_3_and_unknown_ones_4(launcher, tmp
         assert "broken here" in done.stderr
 
 
+def test_a_log_folder_that_cannot_be_made_is_exit_status_3(launcher, tmp_path):
+    (tmp_path / "PLATOON_LOGS").write_text("")
+    done = launcher("demo", "-D", "cpu")
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert "PLATOON_LOGS" in done.stderr
+
+
 def test_arguments_come_before_the_environment_and_that_before_files(launcher, home, tmp_path):
     host = os.uname().nodename
     (home / ".platoonrc").write_text(f"[devices]\nother = cuda0,cuda1\n{host} = cpu,cpu,cpu\n")
@@ -164,9 +174,10 @@ def test_arguments_come_before_the_environment_and_that_before_files(launcher, h
     whole = host if "." in host else f"{host}.example.org"
     (tmp_path / ".platoonrc").write_text(f"[platoon]\nhosts = {whole}\n[devices]\n{whole} = cpu cpu cpu cpu\n")
     assert "4 workers on the CPU (.platoonrc" in workers()
-    (tmp_path / ".platoonrc").unlink()
+    (tmp_path / ".platoonrc").write_text("[platoon]\nhosts =\n[devices]\nlocalhost =\n")  # says nothing
     (home / ".platoonrc").unlink()
-    assert f"1 worker on the CPU ({named}, localhost)" in workers(PLATOONRC=f"{tmp_path}/none:{named}")
+    named_files = f"{tmp_path}/none:{named}"
+    assert f"1 worker on the CPU ({named}, localhost)" in workers(PLATOONRC=named_files, PLATOON_DEVICES=",")
 
 
 @pytest.mark.parametrize(

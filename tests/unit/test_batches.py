@@ -13,7 +13,17 @@ import pytest
 from watching import until
 
 from platoon_base.data import BatchReader, BatchServer
-from platoon_base.data.batch_frames import Batch, Freed, Hello, Part, decode_from_reader, decode_from_server, encode
+from platoon_base.data.batch_frames import (
+    PROTOCOL,
+    Batch,
+    Freed,
+    Hello,
+    Part,
+    decode_from_reader,
+    decode_from_server,
+    encode,
+)
+from platoon_base.data.batch_link import connect_link
 from platoon_base.data.batch_memory import Slot
 from platoon_base.data.batch_pinning import Pinning
 from platoon_base.data.batch_reader import AHEAD
@@ -195,6 +205,25 @@ def test_a_worker_that_leaves_while_a_batch_is_made_for_it_has_left(server, read
     with pytest.raises(WorkerLostError, match="all workers have left"):
         write()
     assert server.lost == 0
+
+
+@pytest.mark.parametrize("hello", ["before", "after"])
+def test_a_worker_that_connects_anew_has_not_left(address, hello):
+    """Its second connection is there before the first one ends, maybe without a hello."""
+    with BatchServer(address) as server:
+        first = BatchReader(address, timeout_s=SHORT_S)
+        server.send(np.zeros(3))
+        link = connect_link(address)
+        if hello == "before":
+            link.send(encode(Hello(PROTOCOL, 0, 4)))
+        first.close()
+        if hello == "after":
+            with pytest.raises(CollectiveTimeoutError, match="no worker had room"):
+                server.send(np.ones(3), timeout_s=SHORT_S)
+            link.send(encode(Hello(PROTOCOL, 0, 4)))
+        server.send(np.ones(3), timeout_s=SHORT_S)
+        link.close()
+        server.close()
 
 
 def test_larger_batches_get_larger_memory(server, reader):

@@ -94,8 +94,9 @@ def test_an_unsigned_index_does_not_wrap():
         (ROWS, [1], np.empty((1, 2, 3), np.float64), "got out of .*float64"),
         (ROWS, [1], np.empty((1, 3, 2), np.float32).transpose(0, 2, 1), "got out of"),
         (ROWS, [1], ROWS[:1], "in the memory of the rows"),
+        (ROWS, [1], [1], "got out of list: an excerpt goes into an array"),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_other_arguments_are_refused(rows, indices, out, why):
     with pytest.raises(ConfigurationError, match=why):
@@ -150,6 +151,12 @@ def test_a_copy_between_other_orders_and_dtypes_is_that_of_numpy():
     for target in (np.empty((2048, 2048), "f4", "F"), np.empty((2048, 2048), ">f4"), np.empty((2, 2048, 2048), "f4")):
         copy_to(target, source)
         np.testing.assert_array_equal(target, np.broadcast_to(source, target.shape))
+
+
+def test_an_index_out_of_range_has_its_position_in_the_whole_list():
+    assert part_of([0, 1, 2, 3, 40], 7, 0, 2).tolist() == [0, 1]
+    with pytest.raises(RowIndexError, match="got index 40 at position 4"):
+        part_of([0, 1, 2, 3, 40], 7, 1, 2)
 
 
 def test_parts_of_a_list_are_contiguous_and_even():

@@ -72,6 +72,12 @@ def test_what_has_no_rows_of_numbers_is_refused(solo_worker, data, why):
         SharedData(data, worker=solo_worker)
 
 
+@pytest.mark.parametrize("rows", [-1, 10**30, "x"])
+def test_a_number_of_rows_that_cannot_be_is_refused(solo_worker, rows):
+    with pytest.raises(ConfigurationError, match="got shape=.* pass the number of rows"):
+        SharedData.empty((rows, 2), worker=solo_worker)
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "../x", "é", ".x", "x" * 65])
 def test_names_are_parts_of_file_names(solo_worker, name):
     with pytest.raises(ConfigurationError, match="it becomes part of a file name"):

@@ -17,6 +17,7 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 import theano.tensor as T
 
 import platoon_base.theano_ops
+from platoon_base.collectives.base import canonical_op
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import solo
 from platoon_base.rules import EASGD
@@ -33,6 +34,7 @@ from platoon_base.theano_ops import (
 )
 from platoon_base.theano_ops.base import JobOp, next_turn
 from platoon_base.theano_ops.compressed import Float16Sum
+from platoon_base.theano_ops.function_outputs import require_reductions
 
 pytestmark = pytest.mark.theano
 
@@ -49,6 +51,14 @@ def worker():
 def test_the_face_has_all_that_it_offers():
     """Some names are imported only when they are asked for, so a wrong one would show late."""
     assert [name for name in platoon_base.theano_ops.__all__ if not hasattr(platoon_base.theano_ops, name)] == []
+
+
+def test_an_unknown_reduction_is_refused_with_those_that_there_are():
+    with pytest.raises(ConfigurationError, match="got reduce='foo': it must be one of 'mean', .*, 'gather', None"):
+        require_reductions("foo", 2)
+    with pytest.raises(ConfigurationError, match=r"got op='-': it must be one of sum, .*, \+, add,"):
+        canonical_op("-")
+    assert require_reductions(["avg", "gather", None], 3) == ["mean", "gather", None]
 
 
 def nodes(function):

@@ -46,7 +46,7 @@ class Controller:
     data_port : int, optional
         See `init_data`.
     data_hwm : int
-        Mini-batches that may wait.
+        Ignored, as in `init_data`.
     devices : list of str, optional
         One for each worker. Of workers that are started by hand it tells how many will come, which `Worker.all_reduce`
         must know.

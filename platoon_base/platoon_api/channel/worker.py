@@ -18,7 +18,7 @@ from platoon_base.errors import ConfigurationError, PlatoonWarning, WorkerLostEr
 from platoon_base.job.joining import connect, connect_at_port
 from platoon_base.platoon_api.data_channel import open_reader, reader_of_running, require_hwm
 from platoon_base.platoon_api.json_text import from_json, to_json
-from platoon_base.platoon_api.param_sync import ParamSyncRule, is_user_defined
+from platoon_base.platoon_api.param_sync import ParamSyncRule, is_user_defined, require_params
 from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments, require_port
 from platoon_base.system.environment import DEVICE, JOB
 from platoon_base.worker.handle import Worker as Handle
@@ -83,6 +83,7 @@ class Worker:
         self._pid = os.getpid()
         self._timeout_s = _seconds(socket_timeout)
         self._params: list[Any] = []
+        self._rule: ParamSyncRule | None = None  # one of the user's own
         self._update: Callable[[list[Any]], object] | None = None
         self._data_port: int | None = None
         self._data_hwm = data_hwm
@@ -166,16 +167,24 @@ class Worker:
         Raises
         ------
         ConfigurationError
-            If the methods of a user-defined rule take other arguments than `ParamSyncRule` says.
+            If the methods of a user-defined rule take other arguments than `ParamSyncRule` says, or return no
+            function; if ``params`` is no list.
         """
-        params = list(params)
-        update = None
+        params = require_params(params)
+        update, rule = None, None
         if is_user_defined(param_sync_rule):
-            rule: ParamSyncRule = param_sync_rule
+            rule = param_sync_rule
             rule.require_signatures()
             update = rule.make_update_function(params)
+            if not callable(update):
+                raise ConfigurationError(
+                    f"{type(rule).__name__}.make_update_function returned {update!r}: return a function that takes the "
+                    "list of the center's values and changes them in place"
+                )
         self.handle.init_shared_params(params, param_sync_rule)
-        self._params, self._update = params, update
+        self._params, self._update, self._rule = params, update, rule
+        if rule is not None:
+            rule.took_center_over()
 
     @property
     def shared_params(self) -> list[Any]:
@@ -192,6 +201,8 @@ class Worker:
     def copy_to_local(self, synchronous: bool = True) -> None:
         """Take the center over: parameters := center; False without locks."""
         self._copy(self.handle.copy_to_local, synchronous)
+        if self._rule is not None:
+            self._rule.took_center_over()
 
     def copy_to_global(self, synchronous: bool = True) -> None:
         """Overwrite the center: center := parameters; False without locks."""
@@ -245,10 +256,13 @@ class Worker:
         """Read mini-batches from the controller with this data port; the constructor's ``data_port`` does it too.
 
         A controller that has not opened the port so far is looked for at each request, and waited for by `recv_mb`.
+        A second call reads there from then on. Mini-batches that waited here for the first one go to other readers.
         """
         self._set_data_port(port, data_hwm)
-        self._end_of_data()
+        before, self._reader = self._reader, None
         self._find_data()
+        if before is not None:
+            before.close()  # after the new one is there: a controller that sees no reader ends its data
 
     def _set_data_port(self, port: int, data_hwm: int) -> None:
         require_port(port)
