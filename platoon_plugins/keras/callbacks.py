@@ -127,7 +127,7 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
         self._fits = fits
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._fits.training.start()
+        self._fits.training.start((self.params or {}).get("epochs"))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._fits.training.callbacks_end_epoch()

@@ -17,6 +17,7 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.schedule import votes_suffice
 from platoon_base.worker import FlatBuffers
 from platoon_plugins.keras import backends
+from platoon_plugins.keras.marks import mark, unmark
 
 __all__ = [
     "DONE",
@@ -26,7 +27,6 @@ __all__ = [
     "GradientAverage",
     "Words",
     "average_of",
-    "is_marked",
     "plain_again",
 ]
 
@@ -34,11 +34,12 @@ Array = np.ndarray[Any, Any]
 NOT_ATTACHED = (
     "this DistributedOptimizer is used without distribute(...): the workers' models would start from different "
     "weights, and losses and metrics be those of one worker; pass callbacks=distribute([...]) to each fit, or call "
-    "broadcast_variables(model) before a loop over train_on_batch, also after a fit"
+    "broadcast_variables(model) before a loop over train_on_batch, also after a fit. If you do, and the optimizer is "
+    "that of a model within the one that is trained, let the latter keep it in an attribute too, such as "
+    "self.inner_optimizer = self.inner.optimizer: it is found there"
 )
 # What travels with the gradients, one number for each rank: 0, or one of these.
 _VOTES, DONE = 1.0, 2.0
-_MARK = "distributed_"  # before an optimizer's name, which is all that copies and files keep
 LEAST_WEIGHT = 1e-8  # the weight of a batch in which everything is masked
 
 
@@ -96,20 +97,15 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
     names = {"__module__": base.__module__, "__qualname__": base.__qualname__, "__doc__": base.__doc__}
     methods = backend.apply_of(base, average)
     optimizer.__class__ = type(base.__name__, (base,), {**names, **methods, "gradient_average": average})
-    if not is_marked(optimizer) and isinstance(getattr(optimizer, "name", None), str):
-        optimizer.name = _MARK + optimizer.name
+    mark(optimizer)
     return optimizer
 
 
-def is_marked(optimizer: Any) -> bool:
-    """Whether an optimizer of Keras 3 averages gradients, or did before it was copied or saved."""
-    return str(getattr(optimizer, "name", "")).startswith(_MARK)
-
-
 def plain_again(optimizer: Any) -> None:
-    """Take back what DistributedOptimizer did, but for the name."""
+    """Take back what DistributedOptimizer did to an optimizer, or to what it is a copy of."""
     if average_of(optimizer) is not None:
         optimizer.__class__ = type(optimizer).__mro__[1]
+    unmark(optimizer)
 
 
 def average_of(optimizer: Any) -> GradientAverage | None:
@@ -151,6 +147,7 @@ class GradientAverage:
     """
 
     lags = False
+    _lists = False
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -390,7 +387,7 @@ class GradientAverage:
         """Take note of the gradients to come."""
         flag = self._mine.flags[self.worker.global_rank]
         self._like, self._weights = like, []
-        self._mine, self._all = (Words(self.worker.global_size, len(like)) for _ in range(2))
+        self._mine, self._all = (Words(self.worker.global_size, len(like), self._lists) for _ in range(2))
         self._mine.flags[self.worker.global_rank] = flag
 
     def _require_as_many(self, calls: int) -> None:
@@ -419,11 +416,15 @@ class GradientAverage:
 
 
 class Words:
-    """The numbers that travel with the gradients: a flag and a weight for each rank, and which gradients there are."""
+    """The numbers that travel with the gradients: a flag and a weight for each rank, and which gradients there are.
 
-    def __init__(self, size: int, gradients: int) -> None:
-        self.array = np.zeros(2 * size + gradients, np.float32)
+    With ``lists`` also how many rows each rank has of each, where they are lists of rows.
+    """
+
+    def __init__(self, size: int, gradients: int, lists: bool = False) -> None:
+        self.array = np.zeros(2 * size + gradients * (1 + size * lists), np.float32)
         self.flags, self.weights, self.used = self.array[:size], self.array[size : 2 * size], self.array[2 * size :]
+        self.used, self.counts = self.used[:gradients], self.used[gradients:].reshape(size * lists, gradients)
 
     def round(self, size: int) -> None:
         """Make what is left of a mean over the workers, of which most give zeros, the values themselves."""

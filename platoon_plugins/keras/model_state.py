@@ -11,8 +11,8 @@ from platoon_base import Worker, connect
 from platoon_base.worker import copy_first_values
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.backends.base import Backend, Variable
-from platoon_plugins.keras.optimizers import wrap_again
-from platoon_plugins.keras.requirements import require_distributable
+from platoon_plugins.keras.optimizers import average_of_model, wrap_again
+from platoon_plugins.keras.requirements import require_distributable, require_weights
 
 __all__ = ["broadcast_variables", "first_values", "state_checksum", "state_of"]
 
@@ -25,21 +25,27 @@ def broadcast_variables(model: Any, *, worker: Worker | None = None) -> None:
     Parameters
     ----------
     model : keras.Model
-        Compiled, and built.
+        Built; on Keras 2 also compiled. Of one that is not, weights and statistics are given, and optimizers in its
+        attributes.
     worker : Worker, optional
         The default is ``connect()``.
 
     Raises
     ------
     ConfigurationError
-        If the model is not compiled, or has no weights yet.
+        If the model has no weights yet, or is one of Keras 2 that is not compiled.
     LayoutMismatchError
         On every worker, before anything is changed, if the model of one is another.
     """
     worker = connect() if worker is None else worker
     backend = backends.current()
     wrap_again(model, worker)
-    average = require_distributable(model, backend)
+    compiled = getattr(model, "compiled", True)  # which a model of Keras 2 does not tell: its back end looks
+    if compiled:
+        average = require_distributable(model, backend)
+    else:
+        average = average_of_model(model)
+        require_weights(model, backend)
     if worker.global_size == 1:
         return
     copy_first_values(first_values(model, backend), worker, "broadcast_variables")

@@ -9,7 +9,8 @@ import keras
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.gradients import DistributedOptimizer, GradientAverage, average_of, is_marked, plain_again
+from platoon_plugins.keras.gradients import DistributedOptimizer, GradientAverage, average_of, plain_again
+from platoon_plugins.keras.marks import is_marked
 from platoon_plugins.keras.several_averages import SeveralAverages
 
 __all__ = ["average_of_model", "optimizers_of", "with_inner", "wrap_again"]
@@ -35,20 +36,23 @@ def with_inner(optimizer: Any) -> Iterator[Any]:
 
 
 def wrap_again(model: Any, worker: Worker) -> None:
-    """Make model.optimizer average gradients as a whole, if it, or what is inside it, is to do so or did.
+    """Make each optimizer of a model average gradients as a whole, if it, or what is inside it, is to do so or did.
 
     A copy of a DistributedOptimizer is a plain one, by ``copy.deepcopy``, ``pickle``, ``load_model`` or from its
     configuration; its name tells. With the policy "mixed_float16" ``compile`` puts a LossScaleOptimizer around a
     DistributedOptimizer: each worker would decide by its own gradients which steps to leave out.
     """
-    optimizer = getattr(model, "optimizer", None)
-    if worker.global_size == 1 or average_of(optimizer) is not None:
+    if worker.global_size == 1:
         return
-    inner = getattr(optimizer, "inner_optimizer", None)
-    if is_marked(optimizer) or (inner is not None and is_marked(inner)):
-        if inner is not None:
-            plain_again(inner)
-        DistributedOptimizer(optimizer, worker=worker)
+    optimizers = optimizers_of(model)
+    inside = {id(inner) for outer in optimizers for inner in with_inner(outer) if inner is not outer}
+    for optimizer in optimizers:
+        inner = getattr(optimizer, "inner_optimizer", None)
+        marked = is_marked(optimizer) or (inner is not None and is_marked(inner))
+        if marked and id(optimizer) not in inside and average_of(optimizer) is None:
+            if inner is not None:
+                plain_again(inner)
+            DistributedOptimizer(optimizer, worker=worker)
 
 
 def average_of_model(model: Any) -> GradientAverage | SeveralAverages | None:

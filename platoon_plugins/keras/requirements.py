@@ -8,7 +8,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.optimizers import average_of_model, optimizers_of, with_inner
 
-__all__ = ["require_distributable", "require_new", "require_no_other_average"]
+__all__ = ["require_distributable", "require_new", "require_no_other_average", "require_weights"]
 
 _FLOATS = ("float16", "float32", "float64")
 
@@ -28,16 +28,24 @@ def require_distributable(model: Any, backend: Backend) -> Any:
     """
     average = average_of_model(model)
     backend.require_trainable(model, average is not None)
+    require_weights(model, backend)
+    return average
+
+
+def require_weights(model: Any, backend: Backend) -> None:
+    """Raise if there are none to be trained, or some of a type that workers do not combine."""
     weights = backend.weights(model)
     if not weights:
-        raise ConfigurationError("got a model without trainable weights: there is nothing to train together")
+        raise ConfigurationError(
+            "got a model without trainable weights: there is nothing to train together; if it is not built yet, put "
+            "keras.Input(shape) in front of its layers, or call model.build(input_shape)"
+        )
     for weight in weights:
         if weight.dtype not in _FLOATS:
             raise ConfigurationError(
                 f"got {weight.name} of dtype {weight.dtype}: workers combine weights of {', '.join(_FLOATS)}; with the "
                 'dtype policy "mixed_bfloat16" weights stay float32'
             )
-    return average
 
 
 def require_new(steps: int) -> None:

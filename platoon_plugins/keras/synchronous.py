@@ -15,6 +15,7 @@ from platoon_plugins.keras.gradients import GradientAverage, average_of
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import state_checksum, state_of
 from platoon_plugins.keras.optimizers import optimizers_of
+from platoon_plugins.keras.purpose import described
 from platoon_plugins.keras.several_averages import SeveralAverages
 
 __all__ = ["Synchronous"]
@@ -49,10 +50,8 @@ class Synchronous(Mode):
 
     def purpose(self, model: Any) -> str:
         """Return what must be the same on all workers: optimizer and loss too, which use the averages."""
-        loss = model.loss
         optimizers = ", ".join(map(_described, optimizers_of(model)))
-        loss = loss if isinstance(loss, str) else getattr(loss, "__name__", type(loss).__name__)
-        return f"rule=None, optimizer={optimizers}, loss={loss}"
+        return f"rule=None, optimizer={optimizers}, loss={described(model.loss)}"
 
     def start(self, model: Any, participants: list[int]) -> None:
         """Prepare the averages."""

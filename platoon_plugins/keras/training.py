@@ -16,9 +16,11 @@ from platoon_plugins.keras import seeds
 from platoon_plugins.keras.asynchronous import Asynchronous, abandon_center
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.evaluation import Evaluation
+from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import first_values
-from platoon_plugins.keras.optimizers import wrap_again
+from platoon_plugins.keras.optimizers import optimizers_of, with_inner, wrap_again
+from platoon_plugins.keras.purpose import described
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
 from platoon_plugins.keras.reshuffling import Reshuffling
 from platoon_plugins.keras.same_data import data_of_fit, warn_if_not_sharded
@@ -72,7 +74,7 @@ class Training:
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, model: Any) -> None:
         self._worker, self._backend, self._settings, self._model = worker, backend, settings, model
         abandon_center(worker)
-        if settings.rule is None or (settings.rule == "auto" and model.optimizer not in _trained_by_rule):
+        if settings.rule is None or (settings.rule == "auto" and not _was_trained_by_rule(model)):
             wrap_again(model, worker)
         average = require_distributable(model, backend)
         warn_if_not_on_device(worker.device, backend.weights(model))
@@ -100,7 +102,7 @@ class Training:
                 "got rule=None and a plain optimizer: each worker would train a model of its own; compile with "
                 "DistributedOptimizer(optimizer), or pass a rule such as rule=EASGD()"
             )
-        if rule == "auto" and self._model.optimizer not in _trained_by_rule:
+        if rule == "auto" and not _was_trained_by_rule(self._model):
             require_new(backend.steps_taken(self._model))
         backend.optimizer_state(self._model)  # which builds it, and what is inside it
         require_distributable(self._model, backend)  # once more, now that all of it is there
@@ -111,10 +113,11 @@ class Training:
 
     # The begin of a fit.
 
-    def start(self) -> None:
+    def start(self, epochs: int | None) -> None:
         """Begin the fit, after the user's callbacks have: one of them may have restored a checkpoint."""
         worker, backend, model, settings = self._worker, self._backend, self._model, self._settings
-        how = self._mode.purpose(model)
+        alike = described({"epochs": epochs, **backend.compiled_with(model)})
+        how = f"{self._mode.purpose(model)}, {alike}, every_n_batches={settings.every_n_batches}"
         self._shares_next = False
         try:
             participants = start_training(
@@ -122,8 +125,7 @@ class Training:
                 "keras fit",
                 "fit",
                 values=first_values(model, backend),
-                purpose=f"distribute({how}, every_n_batches={settings.every_n_batches}, policy={settings.policy!r})"
-                f"{_precision(model)}",
+                purpose=f"distribute({how}, policy={settings.policy!r}){_precision(model)}",
                 rule=self._mode.rule,
                 parameters=backend.weights(model),
                 on_nonfinite=settings.on_nonfinite,
@@ -132,6 +134,9 @@ class Training:
         finally:
             if self._shares_next and worker.shares:  # also if the wait for the others was interrupted
                 _sharing.add(worker)
+        if self._mode.rule is not None:
+            for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
+                unmark(each)  # what a rule trains is no copy that averages gradients any more
         self._mode.start(model, participants)
         self._statistics.start()
         self._random_state = seeds.state(), backend.random_state()
@@ -145,7 +150,7 @@ class Training:
         self._release_earlier()
         if self._mode.rule is not None:
             self._shares_next = True
-            _trained_by_rule.add(self._model.optimizer)
+            _trained_by_rule.update(optimizers_of(self._model))
         warn_if_not_sharded(self._data, self._worker)
         self._reshuffling.agree()
 
@@ -271,6 +276,10 @@ def _precision(model: Any) -> str:
     """Say in which types a model computes; Keras 2 has one for all models of a process."""
     policy = getattr(getattr(model, "dtype_policy", None), "name", "")
     return f" in {policy}" if policy else ""
+
+
+def _was_trained_by_rule(model: Any) -> bool:
+    return any(optimizer in _trained_by_rule for optimizer in optimizers_of(model))
 
 
 class _Batches:

@@ -21,6 +21,7 @@ from platoon_plugins.keras.same_data import require_same_data
 __all__ = ["evaluate", "predict"]
 
 Array = np.ndarray[Any, Any]
+_NAMES = ("x", "y", "sample_weight")
 _calls = [0]
 
 
@@ -36,7 +37,7 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
     model : keras.Model
         Compiled.
     *data
-        The whole x, y and sample_weight, or one data set, as `shard` takes them.
+        The whole x, y and sample_weight, or one data set, as `shard` takes them; by these names too, as in Keras.
     worker : Worker, optional
         The default is ``connect()``. In a job of one this is ``model.evaluate``.
     **options
@@ -52,11 +53,9 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
     >>> loss, accuracy = evaluate(model, x_test, y_test)                            # doctest: +SKIP
     """
     worker = connect() if worker is None else worker
-    names = ("x", "y", "sample_weight")
-    if not 1 <= len(data) <= len(names):
-        raise ConfigurationError(f"got {len(data)} sets of data: pass x, y and sample_weight, or one data set")
+    data = _with_named(data, options)
     if worker.global_size == 1:
-        return model.evaluate(**dict(zip(names, data)), **options)
+        return model.evaluate(**dict(zip(_NAMES, data)), **options)
     if options.get("steps") is not None:
         raise ConfigurationError(
             f"got steps={options['steps']!r}: each worker would make as many of its own part, other rows than those "
@@ -69,11 +68,26 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
     if worker.global_rank:
         options["verbose"] = 0
     callbacks = [gathered, *(options.pop("callbacks", None) or [])]
-    local = model.evaluate(**dict(zip(names, own)), callbacks=callbacks, **options)
+    local = model.evaluate(**dict(zip(_NAMES, own)), callbacks=callbacks, **options)
     if isinstance(local, dict):
         return {name: gathered.values.get(name, value) for name, value in local.items()}
     values = _in_the_order_of_keras(model, gathered.values)
     return values if isinstance(local, list) else values[0]
+
+
+def _with_named(data: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """Return the data with those that are among the options, and take these out."""
+    named = {name: options.pop(name) for name in _NAMES if name in options}
+    named = {name: value for name, value in named.items() if value is not None}
+    for name in _NAMES[: len(data)]:
+        if name in named:
+            raise ConfigurationError(f"got {name} by its place and by its name: pass it once")
+    last = max([len(data), *(_NAMES.index(name) + 1 for name in named)])
+    data = (*data, *(named.get(name) for name in _NAMES[len(data) : last]))
+    if not 1 <= len(data) <= len(_NAMES) or data[0] is None:
+        sets = sum(each is not None for each in data)
+        raise ConfigurationError(f"got {sets} sets of data: pass x, y and sample_weight, or one data set")
+    return data
 
 
 def _in_the_order_of_keras(model: Any, values: Mapping[str, Any]) -> list[Any]:

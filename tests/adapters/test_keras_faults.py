@@ -231,9 +231,9 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             raw = Raw([keras.Input((6,)), L.Dense(3)])
             raw.compile("sgd", loss="mse")
             refused("raw", model=raw, callbacks=distribute())
-        if not KERAS_2 and keras.backend.backend() == "tensorflow":
+        if keras.backend.backend() in ("tensorflow", "torch"):
             compiled = dense(optimizer=DistributedOptimizer("sgd"), jit_compile=True)
-            refused("xla", model=compiled, callbacks=distribute())
+            refused("compiled", model=compiled, callbacks=distribute())
 
         if not KERAS_2:
             keras.config.set_dtype_policy("bfloat16")
@@ -242,6 +242,9 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
             refused("bfloat16", model=narrow, callbacks=distribute())
         clipped = dense(optimizer=DistributedOptimizer(keras.optimizers.SGD(0.1, clipnorm=0.1 * (rank + 1))))
         refused("other clipping", model=clipped, callbacks=distribute())
+        refused("other metrics", model=dense(metrics=["mse" if rank else "mae"]), callbacks=distribute())
+        refused("other epochs", model=dense(), callbacks=distribute(), epochs=2 + rank)
+        refused("other loss weights", model=dense(loss_weights=[1.0 + rank]), callbacks=distribute())
         stopper = Watch(epoch_end=lambda callback, epoch, logs: stop(callback))
         refused("behind", model=dense(), callbacks=[*distribute(), stopper], epochs=2)
         x_and_y = {"validation_data": (x, y)} if rank else {}
@@ -302,6 +305,9 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
         assert "that has made 2 steps" in told[f"{'loaded' if KERAS_2 else 'trained'} {rank}"]
         assert "pass all callbacks to distribute" in told[f"behind {rank}"]
         assert '"clipnorm": 0.1' in told[f"other clipping {rank}"]
+        for what, words in (("metrics", "metrics=[mae]"), ("epochs", "epochs=3"), ("loss weights", "_weights=[2.0]")):
+            assert told[f"other {what} {rank}"].startswith("LayoutMismatchError")
+            assert words in told[f"other {what} {rank}"], told[f"other {what} {rank}"]
         assert "ranks [1] evaluate after epoch 1" in told[f"one evaluates {rank}"]
         assert "`adds_up = True`" in told[f"undeclared {rank}"]
         assert "does not start from zero" in told[f"metric {rank}"]
@@ -311,8 +317,8 @@ def test_what_cannot_work_is_refused_on_every_worker(run_keras):
                 assert "use_ema=True and a rule" in told[f"{name} {rank}"]
             assert "ScheduleFreeAdamW and a rule" in told[f"schedule free {rank}"]
             assert "weights stay float32" in told[f"bfloat16 {rank}"]
-        if not KERAS_2 and keras.backend.backend() == "tensorflow":
-            assert "jit_compile=False" in told[f"xla {rank}"]
+        if keras.backend.backend() in ("tensorflow", "torch"):
+            assert "call model.compile(..., jit_compile=False)" in told[f"compiled {rank}"]
 
 
 def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):

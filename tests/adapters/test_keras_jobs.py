@@ -604,11 +604,29 @@ def test_a_loop_over_train_on_batch(run_keras):
         if rank:
             model.set_weights([w + 1 for w in model.get_weights()])
         uncompiled = keras.Sequential([L.Dense(3, input_shape=(6,))] if KERAS_2 else [keras.Input((6,)), L.Dense(3)])
-        for call in (broadcast_variables, lambda model: model.fit(x, y, verbose=0, callbacks=distribute())):
+        fit = lambda model: model.fit(x, y, verbose=0, callbacks=distribute())
+        for call in (broadcast_variables, fit) if KERAS_2 else (fit,):
             try:
                 call(uncompiled)
             except (PlatoonError, RuntimeError, ValueError) as exc:
                 assert "compile" in str(exc)
+            else:
+                raise AssertionError
+        if not KERAS_2:  # as in a loop with an optimizer of torch
+            uncompiled.set_weights([w + rank for w in uncompiled.get_weights()])
+            before = everyones(flat(uncompiled.get_weights()))
+            broadcast_variables(uncompiled)
+            assert (flat(uncompiled.get_weights()) == before[0]).all() and (before[0] != before[1]).all()
+            if keras.backend.backend() == "torch":
+                weight = uncompiled.trainable_weights[0].value
+                weight.grad = __import__("torch").full_like(weight, rank)
+                worker.all_reduce(weight.grad, "mean", dest=weight.grad)
+                assert (weight.grad == 0.5).all()
+            unbuilt = keras.Sequential([L.Dense(3)])
+            try:
+                broadcast_variables(unbuilt)
+            except PlatoonError as exc:
+                assert "call model.build" in str(exc), exc
             else:
                 raise AssertionError
         broadcast_variables(model)

@@ -1,7 +1,7 @@
 """The optimizers of a model of Keras 3: several in one model, and those of copies, of files and of mixed precision."""
 
 import pytest
-from keras_here import both_ways, needs_keras_3
+from keras_here import both_ways, keras, needs_keras_3
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300), needs_keras_3]
 
@@ -113,6 +113,133 @@ def test_copies_of_a_synchronous_model_stay_synchronous(run_keras, tmp_path):
                           callbacks=distribute(rule=None if before else "auto"))
                 assert abs(flat(one.get_weights()) - flat(model.get_weights())).max() < 1e-5, (name, before)
                 assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+        """
+    ).require_success()
+
+
+def test_copies_of_a_gan_stay_synchronous(run_keras):
+    """By a deep copy and by a file, each optimizer; and by a rule only if the fit is told so."""
+    run_keras(
+        """
+        import copy
+        from keras_gan import Gan
+        x, y = data(8 * size * 4)
+        Adam = keras.optimizers.Adam
+
+        def made(wrap):
+            model = Gan()
+            model.compile(wrap(Adam(0.02)), wrap(Adam(0.01)))
+            return model
+
+        def from_file(model):
+            path = os.path.join(sys.argv[1], f"gan{rank}.keras")
+            model.save(path)
+            return keras.models.load_model(path)
+
+        one = made(lambda optimizer: optimizer)
+        start = flat(one.get_weights())
+        one.fit(x, y, batch_size=8 * size, shuffle=False, verbose=0)
+        assert abs(flat(one.get_weights()) - start).max() > 0.05
+        options = dict(batch_size=8, shuffle=False, verbose=0)
+        for copied, rule in ((copy.deepcopy, "auto"), (from_file, None)):
+            model = copied(made(DistributedOptimizer))
+            model.fit(*shard(x, y), callbacks=distribute(rule=rule), **options)
+            assert abs(flat(one.get_weights()) - flat(model.get_weights())).max() < 1e-4, copied
+            assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+        model = copy.deepcopy(model)
+        for rule in (EASGD(), "auto"):  # which stays with the rule
+            model.fit(*shard(x, y), callbacks=distribute(rule=rule), **options)
+        assert not hasattr(model.d_optimizer, "gradient_average")
+        """
+    ).require_success()
+
+
+def test_a_copy_of_a_synchronous_model_does_not_train_alone(run_keras):
+    """As the original does not; unless a rule trains it, or it gets a name of its own."""
+    run_keras(
+        """
+        from platoon_plugins.keras import broadcast_variables
+        x, y = data(8 * size * 2)
+        sgd = keras.optimizers.SGD
+        scaled = lambda: keras.optimizers.LossScaleOptimizer(sgd())
+
+        def loaded(optimizer):
+            path = os.path.join(sys.argv[1], f"model{rank}.keras")
+            dense(optimizer=DistributedOptimizer(optimizer)).save(path)
+            return keras.models.load_model(path)
+
+        for optimizer in (sgd, scaled):
+            for train in (lambda model: model.fit(*shard(x, y), verbose=0), lambda model: model.train_on_batch(x, y)):
+                try:
+                    train(loaded(optimizer()))
+                except PlatoonError as exc:
+                    assert "a copy of a DistributedOptimizer" in str(exc) and "callbacks=distribute()" in str(exc), exc
+                else:
+                    raise AssertionError(optimizer)
+            model = loaded(optimizer())
+            broadcast_variables(model)
+            own = x[rank::size], y[rank::size]
+            model.train_on_batch(*own)
+            assert (everyones(flat(model.get_weights())) == flat(model.get_weights())).all()
+        model = loaded(sgd())
+        try:
+            model.fit(*shard(x, y), verbose=0, callbacks=distribute(rule=EASGD(), every_n_batches=10 + rank))
+        except PlatoonError:
+            assert model.optimizer.name.startswith("distributed_")  # as no rule has trained it
+        else:
+            raise AssertionError
+        model.fit(*shard(x, y), verbose=0, callbacks=distribute(rule=EASGD()))
+        model.train_on_batch(*own)
+        model = loaded(sgd())
+        model.optimizer.name = "mine"
+        model.train_on_batch(*own)
+        """
+    ).require_success()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="this train_step is one of torch")
+def test_the_optimizer_of_a_model_within_another(run_keras):
+    """It is found in an attribute of the model that is trained; otherwise that is told."""
+    run_keras(
+        """
+        import torch
+        x, y = data(8 * size * 4)
+
+        class Outer(keras.Model):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner, self.tracker = inner, keras.metrics.Mean("loss")
+            def call(self, x):
+                return self.inner(x)
+            def train_step(self, data):
+                self.zero_grad()
+                loss = keras.ops.mean(keras.losses.categorical_crossentropy(data[1], self.inner(data[0])))
+                loss.backward()
+                weights = self.inner.trainable_weights
+                with torch.no_grad():
+                    self.inner.optimizer.apply([weight.value.grad for weight in weights], weights)
+                self.tracker.update_state(loss)
+                return {"loss": self.tracker.result()}
+
+        def made(optimizer):
+            outer = Outer(dense(optimizer=optimizer))
+            outer.compile()
+            return outer
+
+        one, outer = made(keras.optimizers.SGD(0.5)), made(DistributedOptimizer(keras.optimizers.SGD(0.5)))
+        one.fit(x, y, batch_size=8 * size, shuffle=False, verbose=0)
+        fit = lambda: outer.fit(*shard(x, y), batch_size=8, shuffle=False, verbose=0, callbacks=distribute())
+        try:
+            fit()
+        except PlatoonError as exc:
+            assert "self.inner_optimizer = self.inner.optimizer" in str(exc), exc
+        else:
+            raise AssertionError
+        outer = made(DistributedOptimizer(keras.optimizers.SGD(0.5)))
+        outer.inner_optimizer = outer.inner.optimizer
+        fit()
+        assert abs(flat(one.get_weights()) - flat(outer.get_weights())).max() < 1e-5
+        assert (everyones(flat(outer.get_weights())) == flat(outer.get_weights())).all()
         """
     ).require_success()
 

@@ -24,6 +24,8 @@ def test_values_and_order_are_those_of_one_process(run_keras):
                         continue  # its loss of weighted rows is a mean of the batches' means
                     one = model.evaluate(*given[:2], sample_weight=(*given, None)[2], batch_size=len(x), verbose=0)
                     ours = evaluate(model, *given, batch_size=5, verbose=0)
+                    named = dict(zip(("y", "sample_weight"), given[1:]))
+                    assert evaluate(model, x=x, batch_size=5, verbose=0, **named) == ours
                     assert np.shape(one) == np.shape(ours) and np.allclose(one, ours, atol=1e-5), (one, ours)
                     assert (everyones(np.ravel(ours)) == np.ravel(ours)).all()
                 expected = model.predict(x, verbose=0)
@@ -70,7 +72,7 @@ def test_values_and_order_are_those_of_one_process(run_keras):
         one = model.evaluate(x[:15], y[:15], verbose=0)
         assert np.allclose(one, evaluate(model, Batches(), verbose=0), atol=1e-5)
         for call in (lambda: predict(model, Batches()), lambda: predict(model, x + rank),
-                     lambda: evaluate(model), lambda: evaluate(model, x + rank, y),
+                     lambda: evaluate(model), lambda: evaluate(model, x, x=x), lambda: evaluate(model, x + rank, y),
                      lambda: evaluate(model, x, y, steps=1)):
             try:
                 call()

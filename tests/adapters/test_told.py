@@ -104,6 +104,18 @@ BLOCKS = """
 """
 
 
+def test_an_update_of_what_is_not_shared_is_no_error():
+    """Theano prints an error of an optimization and goes on, as it did for each gradient of a scan."""
+    import theano
+
+    import platoon_base.theano_ops.told  # noqa: F401 - registers the optimization
+
+    x = theano.tensor.dscalar("x")
+    with theano.configparser.change_flags(on_opt_error="raise"):
+        doubled = theano.function([theano.In(x, value=0.0, update=x + 1)], x * 2, mode="FAST_COMPILE")
+    assert [float(doubled()) for _ in range(2)] == [0, 2]
+
+
 @needs_blocks
 @pytest.mark.parametrize(
     ("rule", "step_rule"), [("EASGD()", "None"), ("", "CompositeRule([AllReduceGradients(), Scale(0.1)])")]

@@ -7,6 +7,7 @@ L = keras.layers
 BACKEND = keras.backend.backend()
 
 
+@keras.saving.register_keras_serializable()
 class Gan(keras.Model):
     """Learns rows of six numbers; the noise comes with the data, so that runs can be compared.
 
@@ -33,6 +34,20 @@ class Gan(keras.Model):
             d_optimizer.build(self.discriminator.trainable_variables)
             g_optimizer.build(self.generator.trainable_variables)
             self.optimizer_variables = [*d_optimizer.variables, *g_optimizer.variables]
+
+    def get_config(self):
+        return {"critics": self.critics}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**config)
+
+    def get_compile_config(self):
+        both = {"d_optimizer": self.d_optimizer, "g_optimizer": self.g_optimizer}
+        return {name: keras.optimizers.serialize(optimizer) for name, optimizer in both.items()}
+
+    def compile_from_config(self, config):
+        self.compile(**{name: keras.optimizers.deserialize(value) for name, value in config.items()})
 
     @property
     def metrics(self):

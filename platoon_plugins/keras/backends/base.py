@@ -88,6 +88,10 @@ class Backend(Protocol):
         """Raise `ConfigurationError` if the model cannot be trained here; ``averaged`` if gradients are averaged."""
         ...
 
+    def compiled_with(self, model: Any) -> dict[str, Any]:
+        """Return what compile() was given, beside optimizer and loss, that has to be the same on all workers."""
+        return {}
+
     def weights(self, model: Any) -> list[Variable]:
         """Return the trainable weights, which follow the synchronization rule."""
         ...

@@ -129,6 +129,15 @@ class Keras3(Backend):
         if not getattr(model, "compiled", False):
             raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
 
+    def compiled_with(self, model: Any) -> dict[str, Any]:
+        """See `Backend.compiled_with`."""
+        metrics, loss = (getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss"))
+        return {
+            "metrics": getattr(metrics, "_user_metrics", None),
+            "weighted_metrics": getattr(metrics, "_user_weighted_metrics", None),
+            "loss_weights": getattr(loss, "_user_loss_weights", None),
+        }
+
     def weights(self, model: Any) -> list[KerasVariable]:
         """See `Backend.weights`."""
         return [self.variable(v) for v in model.trainable_variables]
@@ -141,8 +150,9 @@ class Keras3(Backend):
 
     def optimizer_state(self, model: Any) -> list[KerasVariable]:
         """See `Backend.optimizer_state`; before the first step it may not be built."""
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
+        compiled_with = getattr(model, "optimizer", None)  # a model that is not compiled has none
+        if compiled_with is not None and not compiled_with.built:
+            compiled_with.build(model.trainable_variables)
         return [self.variable(v) for optimizer in optimizers_of(model) for v in optimizer.variables]
 
     def vary_noise(self, model: Any, rank: int) -> None:
@@ -275,7 +285,7 @@ class Keras3(Backend):
             weight = batch_weight(terms, rows, model)
             if average is not None and training is not False:
                 require_one_kind(weight, terms)
-                average.weight, average.sums = weight.weight, weight.kind == "sum"
+                average.weight, average.sums = weight.weight, weight.kind in ("sum", "values")
             if weight.kind in ("tokens", "sum"):
                 is_sum = weight.kind == "sum"
                 self.tell(

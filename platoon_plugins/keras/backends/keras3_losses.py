@@ -42,9 +42,9 @@ class BatchWeight(NamedTuple):
 
     Attributes
     ----------
-    kind : {"rows", "tokens", "sum", "mixed"}
+    kind : {"rows", "tokens", "sum", "values", "mixed"}
         Whether the loss is a mean over rows (or as many values of each row), over a number that differs from batch to
-        batch, a sum, or made of several that differ in this.
+        batch, a sum, all its values, or made of several that differ in this.
     weight : tensor or float
         What it was divided by, of a kind that has it.
     """
@@ -122,6 +122,8 @@ def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
     of_weights = sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
     if kinds == {"sum"} and not model.losses:
         return BatchWeight("sum", 1.0)
+    if kinds == {"values"} and len(terms) == 1 and not model.losses:
+        return BatchWeight("values", 1.0)
     if kinds == {"tokens"} and len(terms) == 1 and len(model.losses) <= of_weights:
         return BatchWeight("tokens", _divisor(terms[0]))
     return BatchWeight("mixed", rows)
@@ -153,6 +155,8 @@ def _kind(term: Term) -> str:
         return "sum"
     if not _rank(term.values):
         return "rows"
+    if reduction in (None, "none"):
+        return "values"  # TensorFlow takes the gradient of their sum, and Keras logs their mean
     if reduction == "mean_with_sample_weight" and term.sample_weight is not None:
         return "tokens"
     return "rows" if term.mask is None else "tokens"

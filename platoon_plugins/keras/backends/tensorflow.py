@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,13 +11,24 @@ import numpy as np
 import tensorflow as tf
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.backends.aligned import AlignedArrays
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
+from platoon_plugins.keras.backends.tensorflow_gradients import TensorFlowAverage
 from platoon_plugins.keras.gradients import GradientAverage
 
 __all__ = ["backend"]
 
 Array = np.ndarray[Any, Any]
+
+
+@functools.cache
+def _has_devices() -> bool:
+    return bool(tf.config.list_logical_devices("GPU"))
+
+
+def _on_host() -> contextlib.AbstractContextManager[Any]:
+    """Let tensors be made in the memory of the host; to say so takes as long as to make one."""
+    device: contextlib.AbstractContextManager[Any] = tf.device("CPU:0") if _has_devices() else contextlib.nullcontext()
+    return device
 
 
 class _Memory:
@@ -28,23 +41,27 @@ class _Memory:
 
 
 class _TensorFlowVariable(KerasVariable):
-    def on_host(self) -> bool:
-        """See `KerasVariable.on_host`."""
-        return "GPU" not in self.variable.value.device.upper()
+    """See `KerasVariable`; the methods of ``tf.Variable`` take four times as long as the operations that they call."""
 
     def __init__(self, variable: Any) -> None:
         super().__init__(variable)
         self._fresh: tuple[Any, Array | None] = (None, None)
+        self._made = variable.value  # Keras's name for it looks at several scopes each time
+        with _on_host():
+            self._shape = tf.constant(tuple(variable.shape), tf.int32)
+
+    def on_host(self) -> bool:
+        """See `KerasVariable.on_host`."""
+        return "GPU" not in self._made.device.upper()
 
     def borrow(self) -> Array:
         """See `KerasVariable.borrow`: a copy, in memory of TensorFlow that no one else has seen."""
         if not self.on_host():
             return super().borrow()
-        view = self.view()
-        with tf.device("CPU:0"):
-            tensor = tf.raw_ops.Empty(shape=np.asarray(view.shape, np.int32), dtype=self.variable.value.dtype)
+        with _on_host():
+            tensor = tf.raw_ops.Empty(shape=self._shape, dtype=self._made.dtype)
         array: Array = np.asarray(_Memory(tensor))
-        np.copyto(array, view)
+        np.copyto(array, self.view())
         self._fresh = tensor, array
         return array
 
@@ -55,15 +72,15 @@ class _TensorFlowVariable(KerasVariable):
             super().give_back(array)
             return
         self._fresh = (None, None)
-        self.variable.value.assign(tensor)
+        tf.raw_ops.AssignVariableOp(resource=self._made.handle, value=tensor)
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
         """See `Variable.set_value`; Keras's own assign takes three times as long."""
-        self.variable.value.assign(np.asarray(value, self.dtype))
+        self._made.assign(np.asarray(value, self.dtype))
 
     def view(self) -> Any:
         """See `KerasVariable.view`."""
-        tensor = self.variable.value.read_value()
+        tensor = tf.raw_ops.ReadVariableOp(resource=self._made.handle, dtype=self._made.dtype)
         return np.asarray(memoryview(tensor)) if self.on_host() else tensor.numpy()
 
 
@@ -95,21 +112,29 @@ class _TensorFlow(Keras3):
 
     def average(self, worker: Any) -> GradientAverage:
         """See `Backend.average`."""
-        return _OutOfGraph(worker)
+        return TensorFlowAverage(worker)
 
     def averaged_in_graph(
-        self, gradients: Sequence[Any], average: GradientAverage, weight: Any, there: Sequence[bool]
+        self, gradients: Sequence[Any], average: Any, weight: Any, there: Sequence[bool]
     ) -> Sequence[Any]:
         """See `Keras3.averaged_in_graph`."""
-        dense = [tf.convert_to_tensor(gradient) for gradient in gradients]  # an embedding's come as IndexedSlices
+        sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
+        tensors: list[Any] = []
+        for gradient, is_list in zip(gradients, sparse):
+            if is_list:
+                tensors += [gradient.values, tf.cast(gradient.indices, tf.int64)]
+            else:
+                tensors.append(tf.convert_to_tensor(gradient))
 
         def call(weight: Any, *arrays: Any) -> list[Any]:
-            return average(arrays, weight, there)
+            averages: list[Any] = average.of_tensors(arrays, sparse, weight, there)
+            return averages
 
-        averages = tf.numpy_function(call, [weight, *dense], [gradient.dtype for gradient in dense])
-        for gradient, result in zip(dense, averages):
-            result.set_shape(gradient.shape)
-        return averages  # type: ignore[no-any-return]
+        results = iter(tf.numpy_function(call, [weight, *tensors], [tensor.dtype for tensor in tensors]))
+        return [
+            _rows(gradient, next(results), next(results)) if is_list else _shaped(next(results), gradient.shape)
+            for gradient, is_list in zip(gradients, sparse)
+        ]
 
     def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
         """See `Keras3.tell`: XLA cannot leave its program."""
@@ -117,15 +142,15 @@ class _TensorFlow(Keras3):
             tf.numpy_function(lambda *numbers: call(*map(float, numbers)), list(values), [])
 
 
-class _OutOfGraph(GradientAverage):
-    """See `GradientAverage`; TensorFlow uses the memory of the averages, and lets go of it."""
+def _rows(like: Any, values: Any, numbers: Any) -> Any:
+    """Return the gradient of an embedding, of any number of look-ups."""
+    values = _shaped(values, [None, *like.values.shape[1:]])
+    return tf.IndexedSlices(values, tf.cast(_shaped(numbers, [None]), like.indices.dtype), like.dense_shape)
 
-    def __init__(self, worker: Any) -> None:
-        super().__init__(worker)
-        self._arrays = AlignedArrays()
 
-    def _empty_like(self, array: Array) -> Array:
-        return self._arrays.empty(array.shape, array.dtype)
+def _shaped(tensor: Any, shape: Any) -> Any:
+    tensor.set_shape(shape)
+    return tensor
 
 
 def backend() -> _TensorFlow:

@@ -31,6 +31,11 @@ class _Theano(Backend):
         if not getattr(model, "optimizer", None):
             raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
 
+    def compiled_with(self, model: Any) -> dict[str, Any]:
+        """See `Backend.compiled_with`."""
+        names = {"metrics": "_compile_metrics", "weighted_metrics": "_compile_weighted_metrics"}
+        return {name: getattr(model, names.get(name, name), None) for name in (*names, "loss_weights")}
+
     def weights(self, model: Any) -> list[Any]:
         """See `Backend.weights`."""
         return list(model._collected_trainable_weights)  # those that the compiled function trains

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.backends.torch_arrays import TorchArray, on_cuda
 from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense, require_dense_layers
@@ -62,6 +63,12 @@ class _Torch(Keras3):
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """See `Backend.require_trainable`."""
         super().require_trainable(model, averaged)
+        if averaged and model.jit_compile:
+            raise ConfigurationError(
+                "got a model compiled with jit_compile=True and a DistributedOptimizer: torch.compile cannot trace how "
+                "gradients are averaged; call model.compile(..., jit_compile=False), or compile with a plain optimizer "
+                "and train with a rule: distribute(..., rule=EASGD())"
+            )
         if averaged:
             require_dense_layers(model)
 

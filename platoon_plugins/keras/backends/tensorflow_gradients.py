@@ -1,0 +1,134 @@
+"""Averages of gradients for TensorFlow, of which those of embeddings are rows with their numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_plugins.keras.backends.aligned import AlignedArrays
+from platoon_plugins.keras.gradients import GradientAverage
+
+__all__ = ["TensorFlowAverage"]
+
+Array = np.ndarray[Any, Any]
+_ALIGNMENT_BYTES = 64  # of each array in what is gathered
+
+
+class TensorFlowAverage(GradientAverage):
+    """See `GradientAverage`; TensorFlow uses the memory of the averages, and lets go of it.
+
+    The gradient of an embedding is a list of rows, one for each look-up, in which the same row may come many times
+    (``tf.IndexedSlices``). Keras takes squares, norms and limits of them one by one: Adam adds ``sum_k g_k^2`` to the
+    second moment of a row, and not ``(sum_k g_k)^2``. So they are not added up here either; every worker gets all of
+
+    ::
+
+        w_i g_ik / sum_j w_j        for the look-ups k of all workers i
+
+    which is the list of one process with the rows of all workers, in another order. How many look-ups each worker has
+    goes along with the other gradients; the lists follow in a second collective call.
+    """
+
+    _lists = True
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__(worker)
+        self._arrays = AlignedArrays()
+        self._slices: tuple[int, ...] = ()  # which gradients are lists of rows, in the latest step
+        self._mine_of: dict[int, tuple[Array, Array]] = {}
+        self._everyones: dict[int, tuple[Array, Array]] = {}
+        self._room: dict[str, Array] = {}
+
+    def of_tensors(
+        self, arrays: Sequence[Any], sparse: Sequence[bool], weight: float, there: Sequence[bool]
+    ) -> list[Array]:
+        """Return the averages, see `__call__`, and for each list of rows that of all workers.
+
+        Parameters
+        ----------
+        arrays : sequence of array
+            The gradients; in place of a list of rows there are two: its values and its row numbers, of dtype int64.
+        sparse : sequence of bool
+            Which of the gradients are such lists.
+        weight, there
+            See `__call__`.
+        """
+        remaining = (np.asarray(array, order="C") for array in arrays)
+        dense, self._mine_of, self._everyones = [], {}, {}
+        for i, is_list in enumerate(sparse):
+            array = next(remaining)
+            if is_list:
+                self._mine_of[i] = array, next(remaining)
+            dense.append(array[:0] if is_list else array)
+        self._slices = tuple(self._mine_of)
+        averages = self(dense, weight, there)
+        results: list[Array] = []
+        for i, (average, is_list) in enumerate(zip(averages, sparse)):
+            nothing = average, np.zeros(0, np.int64)  # after an error, which is raised later
+            results += self._everyones.get(i, nothing) if is_list else [average]
+        return results
+
+    def _empty_like(self, array: Array) -> Array:
+        return self._arrays.empty(array.shape, array.dtype)
+
+    def _combine(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
+        counts = self._mine.counts[self.worker.global_rank]
+        counts[:] = 0
+        for i, (_, numbers) in self._mine_of.items():
+            counts[i] = len(numbers)
+        pairs = [(array, out) for array, out in zip(ins, outs) if array.size]
+        super()._combine([array for array, _ in pairs], [out for _, out in pairs])
+        if self._slices:
+            self._gather(np.rint(self._all.counts).astype(np.int64))
+
+    def _call_without_gradients(self) -> None:
+        known = self._like
+        self._like = [array[:0] if i in self._slices else array for i, array in enumerate(known)]
+        self._mine_of = {}
+        try:
+            super()._call_without_gradients()
+        finally:
+            self._like = known
+
+    def _gather(self, counts: Array) -> None:
+        """Get the lists of rows of all workers, of which ``counts[i, g]`` belong to the gradient g of worker i."""
+        places, size = {}, 0
+        for g in self._slices:
+            like = self._mine_of[g][0] if g in self._mine_of else self._like[g]
+            longest = int(counts[:, g].max())
+            for part, (shape, dtype) in enumerate([(like.shape[1:], like.dtype), ((), np.dtype(np.int64))]):
+                places[g, part] = _Place(size, shape, dtype)
+                size += -(-longest * places[g, part].row_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        if not size:  # nobody has a batch left
+            return
+        mine, everyones = self._memory("mine", size), self._memory("everyones", self.worker.global_size * size)
+        total = float(self._all.weights.sum(dtype=np.float64))
+        factor = 1.0 if self.sums else float(self._mine.weights[self.worker.global_rank]) / total
+        for g, (values, numbers) in self._mine_of.items():
+            np.multiply(values, values.dtype.type(factor), out=places[g, 0].of(mine, len(numbers)))
+            places[g, 1].of(mine, len(numbers))[...] = numbers
+        received = self.worker.all_gather(mine, everyones.reshape(-1, size))
+        for (g, part), place in places.items():
+            parts = [place.of(memory, count) for memory, count in zip(received, counts[:, g])]
+            self._everyones[g] = (*self._everyones.get(g, ())[:part], np.concatenate(parts))  # type: ignore[assignment]
+
+    def _memory(self, name: str, size: int) -> Array:
+        """Return bytes in memory that is kept: fresh memory costs more than the copy."""
+        if name not in self._room or len(self._room[name]) < size:
+            self._room[name] = np.empty(size, np.uint8)
+        return self._room[name][:size]
+
+
+class _Place:
+    """Where an array of rows begins in memory."""
+
+    def __init__(self, start: int, row: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self._start, self._row, self._dtype = start, row, dtype
+        self.row_bytes = int(np.prod(row, dtype=np.int64)) * dtype.itemsize
+
+    def of(self, memory: Array, count: int) -> Array:
+        """Return the first rows of the array."""
+        part = memory[self._start : self._start + count * self.row_bytes]
+        return part.view(self._dtype).reshape(count, *self._row)

@@ -1,0 +1,62 @@
+"""The mark of optimizers that average gradients: their names, which are all that copies and files of them keep."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from platoon_base import connect
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["is_marked", "mark", "refuse_lone_copies", "unmark"]
+
+_MARK = "distributed_"
+
+
+def mark(optimizer: Any) -> None:
+    """Let an optimizer of Keras 3 be recognized; those of Keras 2 have no names."""
+    if not is_marked(optimizer) and isinstance(getattr(optimizer, "name", None), str):
+        optimizer.name = _MARK + optimizer.name
+
+
+def unmark(optimizer: Any) -> None:
+    """Take that back."""
+    if is_marked(optimizer):
+        optimizer.name = optimizer.name.removeprefix(_MARK)
+
+
+def is_marked(optimizer: Any) -> bool:
+    """Whether an optimizer of Keras 3 averages gradients, or did before it was copied or saved."""
+    return str(getattr(optimizer, "name", "")).startswith(_MARK)
+
+
+def refuse_lone_copies() -> None:
+    """Let no optimizer of Keras 3 train on a worker alone if it is a copy of one that averages gradients.
+
+    Such a copy is an object of Keras's own class, so it is there that its steps can be refused.
+    """
+    base = keras.optimizers.Optimizer
+    for cls in (each for each in vars(keras.optimizers).values() if isinstance(each, type) and issubclass(each, base)):
+        for name in ("apply", "stateless_apply"):
+            own = name in vars(cls) or (cls is base and name == "apply")
+            if own and hasattr(cls, name) and not hasattr(getattr(cls, name), "refuses_lone_copies"):
+                setattr(cls, name, _refusing(getattr(cls, name)))
+
+
+def _refusing(step: Any) -> Any:
+    @functools.wraps(step)
+    def checked(optimizer: Any, *args: Any, **options: Any) -> Any:
+        averages = hasattr(type(optimizer), "gradient_average")
+        if is_marked(optimizer) and not averages and connect().global_size > 1:
+            raise ConfigurationError(
+                f"got the optimizer {optimizer.name!r} without distribute(...), a copy of a DistributedOptimizer or "
+                "one that was loaded with a model: it would train this worker's model alone; pass "
+                "callbacks=distribute() to fit, or call broadcast_variables(model) before a loop over train_on_batch. "
+                f"To train on this worker alone, give it a name that does not begin with {_MARK!r}"
+            )
+        return step(optimizer, *args, **options)
+
+    checked.refuses_lone_copies = True  # type: ignore[attr-defined]
+    return checked
