@@ -1,6 +1,7 @@
 """What combining the steps of N workers is worth by equations alone: many settings and seeds at once, in one process.
 
-    python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20] [--slow] [--quick]
+    python benchmarks/learning_simulation.py [--workers 2 4 8] [--seeds 1 2 3 4 5] [--passes 20] [--easgd] [--slow]
+        [--quick]
 
 It needs torch, Fashion-MNIST (`make data`) and for the whole table a GPU; on a CPU take --quick. Nothing of this
 package runs: no process, no shared memory. Numbers are steps per worker and say nothing about seconds.
@@ -36,7 +37,7 @@ if find_spec("torch") is None:
     raise SystemExit(0)
 
 import torch
-from scripts.simulated_methods import COUNTS, METHODS, Setting, settings
+from scripts.simulated_methods import COUNTS, METHODS, Setting, easgd_settings, settings
 from scripts.simulated_networks import NETWORKS, Gradients, Simulated
 
 Tensors = tuple[torch.Tensor, ...]
@@ -209,7 +210,8 @@ def main(options: argparse.Namespace) -> int:
     best = best_rate(every, task.targets, task.lower)
     plain = next(runs for row, runs in zip(rates, alone) if row.rate == best)
     print(f"plain training does best with the learning rate {best:g}", flush=True)
-    rows = [row for n in options.workers for row in settings(n) if not options.methods or row.method in options.methods]
+    found = [row for n in options.workers for row in (easgd_settings if options.easgd else settings)(n)]
+    rows = [row for row in found if not options.methods or row.method in options.methods]
     if options.slow:
         rows += [row._replace(slow=True) for row in rows if not METHODS[row.method].waits and not row.slow]
     lines = [line(task, row._replace(rate=1), runs, plain) for row, runs in zip(rates, alone)]
@@ -237,6 +239,7 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--task", choices=NETWORKS, default="fashion-mnist", help="  [fashion-mnist]")
     parser.add_argument("--methods", nargs="+", choices=METHODS, help="only these  [all]")
     parser.add_argument("--passes", type=float, help="over the data, all workers together  [the task's]")
+    parser.add_argument("--easgd", action="store_true", help="EASGD's periods, strengths and learning rates instead")
     parser.add_argument("--slow", action="store_true", help="also with a slow worker wherever nobody waits")
     parser.add_argument("--quick", action="store_true", help="2 workers, 1 seed, 1 pass, one learning rate: minutes")
     parser.add_argument("--out", type=Path, help="a file for all curves, JSON")

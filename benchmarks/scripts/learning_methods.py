@@ -88,6 +88,7 @@ METHODS = {
     "slowmo-10": Method(SlowMo, 10),
     "easgd-10": Method(EASGD, 10),
     "easgd-10-sqrt": Method(EASGD, 10, "sqrt"),
+    "easgd-10-linear": Method(EASGD, 10, "linear"),
     "easgd-4-sqrt": Method(EASGD, 4, "sqrt"),
     "easgd-4-linear": Method(EASGD, 4, "linear"),
     "easgd-1-linear": Method(EASGD, 1, "linear"),

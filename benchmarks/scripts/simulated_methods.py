@@ -205,3 +205,14 @@ def settings(n: int) -> list[Setting]:
     for period in (4, 10):
         found += outer("rounds, nobody waits", period, (0.3, 0.8), (0.5, 0.7), (0.7, 0.5))
     return found
+
+
+def easgd_settings(n: int) -> list[Setting]:
+    """Return EASGD's periods, strengths and learning rates for n workers: what its own defaults were chosen from."""
+    rates, strengths = (1, round(n**0.5, 2), n), (0.45, 0.9, 1.35)
+    return [
+        Setting("EASGD", n, {"alpha": strength / n}, period=period, rate=rate)
+        for period in (1, 4, 10)
+        for rate in rates
+        for strength in strengths
+    ]
