@@ -77,6 +77,7 @@ class Ours:
     def _prepare_center(self, what: dict):
         from platoon_base import EASGD
         from platoon_base.centers.device import DeviceCenters
+        from platoon_base.centers.pygpu_runtime import runtime_of
         from platoon_base.layout import Layout
 
         worker, rule = self.worker, EASGD(0.5)
@@ -85,9 +86,8 @@ class Ours:
         arrays = [self.gpuarray.zeros(shape, "float32", context=self.context) for shape in shapes]
         layout = Layout.of(arrays)
         partitions = what["partitions"]
-        centers = DeviceCenters(
-            f"/platoon-{os.getuid()}-{what['name']}-center", partitions, self.context, lambda rank: False
-        )
+        name = f"/platoon-{os.getuid()}-{what['name']}-center"
+        centers = DeviceCenters(name, partitions, runtime_of(self.context), lambda rank: False, lambda rank: 0)
         if self.rank == 0:
             center = centers.create(layout, rule, 0)
             center.write(arrays, True, 60)

@@ -16,7 +16,7 @@ import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.cuda import DeviceMemory, HostMemory
-from platoon_base.centers.device_directory import NOBODY, DeviceDirectory, DirectoryLayout
+from platoon_base.centers.device_directory import NOBODY, DeviceDirectory, DirectoryLayout, Entry
 from platoon_base.centers.device_forms import FORMS, form_of, operations
 from platoon_base.centers.device_runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.centers.device_tiles import Tiling, split_word, tile_table
@@ -54,8 +54,8 @@ class DeviceCenter:
         One that `DeviceCenters.takes`.
     rank : int
         In the job. A rank below the number of partitions makes the partition of that number.
-    gone : callable
-        ``gone(rank)`` tells whether a worker takes part no more.
+    gone, life : callable
+        Of `Liveness`: whether a worker takes part no more, and the number of its process.
     mirror_every_s : float
     """
 
@@ -70,6 +70,7 @@ class DeviceCenter:
         rule: Rule,
         rank: int,
         gone: Callable[[int], bool],
+        life: Callable[[int], int],
         mirror_every_s: float = MIRROR_EVERY_S,
     ) -> None:
         self._directory = directory
@@ -77,6 +78,7 @@ class DeviceCenter:
         self._layout = layout
         self._rank = rank
         self._gone = gone
+        self._life = life
         self._mirror_every_s = mirror_every_s
         self._tiling = directory.tiling
         self._driver = runtime.driver
@@ -212,7 +214,7 @@ class DeviceCenter:
     def _have(self, partition: int, patience: float) -> bool:
         entry = self._directory.entry(partition)
         known = self._partitions.get(partition)
-        if entry.generation and self._owned(partition, entry.owner):
+        if entry.generation and self._owned(partition, entry):
             if known is None or known[0] != entry.generation:
                 self._open(partition, entry.generation, entry.handle)
             return True
@@ -221,11 +223,11 @@ class DeviceCenter:
             return False
         return self._adopt(partition, entry.generation)
 
-    def _owned(self, partition: int, owner: int) -> bool:
-        """Tell whether the owner of a partition lives; an earlier process of this rank took its partitions with it."""
-        if owner == self._rank:
+    def _owned(self, partition: int, entry: Entry) -> bool:
+        """Tell whether the owner of a partition lives; an earlier process of its rank took its partitions with it."""
+        if entry.owner == self._rank:
             return partition in self._own
-        return owner != NOBODY and not self._gone(owner)
+        return entry.owner != NOBODY and not self._gone(entry.owner) and self._life(entry.owner) == entry.life
 
     def _open(self, partition: int, generation: int, handle: bytes) -> None:
         known = self._partitions.pop(partition, None)
@@ -261,7 +263,7 @@ class DeviceCenter:
                 memory.write(start, self._directory.mirror(partition))
             if known is not None:
                 self._let_go(partition, known[1])
-            self._directory.publish(partition, self._rank, memory.handle)
+            self._directory.publish(partition, self._rank, memory.handle, self._life(self._rank))
             self._partitions[partition] = generation + 1, memory
             self._own.add(partition)
             self._launches = []
@@ -379,17 +381,25 @@ class DeviceCenters:
     workers : int
         Number of workers launched together: each makes a partition.
     runtime : DeviceRuntime
-    gone : callable
-        ``gone(rank)`` tells whether a worker takes part no more.
+    gone, life : callable
+        Of `Liveness`: whether a worker takes part no more, and the number of its process.
     """
 
     location = "device"
 
-    def __init__(self, name: str, workers: int, runtime: DeviceRuntime, gone: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        name: str,
+        workers: int,
+        runtime: DeviceRuntime,
+        gone: Callable[[int], bool],
+        life: Callable[[int], int],
+    ) -> None:
         self.name = name
         self._workers = workers
         self._runtime = runtime
         self._gone = gone
+        self._life = life
 
     @staticmethod
     def takes(layout: Layout, rule: Rule) -> bool:
@@ -402,7 +412,7 @@ class DeviceCenters:
         plan = DirectoryLayout(layout, tiling)
         directory = DeviceDirectory(Segment.create(self.name, plan.size_bytes), plan)
         directory.begin()
-        return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone)
+        return DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._life)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -419,7 +429,7 @@ class DeviceCenters:
         segment = Segment.attach(self.name)
         directory = DeviceDirectory.of(segment, layout)
         if directory is not None and directory.tiling.center_states == len(rule.center_state):
-            center = DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone)
+            center = DeviceCenter(directory, self._runtime, layout, rule, rank, self._gone, self._life)
             center.make_partition()
             return center
         segment.close()

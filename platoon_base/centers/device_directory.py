@@ -22,7 +22,7 @@ from platoon_base.views import array_on
 __all__ = ["NOBODY", "DeviceDirectory", "DirectoryLayout", "Entry"]
 
 MAGIC = b"PLTNPART"
-VERSION = 4
+VERSION = 5
 NOBODY = -1
 FINAL = 1 << 62  # number of the mirror of an owner that has left
 _PAGE = 4096
@@ -43,7 +43,9 @@ _FLAGS = 128
 _FLAG_BYTES = 4
 _ENTRIES = _FLAGS + _FLAG_BYTES * MAX_WORKERS
 # ``writes`` is odd while an entry is written, and stays odd if its writer dies meanwhile.
-_ENTRY = np.dtype([("writes", "i8"), ("owner", "i8"), ("handle", f"V{HANDLE_BYTES}"), ("mirrored", "i8")])
+_ENTRY = np.dtype(
+    [("writes", "i8"), ("owner", "i8"), ("life", "i8"), ("handle", f"V{HANDLE_BYTES}"), ("mirrored", "i8")]
+)
 
 
 class Entry(NamedTuple):
@@ -57,11 +59,14 @@ class Entry(NamedTuple):
         A rank, or `NOBODY` while somebody writes the next owner down, or has died of it.
     handle : bytes
         By which CUDA IPC opens its memory.
+    life : int
+        Which process of that rank it is; see `Liveness.life`.
     """
 
     generation: int
     owner: int
     handle: bytes
+    life: int = 0
 
 
 class DirectoryLayout:
@@ -155,13 +160,13 @@ class DeviceDirectory:
         found = entry.copy()
         if writes % 2 or entry["writes"] != writes:
             return Entry(writes // 2, NOBODY, bytes(HANDLE_BYTES))
-        return Entry(writes // 2, int(found["owner"]), found["handle"].tobytes())
+        return Entry(writes // 2, int(found["owner"]), found["handle"].tobytes(), int(found["life"]))
 
-    def publish(self, partition: int, owner: int, handle: bytes) -> None:
+    def publish(self, partition: int, owner: int, handle: bytes, life: int = 0) -> None:
         """Enter a new owner, which has yet to mirror its partition; only under the partition's lock."""
         entry = self._entries[partition]
         entry["writes"] |= 1  # it is odd already if its latest writer has died meanwhile
-        entry["handle"], entry["owner"], entry["mirrored"] = np.void(handle), owner, 0
+        entry["handle"], entry["owner"], entry["life"], entry["mirrored"] = np.void(handle), owner, life, 0
         entry["writes"] += 1
         self._header["changes"] += 1
 

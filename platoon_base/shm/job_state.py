@@ -18,7 +18,7 @@ from platoon_base.views import array_on
 __all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 7
+VERSION = 8
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
@@ -50,6 +50,7 @@ _ROW = np.dtype(
         ("collectives", "i8"),
         ("waits", "i8"),
         ("left", "i8"),
+        ("lives", "i8"),
         ("steps_before_epoch", "i8"),
         ("steps_before_start", "i8"),
         (
@@ -220,6 +221,7 @@ class JobState:
         new["loss"] = np.nan
         new["epoch"], new["steps"], new["steps_before_start"] = position.epoch, position.steps, position.steps
         new["steps_before_epoch"] = position.steps - position.epoch_steps
+        new["lives"] = row["lives"] + 1
         for name in _ROW.names or ():
             if name not in ("synced", "synced_slot"):
                 row[name] = new[name]

@@ -26,6 +26,10 @@ class Liveness(Protocol):
         """Tell whether this worker takes part no more; a worker that has yet to join is not gone."""
         ...
 
+    def life(self, rank: int) -> int:
+        """Return the number of processes that this worker has had by now: another one has the memory of none before."""
+        ...
+
     def died(self, rank: int) -> bool:
         """Tell whether this worker is gone without having said so."""
         ...
@@ -86,6 +90,10 @@ class JobLiveness:
         """See `Liveness.gone`."""
         ended = self._job_state.row(rank)["left"] or self._job_state.row(rank)["ending"]
         return bool(ended) and not self._alive(rank)
+
+    def life(self, rank: int) -> int:
+        """See `Liveness.life`."""
+        return int(self._job_state.row(rank)["lives"])
 
     def died(self, rank: int) -> bool:
         """See `Liveness.died`."""

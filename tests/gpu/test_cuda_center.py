@@ -200,15 +200,18 @@ def test_the_center_survives_those_who_own_it_with_its_momentum(run_on_cuda):
 def test_a_worker_that_is_killed_goes_on_with_the_center(run_on_cuda):
     """What the center had of it is not lost, and the worker that stands in for it counts on from there.
 
-    The other one synchronizes all the while, so it has the memory of the dead open, and makes its partition anew.
+    The other one has the memory of the dead open, and has made its partition anew when the stand-in comes.
     """
     outcome = run_on_cuda(
         """
         x = on_device(np.zeros(300_000))
+        made_anew, done = os.path.join(sys.argv[1], "made anew"), os.path.join(sys.argv[1], "done")
+        if worker.late:
+            until(lambda: os.path.exists(made_anew))
         worker.init_shared_params([x], ASGD())
-        worker.sync_params()  # opens what the other has made: memory that nobody has open is lost with its owner
+        worker.sync_params()  # opens what the other has made
         if not worker.late:
-            worker.barrier("all began")
+            worker.barrier("all have both partitions")
         for step in range(worker.resume_at.steps, 40):
             advance([x], [np.ones(300_000, "float32")])
             worker.progress(steps=1)
@@ -216,8 +219,14 @@ def test_a_worker_that_is_killed_goes_on_with_the_center(run_on_cuda):
             x.get_value()
             if step == 20 and rank == 1 and not worker.late:
                 os.kill(os.getpid(), signal.SIGKILL)
-        done = os.path.join(sys.argv[1], "done")
-        if rank == 1:
+        if rank == 0:
+            with partitions_of([x]) as directory:
+                def all_are_mine():
+                    worker.sync_params()
+                    return all(directory.entry(partition).owner == rank for partition in range(directory.workers))
+                until(all_are_mine)
+            open(made_anew, "w").close()
+        else:
             open(done, "w").close()
         def is_done():
             worker.sync_params()

@@ -162,22 +162,22 @@ def test_owners_are_published_one_after_the_other(directories):
         first.publish(partition, owner=partition, handle=bytes([partition]) * 64)
     assert second.complete
     before = second.version
-    second.publish(1, owner=2, handle=b"x" * 64)
+    second.publish(1, owner=2, handle=b"x" * 64, life=5)
     assert first.version != before
-    assert first.entry(1) == (2, 2, b"x" * 64)
-    assert first.entry(0) == (1, 0, bytes(64))
+    assert first.entry(1) == (2, 2, b"x" * 64, 5)
+    assert first.entry(0) == (1, 0, bytes(64), 0)
 
 
 def test_a_reader_between_the_writes_of_an_owner_takes_no_torn_entry(directories):
     """Read after every single instruction of the writer, as another process may."""
     writer, reader = directories
-    owners = {(1, 5, b"a" * 64), (2, 7, b"b" * 64)}
-    writer.publish(1, 5, b"a" * 64)
+    owners = {(1, 5, b"a" * 64, 1), (2, 7, b"b" * 64, 3)}
+    writer.publish(1, 5, b"a" * 64, 1)
     seen = set()
 
-    at_each_instruction(lambda: writer.publish(1, 7, b"b" * 64), lambda: seen.add(reader.entry(1)))
+    at_each_instruction(lambda: writer.publish(1, 7, b"b" * 64, 3), lambda: seen.add(reader.entry(1)))
     assert {entry for entry in seen if entry.owner != NOBODY} == owners
-    assert reader.entry(1) == (2, 7, b"b" * 64)
+    assert reader.entry(1) == (2, 7, b"b" * 64, 3)
 
 
 def test_an_entry_whose_writer_died_is_nobodys_until_the_next_owner_writes_it(directories):
@@ -194,7 +194,7 @@ def test_an_entry_whose_writer_died_is_nobodys_until_the_next_owner_writes_it(di
         at_each_instruction(lambda: writer.publish(1, 7, b"b" * 64), die)
     assert reader.entry(1)[:2] == (1, NOBODY)
     reader.publish(1, 6, b"c" * 64)
-    assert reader.entry(1) == writer.entry(1) == (2, 6, b"c" * 64)
+    assert reader.entry(1) == writer.entry(1) == (2, 6, b"c" * 64, 0)
 
 
 def test_a_mirror_is_as_new_as_it_was_asked_for(directories):
