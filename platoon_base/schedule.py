@@ -22,10 +22,18 @@ class EveryN:
     Parameters
     ----------
     n : int, at least 1
+
+    Attributes
+    ----------
+    count : int
+        The steps since the last that was due.
+    periods : int
+        How many were due by now.
     """
 
     n: int
     count: int = field(default=0, init=False)
+    periods: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
         whole = isinstance(self.n, numbers.Real) and not isinstance(self.n, bool) and self.n % 1 == 0
@@ -38,6 +46,7 @@ class EveryN:
         if self.count < self.n:
             return False
         self.count = 0
+        self.periods += 1
         return True
 
     @property

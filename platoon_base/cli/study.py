@@ -11,7 +11,19 @@ from typing import NamedTuple
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, default_period, default_rule, parse_rule, settings_of
 
-__all__ = ["Method", "Outcome", "Point", "Trial", "Watched", "built_in", "choose", "guess", "outcomes", "read_method"]
+__all__ = [
+    "Method",
+    "Outcome",
+    "Point",
+    "Trial",
+    "Watched",
+    "built_in",
+    "choose",
+    "common_end",
+    "guess",
+    "outcomes",
+    "read_method",
+]
 
 _HIGHER = re.compile(r"acc|auc|precision|recall|f1|score|bleu|r2|psnr", re.IGNORECASE)
 _VALIDATION = re.compile(r"val|test|dev", re.IGNORECASE)
@@ -186,6 +198,17 @@ def guess(names: Iterable[str], wanted: str | None = None) -> Watched:
         return Watched(name, direction == "max" if direction else _higher_is_better(name))
     best = max(names, key=lambda name: (bool(_VALIDATION.search(name)), bool(_LOSS.search(name))))
     return Watched(best, _higher_is_better(best))
+
+
+def common_end(trials: Sequence[Trial], watched: Watched, budget: float, by: str) -> float:
+    """Return the place on the axis at which runs are compared: the budget, or the last that all of them have reported.
+
+    A run whose last report came earlier would be compared by a value that it had with less training.
+    """
+    curves = [points for trial in trials if not trial.failed and (points := trial.curves.get(watched.name, []))]
+    last = min((float(getattr(points[-1], by)) for points in curves), default=budget)
+    first = max((float(getattr(points[0], by)) for points in curves), default=budget)
+    return max(min(budget, last), min(budget, first))
 
 
 def outcomes(trials: Sequence[Trial], watched: Watched, budget: float, by: str) -> list[Outcome]:

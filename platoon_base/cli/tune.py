@@ -16,7 +16,7 @@ from rich.console import Console
 from platoon_base.cli.failures import describe
 from platoon_base.cli.launcher import choose_center, launch
 from platoon_base.cli.report import print_line
-from platoon_base.cli.study import Method, Outcome, Point, Trial, Watched, choose, guess, outcomes
+from platoon_base.cli.study import Method, Outcome, Point, Trial, Watched, choose, common_end, guess, outcomes
 from platoon_base.controller.controller import Reported, Result
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
@@ -113,8 +113,12 @@ def tune(tuning: Tuning, console: Console, signals: StopSignals) -> tuple[int, d
             print_line(console, text, style="bold red")
     if not trials or watched is None:
         return 130, {}
-    found = outcomes(trials, watched, tuning.budget, tuning.by)
+    end = common_end(trials, watched, tuning.budget, tuning.by)
+    found = outcomes(trials, watched, end, tuning.by)
     _print_table(console, found, watched, tuning)
+    if end < tuning.budget:
+        after = f"{end:.0f} steps" if tuning.by == "steps" else f"{end:.1f} s"
+        print_line(console, f"Compared after {after}, the last moment of which all runs have reported {watched.name}.")
     _print_advice(console, found, watched, tuning, trials)
     status = 130 if len(trials) < len(order) and not fixed else int(any(each.failed for each in found))
     return status, _results(tuning, found, watched, trials)

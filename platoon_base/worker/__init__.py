@@ -12,6 +12,7 @@ from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from platoon_base.collectives.flat import FlatBuffers
+    from platoon_base.worker.divergence import LossWatch
     from platoon_base.worker.flat_all_reduce import FlatAllReduce
     from platoon_base.worker.initial_values import copy_first_values, copy_values, require_same_layout, start_together
     from platoon_base.worker.same_values import require_same_values
@@ -26,6 +27,7 @@ __all__ = [
     "FlatAllReduce",
     "FlatBuffers",
     "Identity",
+    "LossWatch",
     "Worker",
     "copy_first_values",
     "copy_values",
@@ -42,6 +44,7 @@ __getattr__ = lazy_names(
     {
         "FlatAllReduce": "platoon_base.worker.flat_all_reduce",
         "FlatBuffers": "platoon_base.collectives.flat",
+        "LossWatch": "platoon_base.worker.divergence",
         "copy_first_values": "platoon_base.worker.initial_values",
         "copy_values": "platoon_base.worker.initial_values",
         "require_same_layout": "platoon_base.worker.initial_values",

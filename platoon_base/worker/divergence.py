@@ -1,4 +1,4 @@
-"""Warnings about training that diverges: parameters that grow without end, and a center that its momentum carries.
+"""Warnings about training that diverges: losses that rise, parameters that grow without end, momentum that carries.
 
 A NaN ends a training; before that, nobody may look at the losses.
 """
@@ -17,7 +17,7 @@ import numpy as np
 from platoon_base.rules.center import settings_of
 from platoon_base.rules.outer import waits
 
-__all__ = ["DivergenceWatch"]
+__all__ = ["DivergenceWatch", "LossWatch"]
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ _IN_A_ROW = 8
 _TIMES_AS_LARGE = 30.0
 _LARGE = 10.0  # root mean square: what is smaller may grow in any way, from zero too
 _ROUNDS = 10  # that are compared together
+_TIMES_THE_BEST = 2.0
+_EPOCHS = 3
 _TIMES_AS_FAR = 5.0  # measured on Fashion-MNIST: 0.7 to 4.8 where outer momentum pays, 1.8 to 6.7 where it does harm
 
 
@@ -142,6 +144,48 @@ class DivergenceWatch:
             largest = sorted((i for i in range(len(arrays)) if arrays[i].size), key=lambda i: -arrays[i].size)
             self._places = [(i, _spread(arrays[i].size)) for i in largest[:_PARAMETERS]]
         return np.concatenate([arrays[i].reshape((-1,))[every] for i, every in self._places], dtype=np.float64)
+
+
+class LossWatch:
+    """Looks at the loss of training at each end of an epoch; tells once that it has risen and stays up.
+
+    With ``l_e`` the loss over the data of all workers in epoch ``e``, the training may diverge if, three epochs in a
+    row::
+
+        l_e > 2 min(l_0, ..., l_(e - 1)) > 0
+
+    A loss that may be negative, such as a log likelihood, is not judged once it was; NaN and infinity are told
+    elsewhere.
+
+    Parameters
+    ----------
+    rank : int
+        For the message.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._best = math.inf
+        self._in_a_row = 0
+        self._told = False
+
+    def epoch_ends(self, loss: float, rule: Any) -> None:
+        """Take the loss of an epoch in; warn if it tells of divergence."""
+        high = loss > _TIMES_THE_BEST * self._best > 0
+        self._in_a_row = self._in_a_row + 1 if high else 0
+        self._best = min(self._best, loss)
+        if self._in_a_row == _EPOCHS and not self._told:
+            self._told = True
+            log.warning(
+                "rank %d: the loss of training is %.4g, and has been more than twice its best, %.4g, for %d epochs: "
+                "this training may diverge. With %s, lower gain, outer_lr or momentum, synchronize more often, or "
+                "lower the learning rate; EASGD() and LocalSGD() have no momentum",
+                self._rank,
+                loss,
+                self._best,
+                _EPOCHS,
+                _name(rule),
+            )
 
 
 def _name(rule: Any) -> str:

@@ -102,7 +102,8 @@ class Training:
         self._meetings = Meetings(worker, self._name, stops_together or self.lockstep, self.timeout_s)
         self._statistics = Statistics(worker, self._name, self.timeout_s)
         self._rule = self._chosen_rule(main_loop.algorithm)
-        self._synchronized_at = 0
+        self._synchronized_at = self._evaluated_at = 0
+        self._warned = False
         self._longest = settings.period or 0
 
     @property
@@ -162,7 +163,7 @@ class Training:
         for stream in all_streams(main_loop.data_stream):
             draw_by_rank(stream, self.worker.global_rank)
         self._statistics.start(main_loop)
-        self._synchronized_at = main_loop.status["iterations_done"]
+        self._synchronized_at = self._evaluated_at = main_loop.status["iterations_done"]
         self.started = True
 
     def _compare_main_loops(self, participants: Sequence[int]) -> None:
@@ -211,9 +212,27 @@ class Training:
         """Give the center what was learned in a round that is not over, if workers wait for one another in rounds.
 
         Else one that had fewer batches than others would begin behind the center, and its next round would not count.
+        If nothing was synchronized since the last evaluation, the center of any rule gets it, or it would have nothing.
         """
-        if self._in_rounds:
+        never = self._never_synchronized()
+        if never and not self._warned:
+            self._warned = True
+            log.warning(
+                "rank %d: there are %d batches before an evaluation, so every_n_batches=%d is never reached: the "
+                "workers synchronize at evaluations only; make it smaller, or evaluate less often",
+                self.worker.global_rank,
+                self._main_loop.status["iterations_done"] - self._evaluated_at,
+                self.settings.period,
+            )
+        if never or self._in_rounds:
             self.synchronize()
+        self._evaluated_at = self._main_loop.status["iterations_done"]
+
+    def _never_synchronized(self) -> bool:
+        """Tell whether a period in batches was not over once since the last evaluation, though batches were made."""
+        if self.finished or not self.settings.period or self._rule is None or not self.worker.shares:
+            return False
+        return self._synchronized_at <= self._evaluated_at < self._main_loop.status["iterations_done"]
 
     def begin_round(self) -> None:
         """Begin at the center, together with those who have made more rounds."""

@@ -1,6 +1,6 @@
 """Data parallelism for Keras scripts: callbacks passed to ``fit``, on Keras 2.3.1 with Theano and on Keras 3."""
 
-from platoon_base import ASGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, compat, notebook_launcher
+from platoon_base import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo, compat, notebook_launcher
 
 compat.apply()  # before Keras is imported, by this package or by the script
 
@@ -16,6 +16,7 @@ refuse_lone_copies()
 
 __all__ = [
     "ASGD",
+    "EAMSGD",
     "EASGD",
     "LEADER_ONLY",
     "CenterMomentum",
@@ -23,6 +24,7 @@ __all__ = [
     "DistributedOptimizer",
     "LearningRateWarmup",
     "LocalSGD",
+    "SlowMo",
     "broadcast_variables",
     "distribute",
     "evaluate",

@@ -12,6 +12,7 @@ from platoon_base import Worker
 from platoon_base.fingerprint import checksum
 from platoon_base.rules import Rule, waits
 from platoon_base.schedule import EveryN
+from platoon_base.worker import LossWatch
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.mode import Mode
 
@@ -37,7 +38,8 @@ class Asynchronous(Mode):
         self.rule = rule
         self._worker, self._backend, self._policy = worker, backend, policy
         self._period = EveryN(every_n_batches)
-        self._periods_over = self._epochs_over = 0
+        self._losses = LossWatch(worker.global_rank)
+        self._epochs_over = 0
         self._participants: list[int] = []
         self._model: Any = None
         self._swapped: contextlib.ExitStack | None = None
@@ -55,7 +57,6 @@ class Asynchronous(Mode):
         """Synchronize, if it is time."""
         due = [self._period.due() for _ in range(count)]
         if any(due):
-            self._periods_over += 1
             self._sync(1.0)
 
     @property
@@ -71,7 +72,7 @@ class Asynchronous(Mode):
     def epoch_ends(self) -> None:
         """Give the center what was learned since the last synchronization."""
         self._epochs_over += 1
-        if self._epochs_over == 1 and not self._periods_over and waits(self.rule):
+        if self._epochs_over == 1 and not self._period.periods:
             log.warning(
                 "rank %d: an epoch has %d batches, so every_n_batches=%d is never reached: the workers synchronize at "
                 "the end of epochs only; make it smaller, or let epochs be longer",
@@ -92,6 +93,11 @@ class Asynchronous(Mode):
         self._swapped = contextlib.ExitStack()
         self._swapped.enter_context(self._worker.center_params())
         self._put_in = self._checksums()
+
+    def take_loss(self, loss: float) -> None:
+        """Warn if the losses tell of divergence; rank 0 does, since they are the same on all."""
+        if self._worker.global_rank == 0:
+            self._losses.epoch_ends(loss, self.rule)
 
     def callbacks_done(self) -> None:
         """Give what a callback has changed to the center, while nobody trains."""

@@ -53,6 +53,9 @@ class Mode(Protocol):
     def enter_center(self) -> None:
         """Put the common weights into the model, for evaluation and checkpoints."""
 
+    def take_loss(self, loss: float) -> None:
+        """Take note of the loss of training in an epoch, over the data of all workers."""
+
     def callbacks_done(self) -> None:
         """Take up what the user's callbacks changed, while nobody trains."""
 

@@ -221,6 +221,7 @@ class Training:
         """Put the values of all workers together into ``logs``, before any other callback sees them."""
         self._close_batches(evaluates=False)
         self._evaluation.fill(logs)
+        self._mode.take_loss(float(logs.get("loss", float("nan"))))
         tell_logs(self._worker, logs)
 
     def callbacks_end_epoch(self) -> None:

@@ -1,6 +1,6 @@
 """Data parallelism for Lasagne scripts: wrap the updates, and leave the loop as it is."""
 
-from platoon_base import ASGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, compat
+from platoon_base import ASGD, EAMSGD, EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo, compat
 
 compat.apply()  # before Lasagne is imported, by this package or by the script
 
@@ -19,11 +19,13 @@ from platoon_plugins.lasagne.training import finish_training  # noqa: E402
 
 __all__ = [
     "ASGD",
+    "EAMSGD",
     "EASGD",
     "CenterMomentum",
     "DiLoCo",
     "LearningRateWarmup",
     "LocalSGD",
+    "SlowMo",
     "StopOnPatience",
     "all_reduce_grads",
     "evaluate",

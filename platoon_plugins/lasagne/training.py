@@ -45,6 +45,8 @@ class Training:
         self.shares = self.waits = False
         self.period: EveryN | None = None
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._periods_before = 0  # of the period, at the latest evaluation
+        self._warned = False
         self._fresh = late  # the statistics of a worker that comes later are worth nothing before it has met the others
         self._to_compare: list[Any] = []
         self._compared = False
@@ -105,10 +107,25 @@ class Training:
         """Give the center what was learned in a round that is not over, if workers wait for one another in rounds.
 
         Else one that had fewer batches than others would begin behind the center, and its next round would not count.
+        If nothing was synchronized since the last evaluation, the center of any rule gets it, or it would have nothing.
         """
-        if self.waits and self.period is not None and worker.shares:
-            worker.sync_params(part=self.period.part, timeout_s=timeout_s)
-            self.period.restart()
+        period = self.period
+        if period is None or not worker.shares:
+            return
+        never = period.count > 0 and period.periods == self._periods_before
+        self._periods_before = period.periods
+        if never and not self._warned:
+            self._warned = True
+            log.warning(
+                "rank %d: there are %d batches before an evaluation, so every_n_batches=%d is never reached: the "
+                "workers synchronize at evaluations only; make it smaller, or evaluate less often",
+                worker.global_rank,
+                period.count,
+                period.n,
+            )
+        if never or self.waits:
+            worker.sync_params(part=period.part, timeout_s=timeout_s)
+            period.restart()
 
     def begin_round(self, worker: Worker, timeout_s: float) -> None:
         """Begin at the center, together with those who have made more rounds."""

@@ -77,20 +77,46 @@ def test_keras_starts_with_averaged_gradients_and_goes_on_with_local_steps(run_k
 
 
 @pytest.mark.keras
-def test_keras_says_that_a_period_is_longer_than_the_epoch(run_keras):
+@pytest.mark.parametrize("rule", ["LocalSGD", "EASGD"])
+def test_keras_says_that_a_period_is_longer_than_the_epoch(run_keras, rule):
     outcome = run_keras(
-        """
-        from platoon_plugins.keras import LocalSGD
+        f"""
+        from platoon_plugins.keras import {rule}
         model = dense()
         before = flat(model.get_weights())
         model.fit(*shard(*data(64)), batch_size=8, epochs=2, verbose=0,
-                  callbacks=distribute(rule=LocalSGD(), every_n_batches=50))
+                  callbacks=distribute(rule={rule}(), every_n_batches=50))
         assert abs(flat(model.get_weights()) - before).max() > 1e-4
         """,
         workers=2,
     ).require_success()
     for log in outcome.logs:
         assert log.count("an epoch has 4 batches, so every_n_batches=50 is never reached") == 1, log
+
+
+@pytest.mark.keras
+@pytest.mark.parametrize("rule", ["CenterMomentum", "DiLoCo"])
+def test_keras_says_that_the_loss_rises(run_keras, rule):
+    """The learning rate becomes too large after the second epoch; the first rank tells it, and once."""
+    outcome = run_keras(
+        f"""
+        from platoon_plugins.keras import {rule}
+        class Rise(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch, logs=None):
+                if epoch == 2:
+                    backend = keras.backend
+                    rate = self.model.optimizer.learning_rate
+                    backend.set_value(rate, 30.0) if hasattr(backend, "set_value") else rate.assign(30.0)
+        x, y = data(64)
+        model = dense(optimizer=keras.optimizers.SGD(0.05))
+        logs = model.fit(*shard(x, y), batch_size=8, epochs=7, verbose=0,
+                         callbacks=distribute([Rise()], rule={rule}(), every_n_batches=2)).history
+        assert min(logs["loss"][3:6]) > 2 * min(logs["loss"][:2]), logs
+        """,
+        workers=2,
+    ).require_success()
+    assert outcome.logs[0].count("the loss of training is") == 1, outcome.logs[0]
+    assert "the loss of training is" not in outcome.logs[1]
 
 
 @needs_theano
@@ -179,6 +205,36 @@ def test_lasagne_workers_with_more_batches_make_their_rounds_alone(run_lasagne, 
         assert outcome.reported[f"{name} 0"] == outcome.reported[f"{name} 1"]
 
 
+@needs_theano
+def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_lasagne):
+    """By ASGD the center is the first value and the progress of all."""
+    outcome = run_lasagne(
+        """
+        from platoon_plugins.lasagne import ASGD
+        w = theano.shared(np.zeros(3, "f4"), name="w")
+        x, y = T.fmatrix("x"), T.fvector("y")
+        loss = T.sqr(T.dot(x, w) - y).mean()
+        updates = sync_updates(lasagne.updates.sgd(loss, [w], 0.05), [w], ASGD(), every_n_batches=50)
+        train, common = theano.function([x, y], loss, updates=updates), np.zeros(3)
+        worker.barrier("all have begun")
+        for epoch in range(3):
+            before = w.get_value()
+            for step in range(2 + rank):
+                train(X[step::8], Y[step::8])
+            steps = worker.gather((w.get_value() - before).astype("f8").tobytes())
+            common += sum(np.frombuffer(each) for each in steps)
+            found = evaluate(lambda rows: list(map(float, w.get_value())), X, batch_size=len(X))
+            np.testing.assert_allclose(found, common, atol=1e-5)
+        finish_training()
+        np.testing.assert_allclose(w.get_value(), common, atol=1e-5)
+        """,
+        workers=2,
+    ).require_success()
+    for rank, log in enumerate(outcome.logs):
+        told = f"there are {2 + rank} batches before an evaluation, so every_n_batches=50 is never reached"
+        assert log.count(told) == 1, log
+
+
 @needs_blocks
 def test_blocks_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_blocks):
     run_blocks(
@@ -217,6 +273,26 @@ def test_blocks_main_loops_with_more_batches_make_their_rounds_alone(run_blocks)
         """,
         workers=2,
     ).require_success()
+
+
+@needs_blocks
+def test_blocks_evaluates_what_was_learned_though_the_period_is_longer_than_the_epoch(run_blocks):
+    outcome = run_blocks(
+        """
+        from platoon_plugins.blocks import EASGD
+        cost, _ = network()
+        monitoring = DistributedMonitoring([cost], stream(40, seed=1), prefix="valid", before_first_epoch=True,
+                                           after_epoch=True)
+        extensions = [ParameterSync(EASGD(), every_n_batches=50), monitoring, FinishAfter(after_n_epochs=3)]
+        main_loop = loop(cost, shard_stream(stream(80)), extensions, Scale(0.1))
+        main_loop.run()
+        costs = [row["valid_cost"] for row in main_loop.log.values() if "valid_cost" in row]
+        assert len(costs) == 4 and all(after < before for before, after in zip(costs, costs[1:])), costs
+        """,
+        workers=2,
+    ).require_success()
+    for log in outcome.logs:
+        assert log.count("batches before an evaluation, so every_n_batches=50 is never reached") == 1, log
 
 
 @needs_theano

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from platoon_base.rules import EASGD, CenterMomentum, DiLoCo, LocalSGD
-from platoon_base.worker.divergence import DivergenceWatch
+from platoon_base.worker.divergence import DivergenceWatch, LossWatch
 
 pytestmark = pytest.mark.base
 
@@ -194,3 +194,27 @@ def test_the_begin_means_nothing(told):
 def test_a_worker_that_learns_nothing_is_not_told(told):
     grow([1.0] * 50, rule=LocalSGD())
     assert not told()
+
+
+@pytest.mark.parametrize(
+    ("losses", "times"),
+    [
+        ([1.0, 0.5, 1.1, 1.2, 1.3], 1),
+        ([1.0, 0.5, 1.1, 1.2, 1.3, 5.0, 9.0, 20.0], 1),
+        ([1.0, 0.5, 1.1, 1.2, 0.9, 1.3, 1.4], 0),
+        ([1.0, 0.5, 1.0, 1.0, 1.0, 1.0], 0),
+        ([1.0, 0.5, 1.1, math.nan, 1.2, 1.3], 0),
+        ([-1.0, -3.0, -0.5, 0.5, 2.0, 4.0], 0),
+        ([2.0, math.nan, math.inf, math.inf, math.inf], 1),
+        ([3.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.15], 0),
+        ([], 0),
+    ],
+)
+def test_a_loss_that_stays_above_twice_its_best_is_told_once(told, losses, times):
+    watch = LossWatch(2)
+    for loss in losses:
+        watch.epoch_ends(loss, CenterMomentum(gain=2.0))
+    assert len(told()) == times
+    for message in told():
+        assert message.startswith("rank 2: the loss of training is"), message
+        assert "gain=2.0" in message, message

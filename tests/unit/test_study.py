@@ -11,6 +11,7 @@ from platoon_base.cli.study import (
     Watched,
     built_in,
     choose,
+    common_end,
     guess,
     outcomes,
     read_method,
@@ -63,6 +64,29 @@ def test_outcomes_are_medians_over_the_seeds():
     # Plain is at 2 in the end: first reached after 20 steps, after 10 + 10 * 2/3, and never.
     assert default.reached == 20
     assert plain.reached == 30
+
+
+@pytest.mark.parametrize(
+    ("longer", "shorter", "budget", "expected"),
+    [
+        ([5, 4, 3, 2], [5, 4, 3], 40, 30),
+        ([5, 4, 3, 2], [5, 4, 3], 25, 25),
+        ([5, 4, 3, 2], [5, 4, 3, 2], 100, 40),
+    ],
+)
+def test_runs_are_compared_where_all_of_them_have_reported(longer, shorter, budget, expected):
+    """What a run learned after the last report of another one does not count."""
+    runs = trials(plain=[longer], default=[shorter])
+    assert common_end(runs, LOSS, budget, "steps") == expected
+    failed = [runs[0], runs[1]._replace(failed="it died")]
+    assert common_end(failed, LOSS, budget, "steps") == min(budget, 40)
+
+
+def test_a_run_whose_first_report_comes_after_the_others_last_is_compared_all_the_same():
+    early = Trial(PLAIN, 0, {"loss": [Point(10, 1, 3.0)]})
+    late = Trial(DEFAULT, 0, {"loss": [Point(20, 2, 2.0), Point(30, 3, 1.0)]})
+    assert common_end([early, late], LOSS, 100, "steps") == 20
+    assert common_end([], LOSS, 100, "steps") == 100
 
 
 def test_higher_may_be_better_and_the_axis_may_be_seconds():
