@@ -23,9 +23,11 @@ pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
 
 
 @pytest.mark.slow
-def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks):
+@pytest.mark.parametrize("rule", ["EASGD()", "DiLoCo()"])
+def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks, rule):
     outcome = run_blocks(
-        """
+        f"""
+        from platoon_plugins.blocks import DiLoCo
         cost, error = network()
         def fail(main_loop):
             if rank == 1 and main_loop.status["iterations_done"] == 5:
@@ -33,7 +35,7 @@ def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks):
         saved = []
         look = Look(after_batch=fail, on_error=lambda main_loop: saved.append(worker.closed))
         monitoring = DistributedMonitoring([cost], stream(24, seed=1), prefix="valid")
-        extensions = [ParameterSync(EASGD(), every_n_batches=2), look, monitoring, StopTogether()]
+        extensions = [ParameterSync({rule}, every_n_batches=2), look, monitoring, StopTogether()]
         train = shard_stream(stream(80), uneven="drop")
         main_loop = loop(cost, train, [*extensions, FinishAfter(after_n_epochs=3)])
         try:

@@ -381,10 +381,12 @@ def test_a_sequence_that_each_worker_shuffles_otherwise_is_refused(run_keras):
 
 
 @pytest.mark.slow
-def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
+@pytest.mark.parametrize("rule", ["'auto'", "DiLoCo(0.5, 0.5)"])
+def test_a_fit_with_a_rule_goes_on_without_a_worker_that_is_killed(run_keras, rule):
     outcome = run_keras(
-        """
+        f"""
         import signal
+        from platoon_plugins.keras import DiLoCo
         x, y = data(60)
 
         def die(callback, batch):
@@ -394,7 +396,7 @@ def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
         watch = Watch(batch_end=die)
         model = dense(optimizer=keras.optimizers.SGD(0.2))
         model.fit(*shard(x, y), validation_data=shard(x, y), epochs=4, batch_size=5, verbose=0,
-                  callbacks=distribute([watch], every_n_batches=1))
+                  callbacks=distribute([watch], rule={rule}, every_n_batches=1))
         norm = float(abs(flat(model.get_weights())).sum())
         again = dense(optimizer=keras.optimizers.SGD(0.2))
         if rank:
@@ -403,8 +405,8 @@ def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
         watch_again = Watch(epoch_begin=lambda callback, epoch: at_begin.append(flat(again.get_weights())))
         again.fit(*shard(x, y), batch_size=5, verbose=0, callbacks=distribute([watch_again]))
         assert (at_begin[0] == flat(dense().get_weights())).all()
-        worker.report({f"epochs {rank}": len(watch.epochs), f"weights {rank}": norm,
-                       f"val_loss {rank}": watch.logs[-1]["val_loss"]})
+        worker.report({{f"epochs {{rank}}": len(watch.epochs), f"weights {{rank}}": norm,
+                       f"val_loss {{rank}}": watch.logs[-1]["val_loss"]}})
         """,
         workers=3,
     )
@@ -414,13 +416,18 @@ def test_an_asynchronous_fit_goes_on_without_a_worker_that_is_killed(run_keras):
     assert outcome.reported["val_loss 0"] == outcome.reported["val_loss 2"]
 
 
-def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, write_script, tmp_path):
+@pytest.mark.parametrize("rule", ["'auto'", "DiLoCo(0.5, 0.5)"])
+def test_a_fit_whose_worker_is_killed_goes_on_from_the_checkpoint(platoon, write_script, tmp_path, rule):
     preamble = (Path(__file__).parents[1] / "helpers" / "keras_preamble.py").read_text()
     script = write_script(
         preamble
-        + """
+        + f"""
 import signal
+from platoon_plugins.keras import DiLoCo
 x, y = data(60)
+rule = {rule}
+"""
+        + """
 failed = os.path.join(sys.argv[1], "failed")
 
 def die(callback, epoch):
@@ -433,7 +440,7 @@ at_begin = []
 watch = Watch(epoch_begin=lambda callback, epoch: (at_begin.append(flat(model.get_weights())), die(callback, epoch)))
 model = dense(optimizer=keras.optimizers.SGD(0.2))
 model.fit(*shard(x, y), epochs=5, initial_epoch=initial_epoch, batch_size=5, verbose=0,
-          callbacks=distribute([watch], every_n_batches=1))
+          callbacks=distribute([watch], rule=rule, every_n_batches=1))
 new = bool((at_begin[0] == flat(dense().get_weights())).all())
 worker.report({f"initial epoch {rank}": initial_epoch, f"new {rank}": int(new), f"epochs {rank}": len(watch.epochs)})
 """

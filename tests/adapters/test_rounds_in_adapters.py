@@ -235,6 +235,42 @@ def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the
         assert log.count(told) == 1, log
 
 
+@needs_theano
+@pytest.mark.slow
+def test_lasagne_rounds_go_on_without_a_worker_that_is_killed_and_with_the_one_that_stands_in(run_lasagne):
+    """DiLoCo on a quadratic: whoever makes the rounds, the center comes to the solution, and all end with it."""
+    outcome = run_lasagne(
+        """
+        import os
+        import signal
+        from platoon_plugins.lasagne import DiLoCo
+        w = theano.shared(np.zeros(3, "f4"), name="w")
+        x, y = T.fmatrix("x"), T.fvector("y")
+        loss = T.sqr(T.dot(x, w) - y).mean()
+        updates = sync_updates(lasagne.updates.sgd(loss, [w], 0.05), [w], DiLoCo(0.5, 0.5), every_n_batches=3)
+        train, error = theano.function([x, y], loss, updates=updates), theano.function([x, y], loss)
+        joined, begin = os.path.join(sys.argv[1], "joined"), w.get_value()
+        if worker.late:
+            assert abs(begin).max() > 0.01, "it begins at the center"
+            open(joined, "w").close()
+        step = 0
+        while step < 60 or not os.path.exists(joined):
+            train(X[step % 8 :: 8], Y[step % 8 :: 8])
+            step += 1
+            if step == 20 and rank == 1 and not worker.late:
+                os.kill(os.getpid(), signal.SIGKILL)
+        found = evaluate(error, X, Y, 6)
+        finish_training()
+        worker.report({f"w {rank}": w.get_value().tobytes().hex(), f"error {rank}": found})
+        """,
+        workers=2,
+        max_restarts=1,
+    ).require_success()
+    assert outcome.result.restarts == 1
+    assert outcome.reported["w 0"] == outcome.reported["w 1"]
+    assert outcome.reported["error 0"] == outcome.reported["error 1"] < 0.01
+
+
 @needs_blocks
 def test_blocks_local_sgd_at_each_batch_is_one_process_with_larger_batches(run_blocks):
     run_blocks(
