@@ -74,10 +74,11 @@ class Asynchronous(Mode):
         self._epochs_over += 1
         if self._epochs_over == 1 and not self._period.periods:
             log.warning(
-                "rank %d: an epoch has %d batches, so every_n_batches=%d is never reached: the workers synchronize at "
+                "rank %d: an epoch has %d batch%s, so every_n_batches=%d is never reached: the workers synchronize at "
                 "the end of epochs only; make it smaller, or let epochs be longer",
                 self._worker.global_rank,
                 self._period.count,
+                "" if self._period.count == 1 else "es",
                 self._period.n,
             )
         self._sync(self._period.part)

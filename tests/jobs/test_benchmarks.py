@@ -174,7 +174,7 @@ def test_keras_fit_measures_all_ways_and_keeps_its_results(tmp_path):
         assert row["parameters"] == (4810 if model == "small" else 2_629_130)
     assert rows["10 MB", "averaged gradients"]["bare_all_reduce_ms"] > 0
     assert "sync_ms" in rows["10 MB", "EASGD"]
-    assert len(written["goals"]) == 2
+    assert len(written["goals"]) == 3
 
 
 def learn(folder, *words, **environment):

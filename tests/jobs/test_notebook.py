@@ -48,7 +48,8 @@ def test_a_keras_model_is_trained_from_a_notebook(notebook):
             model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
             print("this is rank", connect().global_rank)
-            history = model.fit(*shard(x, x[:, :1]), epochs=epochs, verbose=0, callbacks=distribute()).history
+            xs, ys = shard(x, x[:, :1])
+            history = model.fit(xs, ys, 2, epochs=epochs, verbose=0, callbacks=distribute()).history
             return connect().global_size, history["loss"]
 
         size, losses = notebook_launcher(train, (2,), **where)
