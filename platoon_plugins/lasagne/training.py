@@ -45,7 +45,7 @@ class Training:
         self.shares = self.waits = False
         self.period: EveryN | None = None
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._periods_before = 0  # of the period, at the latest evaluation
+        self._before: tuple[Any, int] = None, 0  # the period, and how often it was over, at the latest evaluation
         self._warned = False
         self._fresh = late  # the statistics of a worker that comes later are worth nothing before it has met the others
         self._to_compare: list[Any] = []
@@ -112,8 +112,8 @@ class Training:
         period = self.period
         if period is None or not worker.shares:
             return
-        never = period.count > 0 and period.periods == self._periods_before
-        self._periods_before = period.periods
+        since, self._before = self._before, (period, period.periods)
+        never = period.count > 0 and period.periods == (since[1] if since[0] is period else 0)
         if never and not self._warned:
             self._warned = True
             log.warning(
