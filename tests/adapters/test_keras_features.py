@@ -1,7 +1,7 @@
 """What the optimizers and trainers of Keras 3 can do, on several workers as in one process with larger batches."""
 
 import pytest
-from keras_here import needs_keras_3
+from keras_here import both_ways, keras, needs_keras_3
 
 pytestmark = [
     pytest.mark.keras,
@@ -106,5 +106,30 @@ def test_of_a_layer_with_lora_only_what_is_trained_is_sent(run_keras):
         trained = sum(np.prod(weight.shape) for weight in model.trainable_variables)
         assert trained == 6 * 2 + 2 * 400 + 400 + 400 * 3 + 3  # without the kernel of 6 times 400
         assert trained <= max(sent) < trained + 100, (trained, sent)  # with flags and weights of the ranks
+        """
+    ).require_success()
+
+
+@pytest.mark.skipif(keras.backend.backend() == "tensorflow", reason="its trainer needs logs, also alone")
+@both_ways
+def test_a_step_without_logs_has_ended_before_others_are_waited_for(run_keras):
+    """Workers have other numbers of batches; the step is long enough to go on while the host comes to its end."""
+    run_keras(
+        """
+        class Silent(OwnStep, keras.Sequential):
+            def loss_of(self, inputs, targets):
+                return keras.ops.mean(keras.ops.square(self(inputs, training=True) - targets))
+
+            def train_step(self, *args):
+                told = super().train_step(*args)
+                return ({}, told[1]) if isinstance(told, tuple) else {}
+
+        keras.utils.set_random_seed(5)
+        model = Silent([keras.Input((6,)), L.Dense(400, activation="tanh"), L.Dense(400), L.Dense(3)])
+        model.compile(DistributedOptimizer(keras.optimizers.SGD(0.01)), loss="mse")
+        x, y = data(64 * [12, 20][rank], seed=rank)
+        model.fit(x, y, batch_size=64, epochs=2, verbose=0, callbacks=distribute())
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone[0] == everyone[1]).all()
         """
     ).require_success()

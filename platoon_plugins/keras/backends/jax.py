@@ -120,7 +120,7 @@ class _Jax(Keras3):
         results, self._results = self._results, None
         # A program that failed tells whoever uses its results; JAX would tell of an effect again and again.
         with contextlib.suppress(jax.errors.JaxRuntimeError):
-            jax.block_until_ready(results)
+            jax.block_until_ready([array for array in jax.tree.leaves(results) if not array.is_deleted()])
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.effects_barrier()
 
@@ -137,7 +137,8 @@ class _Jax(Keras3):
                 model._jax_state = dict(zip(_STATE, state))
                 raise
             logs, state = compiled(state, *args)
-            self._results = logs  # the memory of the state is given to the next step
+            # Any result tells that all are there; the memory of the state is given to the next step.
+            self._results = logs or state
             average.program_started()
             return logs, state
 

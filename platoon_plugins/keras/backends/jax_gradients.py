@@ -47,8 +47,7 @@ class JaxAverage(GradientAverage):
         self._settle_programs = settle
         self._sums: Any = None  # DeviceAllReduce
         self._queued = _Queued()
-        self._in_step, self._at_end = _Call(self, counts=True), _Call(self, counts=False)
-        self._without_gradients: Any = None
+        self._calls: dict[Any, _Call] = {}  # kept, as compiled programs make them
         self._begin()
 
     def _begin(self) -> None:
@@ -97,23 +96,28 @@ class JaxAverage(GradientAverage):
             Which gradients there are; the others are zeros.
         """
         weight = jnp.asarray(1.0 if self.sums else weight, np.float32)
-        return self._averages(self._in_step, gradients, jnp.maximum(weight, LEAST_WEIGHT), there)
+        return self._averages(gradients, jnp.maximum(weight, LEAST_WEIGHT), there, counts=True)
 
-    def queue(self, blocks: Sequence[xla_calls.Block], stream: int, counts: bool) -> None:
-        """Queue the sums of flat buffers, the words at the end of the last; called by XLA."""
+    def queue(self, blocks: Sequence[xla_calls.Block], stream: int, like: list[Array], counts: bool) -> None:
+        """Queue the sums of flat buffers, the words at the end of the last; called by XLA.
+
+        Which gradients are in them was known when the program was traced: others may have been expected since.
+        """
         self.require_sound()
         rank = self.worker.global_rank
-        words = blocks[-1].address + 4 * (blocks[-1].size - self._mine.array.size)
+        count = 2 * self.worker.global_size + len(like)
+        words = blocks[-1].address + 4 * (blocks[-1].size - count)
         try:
             self.require_attached()
             if counts:
                 self._begin_step()
+            self._like = like  # votes stay where they are, as another thread may vote now
             flag = float(self._mine.flags[rank])
             if flag:
                 self._sums.put(words + 4 * rank, flag, stream)
             for block in blocks:
                 self._sums.add_up(block.address, block.size, block.dtype.name, stream)
-            self._queued.add(self._sums.fetch(words, self._mine.array.size, stream))
+            self._queued.add(self._sums.fetch(words, count, stream))
             if not self._per_batch:
                 self._queued.keep(_KEPT)
         except PlatoonError as exc:
@@ -167,20 +171,18 @@ class JaxAverage(GradientAverage):
             super()._call_without_gradients()
             return
         zeros = [jnp.zeros(array.shape, array.dtype) for array in self._like]
-        self._averages(self._at_end, zeros, jnp.zeros((), np.float32), [False] * len(zeros))
+        self._averages(zeros, jnp.zeros((), np.float32), [False] * len(zeros), counts=False)
         self.require_sound()
 
-    def _averages(self, call: _Call, gradients: Sequence[Any], weight: Any, there: Sequence[bool]) -> list[Any]:
+    def _averages(self, gradients: Sequence[Any], weight: Any, there: Sequence[bool], counts: bool) -> list[Any]:
         size, rank = self.worker.global_size, self.worker.global_rank
-        if len(gradients) != len(self._like):
-            self._expect([np.zeros(gradient.shape, gradient.dtype) for gradient in gradients])
         words = jnp.zeros(2 * size + len(gradients), np.float32)
         words = words.at[size + rank].set(weight).at[2 * size :].set(np.asarray(there, np.float32))
         wide = [i for i, gradient in enumerate(gradients) if gradient.dtype == _WIDE]
         narrow = [i for i, gradient in enumerate(gradients) if gradient.dtype != _WIDE]
         flats = [_flat([gradients[i] for i in wide], weight, _WIDE)] if wide else []
         flats.append(jnp.concatenate([_flat([gradients[i] for i in narrow], weight, np.float32), words]))
-        sums = xla_calls.call_on_stream(call, flats)
+        sums = xla_calls.call_on_stream(self._call_of(gradients, counts), flats)
         weights = sums[-1][-words.size :][size : 2 * size]
         divisor = 1.0 if self.sums else jnp.maximum(weights.sum(), LEAST_WEIGHT)
         averages: list[Any] = [None] * len(gradients)
@@ -190,6 +192,14 @@ class JaxAverage(GradientAverage):
                 part = flat[start:end].reshape(gradients[i].shape)
                 averages[i] = (part / divisor.astype(part.dtype) if not self.sums else part).astype(gradients[i].dtype)
         return averages
+
+    def _call_of(self, gradients: Sequence[Any], counts: bool) -> _Call:
+        """Return the one call of all programs that average gradients of these shapes and dtypes."""
+        kind = (counts, *((gradient.shape, gradient.dtype) for gradient in gradients))
+        if kind not in self._calls:
+            like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
+            self._calls[kind] = _Call(self, like, counts)
+        return self._calls[kind]
 
     def _take(self, calls: int) -> None:
         """Let what came with so many calls be seen."""
@@ -204,14 +214,14 @@ class JaxAverage(GradientAverage):
 
 
 class _Call:
-    """Tells the calls of steps from those of a worker that has no batch left."""
+    """Knows the gradients of a call, and whether it is of a step or of a worker that has no batch left."""
 
-    def __init__(self, average: JaxAverage, counts: bool) -> None:
-        self._average, self._counts = average, counts
+    def __init__(self, average: JaxAverage, like: list[Array], counts: bool) -> None:
+        self._average, self._like, self._counts = average, like, counts
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int) -> None:
         """See `xla_calls.Queuer`."""
-        self._average.queue(blocks, stream, self._counts)
+        self._average.queue(blocks, stream, self._like, self._counts)
 
 
 class _Queued:
