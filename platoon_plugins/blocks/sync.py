@@ -115,7 +115,6 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         super().__init__(**kwargs)
         period = kwargs.get("every_n_batches")
         self.settings = Settings(rule, parameters, leader_only, on_nonfinite, timeout_s, worker, period)
-        self._syncs = 0
         self._cost = Cost()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -151,7 +150,6 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
         training = self.training
         if training is not None and training.started and not training.finished and not training.averages:
             training.synchronize()
-            self._syncs += 1
 
     def _stop_together(self, training: Training) -> None:
         """Add a StopTogether in lockstep: signals may come to the workers at different batches, and must end all."""
@@ -162,7 +160,7 @@ class ParameterSync(DistributedExtension, SimpleExtension):  # type: ignore[misc
 
     def _warn_if_idle(self, training: Training) -> None:
         batches = self.main_loop.status["iterations_done"]
-        if not training.averages and not self._syncs and batches:
+        if not training.averages and not training.synchronized and batches:
             log.warning(
                 "nothing was synchronized in %d batches but at the end of training: make the period of ParameterSync "
                 "shorter, or train longer",

@@ -86,6 +86,8 @@ class Training:
         The evaluators whose streams were compared between the workers.
     prepared, started, finished : bool
         Whether the user's extensions were adapted, and whether training has begun and ended.
+    synchronized : bool
+        Whether the rule was applied before the end of training.
     """
 
     def __init__(self, worker: Worker, main_loop: Any, settings: Settings, stops_together: bool) -> None:
@@ -95,7 +97,7 @@ class Training:
         self.averages = averages_gradients(main_loop.algorithm)
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.prepared = self.started = self.finished = False
+        self.prepared = self.started = self.finished = self.synchronized = False
         # Weak, so that a main loop that nobody else refers to is freed.
         self._main_loop_ref = weakref.ref(main_loop)
         self._name = f"main loop {next(_numbers)}"
@@ -207,6 +209,7 @@ class Training:
         """Apply the rule once, if there is one."""
         if self.worker.shares:
             self.worker.sync_params(part=self._part_of_period(), timeout_s=self.timeout_s)
+            self.synchronized |= not self.finished
 
     def end_round(self) -> None:
         """Give the center what was learned in a round that is not over, if workers wait for one another in rounds.
@@ -218,8 +221,8 @@ class Training:
         if never and not self._warned:
             self._warned = True
             log.warning(
-                "rank %d: there are %d batches before an evaluation, so every_n_batches=%d is never reached: the "
-                "workers synchronize at evaluations only; make it smaller, or evaluate less often",
+                "rank %d: %d batches came before an evaluation, fewer than every_n_batches=%d: the workers synchronized "
+                "for it, as they will for each that no period came before; make it smaller, or evaluate less often",
                 self.worker.global_rank,
                 self._main_loop.status["iterations_done"] - self._evaluated_at,
                 self.settings.period,

@@ -45,7 +45,8 @@ class Training:
         self.shares = self.waits = False
         self.period: EveryN | None = None
         self.averaged: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._before: tuple[Any, int] = None, 0  # the period, and how often it was over, at the latest evaluation
+        # Of the latest evaluation: the period, how often it was over, and the batches that came since.
+        self._before: tuple[Any, int, int] = None, 0, 0
         self._warned = False
         self._fresh = late  # the statistics of a worker that comes later are worth nothing before it has met the others
         self._to_compare: list[Any] = []
@@ -112,9 +113,9 @@ class Training:
         period = self.period
         if period is None or not worker.shares:
             return
-        since, self._before = self._before, (period, period.periods)
-        never = period.count > 0 and period.periods == (since[1] if since[0] is period else 0)
-        if never and not self._warned:
+        periods, batches = self._before[1:] if self._before[0] is period else (0, 0)
+        never = period.count > batches and period.periods == periods
+        if never and not period.periods and not self._warned:
             self._warned = True
             log.warning(
                 "rank %d: there are %d batches before an evaluation, so every_n_batches=%d is never reached: the "
@@ -126,6 +127,7 @@ class Training:
         if never or self.waits:
             worker.sync_params(part=period.part, timeout_s=timeout_s)
             period.restart()
+        self._before = period, period.periods, period.count
 
     def begin_round(self, worker: Worker, timeout_s: float) -> None:
         """Begin at the center, together with those who have made more rounds."""

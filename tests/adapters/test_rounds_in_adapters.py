@@ -236,6 +236,32 @@ def test_lasagne_evaluates_what_was_learned_though_the_period_is_longer_than_the
 
 
 @needs_theano
+def test_lasagne_synchronizes_for_an_evaluation_only_if_there_was_training_and_no_period_was_over(run_lasagne):
+    """5 batches at a period of 2: no evaluation but the third, after one batch of a new period, finds less."""
+    outcome = run_lasagne(
+        """
+        from platoon_plugins.lasagne import EASGD
+        w = theano.shared(np.zeros(3, "f4"), name="w")
+        x, y = T.fmatrix("x"), T.fvector("y")
+        loss = T.sqr(T.dot(x, w) - y).mean()
+        updates = sync_updates(lasagne.updates.sgd(loss, [w], 0.05), [w], EASGD(), every_n_batches=2)
+        train = theano.function([x, y], loss, updates=updates)
+        moved = []
+        for steps in (5, 0, 0, 2, 0):
+            for step in range(steps):
+                train(X[step::8][rank::size], Y[step::8][rank::size])
+            before = w.get_value()
+            evaluate(lambda rows: [0.0], X, batch_size=len(X))
+            moved.append(bool((w.get_value() != before).any()))
+        assert moved == [False] * 5, moved
+        finish_training()
+        """,
+        workers=2,
+    ).require_success()
+    assert not any("never reached" in log for log in outcome.logs)
+
+
+@needs_theano
 @pytest.mark.slow
 def test_lasagne_rounds_go_on_without_a_worker_that_is_killed_and_with_the_one_that_stands_in(run_lasagne):
     """DiLoCo on a quadratic: whoever makes the rounds, the center comes to the solution, and all end with it."""
@@ -328,7 +354,45 @@ def test_blocks_evaluates_what_was_learned_though_the_period_is_longer_than_the_
         workers=2,
     ).require_success()
     for log in outcome.logs:
-        assert log.count("batches before an evaluation, so every_n_batches=50 is never reached") == 1, log
+        assert log.count("5 batches came before an evaluation, fewer than every_n_batches=50") == 1, log
+
+
+@needs_blocks
+@pytest.mark.parametrize("first", [True, False])
+def test_blocks_does_not_synchronize_twice_where_an_evaluation_and_a_period_end_together(run_blocks, first):
+    """Whatever is listed first; 10 batches at a period of 5, which is an epoch."""
+    outcome = run_blocks(
+        f"FIRST = {first}\n"
+        """
+from platoon_plugins.blocks import EASGD
+cost, _ = network()
+monitoring = DistributedMonitoring([cost], stream(40, seed=1), prefix="valid", every_n_batches=5)
+sync = ParameterSync(EASGD(), every_n_batches=5)
+made, real = [], worker.sync_params
+worker.sync_params = lambda *args, **kwargs: made.append(kwargs["part"]) or real(*args, **kwargs)
+extensions = [monitoring, sync] if FIRST else [sync, monitoring]
+main_loop = loop(cost, shard_stream(stream(80)), [*extensions, FinishAfter(after_n_epochs=2)], Scale(0.1))
+main_loop.run()
+assert made == [1.0, 1.0, 0.0], made  # and at the end of training
+"""
+    ).require_success()
+    assert not any("batches came before an evaluation" in log for log in outcome.logs)
+
+
+@needs_blocks
+def test_blocks_that_synchronized_for_evaluations_does_not_say_that_it_never_did(run_blocks):
+    outcome = run_blocks(
+        """
+        from platoon_plugins.blocks import EASGD
+        cost, _ = network()
+        monitoring = DistributedMonitoring([cost], stream(40, seed=1), prefix="valid", after_epoch=True)
+        extensions = [monitoring, ParameterSync(EASGD(), every_n_batches=50), FinishAfter(after_n_epochs=2)]
+        loop(cost, shard_stream(stream(80)), extensions, Scale(0.1)).run()
+        """
+    ).require_success()
+    for log in outcome.logs:
+        assert log.count("5 batches came before an evaluation, fewer than every_n_batches=50") == 1, log
+        assert "nothing was synchronized" not in log
 
 
 @needs_theano
