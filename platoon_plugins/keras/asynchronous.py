@@ -72,7 +72,8 @@ class Asynchronous(Mode):
     def epoch_ends(self) -> None:
         """Give the center what was learned since the last synchronization."""
         self._epochs_over += 1
-        if self._epochs_over == 1 and not self._period.periods:
+        ended_by_a_stop = self._model.stop_training or self.stops
+        if self._epochs_over == 1 and not self._period.periods and not ended_by_a_stop:
             log.warning(
                 "rank %d: an epoch has %d batch%s, so every_n_batches=%d is never reached: the workers synchronize at "
                 "the end of epochs only; make it smaller, or let epochs be longer",

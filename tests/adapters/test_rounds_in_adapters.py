@@ -95,6 +95,21 @@ def test_keras_says_that_a_period_is_longer_than_the_epoch(run_keras, rule):
 
 
 @pytest.mark.keras
+def test_keras_does_not_call_an_epoch_short_that_a_stop_has_ended(run_keras):
+    outcome = run_keras(
+        """
+        from platoon_plugins.keras import EASGD
+        watch = Watch(batch_end=lambda callback, batch: batch == 1 and stop(callback))
+        dense().fit(*shard(*data(320)), batch_size=8, epochs=2, verbose=0,
+                    callbacks=distribute([watch], rule=EASGD(), every_n_batches=8))
+        assert watch.batches < 8
+        """,
+        workers=2,
+    ).require_success()
+    assert not any("never reached" in log for log in outcome.logs)
+
+
+@pytest.mark.keras
 @pytest.mark.parametrize("rule", ["CenterMomentum", "DiLoCo"])
 def test_keras_says_that_the_loss_rises(run_keras, rule):
     """The learning rate becomes too large after the second epoch; the first rank tells it, and once."""
