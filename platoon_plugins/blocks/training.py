@@ -221,8 +221,9 @@ class Training:
         if never and not self._warned:
             self._warned = True
             log.warning(
-                "rank %d: %d batches came before an evaluation, fewer than every_n_batches=%d: the workers synchronized "
-                "for it, as they will for each that no period came before; make it smaller, or evaluate less often",
+                "rank %d: %d batches came before an evaluation, fewer than every_n_batches=%d: the workers "
+                "synchronized for it, as they will for each that no period came before; make it smaller, or evaluate "
+                "less often",
                 self.worker.global_rank,
                 self._main_loop.status["iterations_done"] - self._evaluated_at,
                 self.settings.period,
