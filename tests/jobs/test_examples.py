@@ -178,7 +178,7 @@ def test_blocks_examples_on_two_workers(tmp_path, script, options):
         assert summary["epochs"] == 12
         assert summary["seconds"] > 0
     assert ["TRAINING HAS BEEN FINISHED" in log for log in logs] == [True, False]
-    results = [json.loads(log[log.rindex("\n{\n") :]) for log in logs]
+    results = [json.loads(log[log.rindex("{\n") :]) for log in logs]
     assert results[0]["test_accuracy"] == results[1]["test_accuracy"]
 
 
