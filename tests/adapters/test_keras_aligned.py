@@ -1,4 +1,4 @@
-"""Memory that TensorFlow takes over without a copy, and that is used again once it has let go of it."""
+"""Memory that a back end takes over without a copy, or lets be changed: nobody else sees it."""
 
 import numpy as np
 import pytest
@@ -61,3 +61,55 @@ def test_a_variable_takes_memory_over_and_what_was_read_before_stays():
     assert (keras.ops.convert_to_numpy(layer.kernel) == 7).all()
     weight.give_back(borrowed)
     assert (keras.ops.convert_to_numpy(layer.kernel) == 3).all()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .venv-keras3 (make test)")
+def test_a_weight_of_jax_is_changed_in_its_memory_and_what_was_read_before_stays():
+    from platoon_plugins.keras.backends import current
+
+    layer = keras.layers.Dense(4)
+    layer.build((3,))
+    weight, kernel = current().variable(layer.kernel), layer.kernel
+    place = kernel.value.unsafe_buffer_pointer()
+    value = kernel.numpy().copy()
+    array = weight.borrow()
+    np.testing.assert_array_equal(array, value)
+    assert array.ctypes.data == place
+    array[...] = 2
+    weight.give_back(array)
+    assert kernel.value.unsafe_buffer_pointer() == place
+    assert (kernel.numpy() == 2).all()
+    # The next program may have the memory again, as nobody keeps it.
+    del array
+    weight.borrow()
+    assert kernel.value.unsafe_buffer_pointer() == place
+    # What NumPy shows stays as it was: a view that a callback has, and what was borrowed before.
+    view, borrowed = np.asarray(kernel.value), weight.borrow()
+    again = weight.borrow()
+    again[...] = 7
+    weight.give_back(again)
+    assert (view == 2).all()
+    assert (borrowed == 2).all()
+    assert (kernel.numpy() == 7).all()
+    weight.give_back(borrowed)
+    assert (kernel.numpy() == 2).all()
+    # A training step of Keras ends the arrays of JAX that somebody kept, and so does a synchronization.
+    kept = kernel.value
+    weight.borrow()
+    assert kept.is_deleted()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .venv-keras3 (make test)")
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_jax_have_their_dtypes_when_they_are_borrowed(dtype):
+    from platoon_plugins.keras.backends import current
+
+    for shape in [(), (0, 3), (2, 3)]:
+        variable = keras.Variable(np.ones(shape), dtype=dtype)
+        weight = current().variable(variable)
+        array = weight.borrow()
+        assert (str(array.dtype), array.shape) == (dtype, shape)
+        array[...] = 3
+        weight.give_back(array)
+        assert (np.asarray(variable.value, "f4") == 3).all()
+        assert keras.backend.standardize_dtype(variable.dtype) == dtype

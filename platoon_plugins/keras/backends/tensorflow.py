@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
+from platoon_plugins.keras.backends.memory import writable
 from platoon_plugins.keras.backends.tensorflow_gradients import TensorFlowAverage
 from platoon_plugins.keras.gradients import GradientAverage
 
@@ -29,15 +30,6 @@ def _on_host() -> contextlib.AbstractContextManager[Any]:
     """Let tensors be made in the memory of the host; to say so takes as long as to make one."""
     device: contextlib.AbstractContextManager[Any] = tf.device("CPU:0") if _has_devices() else contextlib.nullcontext()
     return device
-
-
-class _Memory:
-    """The memory of a new tensor for NumPy to write to, which it refuses with tensors as such."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor  # it lives as long as an array is made of this
-        interface = np.asarray(memoryview(tensor)).__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
 
 
 class _TensorFlowVariable(KerasVariable):
@@ -60,7 +52,7 @@ class _TensorFlowVariable(KerasVariable):
             return super().borrow()
         with _on_host():
             tensor = tf.raw_ops.Empty(shape=self._shape, dtype=self._made.dtype)
-        array: Array = np.asarray(_Memory(tensor))
+        array = writable(np.asarray(memoryview(tensor)))
         np.copyto(array, self.view())
         self._fresh = tensor, array
         return array
