@@ -15,24 +15,24 @@ import torch.distributed
 
 from platoon_base import connect
 from platoon_plugins.keras import DistributedOptimizer, backends, distribute
+from platoon_plugins.keras.backends import torch_gradients
 
 QUICK = "--quick" in sys.argv
 ROUNDS, BATCHES, WARM = (2, 20, 5) if QUICK else (7, 80, 20)
 BATCH, WIDTH = 128, 1024
 # Numbers of layers of WIDTH x WIDTH float32: 10 and 100 MB.
 MODELS = {"10 MB": (1024, 2), "100 MB": (2048, 6)}
-WAYS = ("alone", "averaged gradients", "by way of the host", "DDP")
+WAYS = ("alone", "averaged gradients", "behind the backward pass", "by way of the host", "DDP")
+OURS = WAYS[1:4]
 
 
-class Model(keras.Model):
-    """A model whose forward pass may go through DistributedDataParallel; else the train_step of Keras on torch."""
-
-    wrapped = ()
+class Wrapped(keras.Model):
+    """A model whose forward pass goes through DistributedDataParallel; else the train_step of Keras on torch."""
 
     def train_step(self, data):
         """Make one step."""
         x, y = data
-        y_pred = (self.wrapped[0] if self.wrapped else self)(x, training=True)
+        y_pred = self.wrapped[0](x, training=True)
         self.zero_grad()
         loss = self._compute_loss(x=x, y=y, y_pred=y_pred, training=True)
         self._loss_tracker.update_state(loss, sample_weight=x.shape[0])
@@ -57,16 +57,16 @@ class Steps(keras.callbacks.Callback):
         return 1e3 * statistics.median(np.diff(self.begun[WARM:]))
 
 
-def make(way: str, width: int, layers: int) -> Model:
+def make(way: str, width: int, layers: int) -> keras.Model:
     """Make a model that is trained in one of the ways."""
     keras.utils.set_random_seed(3)
     inputs = keras.Input((width,))
     outputs = inputs
     for _ in range(layers):
         outputs = keras.layers.Dense(width, activation="relu")(outputs)
-    model = Model(inputs, keras.layers.Dense(10)(outputs))
+    model = (Wrapped if way == "DDP" else keras.Model)(inputs, keras.layers.Dense(10)(outputs))
     optimizer = keras.optimizers.SGD(0.001)
-    if way in WAYS[1:3]:
+    if way in OURS:
         optimizer = DistributedOptimizer(optimizer)
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     if way == "DDP":
@@ -83,7 +83,7 @@ def main() -> None:
         "nccl", init_method=f"file://{folder}/ddp", rank=rank, world_size=worker.global_size
     )
     backend = type(backends.current())
-    average_on_device = backend.gradient_device
+    average_on_device, bucket_bytes = backend.gradient_device, torch_gradients.BUCKET_BYTES
     results = {}
     for name, (width, layers) in MODELS.items():
         rng = np.random.default_rng(rank)
@@ -97,8 +97,9 @@ def main() -> None:
                 backend.gradient_device = (
                     (lambda self, model: None) if way == "by way of the host" else average_on_device
                 )
+                torch_gradients.BUCKET_BYTES = 1 << 40 if way == "behind the backward pass" else bucket_bytes
                 steps = Steps()
-                ours = way in WAYS[1:3]
+                ours = way in OURS
                 worker.barrier()
                 models[way].fit(
                     x, y, BATCH, 1, verbose=0, shuffle=False, callbacks=distribute([steps]) if ours else [steps]

@@ -4,7 +4,7 @@
 """
 
 import pytest
-from keras_here import AS_TENSORS, keras
+from keras_here import AS_TENSORS, IN_ONE_BUCKET, keras
 
 torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .venv-keras3")
 
@@ -54,7 +54,10 @@ def test_collectives_take_tensors(run_job):
     ).require_success()
 
 
-as_tensors = pytest.mark.parametrize("run_keras", [AS_TENSORS], indirect=True)
+as_tensors = pytest.mark.parametrize(
+    "run_keras", [AS_TENSORS, IN_ONE_BUCKET], ids=["in the backward pass", "behind it"], indirect=True
+)
+in_the_backward_pass = pytest.mark.parametrize("run_keras", [AS_TENSORS], indirect=True)
 
 
 @as_tensors
@@ -115,7 +118,7 @@ assert (everyone[0] == everyone[1]).all()
     ).require_success()
 
 
-@as_tensors
+@pytest.mark.parametrize("run_keras", [IN_ONE_BUCKET], indirect=True)
 def test_a_vote_ends_with_its_epoch(run_keras):
     """Of a model with two optimizers: all workers have to vote, and one has come to the end of its epoch before."""
     run_keras(
@@ -147,7 +150,7 @@ assert not any(seen[-4:]), seen
     ).require_success()
 
 
-@as_tensors
+@pytest.mark.parametrize("run_keras", [IN_ONE_BUCKET], indirect=True)
 def test_other_numbers_of_gradients_than_weights(run_keras):
     """As by an optimizer that was built for some of the weights, whose apply() is not told which."""
     run_keras(
@@ -167,7 +170,7 @@ for shapes in ([(3,)], [(2, 2)] * 7):
     ).require_success()
 
 
-@as_tensors
+@in_the_backward_pass
 def test_workers_of_which_one_has_its_weights_on_the_host_average_there(run_keras):
     run_keras(
         """
@@ -180,6 +183,166 @@ model.fit(x, y, batch_size=4, verbose=0, callbacks=distribute())
 assert not model.optimizer.gradient_average.on_device
 everyone = everyones(flat(model.get_weights()))
 assert (everyone[0] == everyone[1]).all()
+"""
+    ).require_success()
+
+
+# Notes the order of what happens in steps: gradients that have come, and calls that were begun.
+ORDER = """
+from platoon_plugins.keras.backends import torch_backward, torch_gradients
+
+order = []
+Early = torch_backward.EarlyAverages
+arrived, take = Early._arrived, Early.take
+
+def note_arrival(early, index, weight):
+    order.append(index)
+    arrived(early, index, weight)
+
+def note_the_end(early, gradients):
+    begun = take(early, gradients)
+    order.append("end")
+    return begun
+
+Early._arrived, Early.take = note_arrival, note_the_end
+all_reduce = worker.all_reduce
+
+def note_call(array, *args, **options):
+    order.append("call")
+    return all_reduce(array, *args, **options)
+
+def steps():  # each with the calls behind the backward pass of the one before
+    text = " ".join(map(str, order))
+    order.clear()
+    return [step.split() for step in text.split("end")]
+
+def train(model, rows=8, **options):
+    x, y = data(rows, seed=rank)
+    worker.all_reduce = note_call
+    try:
+        model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=distribute(**options))
+    finally:
+        del worker.all_reduce
+"""
+
+
+@in_the_backward_pass
+def test_averages_begin_in_the_backward_pass_from_the_second_step_on(run_keras):
+    """Those of the last layer before the gradients of the first one have come; and again in the next fit."""
+    run_keras(
+        ORDER
+        + """
+model = dense(optimizer=DistributedOptimizer("sgd"))
+for fit in range(2):
+    train(model, rows=12)
+    first, second, third, _ = steps()
+    assert sorted(first) == list("0123"), first
+    # Of four buckets the last one, with the kernel of the first layer, always follows the pass.
+    assert [step.count("call") for step in (second, third)] == [4 + 3, 1 + 3], (second, third)
+    for early in (second[4:], third[1:]):
+        assert early.index("call") < early.index("0"), early
+everyone = everyones(flat(model.get_weights()))
+assert (everyone[0] == everyone[1]).all()
+"""
+    ).require_success()
+
+
+@in_the_backward_pass
+def test_gradients_that_are_changed_behind_the_backward_pass(run_keras):
+    """In all steps: averages begin behind it. In later ones only: refused, as the other workers have the old ones."""
+    outcome = run_keras(
+        ORDER
+        + """
+import torch
+
+def halve(weight):
+    weight.grad.mul_(0.5)
+
+def register(model):
+    return model.trainable_weights[2].value.register_post_accumulate_grad_hook(halve)
+
+class From(keras.callbacks.Callback):
+    def __init__(self, batch):
+        super().__init__()
+        self.batch = batch
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == self.batch:
+            register(self.model)
+
+model, plain = dense(optimizer=DistributedOptimizer("sgd")), dense()
+train(model, rows=12, callbacks=[From(0)])
+assert all(step.count("call") in (0, 4) for step in steps()[:3])
+register(plain)
+(x, y), (x1, y1) = data(12, seed=0), data(12, seed=1)
+rows = np.arange(12).reshape(3, 4)
+for batch in rows:
+    plain.train_on_batch(np.concatenate([x[batch], x1[batch]]), np.concatenate([y[batch], y1[batch]]))
+np.testing.assert_allclose(flat(model.get_weights()), flat(plain.get_weights()), atol=1e-6)
+
+model = dense(optimizer=DistributedOptimizer("sgd"))
+try:
+    train(model, rows=12, callbacks=[From(1)])
+except PlatoonError as exc:
+    worker.report({f"told {rank}": f"{type(exc).__name__}: {exc}"})
+else:
+    raise AssertionError("not refused")
+"""
+    )
+    told = outcome.require_success().reported
+    for rank in range(2):
+        assert told[f"told {rank}"].startswith("ConfigurationError: got gradients that changed behind"), told
+
+
+@in_the_backward_pass
+def test_a_train_step_of_ones_own_averages_behind_its_backward_passes(run_keras):
+    run_keras(
+        ORDER
+        + """
+class Own(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        self.zero_grad()
+        for _ in range(2):
+            self.compute_loss(x, y, self(x)).backward()
+        weights = list(self.trainable_weights)
+        with __import__("torch").no_grad():
+            self.optimizer.apply([weight.value.grad for weight in weights], weights)
+        return {}
+
+inputs = keras.Input((6,))
+model = Own(inputs, L.Dense(3)(L.Dense(4)(inputs)))
+model.compile(DistributedOptimizer("sgd"), "mse")
+train(model)
+assert set(order) == {"call"}, order
+everyone = everyones(flat(model.get_weights()))
+assert (everyone[0] == everyone[1]).all()
+"""
+    ).require_success()
+
+
+@in_the_backward_pass
+def test_a_worker_without_a_batch_joins_averages_that_begin_in_the_backward_pass(run_keras):
+    """In the first step of a fit too, when the workers agree whether they may."""
+    run_keras(
+        """
+import torch
+from platoon_plugins.keras import backends
+
+weights = [torch.nn.Parameter(torch.ones(200)), torch.nn.Parameter(torch.ones(300))]
+average = backends.current().average(worker)
+average.place(torch.device("cpu"))
+average.watch_backward(weights)
+average.attach("any", [np.zeros(200, "f4"), np.zeros(300, "f4")])
+for k in range(3 * (rank == 0)):
+    with average.step():
+        for weight in weights:
+            weight.grad = None
+        average.weight = 4.0
+        (weights[0] * (k + 1)).sum().backward(retain_graph=True)
+        (weights[1] * 2).sum().backward()
+        means = average.averages([weight.grad for weight in weights], average.take_weight())
+    assert [mean.unique().tolist() for mean in means] == [[k + 1.0], [2.0]], (k, means)
+assert average.join() == [3, 0]
 """
     ).require_success()
 

@@ -7,14 +7,16 @@ from platoon_base import compat
 compat.apply()
 keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
 
-__all__ = ["AS_TENSORS", "KERAS_2", "both_ways", "keras", "needs_keras_3"]
+__all__ = ["AS_TENSORS", "IN_ONE_BUCKET", "KERAS_2", "both_ways", "keras", "needs_keras_3"]
 
 KERAS_2 = keras.__version__.startswith("2.")
 needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
 
 # What the fixture run_keras is told, and `keras_preamble`: torch averages gradients as on CUDA devices, on the CPU, and
-# JAX does with the NCCL of `processor_nccl.c`.
-AS_TENSORS = {"PLATOON_TEST_TENSORS": "1", "CUDA_VISIBLE_DEVICES": ""}
+# JAX does with the NCCL of `processor_nccl.c`. On torch averages begin in the backward pass, if it is Keras's, as the
+# buckets are small; not so with those of their usual size.
+AS_TENSORS = {"PLATOON_TEST_TENSORS": "1", "PLATOON_TEST_BUCKET_BYTES": "64", "CUDA_VISIBLE_DEVICES": ""}
+IN_ONE_BUCKET = {name: value for name, value in AS_TENSORS.items() if "BUCKET" not in name}
 if keras.backend.backend() == "jax":
     AS_TENSORS |= {"PROCESSOR_NCCL": "", "JAX_PLATFORMS": "cpu"}
 # Run a test with gradients that are averaged on the host, and on torch and JAX as tensors too.

@@ -103,3 +103,8 @@ if os.environ.get("PLATOON_TEST_TENSORS"):
 
     device = __import__("torch").device("cpu") if keras.backend.backend() == "torch" else 0
     type(backends.current()).gradient_device = lambda backend, model: device
+
+if keras.backend.backend() == "torch" and os.environ.get("PLATOON_TEST_BUCKET_BYTES"):
+    from platoon_plugins.keras.backends import torch_gradients
+
+    torch_gradients.BUCKET_BYTES = int(os.environ["PLATOON_TEST_BUCKET_BYTES"])

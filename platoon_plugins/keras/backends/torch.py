@@ -11,6 +11,7 @@ import torch
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.backends.torch_arrays import TorchArray, on_cuda
+from platoon_plugins.keras.backends.torch_backward import early_weights, watched_function
 from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense, require_dense_layers
 from platoon_plugins.keras.gradients import GradientAverage
 
@@ -101,10 +102,20 @@ class _Torch(Keras3):
         return devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
 
     def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
-        """See `Backend.place_gradients`: on the devices, if each worker has all of them on one."""
+        """See `Backend.place_gradients`: on the devices, if each worker has all of them on one.
+
+        From the backward pass on, if it is the one of Keras on each, and its gradients all go to one optimizer.
+        """
         device = self.gradient_device(model)
-        on_devices = worker.gather(device is not None, name="where gradients are averaged")
-        average.place(device if all(on_devices) else None)
+        weights = early_weights(model) if isinstance(average, TorchAverage) else []
+        answers = worker.gather([device is not None, bool(weights)], name="where gradients are averaged")
+        on_devices, early = (all(answer) for answer in zip(*answers))
+        average.place(device if on_devices else None)
+        if on_devices and early:
+            average.watch_backward(weights)
+            if getattr(model.train_function, "average", None) is not average:
+                model.make_train_function(force=True)
+                model.train_function = watched_function(model.train_function, average)
 
     def averaged(
         self, gradients: Sequence[Any], like: Sequence[Array], average: GradientAverage, weight: Any

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import torch
 
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.backends.torch_backward import EarlyAverages
 from platoon_plugins.keras.gradients import DONE, LEAST_WEIGHT, GradientAverage, Words
 
 __all__ = ["TorchAverage", "require_dense", "require_dense_layers"]
@@ -19,6 +21,7 @@ Array = np.ndarray[Any, Any]
 Tensor = Any
 
 LAG = 1  # a step sees what came with the gradients of the step before it: the host may be ahead of the device
+BUCKET_BYTES = 25 << 20  # of gradients in one call, where calls begin early: DistributedDataParallel's
 _ALIGNMENT_BYTES = 256
 _WITH_SPARSE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
@@ -30,13 +33,15 @@ class TorchAverage(GradientAverage):
 
         g := u mean_i(w_i g_i / u) / mean_i(w_i)        u is the largest weight of an earlier step
 
-    which is queued on torch's current stream. Flags and weights of the ranks travel behind the gradients. They are
-    copied to the host beside other work, and looked at `LAG` steps later, on all workers in the same step.
+    which is queued on torch's current stream; where `watch_backward` allows it, parts of the buffers begin during the
+    backward pass, on another stream. Flags and weights of the ranks travel behind the gradients. They are copied to the
+    host beside other work, and looked at `LAG` steps later, on all workers in the same step.
     """
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
         self._device: torch.device | None = None
+        self._early: EarlyAverages | None = None
         self._flats: _Flats | None = None
         self._sent: Array = np.empty(0, np.float32)
         self._on_way: deque[_Arriving] = deque()
@@ -44,8 +49,35 @@ class TorchAverage(GradientAverage):
 
     def place(self, device: torch.device | None) -> None:
         """See `GradientAverage.place`."""
+        self.watch_backward([])
         self._device = device
         self._flats = None
+
+    def watch_backward(self, weights: Sequence[Tensor]) -> None:
+        """Let averages begin in the backward pass, on all workers or none, until the end of the fit.
+
+        Parameters
+        ----------
+        weights : sequence of tensor
+            Whose gradients come in this order; on the device of `place`. None: averages begin behind it.
+        """
+        if self._early is not None:
+            self._early.close()
+        self._early, self._flats = None, None
+        if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
+            self._early = EarlyAverages(weights, self._begin_early, self._agree, self._device)
+
+    def step(self) -> contextlib.AbstractContextManager[None]:
+        """Make a context for a training step: one backward pass, and what the optimizer does with it."""
+        return contextlib.nullcontext() if self._early is None else self._early.step()
+
+    def _agree(self, good: bool) -> bool:
+        return all(self.worker.gather(good, name="averages in the backward pass"))
+
+    def detach(self) -> None:
+        """See `GradientAverage.detach`."""
+        super().detach()
+        self.watch_backward([])
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
         """See `GradientAverage.attach`.
@@ -58,6 +90,8 @@ class TorchAverage(GradientAverage):
         """
         self._on_way.clear()
         super().attach(policy, like)
+        if self._early is not None:
+            self._early.attach()
         if self.on_device:
             self._require_as_many(self._exchanges)
 
@@ -90,17 +124,32 @@ class TorchAverage(GradientAverage):
         there = [gradient is not None for gradient in gradients]
         with torch.no_grad():
             flats = self._flats_of_like()
-            flats.fill(gradients)
-            factor = self._take_in(weight, there, flats)
-            if torch.is_tensor(factor) or factor != 1:
-                flats.scale(factor)
-            usual, arriving = self._usual_weight, self._exchange(flats)
+            begun = 0 if self._early is None else self._early.take(gradients)
+            weight, usual = self._bounded(weight), self._usual_weight
+            self._put_words(flats, weight, there)
+            for bucket in flats.buckets[begun:]:
+                bucket.fill(gradients)
+                bucket.scale(weight / usual)
+            if begun and self._early is not None:
+                self._early.wait()
+            arriving = self._exchange(flats, begun)
             mean_weight = flats.words[self._weights_at].sum()
             flats.scale(self.worker.global_size if self.sums else usual / mean_weight)
         if all(there):
             return list(flats.views)
         used = arriving.words().used
         return [view if any_uses else None for view, any_uses in zip(flats.views, used > 0)]
+
+    def _begin_early(self, number: int, gradients: Mapping[int, Tensor]) -> None:
+        """Queue the average of a bucket whose gradients there are, on torch's current stream."""
+        if not number:
+            self._exchanges += 1
+        with torch.no_grad():
+            bucket = self._flats_of_like().buckets[number]
+            bucket.fill(gradients)
+            weight = self._bounded(1.0 if self.weight is None else self.weight)
+            bucket.scale(weight / self._usual_weight)
+            self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
 
     def settle(self) -> None:
         """See `GradientAverage.settle`."""
@@ -119,11 +168,13 @@ class TorchAverage(GradientAverage):
         if not self.on_device:
             super()._call_without_gradients()
             return
-        self._mine.weights[:] = self._mine.used[:] = 0
+        if self._early is not None:
+            self._early.join()
         with torch.no_grad():
             flats = self._flats_of_like()
-            flats.fill([None] * len(self._like))
-            self._put_words(flats)
+            for bucket in flats.buckets:
+                bucket.fill([None] * len(self._like))
+            self._put_words(flats, 0.0, 0)
             self._exchange(flats)
 
     @property
@@ -131,33 +182,34 @@ class TorchAverage(GradientAverage):
         size = self.worker.global_size
         return slice(size, 2 * size)
 
-    def _take_in(self, weight: Any, there: list[bool], flats: _Flats) -> Any:
-        """Put this rank's words behind the gradients, and return by what these are to be multiplied."""
-        rank, usual = self.worker.global_rank, self._usual_weight
-        self._mine.used[:] = there
-        on_device = torch.is_tensor(weight) and not self.sums
-        number = 1.0 if self.sums or on_device else max(float(weight), LEAST_WEIGHT)
-        self._mine.weights[rank] = number
-        self._put_words(flats)
-        if not on_device:
-            return number / usual
-        weight = weight.detach().to(flats.words.dtype).clamp(min=LEAST_WEIGHT)
-        flats.words[self._weights_at][rank] = weight
-        return weight / usual
+    def _bounded(self, weight: Any) -> Any:
+        """Return a weight as it counts: a number, or a float32 tensor on the device."""
+        if self.sums:
+            return 1.0
+        if torch.is_tensor(weight):
+            return weight.detach().to(torch.float32).clamp(min=LEAST_WEIGHT)
+        return max(float(weight), LEAST_WEIGHT)
 
-    def _put_words(self, flats: _Flats) -> None:
+    def _put_words(self, flats: _Flats, weight: Any, there: Any) -> None:
+        """Put this rank's words behind the gradients."""
+        rank, on_device = self.worker.global_rank, torch.is_tensor(weight)
+        self._mine.used[:] = there
+        self._mine.weights[rank] = 1.0 if on_device else weight
         if not np.array_equal(self._sent, self._mine.array):
             self._sent = self._mine.array.copy()
             flats.template = torch.from_numpy(self._sent).to(flats.words.device)
         flats.words.copy_(flats.template)
+        if on_device:
+            flats.words[self._weights_at][rank] = weight
 
-    def _exchange(self, flats: _Flats) -> _Arriving:
-        """Average the buffers, and let what came with the gradients of an earlier step be seen."""
+    def _exchange(self, flats: _Flats, begun: int = 0) -> _Arriving:
+        """Average the buckets that have not begun, and let what came with the gradients of an earlier step be seen."""
         while len(self._on_way) >= LAG:
             self._take_oldest()
-        self._exchanges += 1
-        for flat in flats.buffers:
-            self.worker.all_reduce(flat, "mean", dest=flat)
+        if not begun:
+            self._exchanges += 1
+        for bucket in flats.buckets[begun:]:
+            self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
         arriving = _Arriving(flats.words, self.worker.global_size)
         self._on_way.append(arriving)
         return arriving
@@ -170,13 +222,53 @@ class TorchAverage(GradientAverage):
 
     def _flats_of_like(self) -> _Flats:
         if self._flats is None or self._flats.like is not self._like:
-            self._flats = _Flats(self._like, self._mine.array.size, self._device)
+            bucket_bytes = None if self._early is None else BUCKET_BYTES
+            self._flats = _Flats(self._like, self._mine.array.size, self._device, bucket_bytes)
             self._sent = np.empty(0, np.float32)
+            if self._early is not None:
+                self._early.expect([bucket.members for bucket in self._flats.buckets])
         return self._flats
+
+
+class _Bucket(NamedTuple):
+    """A part of a flat buffer that is averaged in one call.
+
+    Attributes
+    ----------
+    flat : tensor, shape (n,)
+        All of it; the words are at the end of the last bucket.
+    gradients : tensor, shape (m,)
+        The part with the gradients.
+    members : list of int
+        Which these are.
+    views : list of tensor
+        Each of them, with its shape.
+    """
+
+    flat: Tensor
+    gradients: Tensor
+    members: list[int]
+    views: list[Tensor]
+
+    def fill(self, gradients: Any) -> None:
+        """Copy the gradients in, by index, zeros in the place of None."""
+        there = [(view, gradients[i]) for i, view in zip(self.members, self.views) if gradients[i] is not None]
+        if there:
+            torch._foreach_copy_([view for view, _ in there], [gradient.detach() for _, gradient in there])
+        if len(there) < len(self.members):
+            for i, view in zip(self.members, self.views):
+                if gradients[i] is None:
+                    view.zero_()
+
+    def scale(self, factor: Any) -> None:
+        """Multiply the gradients, but not the words, by a number or a tensor of one."""
+        _multiply(self.gradients, factor)
 
 
 class _Flats:
     """Flat buffers on a device, one for each dtype of the gradients, and the words behind those of float32.
+
+    The last layers' gradients come first in a buffer, as in a backward pass.
 
     Parameters
     ----------
@@ -185,56 +277,57 @@ class _Flats:
     words : int
         Number of words.
     device : torch.device
+    bucket_bytes : int or None
+        From how many bytes on a bucket is full. None: each buffer is one.
 
     Attributes
     ----------
     like
         As above.
-    buffers : list of tensor, each of shape (n,)
+    buckets : list of _Bucket
+        The parts of the buffers, in the order of their calls.
     views : list of tensor
         The parts of the buffers that are the gradients, with their shapes.
     words : tensor, shape (words,), float32
-        A part of one of the buffers.
+        A part of the last bucket.
     template : tensor
         This rank's words.
     """
 
-    def __init__(self, like: Sequence[Array], words: int, device: Any) -> None:
+    def __init__(self, like: Sequence[Array], words: int, device: Any, bucket_bytes: int | None) -> None:
         self.like = like
         self.views: list[Tensor] = [None] * len(like)
-        self._members: list[tuple[Tensor, list[int]]] = []  # the gradients' part of a buffer, and which they are
-        self.buffers = []
-        names = list(dict.fromkeys([*(array.dtype.name for array in like), "float32"]))
-        for name in names:
-            indices = [i for i, array in enumerate(like) if array.dtype.name == name]
+        self.buckets: list[_Bucket] = []
+        self._buffers = []  # the gradients' part of each
+        others = dict.fromkeys(array.dtype.name for array in like if array.dtype.name != "float32")
+        for name in [*others, "float32"]:
+            indices = [i for i in reversed(range(len(like))) if like[i].dtype.name == name]
             unit = _ALIGNMENT_BYTES // np.dtype(name).itemsize
             starts = np.cumsum([0, *(-(-like[i].size // unit) * unit for i in indices)]).tolist()
             end = starts[-1]
             flat = torch.zeros(end + words * (name == "float32"), dtype=getattr(torch, name), device=device)
             for i, start in zip(indices, starts):
                 self.views[i] = flat[start : start + like[i].size].view(like[i].shape)
-            if name == "float32":
-                self.words = self.template = flat[end:]
-            self.buffers.append(flat)
-            self._members.append((flat[:end], indices))
+            self._buffers.append(flat[:end])
+            self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.itemsize)
+        self.words = self.template = flat[end:]
 
-    def fill(self, gradients: Sequence[Tensor | None]) -> None:
-        """Copy the gradients in, zeros in the place of None."""
-        for _, indices in self._members:
-            there = [i for i in indices if gradients[i] is not None]
-            if there:
-                torch._foreach_copy_([self.views[i] for i in there], [gradients[i].detach() for i in there])
-            for i in indices:
-                if gradients[i] is None:
-                    self.views[i].zero_()
+    def _cut(self, flat: Tensor, indices: list[int], starts: list[int], full: int | None) -> None:
+        """Cut a buffer into buckets, behind gradients with which one is full; what is left is the last one's."""
+        bounds = [0]
+        for k in range(1, len(indices)):
+            if full is not None and starts[k] - starts[bounds[-1]] >= full:
+                bounds.append(k)
+        for first, last in zip(bounds, [*bounds[1:], len(indices)]):
+            part = flat[starts[first] : starts[last]]
+            whole = part if last < len(indices) else flat[starts[first] :]
+            members = indices[first:last]
+            self.buckets.append(_Bucket(whole, part, members, [self.views[i] for i in members]))
 
     def scale(self, factor: Any) -> None:
-        """Multiply the gradients, but not the words, by a number or a tensor of one."""
-        for part, indices in self._members:
-            if indices:
-                # Where nothing but masked tokens were left, 0 in float16: not times infinity.
-                most = torch.finfo(part.dtype).max
-                part.mul_(factor.clamp(max=most) if torch.is_tensor(factor) else min(factor, most))
+        """Multiply all gradients, but not the words, by a number or a tensor of one."""
+        for buffer in self._buffers:
+            _multiply(buffer, factor)
 
 
 class _Arriving:
@@ -259,6 +352,15 @@ class _Arriving:
             self._words.array[:] = self._host.numpy()
             self._words.round(self._size)
         return self._words
+
+
+def _multiply(part: Tensor, factor: Any) -> None:
+    """Multiply by a number or a tensor of one."""
+    if not part.numel() or (not torch.is_tensor(factor) and factor == 1):
+        return
+    # Where nothing but masked tokens were left, 0 in float16: not times infinity.
+    most = torch.finfo(part.dtype).max
+    part.mul_(factor.clamp(max=most) if torch.is_tensor(factor) else min(factor, most))
 
 
 def _zeros_like(gradient: Tensor | None) -> Array:

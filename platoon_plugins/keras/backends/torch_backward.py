@@ -1,0 +1,188 @@
+"""Averages of torch's gradients that begin during the backward pass, in buckets, as gradients become ready."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import torch
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["EarlyAverages", "early_weights", "watched_function"]
+
+log = logging.getLogger(__name__)
+
+Tensor = Any
+
+
+class EarlyAverages:
+    """Begins to average the last layers' gradients while the backward pass is at the layers before them.
+
+    The first step of a fit is only watched. Averages begin early from the second one on if, on all workers, the
+    optimizer has got each gradient as the backward pass left it, accumulated once.
+
+    Parameters
+    ----------
+    weights : sequence of tensor
+        Leaves, in the order in which the optimizer gets their gradients.
+    begin : callable
+        ``begin(number, gradients)`` queues the average of a bucket; ``gradients`` has those that there are, by index.
+    agree : callable
+        ``agree(good)`` tells, on all workers alike, whether ``good`` is true on all of them.
+    device : torch.device
+        Of the weights.
+    """
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        begin: Callable[[int, dict[int, Tensor]], None],
+        agree: Callable[[bool], bool],
+        device: torch.device,
+    ) -> None:
+        self._begin, self._agree = begin, agree
+        self._hooks = [
+            weight.register_post_accumulate_grad_hook(functools.partial(self._arrived, i))
+            for i, weight in enumerate(weights)
+        ]
+        self._count = len(weights)
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._agreed: bool | None = None  # None until all have made a step
+        self._buckets: list[list[int]] = []
+        self._bucket_of: dict[int, int] = {}
+        self._active = False
+        self._forget()
+
+    def _forget(self) -> None:
+        self._found: dict[int, tuple[Tensor, int]] = {}  # gradients, and how often they were changed before
+        self._missing = [len(members) for members in self._buckets]
+        self._again = False
+        self._begun = 0
+
+    def close(self) -> None:
+        """Watch no more."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+    def attach(self) -> None:
+        """Begin a fit, with a step that is only watched."""
+        self._agreed = None
+        self._forget()
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """Within the ``with`` block, a training step, gradients are those that the optimizer will get."""
+        self._forget()
+        self._active = True
+        try:
+            yield
+        finally:
+            self._active = False
+            self._forget()  # whose tensors would live until the next step
+
+    def expect(self, buckets: Sequence[Sequence[int]]) -> None:
+        """Take note of the indices of the gradients in each bucket, the last of which never begins early."""
+        self._buckets = [list(members) for members in buckets]
+        self._bucket_of = {i: number for number, members in enumerate(buckets) for i in members}
+        self._missing = [len(members) for members in buckets]
+
+    def join(self) -> None:
+        """Agree with workers that make their first step, as one that has no batch."""
+        if self._agreed is None:
+            self._agreed = self._agree(True)
+
+    def take(self, gradients: Sequence[Tensor | None]) -> int:
+        """Return how many buckets have begun in the backward pass of this step.
+
+        Parameters
+        ----------
+        gradients : sequence of tensor or None
+            As the optimizer got them.
+
+        Raises
+        ------
+        ConfigurationError
+            If one that has begun is not that of the backward pass.
+        """
+        if self._agreed is None:
+            good = self._active and len(gradients) == self._count and not self._again
+            good = good and self._are_as_found(gradients, range(len(gradients)))
+            self._agreed = self._agree(good)
+            if not self._agreed:
+                log.info("averages of gradients begin behind the backward pass: a worker's optimizer gets others")
+        begun, self._begun = self._begun, 0
+        members = [i for bucket in self._buckets[:begun] for i in bucket]
+        if begun and (self._again or len(gradients) != self._count or not self._are_as_found(gradients, members)):
+            raise ConfigurationError(
+                "got gradients that changed behind the backward pass in which their average had begun, and not so in "
+                "the first step of this fit: change them in each step or in none, or in a train_step of your own"
+            )
+        return begun
+
+    def wait(self) -> None:
+        """Let what torch queues next wait for the averages that have begun."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
+
+    def _are_as_found(self, gradients: Sequence[Tensor | None], indices: Sequence[int]) -> bool:
+        return all(
+            i not in self._found
+            if gradients[i] is None
+            else i in self._found and gradients[i] is self._found[i][0] and gradients[i]._version == self._found[i][1]
+            for i in indices
+        )
+
+    def _arrived(self, index: int, weight: Tensor) -> None:
+        """Take note of a gradient; called by torch, from a thread of its own where the weights are on a device."""
+        if not self._active:
+            return
+        if index in self._found:
+            self._again = True
+            return
+        self._found[index] = weight.grad, weight.grad._version
+        if not self._agreed:
+            return
+        self._missing[self._bucket_of[index]] -= 1
+        # In one order on all workers, whatever the order in which gradients come.
+        while self._begun < len(self._buckets) - 1 and not self._missing[self._begun]:
+            self._begin_next({i: self._found[i][0] for i in self._buckets[self._begun]})
+
+    def _begin_next(self, gradients: dict[int, Tensor]) -> None:
+        number, self._begun = self._begun, self._begun + 1
+        if self._stream is None:
+            self._begin(number, gradients)
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            self._begin(number, gradients)
+
+
+def early_weights(model: Any) -> list[Tensor]:
+    """Return the weights of a model whose averages may begin in the backward pass; none, if they may not.
+
+    Keras's own train_step makes one backward pass in a step and gives the optimizer all that comes of it. One of the
+    user's own may do anything.
+    """
+    if getattr(model.train_step, "__func__", None) is not keras.Model.train_step:
+        return []
+    weights = [weight.value for weight in model.trainable_weights]
+    can = all(weight.is_leaf and hasattr(weight, "register_post_accumulate_grad_hook") for weight in weights)
+    return weights if can else []
+
+
+def watched_function(function: Callable[..., Any], average: Any) -> Callable[..., Any]:
+    """Return a model's train_function that tells an average of gradients when a step begins and ends."""
+
+    @functools.wraps(function)
+    def train_function(*args: Any) -> Any:
+        with average.step():
+            return function(*args)
+
+    train_function.average = average  # type: ignore[attr-defined]
+    return train_function

@@ -1,0 +1,113 @@
+"""Averages that begin in torch's backward pass, on CUDA devices: all that is queued waits for what it needs."""
+
+import numpy as np
+import pytest
+from keras_here import AS_TENSORS, keras
+
+torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .venv-keras3")
+
+DEVICES = [f"cuda{i}" for i in range(torch.cuda.device_count())][:2]
+pytestmark = [
+    pytest.mark.keras,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(keras.backend.backend() != "torch", reason="about torch: run it with KERAS_BACKEND=torch"),
+    pytest.mark.skipif(not DEVICES, reason="needs a CUDA device (see tests/README.md)"),
+]
+LONG = 50_000_000  # cycles
+
+
+class Slow(torch.autograd.Function):
+    """Passes on what it gets, its gradient some time after the host has gone on."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        if gradient.is_cuda:
+            torch.cuda._sleep(LONG)
+        return gradient * 1
+
+
+class Late:
+    """The first of two workers. What it averages is there late, and is three times its own; so are the weights."""
+
+    global_rank, global_size = 0, 2
+
+    def gather(self, value, name):
+        return [value]
+
+    def all_gather(self, array):
+        return np.stack([array, array])
+
+    def all_reduce(self, array, op, dest):
+        assert op == "mean"
+        torch.cuda._sleep(LONG)
+        return dest.copy_(array * 3)
+
+
+def loss_of(x, weights, k):
+    return (k + 1) * (Slow.apply(Slow.apply(x * weights[0]) * weights[1])).sum()
+
+
+def test_what_is_queued_waits_for_what_it_needs(monkeypatch):
+    """Gradients that are late, averages that are late, and an optimizer that is late; against a loop on the host."""
+    from platoon_plugins.keras.backends import torch_gradients
+
+    monkeypatch.setattr(torch_gradients, "BUCKET_BYTES", 64)
+    values = np.random.default_rng(1).standard_normal((3, 1000))
+    x, *starts = (torch.tensor(each, dtype=torch.float32, device="cuda") for each in values)
+    weights = [torch.nn.Parameter(each) for each in starts]
+    average = torch_gradients.TorchAverage(Late())
+    average.place(x.device)
+    average.watch_backward(weights)
+    average.attach("any", [np.zeros(1000, "f4")] * 2)
+    calls = []
+    begin = average._early._begin
+    average._early._begin = lambda number, gradients: (calls.append(number), begin(number, gradients))
+    for k in range(6):
+        with average.step():
+            for weight in weights:
+                weight.grad = None
+            average.weight = 4.0
+            loss_of(x, weights, k).backward()
+            gradients = average.averages([weight.grad for weight in weights], average.take_weight())
+        with torch.no_grad():
+            torch.cuda._sleep(LONG)
+            for weight, gradient in zip(weights, gradients):
+                weight -= 0.01 * gradient
+    assert calls == [0] * 5  # not in the first step; the bucket of the first weight never is early
+    x, *right = (torch.tensor(each) for each in values)
+    for k in range(6):
+        right = [each.detach().requires_grad_() for each in right]
+        loss_of(x, right, k).backward()
+        right = [each.detach() - 0.01 * each.grad for each in right]
+    for mine, wanted in zip(weights, right):
+        np.testing.assert_allclose(mine.detach().cpu().numpy(), wanted.numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "run_keras", [{"PLATOON_TEST_BUCKET_BYTES": AS_TENSORS["PLATOON_TEST_BUCKET_BYTES"]}], indirect=True
+)
+def test_two_workers_train_as_one_process_does(run_keras):
+    """By NCCL where each has a device of its own, else by way of the host."""
+    run_keras(
+        """
+from platoon_plugins.keras.backends import torch_gradients
+
+early = []
+begin = torch_gradients.TorchAverage._begin_early
+torch_gradients.TorchAverage._begin_early = lambda *args: (early.append(args[1]), begin(*args))
+model = dense(optimizer=DistributedOptimizer(keras.optimizers.Adam(0.01)))
+x, y = data(48)
+model.fit(x[rank::2], y[rank::2], batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=distribute())
+assert early == [0, 1, 2] * (3 * 6 - 1), early
+alone = dense(optimizer=keras.optimizers.Adam(0.01))
+alone.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
+np.testing.assert_allclose(flat(model.get_weights()), flat(alone.get_weights()), atol=1e-4)
+everyone = everyones(flat(model.get_weights()))
+assert (everyone[0] == everyone[1]).all()
+""",
+        devices=(DEVICES * 2)[:2],
+    ).require_success()
