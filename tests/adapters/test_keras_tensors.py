@@ -227,19 +227,20 @@ def train(model, rows=8, **options):
 
 
 @in_the_backward_pass
-def test_averages_begin_in_the_backward_pass_from_the_second_step_on(run_keras):
+def test_averages_begin_in_the_backward_pass_from_the_fourth_step_on(run_keras):
     """Those of the last layer before the gradients of the first one have come; and again in the next fit."""
     run_keras(
         ORDER
         + """
 model = dense(optimizer=DistributedOptimizer("sgd"))
 for fit in range(2):
-    train(model, rows=12)
-    first, second, third, _ = steps()
+    train(model, rows=20)
+    first, second, third, fourth, fifth, _ = steps()
     assert sorted(first) == list("0123"), first
     # Of four buckets the last one, with the kernel of the first layer, always follows the pass.
-    assert [step.count("call") for step in (second, third)] == [4 + 3, 1 + 3], (second, third)
-    for early in (second[4:], third[1:]):
+    calls = [step.count("call") for step in (second, third, fourth, fifth)]
+    assert calls == [1, 1, 4 + 3, 1 + 3], (second, third, fourth, fifth)
+    for early in (fourth[4:], fifth[1:]):
         assert early.index("call") < early.index("0"), early
 everyone = everyones(flat(model.get_weights()))
 assert (everyone[0] == everyone[1]).all()
@@ -270,18 +271,19 @@ class From(keras.callbacks.Callback):
             register(self.model)
 
 model, plain = dense(optimizer=DistributedOptimizer("sgd")), dense()
-train(model, rows=12, callbacks=[From(0)])
-assert all(step.count("call") in (0, 4) for step in steps()[:3])
+train(model, rows=20, callbacks=[From(0)])
+first, second, third, rest = steps()  # after which no gradient is watched any more
+assert [step.count("call") for step in (first, second, third)] == [0, 1, 1] and set(rest) == {"call"}, rest
 register(plain)
-(x, y), (x1, y1) = data(12, seed=0), data(12, seed=1)
-rows = np.arange(12).reshape(3, 4)
+(x, y), (x1, y1) = data(20, seed=0), data(20, seed=1)
+rows = np.arange(20).reshape(5, 4)
 for batch in rows:
     plain.train_on_batch(np.concatenate([x[batch], x1[batch]]), np.concatenate([y[batch], y1[batch]]))
 np.testing.assert_allclose(flat(model.get_weights()), flat(plain.get_weights()), atol=1e-6)
 
 model = dense(optimizer=DistributedOptimizer("sgd"))
 try:
-    train(model, rows=12, callbacks=[From(1)])
+    train(model, rows=20, callbacks=[From(4)])
 except PlatoonError as exc:
     worker.report({f"told {rank}": f"{type(exc).__name__}: {exc}"})
 else:
@@ -333,7 +335,7 @@ average = backends.current().average(worker)
 average.place(torch.device("cpu"))
 average.watch_backward(weights)
 average.attach("any", [np.zeros(200, "f4"), np.zeros(300, "f4")])
-for k in range(3 * (rank == 0)):
+for k in range(5 * (rank == 0)):
     with average.step():
         for weight in weights:
             weight.grad = None
@@ -342,7 +344,7 @@ for k in range(3 * (rank == 0)):
         (weights[1] * 2).sum().backward()
         means = average.averages([weight.grad for weight in weights], average.take_weight())
     assert [mean.unique().tolist() for mean in means] == [[k + 1.0], [2.0]], (k, means)
-assert average.join() == [3, 0]
+assert average.join() == [5, 0]
 """
     ).require_success()
 

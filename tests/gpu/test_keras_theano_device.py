@@ -20,7 +20,7 @@ import keras.backend as K
 import theano
 from pathlib import Path
 
-WIDTH = 20_000
+WIDTH = 200_000
 
 class Scale(L.Layer):
     def build(self, shape):
@@ -56,7 +56,7 @@ def note_size(watch, batch):
 
 seen = []
 watch = Watch(batch_end=note_size)
-model = make(keras.optimizers.SGD(1000.0))
+model = make(keras.optimizers.SGD(10000.0))
 before = float(model.evaluate(x, y, verbose=0))
 model.fit(x[rank::2], y[rank::2], callbacks=distribute([watch], EASGD(), every_n_batches=2), **rows)
 assert len(seen) == 12
@@ -79,12 +79,12 @@ def test_gradients_are_averaged_on_the_devices(run_keras):
         + """
 from platoon_base.theano_ops.gpu import GpuAllReduce
 
-model = make(DistributedOptimizer(keras.optimizers.SGD(1000.0, momentum=0.9)))
+model = make(DistributedOptimizer(keras.optimizers.SGD(10000.0, momentum=0.9)))
 model.fit(x[rank::2], y[rank::2], callbacks=distribute(), **rows)
 nodes = model.train_function.function.maker.fgraph.toposort()
 assert sum(isinstance(node.op, GpuAllReduce) for node in nodes) == 1
 
-alone = make(keras.optimizers.SGD(1000.0, momentum=0.9))
+alone = make(keras.optimizers.SGD(10000.0, momentum=0.9))
 alone.fit(x, y, **{**rows, "batch_size": 8})
 np.testing.assert_allclose(flat(model.get_weights()), flat(alone.get_weights()), rtol=0, atol=2e-5)
 assert abs(flat(alone.get_weights()) - flat([np.ones(WIDTH), np.zeros(WIDTH)])).max() > 0.1

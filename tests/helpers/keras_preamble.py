@@ -107,4 +107,4 @@ if os.environ.get("PLATOON_TEST_TENSORS"):
 if keras.backend.backend() == "torch" and os.environ.get("PLATOON_TEST_BUCKET_BYTES"):
     from platoon_plugins.keras.backends import torch_gradients
 
-    torch_gradients.BUCKET_BYTES = int(os.environ["PLATOON_TEST_BUCKET_BYTES"])
+    torch_gradients.BUCKET_BYTES, torch_gradients.BUCKET_S = int(os.environ["PLATOON_TEST_BUCKET_BYTES"]), 0

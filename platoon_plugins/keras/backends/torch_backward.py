@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -15,16 +14,13 @@ from platoon_base.errors import ConfigurationError
 
 __all__ = ["EarlyAverages", "early_weights", "watched_function"]
 
-log = logging.getLogger(__name__)
-
 Tensor = Any
 
 
 class EarlyAverages:
     """Begins to average the last layers' gradients while the backward pass is at the layers before them.
 
-    The first step of a fit is only watched. Averages begin early from the second one on if, on all workers, the
-    optimizer has got each gradient as the backward pass left it, accumulated once.
+    The first steps of a fit are only watched. Averages begin early once `expect` has told the buckets.
 
     Parameters
     ----------
@@ -32,29 +28,28 @@ class EarlyAverages:
         Leaves, in the order in which the optimizer gets their gradients.
     begin : callable
         ``begin(number, gradients)`` queues the average of a bucket; ``gradients`` has those that there are, by index.
-    agree : callable
-        ``agree(good)`` tells, on all workers alike, whether ``good`` is true on all of them.
     device : torch.device
         Of the weights.
+
+    Attributes
+    ----------
+    good : bool
+        Whether the optimizer has got, so far, each gradient as the backward pass left it, accumulated once.
     """
 
     def __init__(
-        self,
-        weights: Sequence[Tensor],
-        begin: Callable[[int, dict[int, Tensor]], None],
-        agree: Callable[[bool], bool],
-        device: torch.device,
+        self, weights: Sequence[Tensor], begin: Callable[[int, dict[int, Tensor]], None], device: torch.device
     ) -> None:
-        self._begin, self._agree = begin, agree
+        self._begin = begin
         self._hooks = [
             weight.register_post_accumulate_grad_hook(functools.partial(self._arrived, i))
             for i, weight in enumerate(weights)
         ]
         self._count = len(weights)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
-        self._agreed: bool | None = None  # None until all have made a step
         self._buckets: list[list[int]] = []
         self._bucket_of: dict[int, int] = {}
+        self.good = True
         self._active = False
         self._forget()
 
@@ -70,11 +65,6 @@ class EarlyAverages:
             hook.remove()
         self._hooks = []
 
-    def attach(self) -> None:
-        """Begin a fit, with a step that is only watched."""
-        self._agreed = None
-        self._forget()
-
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
         """Within the ``with`` block, a training step, gradients are those that the optimizer will get."""
@@ -87,15 +77,9 @@ class EarlyAverages:
             self._forget()  # whose tensors would live until the next step
 
     def expect(self, buckets: Sequence[Sequence[int]]) -> None:
-        """Take note of the indices of the gradients in each bucket, the last of which never begins early."""
+        """Begin with buckets of these gradients from the next step on; the last bucket never begins early."""
         self._buckets = [list(members) for members in buckets]
         self._bucket_of = {i: number for number, members in enumerate(buckets) for i in members}
-        self._missing = [len(members) for members in buckets]
-
-    def join(self) -> None:
-        """Agree with workers that make their first step, as one that has no batch."""
-        if self._agreed is None:
-            self._agreed = self._agree(True)
 
     def take(self, gradients: Sequence[Tensor | None]) -> int:
         """Return how many buckets have begun in the backward pass of this step.
@@ -110,18 +94,14 @@ class EarlyAverages:
         ConfigurationError
             If one that has begun is not that of the backward pass.
         """
-        if self._agreed is None:
-            good = self._active and len(gradients) == self._count and not self._again
-            good = good and self._are_as_found(gradients, range(len(gradients)))
-            self._agreed = self._agree(good)
-            if not self._agreed:
-                log.info("averages of gradients begin behind the backward pass: a worker's optimizer gets others")
         begun, self._begun = self._begun, 0
-        members = [i for bucket in self._buckets[:begun] for i in bucket]
-        if begun and (self._again or len(gradients) != self._count or not self._are_as_found(gradients, members)):
+        good = self._active and len(gradients) == self._count and not self._again
+        if not begun:
+            self.good = self.good and good and self._are_as_found(gradients, range(len(gradients)))
+        elif not (good and self._are_as_found(gradients, [i for bucket in self._buckets[:begun] for i in bucket])):
             raise ConfigurationError(
                 "got gradients that changed behind the backward pass in which their average had begun, and not so in "
-                "the first step of this fit: change them in each step or in none, or in a train_step of your own"
+                "the first steps of this fit: change them in each step or in none, or in a train_step of your own"
             )
         return begun
 
@@ -146,7 +126,7 @@ class EarlyAverages:
             self._again = True
             return
         self._found[index] = weight.grad, weight.grad._version
-        if not self._agreed:
+        if not self._missing:
             return
         self._missing[self._bucket_of[index]] -= 1
         # In one order on all workers, whatever the order in which gradients come.

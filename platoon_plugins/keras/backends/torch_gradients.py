@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -17,11 +18,16 @@ from platoon_plugins.keras.gradients import DONE, LEAST_WEIGHT, GradientAverage,
 
 __all__ = ["TorchAverage", "require_dense", "require_dense_layers"]
 
+log = logging.getLogger(__name__)
+
 Array = np.ndarray[Any, Any]
 Tensor = Any
 
 LAG = 1  # a step sees what came with the gradients of the step before it: the host may be ahead of the device
-BUCKET_BYTES = 25 << 20  # of gradients in one call, where calls begin early: DistributedDataParallel's
+# Of gradients in one call, where calls begin in the backward pass: DistributedDataParallel's, or what takes five times
+# as long as a call more takes the host (0.1 ms on an H100), which is 140 MB between GPUs with NVLink.
+BUCKET_BYTES, BUCKET_S = 25 << 20, 0.5e-3
+_WATCHED = 2  # calls of a fit that show whether others may begin early; the first one connects the devices
 _ALIGNMENT_BYTES = 256
 _WITH_SPARSE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
@@ -33,19 +39,22 @@ class TorchAverage(GradientAverage):
 
         g := u mean_i(w_i g_i / u) / mean_i(w_i)        u is the largest weight of an earlier step
 
-    which is queued on torch's current stream; where `watch_backward` allows it, parts of the buffers begin during the
-    backward pass, on another stream. Flags and weights of the ranks travel behind the gradients. They are copied to the
-    host beside other work, and looked at `LAG` steps later, on all workers in the same step.
+    which is queued on torch's current stream. From the fourth step of a fit on, parts of the buffers may begin during
+    the backward pass, on another stream: see `watch_backward`. Flags and weights of the ranks travel behind the
+    gradients. They are copied to the host beside other work, and looked at `LAG` steps later, on all workers in the
+    same step.
     """
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
         self._device: torch.device | None = None
         self._early: EarlyAverages | None = None
+        self._bucket_bytes: int | None = None  # where averages begin in the backward pass
         self._flats: _Flats | None = None
         self._sent: Array = np.empty(0, np.float32)
         self._on_way: deque[_Arriving] = deque()
-        self._exchanges = 0
+        self._idle: list[_Arriving] = []
+        self._exchanges = self._exchanges_before = 0
 
     def place(self, device: torch.device | None) -> None:
         """See `GradientAverage.place`."""
@@ -54,25 +63,39 @@ class TorchAverage(GradientAverage):
         self._flats = None
 
     def watch_backward(self, weights: Sequence[Tensor]) -> None:
-        """Let averages begin in the backward pass, on all workers or none, until the end of the fit.
+        """Let averages begin in the backward pass if that is worth it, on all workers or none, until the end of a fit.
 
         Parameters
         ----------
         weights : sequence of tensor
-            Whose gradients come in this order; on the device of `place`. None: averages begin behind it.
+            Whose gradients come in this order; on the device of `place`. Without any, averages begin behind it.
         """
         if self._early is not None:
             self._early.close()
-        self._early, self._flats = None, None
+        self._early = None
+        if self._bucket_bytes is not None:
+            self._bucket_bytes = self._flats = None
         if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
-            self._early = EarlyAverages(weights, self._begin_early, self._agree, self._device)
+            self._early = EarlyAverages(weights, self._begin_early, self._device)
 
     def step(self) -> contextlib.AbstractContextManager[None]:
         """Make a context for a training step: one backward pass, and what the optimizer does with it."""
         return contextlib.nullcontext() if self._early is None else self._early.step()
 
-    def _agree(self, good: bool) -> bool:
-        return all(self.worker.gather(good, name="averages in the backward pass"))
+    def _agree_on_buckets(self) -> None:
+        """Decide with all workers, in the same call of a fit, whether averages begin in the backward pass."""
+        if self._early is None or self._exchanges - self._exchanges_before != _WATCHED:
+            return
+        flats = self._flats_of_like()
+        answers = self.worker.gather([self._early.good, flats.seconds()], name="averages in the backward pass")
+        seconds = min(took for _, took in answers)  # of the worker that came last, and waited for nobody
+        size = sum(bucket.flat.nbytes for bucket in flats.buckets)
+        full = max(BUCKET_BYTES, int(size * BUCKET_S / seconds) if seconds else 0)
+        if not all(good for good, _ in answers) or size <= full:
+            self.watch_backward([])
+            return
+        self._bucket_bytes, self._flats = full, None
+        log.info("averages of gradients begin in the backward pass, in buckets of %d MB", full >> 20)
 
     def detach(self) -> None:
         """See `GradientAverage.detach`."""
@@ -90,8 +113,7 @@ class TorchAverage(GradientAverage):
         """
         self._on_way.clear()
         super().attach(policy, like)
-        if self._early is not None:
-            self._early.attach()
+        self._exchanges_before = self._exchanges
         if self.on_device:
             self._require_as_many(self._exchanges)
 
@@ -122,9 +144,10 @@ class TorchAverage(GradientAverage):
         if len(gradients) != len(self._like):
             self._expect([_zeros_like(gradient) for gradient in gradients])
         there = [gradient is not None for gradient in gradients]
+        begun = 0 if self._early is None else self._early.take(gradients)
+        self._agree_on_buckets()
         with torch.no_grad():
             flats = self._flats_of_like()
-            begun = 0 if self._early is None else self._early.take(gradients)
             weight, usual = self._bounded(weight), self._usual_weight
             self._put_words(flats, weight, there)
             for bucket in flats.buckets[begun:]:
@@ -168,8 +191,7 @@ class TorchAverage(GradientAverage):
         if not self.on_device:
             super()._call_without_gradients()
             return
-        if self._early is not None:
-            self._early.join()
+        self._agree_on_buckets()
         with torch.no_grad():
             flats = self._flats_of_like()
             for bucket in flats.buckets:
@@ -208,24 +230,28 @@ class TorchAverage(GradientAverage):
             self._take_oldest()
         if not begun:
             self._exchanges += 1
-        for bucket in flats.buckets[begun:]:
-            self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
-        arriving = _Arriving(flats.words, self.worker.global_size)
+        watched = self._early is not None and self._bucket_bytes is None
+        with flats.timed() if watched else contextlib.nullcontext():
+            for bucket in flats.buckets[begun:]:
+                self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
+        arriving = self._idle.pop() if self._idle else _Arriving(self.worker.global_size)
+        arriving.fetch(flats.words)
         self._on_way.append(arriving)
         return arriving
 
     def _take_oldest(self) -> None:
-        words = self._on_way.popleft().words()
+        arriving = self._on_way.popleft()
+        words = arriving.words()
+        self._idle.append(arriving)
         ranks = slice(0, 2 * self.worker.global_size)  # which gradients are used may be about others by now
         self._all.array[ranks] = words.array[ranks]
         self._note_usual_weight()
 
     def _flats_of_like(self) -> _Flats:
         if self._flats is None or self._flats.like is not self._like:
-            bucket_bytes = None if self._early is None else BUCKET_BYTES
-            self._flats = _Flats(self._like, self._mine.array.size, self._device, bucket_bytes)
+            self._flats = _Flats(self._like, self._mine.array.size, self._device, self._bucket_bytes)
             self._sent = np.empty(0, np.float32)
-            if self._early is not None:
+            if self._early is not None and self._bucket_bytes is not None:
                 self._early.expect([bucket.members for bucket in self._flats.buckets])
         return self._flats
 
@@ -311,6 +337,25 @@ class _Flats:
             self._buffers.append(flat[:end])
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.itemsize)
         self.words = self.template = flat[end:]
+        self._begin, self._end = (
+            (torch.cuda.Event(enable_timing=True) for _ in range(2)) if flat.is_cuda else (None, None)
+        )
+
+    @contextlib.contextmanager
+    def timed(self) -> Iterator[None]:
+        """Let `seconds` tell how long the device takes for what is queued within the ``with`` block."""
+        if self._begin is not None:
+            self._begin.record()
+        yield
+        if self._end is not None:
+            self._end.record()
+
+    def seconds(self) -> float:
+        """Return how long it took the last time, 0 on the host."""
+        if self._begin is None or self._end is None:
+            return 0.0
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
 
     def _cut(self, flat: Tensor, indices: list[int], starts: list[int], full: int | None) -> None:
         """Cut a buffer into buckets, behind gradients with which one is full; what is left is the last one's."""
@@ -331,17 +376,30 @@ class _Flats:
 
 
 class _Arriving:
-    """The words of one call on their way from the device to the host, beside other work."""
+    """The words of one call on their way from the device to the host, beside other work.
 
-    def __init__(self, words: Tensor, size: int) -> None:
+    Parameters
+    ----------
+    size : int
+        Number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
         self._size = size
-        on_cuda = words.device.type == "cuda"
-        self._host = torch.empty(words.shape, dtype=words.dtype, pin_memory=on_cuda)
-        self._host.copy_(words, non_blocking=on_cuda)
-        self._event = torch.cuda.Event() if on_cuda else None
-        if self._event is not None:
-            self._event.record(torch.cuda.current_stream(words.device))
+        self._host = torch.empty(0)
+        self._event: Any = None
         self._words: Words | None = None
+
+    def fetch(self, words: Tensor) -> None:
+        """Begin to copy them; memory and event of an earlier copy are used again."""
+        on_cuda = words.device.type == "cuda"
+        if self._host.shape != words.shape:
+            self._host = torch.empty(words.shape, dtype=words.dtype, pin_memory=on_cuda)
+        self._host.copy_(words, non_blocking=on_cuda)
+        if on_cuda:
+            self._event = self._event or torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(words.device))
+        self._words = None
 
     def words(self) -> Words:
         """Wait until they are there."""
