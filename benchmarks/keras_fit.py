@@ -5,7 +5,9 @@ the same time: the step of a fit is the median over tens of batches, each with o
 left out; what is more is the median over pairs of fits, one of each kind, made one behind the other. Such fits differ
 by several percent even if they are alike ("plain again"), so the goals are judged more closely: within one epoch every
 other block of batches runs without our hooks, and a block is compared with its two neighbours. CPU time is less
-disturbed by what else runs on the machine, but knows nothing of waiting. Run it once for each back end:
+disturbed by what else runs on the machine, but knows nothing of waiting. The bare all-reduce is that of one array again
+and again, which the processor's cache may hold; "cold" is that of the model's arrays, which it does not hold.
+Run it once for each back end:
 
     KERAS_BACKEND=torch python benchmarks/keras_fit.py [--quick] [--out FOLDER]
 """
@@ -100,7 +102,9 @@ def summarize(workers: list[dict]) -> list[dict]:
                 row["sync_ms"] = 10e3 * (wall - more(pairs["callbacks"])[0])
             if way == "averaged gradients":
                 row["bare_all_reduce_ms"] = 1e3 * report.median([each["all_reduce_s"] for each in of])
+                row["cold_all_reduce_ms"] = 1e3 * report.median([each["cold_all_reduce_s"] for each in of])
                 row["more_over_bare"] = 1e3 * wall / row["bare_all_reduce_ms"]
+                row["more_over_cold"] = 1e3 * wall / row["cold_all_reduce_ms"]
             rows.append(row)
     return rows
 
@@ -121,7 +125,9 @@ COLUMNS = {
     "epoch_end_ms": "epoch's end, ms",
     "sync_ms": "sync, ms",
     "bare_all_reduce_ms": "bare, ms",
+    "cold_all_reduce_ms": "cold, ms",
     "more_over_bare": "more / bare",
+    "more_over_cold": "more / cold",
 }
 
 

@@ -18,6 +18,7 @@ import keras
 import numpy as np
 
 from platoon_base import connect
+from platoon_base.worker import FlatAllReduce
 
 BATCH_SIZE = 32
 EVERY, NEVER = 10, 10**9
@@ -25,6 +26,7 @@ SKIPPED = 40  # batches at the begin of an epoch that are not counted: JAX lets 
 # Batches of an epoch with our hooks, or without them, and how many of their first ones are not counted.
 SETTLING = SKIPPED if keras.backend.backend() == "jax" else 5
 BLOCK = SETTLING + 20
+OTHER_FLOATS = 30_000_000  # more than a cache holds
 SHORT = 5  # batches of an epoch whose end is measured
 MODELS = {"small": (64, 64, 10), "10 MB": (1024, 1024, 1024, 512, 10)}
 # The options of distribute(), or None for the plain fit; and whether the optimizer is distributed.
@@ -172,6 +174,21 @@ def all_reduce_s(worker, size, repeats):
     return float(np.median(took))
 
 
+def cold_all_reduce_s(worker, weights, repeats):
+    """Return the median time for arrays of these weights' shapes, as a step has them: not in the processor's cache."""
+    arrays, other = [np.ones_like(weight) for weight in weights], np.ones(OTHER_FLOATS, np.float32)
+    reduce, took = FlatAllReduce(worker), []
+    for _ in range(repeats):
+        for array in (other, *arrays):
+            array += 1
+        other += 1
+        worker.barrier("cold all-reduce")
+        begin = time.perf_counter()
+        reduce(arrays, "mean")
+        took.append(time.perf_counter() - begin)
+    return float(np.median(took))
+
+
 def main(args):
     worker = connect()
     result = {"rank": worker.global_rank, "keras": keras.__version__, "backend": keras.backend.backend(), "models": {}}
@@ -187,6 +204,7 @@ def main(args):
             "between_epochs_s": in_pairs(partial(fits.between_epochs_s, epochs=5), ways, args.rounds),
             "blocks_s": {way: fits.in_blocks_s(way, args.blocks) for way in ("callbacks", "EASGD")},
             "all_reduce_s": all_reduce_s(worker, fits.weights, 31),
+            "cold_all_reduce_s": cold_all_reduce_s(worker, fits.models[False].get_weights(), 31),
         }
     Path(args.folder, f"{worker.global_rank}.json").write_text(json.dumps(result))
 
