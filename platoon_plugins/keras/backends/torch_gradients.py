@@ -25,7 +25,7 @@ Tensor = Any
 
 LAG = 1  # a step sees what came with the gradients of the step before it: the host may be ahead of the device
 # Of gradients in one call, where calls begin in the backward pass: DistributedDataParallel's, or what the devices take
-# this long for, 280 MB where NVLink connects them. A call more takes the host 0.15 to 0.4 ms (H100, 2 workers on it).
+# this long for, 280 MB where NVLink connects them. A call more took 0.4 to 0.7 ms (H100, two workers on it).
 BUCKET_BYTES, BUCKET_S = 25 << 20, 1e-3
 _WATCHED = 2  # calls of a fit that show whether others may begin early; the first one connects the devices
 _ALIGNMENT_BYTES = 256
