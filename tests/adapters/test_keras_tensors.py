@@ -189,11 +189,11 @@ assert (everyone[0] == everyone[1]).all()
 
 # Notes the order of what happens in steps: gradients that have come, and calls that were begun.
 ORDER = """
-from platoon_plugins.keras.backends import torch_backward, torch_gradients
+from platoon_plugins.keras.backends import torch_backward
 
 order = []
 Early = torch_backward.EarlyAverages
-arrived, take = Early._arrived, Early.take
+arrived, take = Early.arrived, Early.take
 
 def note_arrival(early, index, weight):
     order.append(index)
@@ -204,7 +204,7 @@ def note_the_end(early, gradients):
     order.append("end")
     return begun
 
-Early._arrived, Early.take = note_arrival, note_the_end
+Early.arrived, Early.take = note_arrival, note_the_end
 all_reduce = worker.all_reduce
 
 def note_call(array, *args, **options):

@@ -13,7 +13,13 @@ pytestmark = [
     pytest.mark.skipif(keras.backend.backend() != "torch", reason="about torch: run it with KERAS_BACKEND=torch"),
     pytest.mark.skipif(not DEVICES, reason="needs a CUDA device (see tests/README.md)"),
 ]
-LONG = 50_000_000  # cycles
+
+
+def keep_busy():
+    """Let the device compute for some 50 ms."""
+    large = torch.ones(4096, 4096, device="cuda")
+    for _ in range(20):
+        large = large @ large
 
 
 class Slow(torch.autograd.Function):
@@ -26,7 +32,7 @@ class Slow(torch.autograd.Function):
     @staticmethod
     def backward(context, gradient):
         if gradient.is_cuda:
-            torch.cuda._sleep(LONG)
+            keep_busy()
         return gradient * 1
 
 
@@ -34,6 +40,7 @@ class Late:
     """The first of two workers. What it averages is there late, and is three times its own; so are the weights."""
 
     global_rank, global_size = 0, 2
+    calls = 0
 
     def gather(self, value, name):
         return [value]
@@ -43,7 +50,8 @@ class Late:
 
     def all_reduce(self, array, op, dest):
         assert op == "mean"
-        torch.cuda._sleep(LONG)
+        self.calls += 1
+        keep_busy()
         return dest.copy_(array * 3)
 
 
@@ -59,25 +67,25 @@ def test_what_is_queued_waits_for_what_it_needs(monkeypatch):
     values = np.random.default_rng(1).standard_normal((3, 1000))
     x, *starts = (torch.tensor(each, dtype=torch.float32, device="cuda") for each in values)
     weights = [torch.nn.Parameter(each) for each in starts]
-    average = torch_gradients.TorchAverage(Late())
+    late, early = Late(), []
+    average = torch_gradients.TorchAverage(late)
     average.place(x.device)
     average.watch_backward(weights)
     average.attach("any", [np.zeros(1000, "f4")] * 2)
-    calls = []
-    begin = average._early._begin
-    average._early._begin = lambda number, gradients: (calls.append(number), begin(number, gradients))
     for k in range(6):
         with average.step():
             for weight in weights:
                 weight.grad = None
             average.weight = 4.0
+            before = late.calls
             loss_of(x, weights, k).backward()
+            early.append(late.calls - before)
             gradients = average.averages([weight.grad for weight in weights], average.take_weight())
         with torch.no_grad():
-            torch.cuda._sleep(LONG)
+            keep_busy()
             for weight, gradient in zip(weights, gradients):
                 weight -= 0.01 * gradient
-    assert calls == [0] * 3  # not in the first three steps; the bucket of the first weight never is early
+    assert early == [0, 0, 0, 1, 1, 1]  # the bucket of the first weight never is early
     x, *right = (torch.tensor(each) for each in values)
     for k in range(6):
         right = [each.detach().requires_grad_() for each in right]
@@ -94,15 +102,20 @@ def test_two_workers_train_as_one_process_does(run_keras):
     """By NCCL where each has a device of its own, else by way of the host."""
     run_keras(
         """
-from platoon_plugins.keras.backends import torch_gradients
+from platoon_plugins.keras.backends.torch_backward import EarlyAverages
 
 early = []
-begin = torch_gradients.TorchAverage._begin_early
-torch_gradients.TorchAverage._begin_early = lambda *args: (early.append(args[1]), begin(*args))
+take = EarlyAverages.take
+
+def note(averages, gradients):
+    early.append(take(averages, gradients))
+    return early[-1]
+
+EarlyAverages.take = note
 model = dense(optimizer=DistributedOptimizer(keras.optimizers.Adam(0.01)))
 x, y = data(48)
 model.fit(x[rank::2], y[rank::2], batch_size=4, epochs=3, shuffle=False, verbose=0, callbacks=distribute())
-assert early == [0, 1, 2] * (3 * 6 - 3), early
+assert early == [0] * 3 + [3] * (3 * 6 - 3), early
 alone = dense(optimizer=keras.optimizers.Adam(0.01))
 alone.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0)
 np.testing.assert_allclose(flat(model.get_weights()), flat(alone.get_weights()), atol=1e-4)

@@ -42,7 +42,7 @@ class EarlyAverages:
     ) -> None:
         self._begin = begin
         self._hooks = [
-            weight.register_post_accumulate_grad_hook(functools.partial(self._arrived, i))
+            weight.register_post_accumulate_grad_hook(functools.partial(self.arrived, i))
             for i, weight in enumerate(weights)
         ]
         self._count = len(weights)
@@ -110,16 +110,8 @@ class EarlyAverages:
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
-    def _are_as_found(self, gradients: Sequence[Tensor | None], indices: Sequence[int]) -> bool:
-        return all(
-            i not in self._found
-            if gradients[i] is None
-            else i in self._found and gradients[i] is self._found[i][0] and gradients[i]._version == self._found[i][1]
-            for i in indices
-        )
-
-    def _arrived(self, index: int, weight: Tensor) -> None:
-        """Take note of a gradient; called by torch, from a thread of its own where the weights are on a device."""
+    def arrived(self, index: int, weight: Tensor) -> None:
+        """Take note that a weight has its gradient; torch calls this, from a thread of its own on a device."""
         if not self._active:
             return
         if index in self._found:
@@ -132,6 +124,14 @@ class EarlyAverages:
         # In one order on all workers, whatever the order in which gradients come.
         while self._begun < len(self._buckets) - 1 and not self._missing[self._begun]:
             self._begin_next({i: self._found[i][0] for i in self._buckets[self._begun]})
+
+    def _are_as_found(self, gradients: Sequence[Tensor | None], indices: Sequence[int]) -> bool:
+        return all(
+            i not in self._found
+            if gradients[i] is None
+            else i in self._found and gradients[i] is self._found[i][0] and gradients[i]._version == self._found[i][1]
+            for i in indices
+        )
 
     def _begin_next(self, gradients: dict[int, Tensor]) -> None:
         number, self._begun = self._begun, self._begun + 1
