@@ -1,10 +1,10 @@
 """What averaged gradients cost Keras 3 on torch with one GPU for each of two workers, beside DistributedDataParallel.
 
 All ways train the same model on the same batches by `fit`, with the same train_step: alone, with DistributedOptimizer
-(NCCL; above 25 MB averages begin in the backward pass), with the same behind that pass, with the same by way of the
-host, and with the model wrapped in torch's DistributedDataParallel. They take turns in one job. A step is the median
-over an epoch's batches, without the first ones; what is printed are medians over the rounds of all workers, and ratios
-within each round.
+(NCCL), with the same in buckets of 25 MB that begin in the backward pass, with the same by way of the host, and with
+the model wrapped in torch's DistributedDataParallel. They take turns in one job. A step is the median over an epoch's
+batches, without the first ones; what is printed are medians over the rounds of all workers, and ratios within each
+round.
 
     python benchmarks/keras_gpu.py [--quick] [--out FOLDER]
 """

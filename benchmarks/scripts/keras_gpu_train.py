@@ -22,7 +22,7 @@ ROUNDS, BATCHES, WARM = (2, 20, 5) if QUICK else (7, 80, 20)
 BATCH, WIDTH = 128, 1024
 # Numbers of layers of WIDTH x WIDTH float32: 10 and 100 MB.
 MODELS = {"10 MB": (1024, 2), "100 MB": (2048, 6)}
-WAYS = ("alone", "averaged gradients", "behind the backward pass", "by way of the host", "DDP")
+WAYS = ("alone", "averaged gradients", "in buckets of 25 MB", "by way of the host", "DDP")
 OURS = WAYS[1:4]
 
 
@@ -83,7 +83,7 @@ def main() -> None:
         "nccl", init_method=f"file://{folder}/ddp", rank=rank, world_size=worker.global_size
     )
     backend = type(backends.current())
-    average_on_device, bucket_bytes = backend.gradient_device, torch_gradients.BUCKET_BYTES
+    average_on_device, bucket_s = backend.gradient_device, torch_gradients.BUCKET_S
     results = {}
     for name, (width, layers) in MODELS.items():
         rng = np.random.default_rng(rank)
@@ -97,7 +97,7 @@ def main() -> None:
                 backend.gradient_device = (
                     (lambda self, model: None) if way == "by way of the host" else average_on_device
                 )
-                torch_gradients.BUCKET_BYTES = 1 << 40 if way == "behind the backward pass" else bucket_bytes
+                torch_gradients.BUCKET_S = 0 if way == "in buckets of 25 MB" else bucket_s
                 steps = Steps()
                 ours = way in OURS
                 worker.barrier()

@@ -223,6 +223,7 @@ class SharedParameters:
                 arrays = self._borrow()
                 self.center.read(arrays, True, left_s)
                 self.parameters.give_back(arrays)
+            del arrays  # whose memory a back end would copy as long as it is seen here
             self._progress.count_copy()
             yield
         finally:

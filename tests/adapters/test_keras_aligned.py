@@ -68,8 +68,9 @@ def test_a_weight_of_jax_is_changed_in_its_memory_and_what_was_read_before_stays
     from platoon_plugins.keras.backends import current
 
     layer = keras.layers.Dense(4)
-    layer.build((3,))
-    weight, kernel = current().variable(layer.kernel), layer.kernel
+    model = keras.Sequential([keras.Input((3,)), layer])
+    model.compile("sgd", "mse")
+    weight, kernel = current().weights(model)[0], layer.kernel
     place = kernel.value.unsafe_buffer_pointer()
     value = kernel.numpy().copy()
     array = weight.borrow()
@@ -93,10 +94,16 @@ def test_a_weight_of_jax_is_changed_in_its_memory_and_what_was_read_before_stays
     assert (kernel.numpy() == 7).all()
     weight.give_back(borrowed)
     assert (kernel.numpy() == 2).all()
-    # A training step of Keras ends the arrays of JAX that somebody kept, and so does a synchronization.
+    # A compiled training step of Keras ends the arrays of JAX that somebody kept, and so does a synchronization.
     kept = kernel.value
     weight.borrow()
     assert kept.is_deleted()
+    for options in ({"run_eagerly": True}, {"jit_compile": False}):
+        model.compile("sgd", "mse", **options)
+        weight, *_ = current().weights(model)
+        kept = kernel.value
+        weight.borrow()[...] = 5
+        assert (np.asarray(kept) == 2).all()
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .venv-keras3 (make test)")
@@ -107,6 +114,7 @@ def test_weights_of_jax_have_their_dtypes_when_they_are_borrowed(dtype):
     for shape in [(), (0, 3), (2, 3)]:
         variable = keras.Variable(np.ones(shape), dtype=dtype)
         weight = current().variable(variable)
+        weight.given_away = True
         array = weight.borrow()
         assert (str(array.dtype), array.shape) == (dtype, shape)
         array[...] = 3

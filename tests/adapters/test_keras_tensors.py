@@ -296,6 +296,111 @@ else:
 
 
 @in_the_backward_pass
+def test_layers_that_a_callback_freezes_or_lets_train_again(run_keras):
+    """The first or the last one, in the first steps or later; against one process."""
+    run_keras(
+        ORDER
+        + """
+class Freezing(keras.callbacks.Callback):
+    def __init__(self, layer, batch, trainable):
+        super().__init__()
+        self.what = layer, batch, trainable
+    def on_train_batch_begin(self, batch, logs=None):
+        layer, when, trainable = self.what
+        if batch == when:
+            self.model.get_layer(layer).trainable = trainable
+
+def fit(model, x, y, rows, layer, when, wrap=lambda callbacks: callbacks):
+    for trainable in (False, True):  # to let a layer train again is a change within the second fit
+        callbacks = [Freezing(layer, when, trainable)]
+        model.fit(x, y, batch_size=rows, shuffle=False, verbose=0, callbacks=wrap(callbacks))
+
+(x, y), (x1, y1) = data(24, seed=0), data(24, seed=1)
+both = lambda a, b: np.concatenate([a.reshape(6, 4, -1), b.reshape(6, 4, -1)], 1).reshape(48, -1)
+together = both(x, x1), both(y, y1)
+mine = (x1, y1) if rank else (x, y)
+for layer in ("hidden", "out"):
+    for when in (1, 2, 4):
+        model, alone = dense(optimizer=DistributedOptimizer("sgd")), dense()
+        before = flat(model.get_weights())
+        fit(model, *mine, 4, layer, when, distribute)
+        fit(alone, *together, 8, layer, when)
+        np.testing.assert_allclose(flat(model.get_weights()), flat(alone.get_weights()), atol=1e-6)
+        everyone = everyones(flat(model.get_weights()))
+        assert (everyone[0] == everyone[1]).all() and abs(everyone[0] - before).max() > 0.01
+"""
+    ).require_success()
+
+
+@in_the_backward_pass
+def test_a_weight_of_torch_without_requires_grad_has_no_gradient(run_keras):
+    """In a module of torch, whose weights Keras lists as trainable."""
+    run_keras(
+        ORDER
+        + """
+import torch
+module = torch.nn.Linear(6, 4)
+torch.nn.init.ones_(module.weight), torch.nn.init.zeros_(module.bias)
+model = keras.Sequential([keras.Input((6,)), L.TorchModuleWrapper(module), L.Dense(3)])
+model.compile(DistributedOptimizer("sgd"), "mse")
+module.bias.requires_grad_(False)
+train(model, rows=20)
+assert set(order) == {"call"} and (module.bias == 0).all() and (module.weight != 1).any()
+everyone = everyones(flat(model.get_weights()))
+assert (everyone[0] == everyone[1]).all()
+"""
+    ).require_success()
+
+
+@in_the_backward_pass
+def test_a_fast_link_needs_no_buckets(run_keras):
+    """A bucket has as many bytes as take BUCKET_S on the worker that has waited for nobody."""
+    run_keras(
+        ORDER
+        + """
+from platoon_plugins.keras.backends import torch_flats, torch_gradients
+
+torch_gradients.BUCKET_S = 1e-3
+model = dense(optimizer=DistributedOptimizer("sgd"))
+for seconds, calls in (((1.0, 1e-3), [0, 1, 1]), ((1e-9, 1.0), [0, 1, 1]), ((0.02, 1.0), [0, 1, 1, 4 + 3, 1 + 3])):
+    torch_flats.Flats.seconds = lambda flats: seconds[rank]
+    train(model, rows=20)
+    found = steps()
+    assert len(found) == len(calls) + 1, (seconds, found)
+    assert [step.count("call") for step in found[:-1]] == calls, (seconds, found)
+"""
+    ).require_success()
+
+
+@in_the_backward_pass
+def test_a_worker_that_dies_in_its_backward_pass_is_named(run_keras):
+    """Within seconds, by the one whose averages have begun."""
+    outcome = run_keras(
+        ORDER
+        + """
+import signal, time
+
+def die(weight):
+    if sum(isinstance(each, int) for each in order) > 20:  # the sixth step
+        os.kill(os.getpid(), signal.SIGKILL)
+
+model = dense(optimizer=DistributedOptimizer("sgd"))
+if rank == 1:
+    model.trainable_weights[0].value.register_post_accumulate_grad_hook(die)
+begun = time.monotonic()
+try:
+    train(model, rows=40)
+except PlatoonError as exc:
+    worker.report({"told": f"{type(exc).__name__}: {exc}", "took": time.monotonic() - begun})
+"""
+    )
+    told = outcome.reported
+    assert told["told"].startswith("WorkerLostError"), outcome.logs
+    assert "rank 1" in told["told"], told
+    assert told["took"] < 30, told
+
+
+@in_the_backward_pass
 def test_a_train_step_of_ones_own_averages_behind_its_backward_passes(run_keras):
     run_keras(
         ORDER
@@ -336,7 +441,7 @@ average.place(torch.device("cpu"))
 average.watch_backward(weights)
 average.attach("any", [np.zeros(200, "f4"), np.zeros(300, "f4")])
 for k in range(5 * (rank == 0)):
-    with average.step():
+    with average.watched_step():
         for weight in weights:
             weight.grad = None
         average.weight = 4.0

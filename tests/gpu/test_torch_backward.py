@@ -15,10 +15,10 @@ pytestmark = [
 ]
 
 
-def keep_busy():
-    """Let the device compute for some 50 ms."""
+def keep_busy(times=1):
+    """Let the device compute for some 50 ms, or several times that."""
     large = torch.ones(4096, 4096, device="cuda")
-    for _ in range(20):
+    for _ in range(20 * times):
         large = large @ large
 
 
@@ -37,10 +37,13 @@ class Slow(torch.autograd.Function):
 
 
 class Late:
-    """The first of two workers. What it averages is there late, and is three times its own; so are the weights."""
+    """The first of two workers. What it averages is three times its own, and so are the weights; it is late.
+
+    What is begun in a backward pass is there after all else that is queued without waiting for it.
+    """
 
     global_rank, global_size = 0, 2
-    calls = 0
+    calls, in_backward = 0, False
 
     def gather(self, value, name):
         return [value]
@@ -51,7 +54,8 @@ class Late:
     def all_reduce(self, array, op, dest):
         assert op == "mean"
         self.calls += 1
-        keep_busy()
+        if self.in_backward:
+            keep_busy(8)
         return dest.copy_(array * 3)
 
 
@@ -73,12 +77,13 @@ def test_what_is_queued_waits_for_what_it_needs(monkeypatch):
     average.watch_backward(weights)
     average.attach("any", [np.zeros(1000, "f4")] * 2)
     for k in range(6):
-        with average.step():
+        with average.watched_step():
             for weight in weights:
                 weight.grad = None
             average.weight = 4.0
-            before = late.calls
+            before, late.in_backward = late.calls, True
             loss_of(x, weights, k).backward()
+            late.in_backward = False
             early.append(late.calls - before)
             gradients = average.averages([weight.grad for weight in weights], average.take_weight())
         with torch.no_grad():

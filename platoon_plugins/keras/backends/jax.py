@@ -32,11 +32,21 @@ __all__ = ["backend"]
 Array = np.ndarray[Any, Any]
 
 # The memory of an array that is given away, in a new one. JAX copies it if a view of NumPy still shows it, and ends
-# all other arrays on it, as Keras's training step does.
+# all other arrays on it.
 _taken_over = jax.jit(lambda value: value, donate_argnums=0)
 
 
 class _JaxVariable(KerasVariable):
+    """See `KerasVariable`.
+
+    Attributes
+    ----------
+    given_away : bool
+        Whether each training step ends the array that is the value, so that nobody else counts on it.
+    """
+
+    given_away = False
+
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return all(device.platform == "cpu" for device in self.variable.value.devices())
@@ -51,7 +61,7 @@ class _JaxVariable(KerasVariable):
         Copies in and out would take 3 ms for 10 MB, more than the rule.
         """
         value = self.variable.value
-        if not self.on_host() or len(value.devices()) > 1 or value.dtype.kind != "f":
+        if not self.given_away or not self.on_host() or len(value.devices()) > 1 or value.dtype.kind != "f":
             return super().borrow()
         self.variable.assign(_taken_over(value))
         return writable(self.view())
@@ -79,6 +89,13 @@ class _Jax(Keras3):
 
     def __init__(self) -> None:
         self._results: Any = None  # of the latest step
+
+    def weights(self, model: Any) -> list[KerasVariable]:
+        """See `Backend.weights`: the arrays are given away to each step that is compiled."""
+        variables = super().weights(model)
+        for variable in variables:
+            variable.given_away = bool(getattr(model, "jit_compile", False)) and not getattr(model, "run_eagerly", True)
+        return variables
 
     def attach(self, model: Any) -> None:
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""

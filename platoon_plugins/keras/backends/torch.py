@@ -113,9 +113,8 @@ class _Torch(Keras3):
         average.place(device if on_devices else None)
         if on_devices and early:
             average.watch_backward(weights)
-            if getattr(model.train_function, "average", None) is not average:
-                model.make_train_function(force=True)
-                model.train_function = watched_function(model.train_function, average)
+            model.make_train_function()
+            model.train_function = watched_function(model, average)
 
     def averaged(
         self, gradients: Sequence[Any], like: Sequence[Array], average: GradientAverage, weight: Any

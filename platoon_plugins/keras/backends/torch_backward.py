@@ -16,6 +16,8 @@ __all__ = ["EarlyAverages", "early_weights", "watched_function"]
 
 Tensor = Any
 
+_HOOK = "register_post_accumulate_grad_hook"  # torch 2.1
+
 
 class EarlyAverages:
     """Begins to average the last layers' gradients while the backward pass is at the layers before them.
@@ -152,17 +154,26 @@ def early_weights(model: Any) -> list[Tensor]:
     if getattr(model.train_step, "__func__", None) is not keras.Model.train_step:
         return []
     weights = [weight.value for weight in model.trainable_weights]
-    can = all(weight.is_leaf and hasattr(weight, "register_post_accumulate_grad_hook") for weight in weights)
-    return weights if can else []
+    # A torch module's own may have requires_grad=False, and no gradient, though Keras lists them.
+    can = (weight.is_leaf and weight.requires_grad and hasattr(weight, _HOOK) for weight in weights)
+    return weights if all(can) else []
 
 
-def watched_function(function: Callable[..., Any], average: Any) -> Callable[..., Any]:
-    """Return a model's train_function that tells an average of gradients when a step begins and ends."""
+def watched_function(model: Any, average: Any) -> Callable[..., Any]:
+    """Return a model's train_function that tells an average of gradients when a step begins and ends.
+
+    Once a callback freezes layers, or lets others train, averages begin behind the backward pass.
+    """
+    function = getattr(model.train_function, "plain", model.train_function)
+    tensors = [weight.value for weight in model.weights]
+    trained = [tensor.requires_grad for tensor in tensors]
 
     @functools.wraps(function)
     def train_function(*args: Any) -> Any:
-        with average.step():
+        if [tensor.requires_grad for tensor in tensors] != trained:
+            average.watch_backward([])
+        with average.watched_step():
             return function(*args)
 
-    train_function.average = average  # type: ignore[attr-defined]
+    train_function.plain = function  # type: ignore[attr-defined]
     return train_function

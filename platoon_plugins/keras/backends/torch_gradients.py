@@ -14,7 +14,7 @@ import torch
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.torch_backward import EarlyAverages
-from platoon_plugins.keras.backends.torch_flats import Flats
+from platoon_plugins.keras.backends.torch_flats import Bucket, Flats
 from platoon_plugins.keras.gradients import DONE, LEAST_WEIGHT, GradientAverage, Words
 
 __all__ = ["TorchAverage", "require_dense", "require_dense_layers"]
@@ -39,7 +39,7 @@ class TorchAverage(GradientAverage):
 
         g := u mean_i(w_i g_i / u) / mean_i(w_i)        u is the largest weight of an earlier step
 
-    which is queued on torch's current stream. From the fourth step of a fit on, parts of the buffers may begin during
+    which is queued on torch's current stream. From the fourth call of a fit on, parts of the buffers may begin during
     the backward pass, on another stream: see `watch_backward`. Flags and weights of the ranks travel behind the
     gradients. They are copied to the host beside other work, and looked at `LAG` steps later, on all workers in the
     same step.
@@ -55,6 +55,7 @@ class TorchAverage(GradientAverage):
         self._on_way: deque[_Arriving] = deque()
         self._idle: list[_Arriving] = []
         self._exchanges = self._exchanges_before = 0
+        self._calls_made = 0
 
     def place(self, device: torch.device | None) -> None:
         """See `GradientAverage.place`."""
@@ -78,7 +79,7 @@ class TorchAverage(GradientAverage):
         if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
             self._early = EarlyAverages(weights, self._begin_early, self._device)
 
-    def step(self) -> contextlib.AbstractContextManager[None]:
+    def watched_step(self) -> contextlib.AbstractContextManager[None]:
         """Make a context for a training step: one backward pass, and what the optimizer does with it."""
         return contextlib.nullcontext() if self._early is None else self._early.step()
 
@@ -115,7 +116,7 @@ class TorchAverage(GradientAverage):
         super().attach(policy, like)
         self._exchanges_before = self._exchanges
         if self.on_device:
-            self._require_as_many(self._exchanges)
+            self._require_as_many(self._calls_made)
 
     @property
     def on_device(self) -> bool:
@@ -172,7 +173,11 @@ class TorchAverage(GradientAverage):
             bucket.fill(gradients)
             weight = self._bounded(1.0 if self.weight is None else self.weight)
             bucket.scale(weight / self._usual_weight)
-            self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
+            self._average(bucket)
+
+    def _average(self, bucket: Bucket) -> None:
+        self._calls_made += 1
+        self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
 
     def settle(self) -> None:
         """See `GradientAverage.settle`."""
@@ -233,7 +238,7 @@ class TorchAverage(GradientAverage):
         watched = self._early is not None and self._bucket_bytes is None
         with flats.timed() if watched else contextlib.nullcontext():
             for bucket in flats.buckets[begun:]:
-                self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
+                self._average(bucket)
         arriving = self._idle.pop() if self._idle else _Arriving(self.worker.global_size)
         arriving.fetch(flats.words)
         self._on_way.append(arriving)
