@@ -111,8 +111,7 @@ class _Torch(Keras3):
         answers = worker.gather([device is not None, bool(weights)], name="where gradients are averaged")
         on_devices, early = (all(answer) for answer in zip(*answers))
         average.place(device if on_devices else None)
-        if on_devices and early:
-            average.watch_backward(weights)
+        if on_devices and early and average.watch_backward(weights):
             model.make_train_function()
             model.train_function = watched_function(model, average)
 

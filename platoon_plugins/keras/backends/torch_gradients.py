@@ -63,13 +63,18 @@ class TorchAverage(GradientAverage):
         self._device = device
         self._flats = None
 
-    def watch_backward(self, weights: Sequence[Tensor]) -> None:
+    def watch_backward(self, weights: Sequence[Tensor]) -> bool:
         """Let averages begin in the backward pass if that is worth it, on all workers or none, until the end of a fit.
 
         Parameters
         ----------
         weights : sequence of tensor
             Whose gradients come in this order; on the device of `place`. Without any, averages begin behind it.
+
+        Returns
+        -------
+        bool
+            Whether they may begin: `watched_step` has to tell of each training step then.
         """
         if self._early is not None:
             self._early.close()
@@ -78,6 +83,7 @@ class TorchAverage(GradientAverage):
             self._bucket_bytes = self._flats = None
         if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
             self._early = EarlyAverages(weights, self._begin_early, self._device)
+        return self._early is not None
 
     def watched_step(self) -> contextlib.AbstractContextManager[None]:
         """Make a context for a training step: one backward pass, and what the optimizer does with it."""
