@@ -26,7 +26,7 @@ def test_an_array_is_used_again_once_nobody_refers_to_it():
 
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")
-def test_a_variable_takes_memory_over_and_what_was_read_before_stays():
+def test_a_weight_of_tensorflow_is_changed_in_its_memory_and_what_was_read_before_stays():
     import tensorflow as tf
 
     from platoon_plugins.keras.backends import current
@@ -36,31 +36,43 @@ def test_a_variable_takes_memory_over_and_what_was_read_before_stays():
 
     layer = keras.layers.Dense(4)
     layer.build((3,))
-    weight = current().variable(layer.kernel)
-    before = layer.kernel.value.read_value()
-    value = before.numpy().copy()
+    weight, kernel = current().variable(layer.kernel), layer.kernel
+    value, place = kernel.numpy().copy(), pointer(kernel.value.read_value())
     array = weight.borrow()
     np.testing.assert_array_equal(array, value)
+    assert array.ctypes.data == place
     array[...] = 2
-    assert (before.numpy() == value).all()
-    assert (keras.ops.convert_to_numpy(layer.kernel) == value).all()
-    place = array.ctypes.data
     weight.give_back(array)
-    assert pointer(layer.kernel.value.read_value()) == place
-    # Nobody else has it: training goes on in the same memory.
+    assert (kernel.numpy() == 2).all()
+    # Nobody else has it: training goes on in the same memory, and reads do not copy.
     del array
-    layer.kernel.value.assign_add(tf.ones((3, 4)))
-    assert pointer(layer.kernel.value.read_value()) == place
+    kernel.value.assign_add(tf.ones((3, 4)))
+    assert pointer(kernel.value.read_value()) == pointer(kernel.value.read_value()) == place
     # What was read, or borrowed, before a synchronization stays as it was.
-    read, borrowed = layer.kernel.value.read_value(), weight.borrow()
+    read, borrowed = kernel.value.read_value(), weight.borrow()
     again = weight.borrow()
     again[...] = 7
     weight.give_back(again)
     assert (read.numpy() == 3).all()
     assert (borrowed == 3).all()
-    assert (keras.ops.convert_to_numpy(layer.kernel) == 7).all()
+    assert (kernel.numpy() == 7).all()
     weight.give_back(borrowed)
-    assert (keras.ops.convert_to_numpy(layer.kernel) == 3).all()
+    assert (kernel.numpy() == 3).all()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_weights_of_tensorflow_of_any_shape_are_borrowed(dtype):
+    from platoon_plugins.keras.backends import current
+
+    for shape in [(), (0, 3), (2,), (2, 3, 1)]:
+        variable = keras.Variable(np.ones(shape), dtype=dtype)
+        weight = current().variable(variable)
+        array = weight.borrow()
+        assert (str(array.dtype), array.shape) == (dtype, shape)
+        array[...] = 3
+        weight.give_back(array)
+        assert (variable.numpy() == 3).all()
 
 
 @pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .venv-keras3 (make test)")

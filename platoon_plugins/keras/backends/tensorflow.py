@@ -37,34 +37,35 @@ class _TensorFlowVariable(KerasVariable):
 
     def __init__(self, variable: Any) -> None:
         super().__init__(variable)
-        self._fresh: tuple[Any, Array | None] = (None, None)
         self._made = variable.value  # Keras's name for it looks at several scopes each time
-        with _on_host():
-            self._shape = tf.constant(tuple(variable.shape), tf.int32)
+        self._lent = 0  # where the memory is that `borrow` returned last
+        self._no_rows: Any = None  # of a variable that has rows
+        if self.on_host() and len(variable.shape):
+            with _on_host():
+                self._no_rows = tf.zeros((0, *variable.shape[1:]), self._made.dtype), tf.zeros(0, tf.int32)
 
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
         return "GPU" not in self._made.device.upper()
 
     def borrow(self) -> Array:
-        """See `KerasVariable.borrow`: a copy, in memory of TensorFlow that no one else has seen."""
-        if not self.on_host():
+        """See `KerasVariable.borrow`: the memory itself, which TensorFlow copies if a tensor that was read has it too.
+
+        That is what it does before it changes some rows. Here these are none.
+        """
+        if self._no_rows is None:
             return super().borrow()
-        with _on_host():
-            tensor = tf.raw_ops.Empty(shape=self._shape, dtype=self._made.dtype)
-        array = writable(np.asarray(memoryview(tensor)))
-        np.copyto(array, self.view())
-        self._fresh = tensor, array
+        updates, indices = self._no_rows
+        tf.raw_ops.ResourceScatterUpdate(resource=self._made.handle, indices=indices, updates=updates)
+        tf.raw_ops.DisableCopyOnRead(resource=self._made.handle)  # else each later read is a copy
+        array = writable(self.view())
+        self._lent = array.ctypes.data
         return array
 
     def give_back(self, array: Array) -> None:
-        """Make what `borrow` returned the value: the variable takes that tensor over."""
-        tensor, fresh = self._fresh
-        if array is not fresh:
+        """Make an array the value, unless `borrow` returned it last: it is the value then."""
+        if self._no_rows is None or array.ctypes.data != self._lent:
             super().give_back(array)
-            return
-        self._fresh = (None, None)
-        tf.raw_ops.AssignVariableOp(resource=self._made.handle, value=tensor)
 
     def set_value(self, value: Any, borrow: bool = False) -> None:
         """See `Variable.set_value`; Keras's own assign takes three times as long."""
