@@ -98,25 +98,27 @@ class Flats:
             self._buffers.append(flat[:end])
             self._cut(flat, indices, starts, None if bucket_bytes is None else bucket_bytes // flat.itemsize)
         self.words = self.template = flat[end:]
-        self._begin, self._end = (
-            (torch.cuda.Event(enable_timing=True) for _ in range(2)) if flat.is_cuda else (None, None)
-        )
+        self._timing: list[Any] = []  # events before and behind the latest calls
 
     @contextlib.contextmanager
     def timed(self) -> Iterator[None]:
         """Let `seconds` tell how long the device takes for what is queued within the ``with`` block."""
-        if self._begin is not None:
-            self._begin.record()
+        if not self.words.is_cuda:
+            yield
+            return
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
         yield
-        if self._end is not None:
-            self._end.record()
+        end.record()
+        self._timing = [begin, end]
 
     def seconds(self) -> float:
-        """Return how long it took the last time, 0 on the host."""
-        if self._begin is None or self._end is None:
+        """Return how long it took the last time, 0 on the host and where nothing was timed."""
+        if not self._timing:
             return 0.0
-        self._end.synchronize()
-        return float(self._begin.elapsed_time(self._end)) / 1e3
+        begin, end = self._timing
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
 
     def _cut(self, flat: Tensor, indices: list[int], starts: list[int], full: int | None) -> None:
         """Cut a buffer into buckets, behind gradients with which one is full; what is left is the last one's."""
