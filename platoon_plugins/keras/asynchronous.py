@@ -131,6 +131,7 @@ class Asynchronous(Mode):
 
     def finish(self) -> None:
         """Leave the center in the model."""
+        self._backend.steps_are_over()
         self.leave_center()
         self._worker.copy_to_local()
         self._worker.release_shared_params()

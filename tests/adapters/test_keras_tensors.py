@@ -3,6 +3,9 @@
 `gpu/test_torch_tensors.py` is about CUDA devices. Tests of other files run with such gradients too, see `both_ways`.
 """
 
+import gc
+import weakref
+
 import pytest
 from keras_here import AS_TENSORS, IN_ONE_BUCKET, keras
 
@@ -330,6 +333,63 @@ for layer in ("hidden", "out"):
         assert (everyone[0] == everyone[1]).all() and abs(everyone[0] - before).max() > 0.01
 """
     ).require_success()
+
+
+@in_the_backward_pass
+def test_a_weight_that_is_frozen_in_a_batch_that_not_all_workers_have(run_keras):
+    """By torch's own means, which Keras does not see: the other worker has averages in as many calls as before."""
+    run_keras(
+        ORDER
+        + """
+model = dense(optimizer=DistributedOptimizer("sgd"))
+weight = model.trainable_weights[2]
+found = []
+
+class Freeze(keras.callbacks.Callback):
+    def on_train_batch_begin(self, batch, logs=None):
+        if batch == 5:
+            found.append(weight.numpy())
+            weight.value.requires_grad_(False)
+
+train(model, rows=[28, 20][rank], callbacks=[Freeze()])
+everyone = everyones(flat(model.get_weights()))
+assert (everyone[0] == everyone[1]).all()
+assert len(found) == 1 - rank and all((weight.numpy() == each).all() for each in found)
+"""
+    ).require_success()
+
+
+def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
+    from platoon_plugins.keras.backends.torch_backward import EarlyAverages
+
+    weight = torch.nn.Parameter(torch.ones(3))
+
+    def backward():
+        weight.grad = None
+        (weight * 2).sum().backward()
+
+    begun = []
+    early = EarlyAverages([weight], lambda number, gradients: begun.append(number), torch.device("cpu"))
+    early.expect([[0], []])
+    with early.step():
+        backward()
+        assert begun == [0]
+        assert early.take([weight.grad]) == 1
+    try:
+        with early.step():
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    with early.step():
+        backward()
+    assert begun == [0]
+
+    early = EarlyAverages([weight], lambda *_: None, torch.device("cpu"))
+    kept = weakref.ref(early)
+    del early
+    gc.collect()
+    assert kept() is None
+    backward()
 
 
 @in_the_backward_pass

@@ -124,6 +124,9 @@ class Backend(Protocol):
     def attach(self, model: Any) -> None:
         """Make sure, within an epoch, that the variables hold the present values and that writes to them count."""
 
+    def steps_are_over(self) -> None:
+        """Take note that a fit has made its last step."""
+
     def initial_epoch(self, model: Any) -> int:
         """Return the epoch at which a callback wants training to resume, 0 if none does."""
         return 0

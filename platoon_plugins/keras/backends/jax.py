@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -89,13 +90,22 @@ class _Jax(Keras3):
 
     def __init__(self) -> None:
         self._results: Any = None  # of the latest step
+        self._given_away: weakref.WeakSet[_JaxVariable] = weakref.WeakSet()
 
     def weights(self, model: Any) -> list[KerasVariable]:
         """See `Backend.weights`: the arrays are given away to each step that is compiled."""
         variables = super().weights(model)
-        for variable in variables:
-            variable.given_away = bool(getattr(model, "jit_compile", False)) and not getattr(model, "run_eagerly", True)
+        if getattr(model, "jit_compile", False) and not getattr(model, "run_eagerly", True):
+            for variable in variables:
+                variable.given_away = True
+            self._given_away.update(variables)
         return variables
+
+    def steps_are_over(self) -> None:
+        """See `Backend.steps_are_over`: no step ends what a callback has kept any more."""
+        for variable in self._given_away:
+            variable.given_away = False
+        self._given_away.clear()
 
     def attach(self, model: Any) -> None:
         """See `Backend.attach`: the trainer takes the variables' values over before its next step."""

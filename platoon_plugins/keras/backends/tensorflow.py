@@ -39,10 +39,9 @@ class _TensorFlowVariable(KerasVariable):
         super().__init__(variable)
         self._made = variable.value  # Keras's name for it looks at several scopes each time
         self._lent = 0  # where the memory is that `borrow` returned last
-        self._no_rows: Any = None  # of a variable that has rows
-        if self.on_host() and len(variable.shape):
-            with _on_host():
-                self._no_rows = tf.zeros((0, *variable.shape[1:]), self._made.dtype), tf.zeros(0, tf.int32)
+        alone = self.on_host() and not isinstance(self._made, tf.distribute.DistributedValues)
+        self._has_rows = alone and len(variable.shape) > 0
+        self._no_rows: Any = None
 
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
@@ -53,8 +52,11 @@ class _TensorFlowVariable(KerasVariable):
 
         That is what it does before it changes some rows. Here these are none.
         """
-        if self._no_rows is None:
+        if not self._has_rows:
             return super().borrow()
+        if self._no_rows is None:
+            with _on_host():
+                self._no_rows = tf.zeros((0, *self._made.shape[1:]), self._made.dtype), tf.zeros(0, tf.int32)
         updates, indices = self._no_rows
         tf.raw_ops.ResourceScatterUpdate(resource=self._made.handle, indices=indices, updates=updates)
         tf.raw_ops.DisableCopyOnRead(resource=self._made.handle)  # else each later read is a copy
@@ -64,7 +66,7 @@ class _TensorFlowVariable(KerasVariable):
 
     def give_back(self, array: Array) -> None:
         """Make an array the value, unless `borrow` returned it last: it is the value then."""
-        if self._no_rows is None or array.ctypes.data != self._lent:
+        if not self._has_rows or array.ctypes.data != self._lent:
             super().give_back(array)
 
     def set_value(self, value: Any, borrow: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -43,9 +44,10 @@ class EarlyAverages:
         self, weights: Sequence[Tensor], begin: Callable[[int, dict[int, Tensor]], None], device: torch.device
     ) -> None:
         self._begin = begin
+        # Weights may outlive the fit, one that raised too, and shall not keep this and its buffers.
+        tell = functools.partial(_tell, weakref.ref(self))
         self._hooks = [
-            weight.register_post_accumulate_grad_hook(functools.partial(self.arrived, i))
-            for i, weight in enumerate(weights)
+            weight.register_post_accumulate_grad_hook(functools.partial(tell, i)) for i, weight in enumerate(weights)
         ]
         self._count = len(weights)
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -62,10 +64,10 @@ class EarlyAverages:
         self._begun = 0
 
     def close(self) -> None:
-        """Watch no more."""
+        """Watch no more, and begin nothing early."""
         for hook in self._hooks:
             hook.remove()
-        self._hooks = []
+        self._hooks, self.good = [], False
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -74,6 +76,9 @@ class EarlyAverages:
         self._active = True
         try:
             yield
+        except BaseException:
+            self.close()
+            raise
         finally:
             self._active = False
             self._forget()  # whose tensors would live until the next step
@@ -145,6 +150,12 @@ class EarlyAverages:
             self._begin(number, gradients)
 
 
+def _tell(early: weakref.ref[EarlyAverages], index: int, weight: Tensor) -> None:
+    averages = early()
+    if averages is not None:
+        averages.arrived(index, weight)
+
+
 def early_weights(model: Any) -> list[Tensor]:
     """Return the weights of a model whose averages may begin in the backward pass; none, if they may not.
 
@@ -171,7 +182,7 @@ def watched_function(model: Any, average: Any) -> Callable[..., Any]:
     @functools.wraps(function)
     def train_function(*args: Any) -> Any:
         if [tensor.requires_grad for tensor in tensors] != trained:
-            average.watch_backward([])
+            average.begin_none_early()
         with average.watched_step():
             return function(*args)
 

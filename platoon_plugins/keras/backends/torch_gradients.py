@@ -85,6 +85,11 @@ class TorchAverage(GradientAverage):
             self._early = EarlyAverages(weights, self._begin_early, self._device)
         return self._early is not None
 
+    def begin_none_early(self) -> None:
+        """Let averages begin behind the backward pass from now on; calls stay those of workers that go on as before."""
+        if self._early is not None:
+            self._early.close()
+
     def watched_step(self) -> contextlib.AbstractContextManager[None]:
         """Make a context for a training step: one backward pass, and what the optimizer does with it."""
         return contextlib.nullcontext() if self._early is None else self._early.step()
