@@ -83,3 +83,15 @@ def test_an_installation_on_another_system_ends_with_the_reason_and_the_way_out(
 def test_on_linux_nothing_is_asked():
     status, text = run_setup("linux")
     assert (status, text.strip()[:11]) == (0, "set up with")
+
+
+def test_the_extensions_run_on_the_systems_that_the_wheel_is_for():
+    """What names a newer C library ends `make dist`, and with it `make readme`."""
+    found = re.search(r"OLDEST_LIBC = \((\d+), (\d+)\)", (ROOT / ".ci" / "dist.py").read_text())
+    oldest = tuple(map(int, found.groups()))
+    extensions = sorted(Path(platoon_base.__file__).parent.glob("_*.so"))
+    if not extensions:
+        pytest.skip("no C extensions: `make setup` builds them, if there is a compiler")
+    for extension in extensions:
+        needed = {tuple(map(int, pair)) for pair in re.findall(rb"GLIBC_(\d+)\.(\d+)", extension.read_bytes())}
+        assert max(needed) <= oldest, extension.name

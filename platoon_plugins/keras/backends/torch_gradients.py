@@ -54,7 +54,7 @@ class TorchAverage(GradientAverage):
         self._sent: Array = np.empty(0, np.float32)
         self._on_way: deque[_Arriving] = deque()
         self._idle: list[_Arriving] = []
-        self._exchanges = self._exchanges_before = 0
+        self._exchanges = 0  # of this fit
         self._calls_made = 0
 
     def place(self, device: torch.device | None) -> None:
@@ -96,7 +96,7 @@ class TorchAverage(GradientAverage):
 
     def _agree_on_buckets(self) -> None:
         """Decide with all workers, in the same call of a fit, whether averages begin in the backward pass."""
-        if self._early is None or self._exchanges - self._exchanges_before != _WATCHED:
+        if self._early is None or self._exchanges != _WATCHED:
             return
         flats = self._flats_of_like()
         answers = self.worker.gather([self._early.good, flats.seconds()], name="averages in the backward pass")
@@ -125,7 +125,7 @@ class TorchAverage(GradientAverage):
         """
         self._on_way.clear()
         super().attach(policy, like)
-        self._exchanges_before = self._exchanges
+        self._exchanges = 0
         if self.on_device:
             self._require_as_many(self._calls_made)
 
