@@ -22,7 +22,12 @@ Array = np.ndarray[Any, Any]
 
 
 class Parameter(Protocol):
-    """The methods of a parameter; objects of an adapter that have them are taken as they are."""
+    """The methods of a parameter; objects of an adapter that have them are taken as they are.
+
+    A parameter whose values are on a device may also have ``prefetch()``, which starts the copy that `borrow` waits
+    for, and ``flush()``, which waits for the copy that `give_back` has started: so the copies of all parameters are
+    queued before the first wait.
+    """
 
     name: str
 
@@ -167,6 +172,8 @@ class Parameters:
         if not isinstance(parameters, Iterable):
             raise ConfigurationError(f"got {parameters!r} as parameters: pass a list of them")
         self._parameters = [_wrap(p, i) for i, p in enumerate(parameters)]
+        self._prefetches = [p.prefetch for p in self._parameters if hasattr(p, "prefetch")]
+        self._flushes = [p.flush for p in self._parameters if hasattr(p, "flush")]
         arrays = self.borrow()
         for parameter, array in zip(self._parameters, arrays):
             if array.dtype.kind != "f" or not array.dtype.isnative:
@@ -181,12 +188,16 @@ class Parameters:
 
     def borrow(self) -> list[Array]:
         """Return the values: C-contiguous, the memory of the parameters itself where that can be had."""
+        for prefetch in self._prefetches:
+            prefetch()
         return [p.borrow() for p in self._parameters]
 
     def give_back(self, arrays: Sequence[Array]) -> None:
         """Make changed arrays, which `borrow` or `borrow_on_device` returned, the values."""
         for parameter, array in zip(self._parameters, arrays):
             parameter.give_back(array)
+        for flush in self._flushes:
+            flush()
 
     @property
     def context(self) -> Any:

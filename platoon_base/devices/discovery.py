@@ -8,7 +8,6 @@ import os
 import re
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -263,21 +262,20 @@ def can_share_center(devices: Sequence[str]) -> str:
     Returns
     -------
     str
-        Empty if they can: all are different CUDA devices of this host, and each reaches the memory of each. Otherwise
-        the reason why not, such as ``"cuda0 and cuda2 cannot access each other's memory"``.
+        Empty if they can: all are CUDA devices of this host, and each reaches the memory of each. Several workers may
+        share one. Otherwise the reason why not, such as ``"cuda0 and cuda2 cannot access each other's memory"``.
     """
     if not devices:
         return "there is no CUDA device"
-    for device, times in Counter(devices).items():
+    distinct = list(dict.fromkeys(devices))
+    for device in distinct:
         if not device.startswith("cuda"):
             return f"{device} is not a CUDA device"
-        if times > 1:
-            return f"{times} workers share {device}"
     cuda = cuda_devices()
-    for device in devices:
+    for device in distinct:
         if device not in cuda.names:
             return f"device {device} does not exist: {cuda.why_none()}" if not cuda.number else f"there is no {device}"
-    numbers = [int(device[len("cuda") :]) for device in devices]
+    numbers = [int(device[len("cuda") :]) for device in distinct]
     for i, one in enumerate(numbers):
         for other in numbers[i + 1 :]:
             if not (cuda.reach[one][other] and cuda.reach[other][one]):

@@ -190,9 +190,10 @@ assert (everyone[0] == everyone[1]).all()
     ).require_success()
 
 
-# Notes the order of what happens in steps: gradients that have come, and calls that were begun.
+# Notes the order of what happens in steps: gradients that have come, and buckets that were filled for a call each.
 ORDER = """
 from platoon_plugins.keras.backends import torch_backward
+from platoon_plugins.keras.backends.torch_flats import Bucket
 
 order = []
 Early = torch_backward.EarlyAverages
@@ -208,11 +209,11 @@ def note_the_end(early, gradients):
     return begun
 
 Early.arrived, Early.take = note_arrival, note_the_end
-all_reduce = worker.all_reduce
+fill = Bucket.fill
 
-def note_call(array, *args, **options):
+def note_call(bucket, gradients):
     order.append("call")
-    return all_reduce(array, *args, **options)
+    fill(bucket, gradients)
 
 def steps():  # each with the calls behind the backward pass of the one before
     text = " ".join(map(str, order))
@@ -221,11 +222,11 @@ def steps():  # each with the calls behind the backward pass of the one before
 
 def train(model, rows=8, **options):
     x, y = data(rows, seed=rank)
-    worker.all_reduce = note_call
+    Bucket.fill = note_call
     try:
         model.fit(x, y, batch_size=4, shuffle=False, verbose=0, callbacks=distribute(**options))
     finally:
-        del worker.all_reduce
+        Bucket.fill = fill
 """
 
 
@@ -368,13 +369,16 @@ def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
         weight.grad = None
         (weight * 2).sum().backward()
 
-    begun = []
-    early = EarlyAverages([weight], lambda number, gradients: begun.append(number), torch.device("cpu"))
+    begun, averaged = [], []
+    fill = lambda number, gradients: begun.append(number)  # noqa: E731
+    early = EarlyAverages([weight], fill, averaged.append, torch.device("cpu"))
     early.expect([[0], []])
     with early.step():
         backward()
         assert begun == [0]
         assert early.take([weight.grad]) == 1
+        early.wait()
+        assert averaged == [0]
     try:
         with early.step():
             raise KeyboardInterrupt
@@ -384,7 +388,7 @@ def test_hooks_of_torch_keep_nothing_and_end_with_a_step_that_raises():
         backward()
     assert begun == [0]
 
-    early = EarlyAverages([weight], lambda *_: None, torch.device("cpu"))
+    early = EarlyAverages([weight], lambda *_: None, lambda _: None, torch.device("cpu"))
     kept = weakref.ref(early)
     del early
     gc.collect()

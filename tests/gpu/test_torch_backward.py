@@ -1,5 +1,7 @@
 """Averages that begin in torch's backward pass, on CUDA devices: all that is queued waits for what it needs."""
 
+import threading
+
 import numpy as np
 import pytest
 from keras_here import AS_TENSORS, keras
@@ -43,7 +45,9 @@ class Late:
     """
 
     global_rank, global_size = 0, 2
-    calls, in_backward = 0, False
+
+    def __init__(self):
+        self.begun = []  # events on the device, at the start of each average that is early
 
     def gather(self, value, name):
         return [value]
@@ -53,8 +57,9 @@ class Late:
 
     def all_reduce(self, array, op, dest):
         assert op == "mean"
-        self.calls += 1
-        if self.in_backward:
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.append(torch.cuda.Event(enable_timing=True))
+            self.begun[-1].record()
             keep_busy(8)
         return dest.copy_(array * 3)
 
@@ -64,14 +69,18 @@ def loss_of(x, weights, k):
 
 
 def test_what_is_queued_waits_for_what_it_needs(monkeypatch):
-    """Gradients that are late, averages that are late, and an optimizer that is late; against a loop on the host."""
+    """Gradients that are late, averages that are late, and an optimizer that is late; against a loop on the host.
+
+    By the device's own clock each early average starts before the backward pass has ended.
+    """
     from platoon_plugins.keras.backends import torch_gradients
 
     monkeypatch.setattr(torch_gradients, "BUCKET_BYTES", 64)
+    monkeypatch.setattr(torch_gradients, "BUCKET_S", 0)  # whatever the device takes for the calls that are watched
     values = np.random.default_rng(1).standard_normal((3, 1000))
     x, *starts = (torch.tensor(each, dtype=torch.float32, device="cuda") for each in values)
     weights = [torch.nn.Parameter(each) for each in starts]
-    late, early = Late(), []
+    late, steps = Late(), []
     average = torch_gradients.TorchAverage(late)
     average.place(x.device)
     average.watch_backward(weights)
@@ -81,16 +90,20 @@ def test_what_is_queued_waits_for_what_it_needs(monkeypatch):
             for weight in weights:
                 weight.grad = None
             average.weight = 4.0
-            before, late.in_backward = late.calls, True
             loss_of(x, weights, k).backward()
-            late.in_backward = False
-            early.append(late.calls - before)
+            over = torch.cuda.Event(enable_timing=True)
+            over.record()
             gradients = average.averages([weight.grad for weight in weights], average.take_weight())
+            steps.append((late.begun, over))
+            late.begun = []
         with torch.no_grad():
             keep_busy()
             for weight, gradient in zip(weights, gradients):
                 weight -= 0.01 * gradient
-    assert early == [0, 0, 0, 1, 1, 1]  # the bucket of the first weight never is early
+    average.detach()
+    torch.cuda.synchronize()
+    early = [[event.elapsed_time(over) > 0 for event in begun] for begun, over in steps]
+    assert early == [[], [], [], [True], [True], [True]]  # the bucket of the first weight never is early
     x, *right = (torch.tensor(each) for each in values)
     for k in range(6):
         right = [each.detach().requires_grad_() for each in right]

@@ -47,6 +47,7 @@ class _JaxVariable(KerasVariable):
     """
 
     given_away = False
+    _sent: Any = None  # the array that is being copied to a device
 
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
@@ -55,6 +56,11 @@ class _JaxVariable(KerasVariable):
     def set_value(self, value: Any, borrow: bool = False) -> None:
         """See `Variable.set_value`; a copy, as JAX takes aligned memory of NumPy over."""
         self.variable.assign(jnp.array(value, self.dtype, copy=True))
+
+    def prefetch(self) -> None:
+        """Start to copy the value from a device; `borrow` waits for it."""
+        if not self.on_host():
+            self.variable.value.copy_to_host_async()
 
     def borrow(self) -> Array:
         """See `KerasVariable.borrow`: the memory itself, in a new array that nobody else has, if one device holds it.
@@ -81,8 +87,18 @@ class _JaxVariable(KerasVariable):
         if value is not None:
             if value is not self.variable.value:
                 self.variable.assign(value)
+        elif not self.on_host():
+            sharding = self.variable.value.sharding
+            self._sent = jax.device_put(np.asarray(array, self.dtype), sharding)
+            self.variable.assign(self._sent)
         elif not np.may_share_memory(array, self.view()):
             super().give_back(array)
+
+    def flush(self) -> None:
+        """Wait for the copy to a device that `give_back` has started: it reads the memory that `borrow` keeps."""
+        if self._sent is not None:
+            self._sent.block_until_ready()
+            self._sent = None
 
 
 class _Jax(Keras3):

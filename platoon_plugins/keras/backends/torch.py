@@ -10,7 +10,7 @@ import torch
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
-from platoon_plugins.keras.backends.torch_arrays import TorchArray, on_cuda
+from platoon_plugins.keras.backends.torch_arrays import HostCopy, TorchArray, host_copy, on_cuda
 from platoon_plugins.keras.backends.torch_backward import early_weights, watched_function
 from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense, require_dense_layers
 from platoon_plugins.keras.gradients import GradientAverage
@@ -22,6 +22,7 @@ Array = np.ndarray[Any, Any]
 
 class _TorchVariable(KerasVariable):
     _array: TorchArray | None = None
+    _copy: HostCopy | None = None
 
     def on_host(self) -> bool:
         """See `KerasVariable.on_host`."""
@@ -37,10 +38,22 @@ class _TorchVariable(KerasVariable):
         view = self.view() if self.on_host() else None  # which would be a copy elsewhere
         return view if view is not None and view.flags.c_contiguous else None
 
+    def prefetch(self) -> None:
+        """Start to copy the value from a CUDA device; `borrow` waits for it."""
+        tensor = self.variable.value
+        if self._copy is None or not self._copy.fits(tensor):
+            self._copy = host_copy(tensor)
+        if self._copy is not None:
+            self._copy.start(tensor)
+
     def borrow(self) -> Array:
-        """Return the memory of the weight itself, on the CPU; elsewhere see `KerasVariable.borrow`."""
+        """Return the memory of the weight itself, on the CPU; that of a page-locked copy of it from a CUDA device."""
         memory = self.memory()
-        return super().borrow() if memory is None else memory
+        if memory is not None:
+            return memory
+        if self._copy is None or not self._copy.started:
+            self.prefetch()
+        return super().borrow() if self._copy is None else self._copy.wait()
 
     def on_device(self) -> TorchArray | None:
         """Return the memory of the weight itself, on a CUDA device."""
@@ -52,6 +65,9 @@ class _TorchVariable(KerasVariable):
     def give_back(self, array: Any) -> None:
         """Make what `borrow` or `on_device` returned the value, unless it is that already."""
         if array is self._array:
+            return
+        if self._copy is not None and array is self._copy.array:
+            self._copy.write(self.variable.value)
             return
         memory = self.memory()
         if memory is None or memory.ctypes.data != array.ctypes.data:

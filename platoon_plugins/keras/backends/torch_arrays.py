@@ -1,4 +1,4 @@
-"""Tensors of torch in the memory of a CUDA device, as a center there takes them."""
+"""Tensors of torch in the memory of a CUDA device, as a center takes them, there or on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from platoon_base.device_arrays import CudaArray, Queue
 
-__all__ = ["TorchArray", "on_cuda"]
+__all__ = ["HostCopy", "TorchArray", "host_copy", "on_cuda"]
 
 
 class TorchArray(CudaArray):
@@ -74,3 +74,53 @@ def on_cuda(tensor: Any) -> TorchArray | None:
 
 
 _DTYPES = {torch.float16, torch.float32, torch.float64}
+
+
+class HostCopy:
+    """A copy of a tensor in page-locked memory of the host, which is kept, as fresh memory takes longer than the copy.
+
+    Copies are queued on torch's current stream, behind the work that made the value and before its next use.
+
+    Parameters
+    ----------
+    tensor : torch.Tensor
+        On a CUDA device, of a dtype that NumPy has.
+
+    Attributes
+    ----------
+    array : ndarray
+        The memory of the copy.
+    started : bool
+        Whether a copy is on its way that `wait` has not waited for.
+    """
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        self._device = tensor.device
+        self.array: np.ndarray[Any, Any] = self._tensor.numpy()
+        self.started = False
+
+    def fits(self, tensor: Any) -> bool:
+        """Return whether a tensor has this copy's device, shape and dtype."""
+        mine = self._tensor
+        return bool((tensor.device, tensor.shape, tensor.dtype) == (self._device, mine.shape, mine.dtype))
+
+    def start(self, tensor: Any) -> None:
+        """Queue the copy from the device."""
+        self._tensor.copy_(tensor.detach(), non_blocking=True)
+        self.started = True
+
+    def wait(self) -> np.ndarray[Any, Any]:
+        """Wait for the copy that was started; return its memory."""
+        torch.cuda.current_stream(self._device).synchronize()
+        self.started = False
+        return self.array
+
+    def write(self, tensor: Any) -> None:
+        """Queue the copy to the device. The memory may be changed again once a later copy from there has arrived."""
+        tensor.detach().copy_(self._tensor, non_blocking=True)
+
+
+def host_copy(tensor: Any) -> HostCopy | None:
+    """Return memory for copies of a tensor; None if it is not on a CUDA device, or NumPy lacks its dtype."""
+    return None if on_cuda(tensor) is None else HostCopy(tensor)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import queue
+import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import keras
@@ -29,8 +32,12 @@ class EarlyAverages:
     ----------
     weights : sequence of tensor
         Leaves, in the order in which the optimizer gets their gradients.
-    begin : callable
-        ``begin(number, gradients)`` queues the average of a bucket; ``gradients`` has those that there are, by index.
+    fill : callable
+        ``fill(number, gradients)`` queues the copy of gradients into a bucket; ``gradients`` has those that there are,
+        by index.
+    average : callable
+        ``average(number)`` averages a bucket over the workers. It is called from a thread of its own, in the order of
+        the buckets: it may block, and the thread of the backward pass goes on meanwhile.
     device : torch.device
         Of the weights.
 
@@ -41,9 +48,15 @@ class EarlyAverages:
     """
 
     def __init__(
-        self, weights: Sequence[Tensor], begin: Callable[[int, dict[int, Tensor]], None], device: torch.device
+        self,
+        weights: Sequence[Tensor],
+        fill: Callable[[int, dict[int, Tensor]], None],
+        average: Callable[[int], None],
+        device: torch.device,
     ) -> None:
-        self._begin = begin
+        self._fill, self._average = fill, average
+        self._calls = _InOrder()
+        self._in_flight: list[Future[None]] = []
         # Weights may outlive the fit, one that raised too, and shall not keep this and its buffers.
         tell = functools.partial(_tell, weakref.ref(self))
         self._hooks = [
@@ -68,6 +81,7 @@ class EarlyAverages:
         for hook in self._hooks:
             hook.remove()
         self._hooks, self.good = [], False
+        self._calls.close()
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
@@ -113,7 +127,16 @@ class EarlyAverages:
         return begun
 
     def wait(self) -> None:
-        """Let what torch queues next wait for the averages that have begun."""
+        """Make torch's current stream wait for the averages in flight.
+
+        Raises
+        ------
+        WorkerLostError, CollectiveTimeoutError
+            If another worker did not make one of the calls.
+        """
+        in_flight, self._in_flight = self._in_flight, []
+        for call in in_flight:
+            call.result()
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)
 
@@ -142,12 +165,52 @@ class EarlyAverages:
 
     def _begin_next(self, gradients: dict[int, Tensor]) -> None:
         number, self._begun = self._begun, self._begun + 1
-        if self._stream is None:
-            self._begin(number, gradients)
-            return
-        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
-        with torch.cuda.stream(self._stream):
-            self._begin(number, gradients)
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with self._on_stream():
+            self._fill(number, gradients)
+        self._in_flight.append(self._calls.submit(functools.partial(self._average_on_stream, number)))
+
+    def _average_on_stream(self, number: int) -> None:
+        with self._on_stream():
+            self._average(number)
+
+    def _on_stream(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+
+
+class _InOrder:
+    """Makes calls one after the other, in a thread of its own; the process may end while one blocks."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        weakref.finalize(self, self._calls.put, None)  # ends the thread
+
+    def submit(self, call: Callable[[], None]) -> Future[None]:
+        """Have a call made; returns what tells of its end."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=_make_calls, args=(self._calls,), name="averages", daemon=True)
+            self._thread.start()
+        future: Future[None] = Future()
+        self._calls.put((call, future))
+        return future
+
+    def close(self) -> None:
+        """End the thread behind the calls that were submitted."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._calls.put(None)
+
+
+def _make_calls(calls: queue.SimpleQueue[tuple[Callable[[], None], Future[None]] | None]) -> None:
+    while (taken := calls.get()) is not None:
+        call, future = taken
+        try:
+            future.set_result(call())
+        except BaseException as exc:  # raised again in the thread that waits for it
+            future.set_exception(exc)
+        del taken, call, future  # they keep the buffers of a fit that is over
 
 
 def _tell(early: weakref.ref[EarlyAverages], index: int, weight: Tensor) -> None:

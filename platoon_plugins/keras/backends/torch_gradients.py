@@ -82,7 +82,7 @@ class TorchAverage(GradientAverage):
         if self._bucket_bytes is not None:
             self._bucket_bytes = self._flats = None
         if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
-            self._early = EarlyAverages(weights, self._begin_early, self._device)
+            self._early = EarlyAverages(weights, self._fill_early, self._average_early, self._device)
         return self._early is not None
 
     def begin_none_early(self) -> None:
@@ -175,8 +175,8 @@ class TorchAverage(GradientAverage):
         used = arriving.words().used
         return [view if any_uses else None for view, any_uses in zip(flats.views, used > 0)]
 
-    def _begin_early(self, number: int, gradients: Mapping[int, Tensor]) -> None:
-        """Queue the average of a bucket whose gradients there are, on torch's current stream."""
+    def _fill_early(self, number: int, gradients: Mapping[int, Tensor]) -> None:
+        """Queue the copy of gradients into their bucket, on torch's current stream."""
         if not number:
             self._exchanges += 1
         with torch.no_grad():
@@ -184,11 +184,19 @@ class TorchAverage(GradientAverage):
             bucket.fill(gradients)
             weight = self._bounded(1.0 if self.weight is None else self.weight)
             bucket.scale(weight / self._usual_weight)
-            self._average(bucket)
+        self._calls_made += 1
+
+    def _average_early(self, number: int) -> None:
+        """Average a bucket that is filled; on a thread beside the backward pass."""
+        self._average_bucket(self._flats_of_like().buckets[number])
 
     def _average(self, bucket: Bucket) -> None:
         self._calls_made += 1
-        self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
+        self._average_bucket(bucket)
+
+    def _average_bucket(self, bucket: Bucket) -> None:
+        with torch.no_grad():
+            self.worker.all_reduce(bucket.flat, "mean", dest=bucket.flat)
 
     def settle(self) -> None:
         """See `GradientAverage.settle`."""
