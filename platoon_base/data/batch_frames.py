@@ -18,6 +18,7 @@ from platoon_base.errors import ConfigurationError, ProtocolError
 
 __all__ = [
     "MAX_AHEAD",
+    "MAX_ARRAYS",
     "MAX_FRAME_BYTES",
     "PROTOCOL",
     "Batch",
@@ -40,7 +41,7 @@ __all__ = [
 PROTOCOL = 1
 MAX_FRAME_BYTES = 1 << 16  # below the least buffer of a Unix socket
 MAX_AHEAD = 64  # batches that one reader may hold
-_MAX_ARRAYS, _MAX_NAME = 256, 100
+MAX_ARRAYS, _MAX_NAME = 256, 100
 _MAX_DIMENSIONS = 32
 _ALIGN = 64  # bytes, of a cache line
 _KINDS = "?biufcSUmM"  # that are their bytes; "O" is addresses, and "V" has lost what it stands for
@@ -108,8 +109,8 @@ class Batch(msgspec.Struct, frozen=True, tag="batch", array_like=True):
     new: bool
     shared: bool
     form: Annotated[str, msgspec.Meta(pattern="^(array|tuple|list|dict)$")]
-    names: Annotated[list[Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]], msgspec.Meta(max_length=_MAX_ARRAYS)]
-    parts: Annotated[list[Part], msgspec.Meta(max_length=_MAX_ARRAYS)]
+    names: Annotated[list[Annotated[str, msgspec.Meta(max_length=_MAX_NAME)]], msgspec.Meta(max_length=MAX_ARRAYS)]
+    parts: Annotated[list[Part], msgspec.Meta(max_length=MAX_ARRAYS)]
 
 
 class End(msgspec.Struct, frozen=True, tag="end"):
@@ -207,9 +208,9 @@ def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
         form, items = ("tuple" if isinstance(batch, tuple) else "list"), list(batch)
     else:
         form, items = "array", [batch]
-    if len(items) > _MAX_ARRAYS:
+    if len(items) > MAX_ARRAYS:
         raise ConfigurationError(
-            f"got a batch of {len(items)} arrays, the limit is {_MAX_ARRAYS}: stack the rows into one array, "
+            f"got a batch of {len(items)} arrays, the limit is {MAX_ARRAYS}: stack the rows into one array, "
             "numpy.stack(rows)"
         )
     arrays = [np.asarray(item) for item in items]

@@ -11,6 +11,7 @@ from platoon_base import compat
 
 compat.apply()
 
+from platoon_base.platoon_api.channel import Controller, Worker  # noqa: E402
 from platoon_base.platoon_api.param_sync import ASGD, EASGD, ParamSyncRule  # noqa: E402
 
-__all__ = ["ASGD", "EASGD", "ParamSyncRule"]
+__all__ = ["ASGD", "EASGD", "Controller", "ParamSyncRule", "Worker"]

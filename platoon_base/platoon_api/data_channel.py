@@ -17,7 +17,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import data_socket
 from platoon_base.platoon_api.ports import require_port
 
-__all__ = ["open_reader", "open_server", "reader_of_running", "require_arrays", "require_hwm"]
+__all__ = ["open_reader", "open_server", "reader_of_running", "require_hwm"]
 
 
 def open_server(port: int, workers: int, remaining: Callable[[], set[int] | None]) -> BatchServer:
@@ -64,10 +64,3 @@ def require_hwm(hwm: Any) -> None:
 
 def _ahead(hwm: int) -> int:
     return min(hwm or MAX_AHEAD, MAX_AHEAD)
-
-
-def require_arrays(arrays: Any) -> list[Any]:
-    """Return a mini-batch as a list; `ConfigurationError` unless it is a list of ndarrays."""
-    if not (isinstance(arrays, (list, tuple)) and arrays and all(hasattr(array, "dtype") for array in arrays)):
-        raise ConfigurationError(f"got {type(arrays).__name__} as a mini-batch: send_mb takes a list of ndarrays")
-    return list(arrays)

@@ -1,4 +1,4 @@
-"""The handle behind a worker, whichever of its two classes a script passes."""
+"""What is behind a worker: its handle, whichever of its two classes a script passes, and the device's context."""
 
 from __future__ import annotations
 
@@ -7,10 +7,17 @@ from typing import Any
 from platoon_base.job.joining import connect
 from platoon_base.worker.handle import Worker
 
-__all__ = ["handle_of"]
+__all__ = ["context_of_device", "handle_of"]
 
 
 def handle_of(worker: Any = None) -> Worker:
     """Return the handle of a worker of `platoon_api`, a handle itself, or by default that of ``connect()``."""
     found: Worker = connect() if worker is None else getattr(worker, "handle", worker)
     return found
+
+
+def context_of_device() -> Any:
+    """Return the pygpu context of the device on which Theano computes, None if it is the CPU."""
+    from theano.gpuarray.type import get_context, list_contexts
+
+    return get_context(None) if None in list_contexts() else None

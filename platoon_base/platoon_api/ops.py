@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from platoon_base.collectives.base import DTYPES
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.handles import handle_of
 from platoon_base.theano_ops.reductions import all_reduce
@@ -34,8 +35,8 @@ def AllReduceSum(src: Any, dest: Any = None, inplace: bool = False, worker: Any 
 
     Raises
     ------
-    ConfigurationError
-        If ``dest`` is of another type, or the dtype is not known.
+    TypeError, which is a ConfigurationError
+        If ``dest`` is of another type, or the dtype is none that workers combine.
     """
     return _all_reduce(src, "sum", dest, inplace, worker)
 
@@ -55,11 +56,20 @@ def AllReduceMin(src: Any, dest: Any = None, inplace: bool = False, worker: Any 
     return _all_reduce(src, "min", dest, inplace, worker)
 
 
+class VariableTypeError(ConfigurationError, TypeError):
+    """The type of a variable; a `TypeError`, as the original raises it."""
+
+
 def _all_reduce(src: Any, op: str, dest: Any, inplace: bool, worker: Any) -> Any:
-    (result,) = all_reduce(src, op=op, worker=handle_of(worker), inplace=inplace)
+    if getattr(src, "dtype", None) not in DTYPES:
+        raise VariableTypeError(
+            f"got {src!r} of dtype {getattr(src, 'dtype', None)}: workers combine Theano variables of "
+            f"{', '.join(DTYPES)}; cast it"
+        )
     if dest is not None and (dest.dtype, dest.ndim) != (src.dtype, src.ndim):
-        raise ConfigurationError(
+        raise VariableTypeError(
             f"got dest of type {dest.type} for src of type {src.type}: the result is like src; cast dest, or "
             "leave it out"
         )
+    (result,) = all_reduce(src, op=op, worker=handle_of(worker), inplace=inplace)
     return result

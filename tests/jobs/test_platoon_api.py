@@ -277,6 +277,14 @@ def test_what_cannot_work_is_refused(worker, make, complaint):
         make(worker)
 
 
+def test_a_variable_of_a_type_that_workers_do_not_combine_is_a_type_error(worker):
+    for src, dest in ((T.bmatrix() > 0, None), (T.zmatrix(), None), (X, T.dmatrix()), (X, T.fvector())):
+        with pytest.raises(TypeError, match="cast"):
+            ops.AllReduceSum(src, dest, worker=worker)
+    with pytest.raises(ConfigurationError, match="got 3 of dtype None"):
+        ops.AllReduceMax(3, worker=worker)
+
+
 def test_the_rules_of_the_center_have_their_old_names():
     assert (platoon_api.EASGD, platoon_api.ASGD) == (param_sync.EASGD, param_sync.ASGD)
 

@@ -128,6 +128,23 @@ assert theano.function([x], x * 2)([3]) == [6]
 
 
 @pytest.mark.theano
+def test_modules_that_theano_has_removed_can_be_imported_in_any_form():
+    pytest.importorskip("theano")
+    run(
+        """
+from platoon_base import compat
+compat.apply()
+from theano.tensor.signal.downsample import max_pool_2d
+import theano.tensor.signal.downsample as downsample
+from theano.tensor.signal import downsample as again
+from theano.compat.python2x import OrderedDict, defaultdict, izip
+import collections
+assert downsample is again and again.max_pool_2d is max_pool_2d
+assert OrderedDict is collections.OrderedDict
+"""
+    )
+
+
 def test_theano_runs_scan_and_lasagne_pools():
     require_theano()
     code = """

@@ -7,10 +7,12 @@ import atexit
 import contextlib
 import inspect
 import logging
+import os
 import shlex
 import sys
 import warnings
 from collections.abc import Sequence
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import Job, JobOptions, host_job
 from platoon_base.job.starting import worker_starts
-from platoon_base.platoon_api.data_channel import open_server, require_arrays
+from platoon_base.platoon_api.data_channel import open_server
 from platoon_base.platoon_api.json_text import from_json, to_json
+from platoon_base.platoon_api.mini_batches import pack
 from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, address_at, port_arguments
 
 __all__ = ["Controller"]
@@ -89,6 +92,7 @@ class Controller:
         self._devices = list(devices or ())
         self._log_folder = Path(log_directory) if log_directory else None
         self._worker_args = _words(worker_args)
+        self._pid = os.getpid()
         self._open = contextlib.ExitStack()
         self._job: Job | None = None
         self._server: BatchServer | None = None
@@ -107,6 +111,11 @@ class Controller:
         except BaseException:
             self._close()  # or the data port would be taken until this process ends
             raise
+
+    @property
+    def _workers(self) -> dict[int, str]:
+        """The device of each worker by its rank; the original's synchronous example numbers the workers by it."""
+        return dict(enumerate(self._devices))
 
     @property
     def _program(self) -> Program:
@@ -146,9 +155,11 @@ class Controller:
 
     def _close(self) -> None:
         """End the job, if it is open; nothing of it is left."""
-        self._job = None
         if self._server is not None:
             self._server.close()
+        if os.getpid() != self._pid:
+            return  # a forked child: the job is its parent's
+        self._job = None
         self._open.close()
         atexit.unregister(self._close)
 
@@ -244,14 +255,14 @@ class Controller:
 
     # Mini-batches.
 
-    def init_data(self, port: int, hwm: int = DATA_HWM) -> None:
+    def init_data(self, port: int, data_hwm: int = DATA_HWM, hwm: int = DATA_HWM) -> None:
         """Open the data channel of a port.
 
         Parameters
         ----------
         port : int
-        hwm : int
-            Ignored: each worker says by its own how many mini-batches may wait for it.
+        data_hwm, hwm : int
+            Ignored: each worker's own ``data_hwm`` says how many mini-batches may wait for it.
 
         Raises
         ------
@@ -263,27 +274,39 @@ class Controller:
             self._server = None
         self._server = open_server(port, len(self._devices), self._remaining)
         atexit.register(self._close)
+        if os.getpid() != self._pid:  # a child of multiprocessing runs its own finalizers in place of atexit's
+            Finalize(None, self._close, exitpriority=0)
 
     def _remaining(self) -> set[int] | None:
         """Return the ranks of the job's workers that may still read, None if there is no job."""
         job = self._job
+        if job is not None and os.getpid() != self._pid and not Path(job.files.folder).exists():
+            return set()  # a forked child has a copy of the job, which does not learn who has left
         return None if job is None else job.remaining
 
-    def send_mb(self, arrays: Sequence[Any]) -> None:
+    def send_mb(self, arrays: Any) -> None:
         """Send one mini-batch to whichever worker is free; waits while all have as many as they want.
 
         Parameters
         ----------
-        arrays : list of ndarray
+        arrays : list of ndarray, or ndarray
+            An ndarray is sent as the list of its rows.
 
         Raises
         ------
+        ConfigurationError
+            If it is anything else.
         WorkerLostError
             If all workers have left.
         """
         if self._server is None:
             raise ConfigurationError("this controller has no data channel: pass data_port, or call init_data(port)")
-        self._server.send(require_arrays(arrays))
+        self._server.send(pack(arrays))
+
+    @property
+    def asocket(self) -> BatchServer | None:
+        """What serves the mini-batches, to ``close()`` it after the last one; None without a data channel."""
+        return self._server
 
     # The command line.
 

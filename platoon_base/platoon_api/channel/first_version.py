@@ -12,18 +12,25 @@ __all__ = ["Lieutenant", "Soldier"]
 
 
 class Soldier(Worker):
-    """A worker, whose first argument has its old name.
+    """A worker, whose arguments have their old names.
 
     Parameters
     ----------
     port : int
-        The same as ``control_port``, which does too.
+        The data port if there is a ``cport``, otherwise the control port.
+    cport : int, optional
+        The control port, as ``control_port`` is.
     *args, **options
         The others of `Worker`.
     """
 
-    def __init__(self, port: int = CONTROL_PORT, *args: Any, **options: Any) -> None:
-        super().__init__(options.pop("control_port", port), *args, **options)
+    def __init__(self, port: int | None = None, *args: Any, cport: int | None = None, **options: Any) -> None:
+        control_port = options.pop("control_port", None) if cport is None else cport
+        if control_port is None:
+            control_port, port = (CONTROL_PORT if port is None else port), None
+        if port is not None:
+            options["port"] = port
+        super().__init__(control_port, *args, **options)
 
 
 class Lieutenant(Controller):

@@ -17,7 +17,10 @@ from platoon_base.data.shared_arrays import SharedArrays
 from platoon_base.errors import ConfigurationError, PlatoonWarning, WorkerLostError
 from platoon_base.job.joining import connect, connect_at_port
 from platoon_base.platoon_api.data_channel import open_reader, reader_of_running, require_hwm
+from platoon_base.platoon_api.handles import context_of_device
 from platoon_base.platoon_api.json_text import from_json, to_json
+from platoon_base.platoon_api.mini_batches import unpack
+from platoon_base.platoon_api.old_arguments import ports_of, without_job_name
 from platoon_base.platoon_api.param_sync import ParamSyncRule, is_user_defined, require_params
 from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, port_arguments, require_port
 from platoon_base.system.environment import DEVICE, JOB
@@ -44,6 +47,8 @@ class Worker:
         controller lives. A controller that has not opened its data port is waited for 300 s at most.
     data_hwm : int
         Mini-batches that may wait here.
+    cport, port : int, optional
+        What scripts of 2016 call ``control_port`` and ``data_port``.
 
     Attributes
     ----------
@@ -77,9 +82,13 @@ class Worker:
         data_port: int | None = None,
         socket_timeout: float = 300000,
         data_hwm: int = DATA_HWM,
+        *,
+        cport: int | None = None,
+        port: int | None = None,
     ) -> None:
         if Worker._current is self:
             return
+        control_port, data_port = ports_of(control_port, data_port, cport, port)
         self._pid = os.getpid()
         self._timeout_s = _seconds(socket_timeout)
         self._params: list[Any] = []
@@ -154,6 +163,7 @@ class Worker:
 
     # Parameters and their center.
 
+    @without_job_name
     def init_shared_params(self, params: Sequence[Any], param_sync_rule: Any, cleanup: bool = False) -> None:
         """Share parameters: the first worker's values become the center, the others take them over.
 
@@ -162,7 +172,8 @@ class Worker:
         params : list of Theano shared variable
         param_sync_rule : ParamSyncRule, or a rule of `platoon_base.rules`
         cleanup : bool
-            Ignored. The first version's first worker removes what an earlier job has left; here nothing is left.
+            Ignored. The first version's first worker removes what an earlier job has left; here nothing is left. A
+            name of the job before ``params``, or as ``job_name``, is ignored too.
 
         Raises
         ------
@@ -220,6 +231,11 @@ class Worker:
             self.handle.unlock()
 
     # Arrays.
+
+    @property
+    def gpuctx(self) -> Any:
+        """The pygpu context of this worker's device, such as for ``pygpu.zeros(..., context=)``; None on the CPU."""
+        return context_of_device()
 
     def all_reduce(self, src: Any, op: str, dest: Any = None) -> Any:
         """Combine the arrays of all workers.
@@ -294,7 +310,7 @@ class Worker:
         batch = self._reader.receive(timeout_s=self._timeout_s)
         if batch is None:
             raise WorkerLostError("the controller has ended its mini-batches: leave the loop before, by its answers")
-        return list(batch)
+        return unpack(batch)
 
     # The end.
 

@@ -1,0 +1,185 @@
+"""Short scripts in the forms of the original's own examples, of each of its versions, with new import lines alone."""
+
+import textwrap
+
+import pytest
+from by_hand import SERVE, end, free_port
+from saved_arrays import load
+
+from platoon_base import compat
+from platoon_base.job.files import running
+
+compat.apply()
+pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+
+pytestmark = pytest.mark.theano
+
+PIXEL_SUM_CONTROLLER = """
+import sys
+import time
+from multiprocessing import Process
+import numpy
+from platoon_base.platoon_api.channel import Controller
+
+
+class BatchedPixelSumController(Controller):
+    def __init__(self, batch_port, dataset, default_args):
+        super(BatchedPixelSumController, self).__init__(**default_args)
+        self._batch_port, self._dataset, self._processed = batch_port, dataset, 0
+
+    def start_batch_server(self):
+        self.p = Process(target=self._send_mb)
+        self.p.start()
+
+    def _send_mb(self):
+        assert self.asocket is None
+        self.init_data(self._batch_port, data_hwm=10)
+        for i in range(len(self._dataset) // 300):
+            self.send_mb(self._dataset[300 * i : 300 * (i + 1)])
+        self.asocket.close()
+        print("Done Sending MB.")
+
+    def handle_control(self, req, worker_id, req_info):
+        if req == 'get_data_shape':
+            return self._dataset[0].shape
+        if req == 'done':
+            self._processed += req_info['num_batches']
+        return 'stop' if 300 * self._processed >= len(self._dataset) else 'train'
+
+
+parser = Controller.default_parser()
+parser.add_argument('--batch_port', default=5566, type=int)
+args = parser.parse_args()
+data = numpy.arange(6000 * 5, dtype='float32').reshape(6000, 5) % 7
+controller = BatchedPixelSumController(args.batch_port, data, Controller.default_arguments(args))
+controller.start_batch_server()
+print("ready", flush=True)
+status = controller.serve()
+print("sum", data.sum(axis=0).tolist())
+sys.exit(status)
+"""
+
+
+def test_the_pixel_sum_whose_rows_a_process_of_the_controllers_sends(serve, work):
+    """`send_mb` of one array: its 300 rows arrive as a list, although batches hold 256 arrays."""
+    batch_port = free_port()
+    controller, port = serve(PIXEL_SUM_CONTROLLER, f"--batch_port={batch_port}", "-D", "cpu")
+    worker = work(
+        f"""
+        import theano
+
+        class SUMSync(ParamSyncRule):
+            def update_params(self, local_params, master_params):
+                master_params[0] += local_params[0]
+                local_params[0].fill(0)
+
+        worker.init_mb_sock(port={batch_port}, data_hwm=10)
+        sums = [theano.shared(numpy.zeros(worker.send_req('get_data_shape'), 'float32'))]
+        worker.init_shared_params(params=sums, param_sync_rule=SUMSync())
+        while worker.send_req('next') != 'stop':
+            for i in range(10):
+                rows = worker.recv_mb()
+                assert len(rows) == 300, len(rows)
+                sums[0].set_value(sums[0].get_value() + numpy.asarray(rows).sum(axis=0))
+            worker.send_req('done', dict(num_batches=10))
+            worker.sync_params(synchronous=True)
+        print("sum", worker.shared_params[0].tolist())
+        """,
+        port,
+    )
+    found = end(worker).splitlines()[-1]
+    output = end(controller)
+    assert "Done Sending MB." in output
+    assert found == output.splitlines()[-1]
+    assert running() == []
+
+
+def test_the_process_that_sends_mini_batches_ends_with_the_job_that_read_none(serve, work):
+    controller, port = serve(PIXEL_SUM_CONTROLLER, f"--batch_port={free_port()}", "-D", "cpu")
+    end(work("pass", port))
+    assert "all workers have left" in end(controller)
+
+
+SYNCHRONOUS_CONTROLLER = """
+import sys
+from platoon_base.platoon_api.channel import Controller
+
+
+class LSTMController(Controller):
+    def __init__(self, seed, default_args):
+        super(LSTMController, self).__init__(**default_args)
+        self.nb_worker = len(self._devices)
+        self.worker_ids_dict = dict(zip(self._workers, [i for i in range(len(self._workers))]))
+        self.seed = seed
+
+    def handle_control(self, req, worker_id, req_info):
+        worker_id = self.worker_ids_dict[worker_id]
+        if req == 'splits':
+            length = req_info['train_len'] // self.nb_worker
+            return dict(train_splits=[length * worker_id, length * (worker_id + 1)])
+        return self.seed
+
+
+parser = Controller.default_parser()
+parser.add_argument('--seed', default=1234, type=int)
+args = parser.parse_args()
+controller = LSTMController(args.seed, Controller.default_arguments(args))
+print("ready", flush=True)
+sys.exit(controller.serve())
+"""
+
+
+def test_a_controller_that_divides_the_data_by_its_table_of_workers(serve, work):
+    controller, port = serve(SYNCHRONOUS_CONTROLLER, "-D", "cpu", "cpu")
+    text = """
+    assert worker.gpuctx is None  # there is no device
+    assert worker.send_req('seed') == 1234
+    first, last = worker.send_req('splits', {'train_len': 11})['train_splits']
+    print(first, last, worker.all_reduce(numpy.array([float(last - first)]), '+').tolist())
+    """
+    workers = [work(text, port) for _ in range(2)]
+    assert sorted(end(worker).splitlines()[-1] for worker in workers) == ["0 5 [10.0]", "5 10 [10.0]"]
+    end(controller)
+
+
+OF_2016 = """
+import sys
+import numpy
+from platoon_base.platoon_api import channel
+from platoon_base.platoon_api.param_sync import EASGD
+
+control_port, batch_port, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+mode = 'init' if len(sys.argv) > 4 else 'client'
+params = {"w": numpy.full(3, 8.0)}
+"""
+MADE = [
+    "s = channel.Soldier(cport=control_port)",
+    "s = channel.Soldier(port=batch_port, cport=control_port)",
+    "s = channel.Worker(cport=control_port)",
+    "s = channel.Worker(port=batch_port, cport=control_port)",
+    "s = channel.Worker(control_port=control_port, port=batch_port)",
+]
+SHARED = [
+    "s.init_shared_params('DLTlstm', params.values(), param_sync_rule=EASGD(0.5), cleanup=(mode == 'init'))",
+    "s.init_shared_params(job_name='sum', params=[params['w']], param_sync_rule=EASGD(0.5), cleanup=(mode == 'init'))",
+    "s.init_shared_params(params.values(), param_sync_rule=EASGD(0.5))",
+]
+
+
+def test_workers_are_made_and_share_parameters_as_in_2015_and_2016(serve, start, tmp_path):
+    controller, port = serve(SERVE, "-D", *["cpu"] * len(MADE))
+    batch_port = free_port()
+    workers = []
+    for i, made in enumerate(MADE):
+        text = f"{OF_2016}{made}\n{SHARED[i % len(SHARED)]}\n" + textwrap.dedent(
+            f"""
+            s.sync_params(synchronous=True)
+            assert s.send_req(dict(done=10))["req"] == {{"done": 10}}
+            numpy.savez(folder + "/seen{i}.npz", w=s.shared_params[0])
+            """
+        )
+        workers.append(start(text, port, batch_port, tmp_path, *(["init"] if not i else [])))
+    for i, worker in enumerate(workers):
+        end(worker)
+        assert load(tmp_path / f"seen{i}.npz")["w"].tolist() == [8.0] * 3
+    end(controller)
