@@ -11,7 +11,7 @@ import numpy as np
 
 from platoon_base.data.excerpt import require_inside, row_numbers
 from platoon_base.data.shared_data import SharedData
-from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.errors import ConfigurationError, PlatoonError, RowIndexError
 from platoon_base.fingerprint import checksum, fingerprint
 from platoon_base.worker.handle import Worker
 
@@ -139,13 +139,20 @@ def select(chosen: Any, length: int, *, own: bool = False) -> Selection:
 
     Parameters
     ----------
-    chosen : None, slice, or sequence of int or bool
+    chosen : None, slice, sequence of int or bool, or int
+        A number n stands for the first n rows.
     length : int
         Number of rows that it selects from.
     own : bool
         Whether it is for this worker alone, and so looked up at once.
     """
     chosen = slice(None) if chosen is None else chosen
+    if isinstance(chosen, (int, np.integer)) and not isinstance(chosen, bool):
+        if not 0 <= chosen <= length:
+            raise RowIndexError(
+                f"got the number {chosen} as rows, which stands for so many first ones: there are {length}"
+            )
+        chosen = slice(0, int(chosen))
     if own:
         rows = plain(chosen, length) if isinstance(chosen, slice) else row_numbers(chosen, length)
         if isinstance(rows, slice):

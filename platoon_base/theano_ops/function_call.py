@@ -29,6 +29,7 @@ from platoon_base.theano_ops.function_graph import (
     pairs_of,
     start_variables,
     with_default_updates,
+    with_givens,
 )
 from platoon_base.theano_ops.function_outputs import Combined, require_reductions
 from platoon_base.theano_ops.function_rows import InputRows, ResidentRows, split
@@ -91,6 +92,7 @@ def function(
         Inputs that go to all workers whole, though they have axes.
     sliceable_shareds : list of Theano shared variable
         Data sets that lie in the workers' own memories, as `scatter` makes them. Calls select rows by ``batch_s``.
+        They are used in the expressions, or take the place of variables by ``givens``.
     worker : Worker, optional
         The default is ``connect()``.
     timeout_s : float
@@ -124,6 +126,9 @@ def function(
         pairs = pairs_of(updates(grads, params))
     else:
         pairs = pairs_of(updates)
+    if options.get("givens"):
+        wanted, pairs = with_givens(wanted, pairs, options["givens"])
+    options.pop("givens", None)
     trains = bool(pairs)
     pairs = average_updates(pairs, wanted, weight, worker)
     if sliceable_shareds:
@@ -192,12 +197,13 @@ class Function(JobBound):
         *values : array, SharedData or number
             For each input, the same on every worker; of those that are scattered all the data. Each call compares
             numbers and inputs of ``broadcast``, and of scattered data the form and three rows.
-        batch : slice or list of int, optional
-            The rows of the scattered inputs to compute from, by default all. Each worker takes its part of them. The
-            first worker's list or slice counts for all.
-        batch_s : slice or list of int, or a list of these with one for each worker, optional
-            The rows of each worker's own data sets, ``sliceable_shareds``, by default all. One list or slice counts for
-            all workers as the first one passes it; of several each worker takes its own.
+        batch : slice, list of int, or int, optional
+            The rows of the scattered inputs to compute from, by default all; a number n stands for the first n rows.
+            Each worker takes its part of them. The first worker's list or slice counts for all.
+        batch_s : slice, list of int or int, or a list of slices or lists with one for each worker, optional
+            The rows of each worker's own data sets, ``sliceable_shareds``, by default all; a number n stands for the
+            first n rows of each. One list or slice counts for all workers as the first one passes it; of several each
+            worker takes its own.
         num_slices : int
             Number of calls of the compiled function in which the rows are computed, one after the other, so that a
             whole data set needs no more memory than a part of it. Only without updates.

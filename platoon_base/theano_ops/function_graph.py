@@ -16,7 +16,15 @@ from platoon_base.theano_ops.reductions import AllReduce, all_reduce
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.initial_values import copy_first_values
 
-__all__ = ["average_updates", "averaged_grads", "indexed", "pairs_of", "start_variables", "with_default_updates"]
+__all__ = [
+    "average_updates",
+    "averaged_grads",
+    "indexed",
+    "pairs_of",
+    "start_variables",
+    "with_default_updates",
+    "with_givens",
+]
 
 
 def pairs_of(updates: Any) -> list[tuple[Any, Any]]:
@@ -114,6 +122,25 @@ def with_default_updates(pairs: Sequence[tuple[Any, Any]], outputs: Iterable[Any
     return [*pairs, *((variable, variable.default_update) for variable in more)]
 
 
+def with_givens(
+    outputs: Sequence[Any], pairs: Sequence[tuple[Any, Any]], givens: Any
+) -> tuple[list[Any], list[tuple[Any, Any]]]:
+    """Return outputs and updates in which the substitutions are made that `theano.function` knows as ``givens``.
+
+    They are made here, so that data sets which stand in for inputs are found in the graph.
+    """
+    items = list(givens.items() if isinstance(givens, Mapping) else givens)
+    if not all(isinstance(item, (tuple, list)) and len(item) == 2 and _is_variable(item[0]) for item in items):
+        raise ConfigurationError(
+            f"got givens={givens!r}: pass a mapping, or pairs, of a variable and what takes its place, such as "
+            "{x: xs}"
+        )
+    replace = [(old, new if _is_variable(new) else theano.shared(new)) for old, new in items]
+    found = theano.clone([*outputs, *(value for _, value in pairs)], replace=replace, share_inputs=True)
+    values = found[len(outputs) :]
+    return found[: len(outputs)], [(variable, value) for (variable, _), value in zip(pairs, values)]
+
+
 def indexed(expressions: Sequence[Any], data: Sequence[Any], index: Callable[[Any], Any]) -> list[Any]:
     """Return expressions in which ``index(variable)`` takes the place of each resident data set."""
     if not data:
@@ -152,6 +179,10 @@ def start_variables(
 
 def _weighted(values: Sequence[Any], weight: Any) -> list[Any]:
     return [value * theano.tensor.cast(weight, value.dtype) for value in values]
+
+
+def _is_variable(value: Any) -> bool:
+    return isinstance(value, theano.Variable)
 
 
 def _is_float(variable: Any) -> bool:

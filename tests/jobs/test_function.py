@@ -27,8 +27,8 @@ for step in range(12):
     np.testing.assert_allclose(found, wanted, **close)
     np.testing.assert_allclose(ours.values(), alone.values(), **close)
     same_everywhere(found, ours.values())
-for batch in (slice(3, 10), slice(None), slice(20, 1, -3), None, np.arange(23) > 15):
-    rows = slice(None) if batch is None else batch
+for batch in (slice(3, 10), slice(None), slice(20, 1, -3), None, np.arange(23) > 15, 9, np.int64(23)):
+    rows = slice(None) if batch is None else slice(batch) if isinstance(batch, (int, np.integer)) else batch
     np.testing.assert_allclose(train(X, Y, batch=batch), single(X[rows], Y[rows]), **close)
 np.testing.assert_allclose(ours.values(), alone.values(), **close)
 assert found.shape == () and found.dtype == np.float32
@@ -141,13 +141,14 @@ single = theano.function([alone.x, alone.y], alone.loss, updates=adagrad(alone.l
 shortest = len(X) // size
 lists = [np.random.RandomState(r).permutation(len(X[r::size]))[: 3 + r] for r in range(size)]
 own = [lists[r] if r == rank else np.zeros(1, int) for r in range(size)]  # what others pass for themselves counts
-for batch_s in (slice(1, 5), None, [0, 4, 2], slice(6, None), lists, own, [slice(r, 4) for r in range(size)], [-1, 2]):
+slices = [slice(r, 4) for r in range(size)]
+for batch_s in (slice(1, 5), 3, None, [0, 4, 2], slice(6, None), lists, own, slices, [-1, 2]):
     selected = []
     for r in range(size):
         mine = lists[r] if batch_s is own else batch_s
         if isinstance(mine, list) and not np.isscalar(mine[0]):
             mine = mine[r]
-        mine = slice(None) if mine is None else mine
+        mine = slice(mine) if mine is None or isinstance(mine, int) else mine
         selected.append((X[r::size][mine], Y[r::size][mine]))
     a, b = (np.concatenate(arrays) for arrays in zip(*selected))
     np.testing.assert_allclose(train(batch_s=batch_s), single(a, b), **close)
@@ -163,6 +164,42 @@ for num_slices in (1, 4, 100):
     np.testing.assert_allclose(evaluate(num_slices=num_slices), whole, **close)
 none_here = [slice(0, 0)] * (size - 1) + [slice(0, 2)]
 np.testing.assert_array_equal(rows_out(batch_s=none_here), X[size - 1 :: size][:2])
+""",
+        workers,
+    ).require_success()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_data_sets_and_values_take_the_place_of_inputs_by_givens(run_function, workers):
+    """As in one process: ``givens`` put the data sets, indexed by the call, where the model has inputs."""
+    run_function(
+        """
+scale = T.fscalar("scale")
+xs, ys = scatter(X, "xs"), scatter(Y.astype("f8"), "ys")
+loss = ours.loss * scale
+givens = {ours.x: xs, ours.y: T.cast(ys, "float32"), scale: np.float32(0.5)}
+train = function([], loss, adagrad, params=ours.params, givens=givens, sliceable_shareds=[xs, ys])
+mine = function([scale], [loss, ours.x], givens=list(givens.items())[:2], reduce=["mean", "gather"],
+                sliceable_shareds=[xs, ys])
+single = theano.function([alone.x, alone.y], alone.loss * np.float32(0.5),
+                         updates=adagrad(alone.loss * np.float32(0.5), alone.params))
+for batch_s in (slice(1, 5), [0, 4, 2], None, 6):
+    chosen = slice(batch_s) if batch_s is None or isinstance(batch_s, int) else batch_s
+    a, b = (np.concatenate([data[r::size][chosen] for r in range(size)]) for data in (X, Y))
+    np.testing.assert_allclose(train(batch_s=batch_s), single(a, b), **close)
+    np.testing.assert_allclose(ours.values(), alone.values(), **close)
+    found, rows = mine(np.float32(3), batch_s=batch_s)
+    np.testing.assert_array_equal(rows, a)
+    np.testing.assert_allclose(found, 3 * np.square(a.dot(ours.values()[:3]) + ours.values()[3] - b).mean(), **close)
+# Without data sets.
+halved = function([ours.x, ours.y], ours.error.mean() * scale, givens={scale: theano.shared(np.float32(0.5))})
+np.testing.assert_allclose(halved(X, Y), single(X, Y), **close)
+try:
+    function([], ours.loss, givens=[ours.x])
+except ConfigurationError as exc:
+    assert "got givens=[x]: pass a mapping" in str(exc), exc
+else:
+    raise AssertionError("a list without pairs was taken")
 """,
         workers,
     ).require_success()
@@ -250,6 +287,8 @@ for call in (
     lambda: g(batch_s=[[0], [-99]]),
     lambda: g(batch_s=[[0]]),
     lambda: g(num_slices=0),
+    lambda: f(X, Y, batch=24),
+    lambda: g(batch_s=-1),
 ):
     try:
         call()
@@ -276,6 +315,8 @@ np.testing.assert_allclose(g(), X.sum(), **close)
         ["ConfigurationError worker 1 has refused its arguments", "RowIndexError got index -99 at position 0"],
         "ConfigurationError got batch_s of 1 lists for 2 workers",
         "ConfigurationError got num_slices=0",
+        "RowIndexError got the number 24 as rows, which stands for so many first ones: there are 23",
+        "RowIndexError got the number -1 as rows",
         "ConfigurationError got num_slices=2 for a function with updates",
     ]
     for rank, log in enumerate(outcome.logs):
