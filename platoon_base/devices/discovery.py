@@ -30,6 +30,7 @@ CPU_DEFAULT = 4  # each worker has a copy of the model and, often, of the data: 
 
 _ALL = ("auto", "cuda")
 _NAME = re.compile(r"cpu|cuda(\d+)|opencl\d+:\d+")
+_OLD_NAME = re.compile(r"gpu(\d*)")  # of Theano until 0.9
 _QUERY_TIMEOUT_S = 60
 _PYGPU_QUERY = """
 import pygpu.gpuarray as g
@@ -115,8 +116,8 @@ class CudaDevices(NamedTuple):
 
 
 def is_device_name(text: str) -> bool:
-    """Tell whether a word is what ``-D`` takes: ``cpu``, ``cuda0``, ``opencl0:0``, ``cuda``, ``auto``."""
-    return text in _ALL or bool(_NAME.fullmatch(text))
+    """Tell whether a word is one for ``-D``: ``cpu``, ``cuda0``, ``opencl0:0``, ``cuda``, ``auto``, an old ``gpu0``."""
+    return text in _ALL or bool(_NAME.fullmatch(text) or _OLD_NAME.fullmatch(text))
 
 
 def cuda_devices() -> CudaDevices:
@@ -242,7 +243,9 @@ def require_devices(names: Sequence[str]) -> None:
     """
     for name in names:
         if not _NAME.fullmatch(name):
-            raise ConfigurationError(f"got device {name!r}: devices are cpu, cuda0, cuda1 ..., opencl0:0 ...")
+            old = _OLD_NAME.fullmatch(name)
+            now = f"{name} is now cuda{old[1] or 0}, say so instead; " if old else ""
+            raise ConfigurationError(f"got device {name!r}: {now}devices are cpu, cuda0, cuda1 ..., opencl0:0 ...")
     present, reason = ["cpu"], ""
     if any(name.startswith("cuda") for name in names):
         # Not asked by pygpu: Keras on another back end works without it.

@@ -121,7 +121,7 @@ def test_a_worker_that_fails_is_exit_status_1(launcher, tmp_path, own_controller
         (["nothing", "-D", "cpu"], "no script 'nothing_worker.py'"),
         (["demo_worker.py"], "give the experiment's name, 'demo', for demo_worker.py"),
         (["demo", "--what"], "unrecognized arguments"),
-        (["demo", "-D", "gpu7"], "got device 'gpu7'"),
+        (["demo", "-D", "gpu7"], "got device 'gpu7': gpu7 is now cuda7, say so instead"),
         (["demo", "-D", "cpu", "-c", "--nothing=1"], "unrecognized arguments: --nothing=1"),
         (["demo", "-D", "cpu", "-w", "--text 'x"], 'got -w "--text \'x", in which a quote is not closed'),
         (["demo", "-D", "cpu", "-c", "--greeting 'x"], 'got -c "--greeting \'x", in which a quote is not closed'),
