@@ -1,4 +1,4 @@
-"""What is behind a worker: its handle, whichever of its two classes a script passes, and the device's context."""
+"""The handle behind a worker, whichever of its two classes a script passes, and the context of its device."""
 
 from __future__ import annotations
 

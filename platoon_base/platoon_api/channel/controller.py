@@ -305,7 +305,7 @@ class Controller:
 
     @property
     def asocket(self) -> BatchServer | None:
-        """What serves the mini-batches, to ``close()`` it after the last one; None without a data channel."""
+        """The server of the mini-batches, to ``close()`` it after the last one; None without a data channel."""
         return self._server
 
     # The command line.
