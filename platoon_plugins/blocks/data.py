@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 from collections.abc import Callable
 from multiprocessing import Process
 from typing import Any
 
-from fuel.schemes import IterationScheme
-from fuel.streams import AbstractDataStream, ServerDataStream
+from fuel.schemes import BatchSizeScheme, IterationScheme
+from fuel.streams import AbstractDataStream, DataStream, ServerDataStream
 from fuel.transformers import BackgroundProcess, MultiProcessing
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import require_uneven
 from platoon_plugins.blocks.broadcast import BroadcastStream
+from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.same_data import require_same_stream
-from platoon_plugins.blocks.schemes import Shard, ShardedScheme
-from platoon_plugins.blocks.streams import draw_by_rank, is_sharded, require_stream, sources_of
+from platoon_plugins.blocks.schemes import Shard, ShardedScheme, all_schemes
+from platoon_plugins.blocks.streams import (
+    draw_by_rank,
+    is_broadcast,
+    is_sharded,
+    maps_one_to_one,
+    require_stream,
+    sources_of,
+)
 
 __all__ = ["shard_stream", "with_scheme"]
 
 MODES = ("shard", "broadcast")
+_numbers = itertools.count(1)  # of the streams of this process that are dealt out
 
 
 def shard_stream(
@@ -42,6 +52,11 @@ def shard_stream(
     pickled stream goes on where it was, also in the middle of an epoch, and with any number of workers: see
     `ShardedRequests`.
 
+    Some streams name no rows: those without a scheme, such as one of a `TextFile` or an `IterableDataset`, and those
+    whose scheme asks for the next so many (`ConstantScheme`). Of such a stream every worker reads all batches, and
+    keeps the k-th, the (k+N)-th, and so on: see `DealtStream`. Transformers that give one batch for each that they read
+    stand above and work on this worker's batches alone; a `Batch`, a `Filter` and the like stand below.
+
     The function copies the stream and leaves the original as it is; both share the data set. Call it before an epoch
     of the stream begins. A `MultiProcessing` in the chain gets a second process, for the copy; put it around the
     sharded stream instead. A transformer that draws from a generator of its own (``rng``) draws other numbers on each
@@ -57,10 +72,11 @@ def shard_stream(
     stream : AbstractDataStream
         A `DataStream` with an iteration scheme, or any chain of transformers above such streams.
     mode : {"shard", "broadcast"}
-        "broadcast" gives all workers the same batches, of any stream: the first worker reads them and sends them to the
-        others, see `BroadcastStream`.
+        "broadcast" gives all workers the same batches, of a stream that only one process can read: the first worker
+        sends them to the others, see `BroadcastStream`.
     uneven : {"keep", "drop", "wrap"}
-        What happens to batches that cannot be dealt out evenly, see `ShardedScheme`. For mode "shard".
+        What happens to batches that cannot be dealt out evenly, see `ShardedScheme` and `DealtStream`. For mode
+        "shard".
     rank, size : int, optional
         Return this shard of as many, in a process that is no worker, such as a data server.
     seed : int, optional
@@ -76,8 +92,8 @@ def shard_stream(
     Raises
     ------
     ConfigurationError
-        If an argument cannot work, if the stream makes no requests that can be dealt out or is sharded already, or if
-        another worker has passed another stream.
+        If an argument cannot work, if the stream is one of a server or is sharded already, or if another worker has
+        passed another stream.
 
     Examples
     --------
@@ -97,14 +113,17 @@ def shard_stream(
     reader = given or (connect() if worker is None else worker)
     if reader.global_size == 1:
         return stream
-    if is_sharded(stream) or isinstance(stream, BroadcastStream):
+    if is_sharded(stream) or is_broadcast(stream):
         raise ConfigurationError("got a stream that shard_stream has made, or one with a ShardedScheme: shard once")
+    for source in sources_of(stream):
+        _refuse_server(source)
     if mode == "broadcast":
-        for source in sources_of(stream):
-            _refuse_server(source)
         return BroadcastStream(stream, worker=reader)
     if isinstance(reader, Worker):  # a Shard has nobody to compare with
         require_same_stream(stream, reader, "shard_stream")
+    if not all(_names_rows(source.iteration_scheme) for source in sources_of(stream)):
+        name = f"stream {next(_numbers)} of shard_stream" if isinstance(reader, Worker) else ""
+        return _dealt(stream, functools.partial(DealtStream, uneven=uneven, worker=reader, name=name), reader)
     wrap = functools.partial(ShardedScheme, uneven=uneven, worker=reader)
     return with_scheme(stream, wrap, reader.global_rank)
 
@@ -145,18 +164,39 @@ def with_scheme(
     """
     for source in sources_of(stream):
         _require_scheme(source)
-    return _with_scheme(stream, wrap, rank)
+
+    def replace(source: Any) -> None:
+        source.iteration_scheme = wrap(source.iteration_scheme)
+
+    return _copied(stream, replace, rank)
 
 
-def _with_scheme(stream: Any, wrap: Callable[[IterationScheme], IterationScheme], rank: int) -> Any:
+def _dealt(stream: Any, deal: Callable[[Any], DealtStream], reader: Worker | Shard) -> Any:
+    """Return a copy of a stream that is dealt out as far down as its batches are those of the whole."""
+    if not maps_one_to_one(stream):
+        # All workers read the same batches, so below nothing may draw by the rank.
+        return deal(_copied(stream, _reopen, 0))
+    copied = copy.copy(stream)
+    draw_by_rank(copied, reader.global_rank)
+    copied.data_stream = _dealt(stream.data_stream, deal, reader)
+    return copied
+
+
+def _reopen(source: Any) -> None:
+    if isinstance(source, DataStream):  # else it would share the position in a file with the original
+        source.data_state = source.dataset.open()
+
+
+def _copied(stream: Any, change: Callable[[Any], None], rank: int) -> Any:
+    """Return a copy of a chain of streams; ``change`` changes the copies at the bottom in place."""
     copied = copy.copy(stream)
     draw_by_rank(copied, rank)
     if hasattr(stream, "data_streams"):
-        copied.data_streams = [_with_scheme(part, wrap, rank) for part in stream.data_streams]
+        copied.data_streams = [_copied(part, change, rank) for part in stream.data_streams]
     elif hasattr(stream, "data_stream"):
-        copied.data_stream = _with_scheme(stream.data_stream, wrap, rank)
+        copied.data_stream = _copied(stream.data_stream, change, rank)
     else:
-        copied.iteration_scheme = wrap(stream.iteration_scheme)
+        change(copied)
     if isinstance(stream, MultiProcessing):
         # The process of the original has begun to read the whole stream.
         copied.background = BackgroundProcess(copied.data_stream, stream.background.batches._maxsize)
@@ -165,12 +205,17 @@ def _with_scheme(stream: Any, wrap: Callable[[IterationScheme], IterationScheme]
     return copied
 
 
+def _names_rows(scheme: Any) -> bool:
+    """Tell whether a scheme's requests say which rows they are."""
+    return scheme is not None and not any(isinstance(part, BatchSizeScheme) for part in all_schemes(scheme))
+
+
 def _require_scheme(source: Any) -> None:
     _refuse_server(source)
     if source.iteration_scheme is None:
         raise ConfigurationError(
-            f"got a {type(source).__name__} without an iteration scheme: nobody can tell beforehand which rows it will "
-            'give; pass mode="broadcast", and the first worker reads it for all'
+            f"got a {type(source).__name__} without an iteration scheme: it gives its next rows, and takes no requests "
+            "for others; give it one, such as SequentialScheme(rows, batch_size)"
         )
 
 

@@ -12,15 +12,17 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.fingerprint import fingerprint
 from platoon_base.worker import SAME_DATA_REMEDY
+from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
-from platoon_plugins.blocks.streams import all_streams
+from platoon_plugins.blocks.streams import all_streams, is_broadcast
 
 __all__ = ["require_dealt_out", "require_same_stream"]
 
 log = logging.getLogger(__name__)
 
-_PART, _WHOLE = "a part of", "all of"
+_PART, _WHOLE, _BROADCAST = "a part of", "all of", "what worker 0 reads"
 _ROWS = 16  # rows of a data set that are compared
+_DEPTH = 4  # of objects within a data set whose attributes are compared
 
 
 def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
@@ -70,28 +72,52 @@ def require_dealt_out(stream: Any, worker: Worker, name: str, *, timeout_s: floa
     if len(set(parts.values())) > 1:
         of_each = ", ".join(f"worker {other} {what}" for other, what in sorted(parts.items()))
         raise ConfigurationError(f"the streams of {name} differ: {of_each}. {SAME_DATA_REMEDY}")
-    if mine.startswith(_WHOLE) and len(read) > 1 and set(read.values()) == {mine} and rank == min(read):
+    if len(read) == 1 or set(read.values()) != {mine} or rank != min(read):
+        return
+    if mine.startswith(_WHOLE):
         log.warning(
             "the %d workers train on the same data: each of them goes through all of it in every epoch; divide it "
             "among them by shard_stream(stream)",
             len(read),
         )
+    elif mine == _BROADCAST:
+        log.warning(
+            'the %d workers train on the same batches, which worker 0 reads for all (mode="broadcast"): nothing is '
+            "divided; shard_stream(stream) gives each worker batches of its own, of any stream that all can read",
+            len(read),
+        )
 
 
 def _what_is_read(stream: Any) -> str:
-    """Tell whether a stream gives a part of the rows that its schemes name, all of them, or others; and which rows."""
+    """Tell whether a stream gives a part of the rows, all of them, or what cannot be seen; and of which rows."""
+    if is_broadcast(stream):
+        return _BROADCAST
     links = list(all_streams(stream))
-    contents = fingerprint(*(part for link in links for part in _contents(link)))
-    of_each_source = [
-        list(all_schemes(getattr(link, "iteration_scheme", None)))
-        for link in links
-        if not hasattr(link, "data_stream") and not hasattr(link, "data_streams")
-    ]
-    if any(isinstance(part, ShardedScheme) for parts in of_each_source for part in parts):
-        return f"{_PART} {contents}"
-    if all(any(isinstance(part, (BatchScheme, IndexScheme)) for part in parts) for parts in of_each_source):
-        return f"{_WHOLE} {contents}"
-    return "something else"
+    contents = [part for link in links for part in _contents(link)]
+    sources = [link for link in links if not hasattr(link, "data_stream") and not hasattr(link, "data_streams")]
+    schemes = [list(all_schemes(getattr(source, "iteration_scheme", None))) for source in sources]
+    if any(isinstance(part, (DealtStream, ShardedScheme)) for parts in (sources, *schemes) for part in parts):
+        return f"{_PART} {fingerprint(*contents)}"
+    for source, parts in zip(sources, schemes):
+        if any(isinstance(part, (BatchScheme, IndexScheme)) for part in parts):
+            continue
+        if not hasattr(source, "dataset"):  # such as a ServerDataStream, whose server may divide its batches
+            return "something else"
+        contents.append(_attributes(source.dataset, _DEPTH))  # nothing else tells which rows it gives
+    return f"{_WHOLE} {fingerprint(*contents)}"
+
+
+def _attributes(value: Any, depth: int) -> Any:
+    """Return what an object holds, for `fingerprint`, which takes the class alone of most objects."""
+    if isinstance(value, np.random.RandomState):
+        return value.get_state(legacy=True)[1:3]
+    if isinstance(value, np.random.Generator):
+        return repr(value.bit_generator.state)
+    if isinstance(value, (list, tuple)) and len(value) <= _ROWS:
+        return [_attributes(part, depth) for part in value]
+    if depth and hasattr(value, "__dict__") and not hasattr(value, "shape") and not callable(value):
+        return [type(value).__name__, {name: _attributes(part, depth - 1) for name, part in vars(value).items()}]
+    return value
 
 
 def _kind(source: Any) -> str:
@@ -100,6 +126,8 @@ def _kind(source: Any) -> str:
 
 def _contents(link: Any) -> list[Any]:
     """Return the contents by which two links of a chain differ, for `fingerprint`."""
+    if isinstance(link, DealtStream):
+        return [link.uneven, *(part for below in all_streams(link.stream) for part in _contents(below))]
     scheme, dataset = getattr(link, "iteration_scheme", None), getattr(link, "dataset", None)
     found: list[Any] = [type(link).__name__, list(getattr(link, "sources", None) or ())]
     rows = None

@@ -16,7 +16,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job import connected
 from platoon_base.sharding import require_uneven
 
-__all__ = ["Shard", "ShardedRequests", "ShardedScheme", "all_schemes", "same_epoch"]
+__all__ = ["CurrentShard", "Shard", "ShardedRequests", "ShardedScheme", "all_schemes", "same_epoch"]
 
 
 class Shard(NamedTuple):
@@ -35,7 +35,7 @@ class Shard(NamedTuple):
     seed: int = 0
 
 
-class _CurrentShard:
+class CurrentShard:
     """The shard of this process; a worker that unpickles it takes its own shard."""
 
     def __init__(self, worker: Worker | Shard) -> None:
@@ -114,7 +114,7 @@ class ShardedScheme(IterationScheme):
         self.scheme = scheme
         self.uneven = uneven
         self.epoch = 0
-        self._current = _CurrentShard(connect() if worker is None else worker)
+        self._current = CurrentShard(connect() if worker is None else worker)
 
     @property
     def requests_examples(self) -> bool:
@@ -157,7 +157,7 @@ class ShardedRequests(Iterator[Any]):
         Returns this process's `Shard`.
     """
 
-    def __init__(self, scheme: IterationScheme, seed: list[int], uneven: str, current: _CurrentShard) -> None:
+    def __init__(self, scheme: IterationScheme, seed: list[int], uneven: str, current: CurrentShard) -> None:
         self._scheme = scheme
         self._seed = seed
         self._uneven = uneven
@@ -256,6 +256,6 @@ def _require_rows(scheme: Any) -> None:
     if isinstance(scheme, BatchSizeScheme):
         raise ConfigurationError(
             f"got {type(scheme).__name__}: its requests are sizes of batches, which do not tell which rows are whose; "
-            "use SequentialScheme or ShuffledScheme if the data set takes numbers of rows; of one that gives its next "
-            'rows make a stream by shard_stream(stream, mode="broadcast"): the first worker reads it for all'
+            "use SequentialScheme or ShuffledScheme if the data set takes numbers of rows, and shard_stream(stream) "
+            "for one that gives its next rows: it deals out whole batches"
         )

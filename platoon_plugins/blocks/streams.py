@@ -8,13 +8,26 @@ from typing import Any
 
 import numpy as np
 from fuel.streams import AbstractDataStream
+from fuel.transformers import Mapping, Transformer
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import shard_seed
 from platoon_plugins.blocks.broadcast import BroadcastStream
+from platoon_plugins.blocks.dealing import DealtStream
 from platoon_plugins.blocks.schemes import ShardedScheme, all_schemes
 
-__all__ = ["all_streams", "draw_by_rank", "is_broadcast", "is_sharded", "require_stream", "sources_of"]
+__all__ = [
+    "all_streams",
+    "draw_by_rank",
+    "is_broadcast",
+    "is_sharded",
+    "maps_one_to_one",
+    "require_stream",
+    "sources_of",
+]
+
+# The methods of Fuel that read one batch of the stream below for each that they give.
+_ONE_TO_ONE = (Transformer.get_data, Mapping.get_data)
 
 
 def all_streams(stream: Any) -> Iterator[Any]:
@@ -34,14 +47,26 @@ def sources_of(stream: Any) -> Iterator[Any]:
 
 
 def is_sharded(stream: AbstractDataStream) -> bool:
-    """Tell whether a stream gives this worker its own part: whether it has a `ShardedScheme` at its bottom."""
-    schemes = (scheme for source in sources_of(stream) for scheme in all_schemes(source.iteration_scheme))
-    return any(isinstance(scheme, ShardedScheme) for scheme in schemes)
+    """Tell whether a stream gives this worker its own part: by a `ShardedScheme` at its bottom, or a `DealtStream`."""
+    sources = list(sources_of(stream))
+    schemes = (scheme for source in sources for scheme in all_schemes(source.iteration_scheme))
+    return any(isinstance(part, (DealtStream, ShardedScheme)) for part in (*sources, *schemes))
 
 
 def is_broadcast(stream: Any) -> bool:
     """Tell whether the first worker reads a stream for all, so that each batch is a collective call."""
     return any(isinstance(link, BroadcastStream) for link in all_streams(stream))
+
+
+def maps_one_to_one(stream: Any) -> bool:
+    """Tell whether a stream is a transformer that gives one batch, or example, for each that it reads."""
+    kind = type(stream)
+    return (
+        isinstance(stream, Transformer)
+        and stream.iteration_scheme is None
+        and kind.get_epoch_iterator is Transformer.get_epoch_iterator
+        and kind.get_data in _ONE_TO_ONE
+    )
 
 
 def draw_by_rank(transformer: Any, rank: int) -> None:

@@ -204,8 +204,8 @@ def test_any_scheme_can_take_the_place_of_another():
     assert len(labels(stream)) == 6
 
 
-def server():
-    stream = ServerDataStream(("x",), False, port=1)
+def server(examples=False):
+    stream = ServerDataStream(("x",), examples, port=1)
     stream.socket.close()
     stream.socket.context.term()
     return stream
@@ -215,10 +215,8 @@ def server():
     ("call", "complaint"),
     [
         (lambda w: shard_stream(np.ones(3), worker=w), "got ndarray: pass a Fuel stream"),
-        (lambda w: shard_stream(iterable(), worker=w), 'mode="broadcast"'),
-        (lambda w: shard_stream(Merge([stream_of(SequentialScheme(4, 2)), Batch(iterable(), ConstantScheme(2))],
-                                      ("x", "y", "z")), worker=w), "without an iteration scheme"),
         (lambda w: shard_stream(server(), worker=w), "one server for each worker"),
+        (lambda w: shard_stream(Merge([server(examples=True), iterable()], ("x", "y")), worker=w), "one server for"),
         (lambda w: shard_stream(Unpack(server()), mode="broadcast", worker=w), "one server for each worker"),
         (lambda w: shard_stream(stream_of(SequentialScheme(4, 2)), mode="split", worker=w), "mode='split'"),
         (lambda w: shard_stream(stream_of(SequentialScheme(4, 2)), uneven="some", worker=w), "uneven='some'"),
@@ -228,9 +226,10 @@ def server():
         (lambda w: shard_stream(iterable(), rank=0, size=2, mode="broadcast"), "only the workers"),
         (lambda w: shard_stream(shard_stream(stream_of(SequentialScheme(4, 2)), worker=w), worker=w), "shard once"),
         (lambda w: shard_stream(BroadcastStream(iterable(), worker=w), worker=w), "shard once"),
-        (lambda w: shard_stream(DataStream(IterableDataset([1]), iteration_scheme=ConstantScheme(2)), worker=w),
-         "sizes of batches.*; use SequentialScheme or ShuffledScheme .*mode=\"broadcast\""),
-        (lambda w: ShardedScheme(ConcatenatedScheme([ConstantScheme(2)]), worker=w), "sizes of batches"),
+        (lambda w: shard_stream(Unpack(BroadcastStream(Batch(iterable(), ConstantScheme(2)), worker=w)), worker=w),
+         "shard once"),
+        (lambda w: shard_stream(shard_stream(iterable(), worker=w), worker=w), "shard once"),
+        (lambda w: ShardedScheme(ConcatenatedScheme([ConstantScheme(2)]), worker=w), "sizes of batches.*deals out"),
         (lambda w: ShardedScheme(ShardedScheme(SequentialScheme(4, 2), worker=w), worker=w), "shard once"),
         (lambda w: shard_stream(stream_of(ConcatenatedScheme(sharded(SequentialScheme(4, 2), 2))), worker=w),
          "shard once"),
@@ -246,8 +245,8 @@ def test_what_cannot_be_dealt_out_is_refused(call, complaint):
 
 def test_a_refusal_starts_no_process(reading):
     side = reading(MultiProcessing(stream_of(SequentialScheme(4, 2)), max_store=3))
-    merged = Merge([side, Batch(iterable(), ConstantScheme(2))], ("x", "y", "z"))
-    with pytest.raises(ConfigurationError, match="without an iteration scheme"):
+    merged = Merge([side, Batch(server(examples=True), ConstantScheme(2))], ("x", "y", "z"))
+    with pytest.raises(ConfigurationError, match="one server for each worker"):
         shard_stream(merged, worker=workers(2)[0])
 
 

@@ -1,0 +1,151 @@
+"""A stream that every worker reads as a whole and keeps a part of, for data that nobody can ask for by row number."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from fuel.iterator import DataIterator
+from fuel.streams import AbstractDataStream
+
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_base.fingerprint import fingerprint
+from platoon_base.job import connected
+from platoon_plugins.blocks.schemes import CurrentShard, Shard
+
+__all__ = ["DealtStream"]
+
+log = logging.getLogger(__name__)
+
+_REMEDY = (
+    "Each worker reads the whole stream and keeps every N-th batch, so the streams must give the same batches in the "
+    "same order. Give shuffles and random numbers in it a seed, such as numpy.random.RandomState(0), and all workers "
+    "the same files. If each worker is to draw batches of its own, leave shard_stream out"
+)
+
+
+class DealtStream(AbstractDataStream):  # type: ignore[misc]
+    """Give each worker its batches of a stream that has no row numbers to ask for, such as one of a text file.
+
+    Every worker reads all batches. Of the batches b_0, b_1, ... of an epoch (or examples), worker k of N keeps b_k,
+    b_{k+N}, b_{k+2N}, ...: as with a `ShardedScheme`, the N batches of one round together are the batch of one process
+    that takes N times as many rows. The end of an epoch is that of the stream.
+
+    A pickled stream continues where it was, also in the middle of an epoch, and with any number of workers, if the
+    stream below can be pickled. The pickle is at the end of a round, as if the workers were in step.
+
+    The workers compare the first batches that they read, and the number of batches in each epoch, without waiting.
+
+    Parameters
+    ----------
+    stream : AbstractDataStream
+        The same batches in the same order on every worker.
+    uneven : {"keep", "drop", "wrap"}
+        If N does not divide the number of batches, some workers have one more ("keep"), or the last, incomplete round
+        is left out ("drop", with a warning), or its batches are used again to fill it up ("wrap").
+    worker : Worker or Shard
+        The stream keeps the rank, the number of workers and the seed alone, as a `ShardedScheme` does.
+    name : str
+        The same on all workers, and of this stream alone; empty to compare nothing.
+
+    Attributes
+    ----------
+    stream : AbstractDataStream
+    epoch : int
+        Number of epochs that have begun.
+    """
+
+    def __init__(self, stream: AbstractDataStream, *, uneven: str, worker: Worker | Shard, name: str = "") -> None:
+        super().__init__(axis_labels=stream.axis_labels)
+        self.sources = tuple(stream.sources)
+        self.produces_examples = stream.produces_examples
+        self.stream = stream
+        self.uneven = uneven
+        self.name = name
+        self.epoch = 0
+        self._current = CurrentShard(worker)
+        self._batches: Iterator[Any] | None = None
+        self._read, self._ended = 0, False
+        self._compared = self._warned = False
+
+    def get_epoch_iterator(self, **kwargs: Any) -> DataIterator:
+        """Begin the next epoch."""
+        self._batches = self.stream.get_epoch_iterator()
+        self._read, self._ended = 0, False
+        self.epoch += 1
+        return super().get_epoch_iterator(**kwargs)
+
+    def get_data(self, request: Any = None) -> Any:
+        """Read a round of batches and return this worker's.
+
+        Raises
+        ------
+        ConfigurationError
+            If this worker has no batch in the epoch, or if another worker has read other batches.
+        """
+        if request is not None:
+            raise ValueError(f"got the request {request!r}: this stream takes none")
+        if self._ended or self._batches is None:
+            raise StopIteration  # and do not ask again: some streams then give the next epoch
+        rank, size, _ = self._current.get()
+        together = list(islice(self._batches, size))
+        read_before, self._read = self._read, self._read + len(together)
+        self._ended = len(together) < size
+        self._compare(together)
+        if not self._ended or (rank < len(together) and self.uneven != "drop"):
+            return together[rank]
+        if together and self.uneven == "wrap":
+            return together[rank % len(together)]
+        if not read_before:
+            raise ConfigurationError(
+                f"got {len(together)} {self._unit} in an epoch for {size} workers, and uneven={self.uneven!r} leaves "
+                f'worker {rank} without any; make batches smaller, use fewer workers, or uneven="wrap"'
+            )
+        if together and self.uneven == "drop":
+            self._warn_of_dropped(len(together), rank)
+        raise StopIteration
+
+    @property
+    def _unit(self) -> str:
+        return "examples" if self.produces_examples else "batches"
+
+    def _compare(self, together: list[Any]) -> None:
+        """Raise if another worker has read other batches; the process of a `MultiProcessing` has no worker to ask."""
+        worker = connected()
+        if worker is None or worker.global_size == 1 or not self.name:
+            return
+        if not self._compared:
+            self._compared = True
+            what = f"what is read from number {self._read - len(together)} of the {self._unit} of epoch {self.epoch} on"
+            worker.require_same(f"{self.name}: {what}", fingerprint(*together), _REMEDY)
+        if self._ended:
+            what = f"the number of {self._unit} in epoch {self.epoch}"
+            worker.require_same(f"{self.name}: {what}", str(self._read), _REMEDY)
+
+    def _warn_of_dropped(self, dropped: int, rank: int) -> None:
+        if not self._warned and not rank:
+            log.warning(
+                'uneven="drop" leaves out the last %d of %d %s in an epoch of the stream; uneven="wrap" uses them',
+                dropped,
+                self._read,
+                self._unit,
+            )
+        self._warned = True
+
+    def reset(self) -> None:
+        """Reset the stream that is read."""
+        self.stream.reset()
+
+    def next_epoch(self) -> None:
+        """Switch the stream that is read to its next epoch."""
+        self.stream.next_epoch()
+
+    def close(self) -> None:
+        """Close the stream that is read."""
+        self.stream.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_compared": False}

@@ -1,0 +1,338 @@
+"""Streams without row numbers, such as those of text files: every worker reads all and keeps each N-th batch."""
+
+import pickle
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+from needing import needs
+
+from platoon_base import compat
+
+compat.apply()
+fuel = pytest.importorskip("fuel", reason="needs Fuel: `make setup` installs it on Python 3.11")
+
+from fuel.datasets import Dataset, IterableDataset, TextFile
+from fuel.schemes import ConstantScheme, SequentialScheme
+from fuel.streams import DataStream
+from fuel.transformers import Batch, Filter, Mapping, Merge, MultiProcessing, Padding, Transformer, Unpack
+from fuel_shards import rounds, stream_of, unpickle_as, workers
+
+from platoon_base.errors import ConfigurationError
+from platoon_plugins.blocks import shard_stream
+from platoon_plugins.blocks.streams import is_sharded
+
+# Fuel's Batch makes arrays of lists of different lengths, and its TextFile closes no file.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Creating an ndarray from ragged"),
+    pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning"),
+    pytest.mark.filterwarnings("ignore:Exception ignored in. <_io.FileIO"),
+]
+needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
+
+
+def batches_of(numbers=range(14), size=2):
+    """Return a stream of batches of numbers, from a data set that gives them one by one."""
+    return Batch(DataStream(IterableDataset(list(numbers))), ConstantScheme(size))
+
+
+def epoch(stream):
+    return [[np.asarray(part).tolist() for part in batch] for batch in stream.get_epoch_iterator()]
+
+
+def dealt(stream, size, **options):
+    """Return an epoch of each worker."""
+    return [epoch(shard_stream(stream, worker=worker, **options)) for worker in workers(size)]
+
+
+@pytest.fixture
+def text(tmp_path):
+    """Return a stream of the lines of a text file."""
+    path = tmp_path / "lines.txt"
+    path.write_text("".join("ab"[n % 2] * (n % 5 + 1) + "\n" for n in range(11)))
+    return DataStream(TextFile([str(path)], {"a": 0, "b": 1}, bos_token=None, eos_token=None, unk_token=None,
+                               level="character"))  # fmt: skip
+
+
+# Which batches go where.
+
+
+def test_batches_of_a_text_file_are_dealt_out_and_transformers_see_those_alone(text):
+    """Padding needs whole batches; a mapping above is called for the worker's own."""
+    seen = [[], []]
+    for worker in workers(2):
+
+        def reverse(batch, calls=seen[worker.global_rank]):
+            calls.append(len(batch[0]))
+            return tuple(part[:, ::-1] for part in batch)
+
+        stream = shard_stream(Mapping(Padding(Batch(text, ConstantScheme(2))), reverse), worker=worker)
+        assert is_sharded(stream)
+        assert stream.sources == ("features", "features_mask")
+        alone = epoch(Mapping(Padding(Batch(text, ConstantScheme(2))), lambda batch: tuple(p[:, ::-1] for p in batch)))
+        for _ in range(2):
+            assert epoch(stream) == alone[worker.global_rank :: 2]
+    assert seen == [[2, 2, 2] * 2, [2, 2, 1] * 2]
+
+
+@pytest.mark.parametrize(
+    ("uneven", "expected"),
+    [
+        ("keep", [[[0, 1], [6, 7], [12, 13]], [[2, 3], [8, 9]], [[4, 5], [10, 11]]]),
+        ("drop", [[[0, 1], [6, 7]], [[2, 3], [8, 9]], [[4, 5], [10, 11]]]),
+        ("wrap", [[[0, 1], [6, 7], [12, 13]], [[2, 3], [8, 9], [12, 13]], [[4, 5], [10, 11], [12, 13]]]),
+    ],
+)
+def test_seven_batches_for_three_workers(uneven, expected, caplog):
+    parts = dealt(batches_of(), 3, uneven=uneven)
+    assert [[batch for (batch,) in part] for part in parts] == expected
+    told = 'uneven="drop" leaves out the last 1 of 7 batches'
+    assert caplog.text.count(told) == (uneven == "drop"), "by the first worker, once"
+
+
+def test_epochs_end_together_where_nothing_is_left_over(caplog):
+    for uneven in ("keep", "drop", "wrap"):
+        stream = shard_stream(batches_of(range(12)), uneven=uneven, worker=workers(3)[0])
+        assert [epoch(stream) for _ in range(3)] == [[[[0, 1]], [[6, 7]]]] * 3
+    assert not caplog.records
+
+
+def test_examples_are_dealt_out_without_a_batch():
+    assert rounds(dealt(DataStream(IterableDataset([3, 1, 2])), 2)) == [[3], [1], [2]]
+
+
+class Counting(Dataset):
+    """Give the next so many numbers, as a data set that draws them does."""
+
+    provides_sources = ("numbers",)
+
+    def open(self):
+        return [0]
+
+    def get_data(self, state=None, request=None):
+        state[0] += request
+        return (np.arange(state[0] - request, state[0]),)
+
+
+def test_requests_for_the_next_rows_are_dealt_out():
+    stream = DataStream(Counting(), iteration_scheme=ConstantScheme(2, times=5))
+    assert rounds(dealt(stream, 2)) == [[[n, n + 1]] for n in range(0, 10, 2)]
+
+
+def test_what_makes_other_batches_stands_below():
+    """A filter would leave one worker more than another, and an unpacked batch is not one example."""
+    odd = Filter(batches_of(range(9), 1), lambda batch: batch[0][0] % 2)
+    assert rounds(dealt(odd, 2)) == [[[1]], [[3]], [[5]], [[7]]]
+    assert rounds(dealt(Unpack(batches_of(range(5))), 2)) == [[n] for n in range(5)]
+    merged = Merge([stream_of(SequentialScheme(6, 2)), batches_of(range(6))], ("x", "y", "n"))
+    assert [numbers for _, _, numbers in rounds(dealt(merged, 2))] == [[0, 1], [2, 3], [4, 5]]
+
+
+class Noisy(Transformer):
+    def __init__(self, stream):
+        super().__init__(stream, produces_examples=False)
+        self.rng = np.random.RandomState(1)
+
+    def transform_batch(self, batch):
+        return (batch[0] + self.rng.normal(size=batch[0].shape),)
+
+
+def test_noise_differs_above_the_deal_and_is_the_same_below():
+    above = [np.concatenate(part) for part in dealt(Noisy(batches_of([0] * 8)), 2)]
+    assert (above[0] != above[1]).all()
+
+    def below():
+        return Filter(Noisy(batches_of(range(8))), lambda batch: True)
+
+    assert rounds([epoch(shard_stream(below(), worker=worker)) for worker in workers(2)]) == epoch(below())
+
+
+def test_the_original_can_be_read_in_between(text):
+    """As a monitoring does that is given the same stream, in the middle of an epoch."""
+    whole = Batch(text, ConstantScheme(2))
+    part = shard_stream(whole, worker=workers(2)[1])
+    iterator = part.get_epoch_iterator()
+    first = next(iterator)
+    expected = epoch(whole)[1::2]
+    assert [[part.tolist() for part in batch] for batch in [first, *iterator]] == expected
+
+
+def test_a_reading_process_above_or_below():
+    with ExitStack() as stack:
+
+        def reading(stream):
+            stack.callback(stream.background.batches.close)
+            stack.callback(stream.proc.join)
+            stack.callback(stream.proc.terminate)
+            return stream
+
+        worker = workers(2)[1]
+        above = reading(MultiProcessing(shard_stream(batches_of(range(6)), worker=worker), max_store=2))
+        whole = reading(MultiProcessing(batches_of(range(6)), max_store=2))
+        below = shard_stream(whole, worker=worker)
+        reading(below.stream)
+        for stream in (above, below):
+            assert [epoch(stream) for _ in range(3)] == [[[[2, 3]]]] * 3
+
+
+def test_too_few_batches_for_the_workers_are_an_error():
+    parts = [shard_stream(batches_of([1, 2]), worker=worker) for worker in workers(2)]
+    assert epoch(parts[0]) == [[[1, 2]]]
+    with pytest.raises(ConfigurationError, match="got 1 batches in an epoch for 2 workers.*worker 1 without any"):
+        epoch(parts[1])
+    with pytest.raises(ConfigurationError, match='uneven="wrap"'):
+        epoch(shard_stream(batches_of([1, 2]), uneven="drop", worker=workers(2)[0]))
+    assert rounds(dealt(batches_of([1, 2]), 2, uneven="wrap")) == [[[1, 2]], [[1, 2]]]
+
+
+def test_a_pickled_stream_goes_on_in_the_middle_of_an_epoch_with_more_workers(text, monkeypatch):
+    whole = epoch(Padding(Batch(text, ConstantScheme(1))))
+    stream = shard_stream(Padding(Batch(text, ConstantScheme(1))), worker=workers(2)[0])
+    iterator = stream.get_epoch_iterator()
+    next(iterator), next(iterator)
+    saved, rest = pickle.dumps((stream, iterator)), []
+    for worker in workers(3):
+        unpickle_as(worker, monkeypatch)
+        stream, iterator = pickle.loads(saved)
+        rest.append([[part.tolist() for part in batch] for batch in iterator])
+        assert iterator.data_stream is stream
+        assert epoch(stream) == whole[worker.global_rank :: 3]
+    assert rounds(rest) == whole[4:]
+
+
+# Jobs.
+
+
+def test_streams_that_differ_between_workers_are_refused(run_job):
+    """A generator without a seed; a file that is shorter on one worker is noticed at the end of the epoch."""
+    outcome = run_job(
+        """
+        from platoon_plugins.blocks import shard_stream
+        import numpy as np
+        from fuel.datasets import IterableDataset
+        from fuel.schemes import ConstantScheme
+        from fuel.streams import DataStream
+        from fuel.transformers import Batch
+        from platoon_base import connect
+        from platoon_base.errors import ConfigurationError
+
+        worker = connect()
+        rank = worker.global_rank
+
+        class Numbers:
+            def __init__(self, numbers):
+                self.numbers = list(numbers)
+            def __iter__(self):
+                return iter(self.numbers)
+
+        def batches(numbers):
+            return shard_stream(Batch(DataStream(IterableDataset(Numbers(numbers))), ConstantScheme(2)))
+
+        for name, stream in {
+            "same": batches(range(8)),
+            "other": batches(range(1, 9)),  # of another training
+            "drawn": batches(np.random.RandomState(rank).normal(size=8)),
+            "shorter": batches(range(12 - 2 * rank)),
+        }.items():
+            for epoch in range(2):
+                worker.barrier(f"{name} {epoch}")
+                try:
+                    list(stream.get_epoch_iterator())
+                except ConfigurationError as error:
+                    worker.report({f"{name} {epoch}": str(error)})
+        """
+    ).require_success()
+    assert outcome.reported.keys() == {"drawn 0", "shorter 0", "shorter 1"}
+    assert "from number 0 of the batches of epoch 1 on differs" in outcome.reported["drawn 0"]
+    assert "leave shard_stream out" in outcome.reported["drawn 0"]
+    assert "the number of batches in epoch 2 differs" in outcome.reported["shorter 1"]
+
+
+MODEL = """
+from collections import OrderedDict
+from fuel.datasets import IterableDataset
+from fuel.schemes import ConstantScheme
+from fuel.transformers import Batch, Mapping
+
+def examples(rows=80, batch=8):
+    whole = data(rows)
+    one_by_one = OrderedDict((name, list(getattr(whole, name))) for name in whole.sources)
+    return Batch(DataStream(IterableDataset(one_by_one)), ConstantScheme(batch))
+"""
+
+
+@needs_blocks
+def test_averaged_gradients_of_examples_are_one_process_with_larger_batches(run_blocks):
+    run_blocks(
+        MODEL
+        + """
+def train(stream, rule, *extensions):
+    main_loop = loop(network()[0], stream, [*extensions, FinishAfter(after_n_epochs=2)], rule)
+    main_loop.run()
+    return values(main_loop)
+
+alone = train(examples(80, 8 * size), Scale(0.5))
+together = train(shard_stream(examples(80), uneven="drop"), AllReduceGradients(Scale(0.5)), ParameterSync(None))
+assert abs(together - alone).max() < 1e-5
+assert (everyones(together) == together).all()
+"""
+    ).require_success()
+
+
+@needs_blocks
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_pickled_main_loop_trains_the_rest_of_the_epoch(run_blocks, sync):
+    """Stopped after the second of five batches of each worker; the main loop that is loaded makes the other three."""
+    outcome = run_blocks(
+        MODEL + f"SYNC = {sync}\n"
+        """
+from blocks.serialization import load
+seen = []
+def note(main_loop):
+    worker.progress()
+class Note(TrainingExtension):
+    def after_batch(self, batch):
+        seen.append(float(batch["features"][0, 0]))
+def make():
+    rule = AllReduceGradients(Scale(0.1)) if SYNC else Scale(0.1)
+    path = os.path.join(tmp, "loop.tar")
+    return loop(network()[0], shard_stream(examples(), uneven="drop"), [
+        ParameterSync(None) if SYNC else ParameterSync(EASGD(), every_n_batches=1), StopTogether(),
+        FinishAfter(after_n_batches=2), Checkpoint(path)], rule), path
+main_loop, path = make()
+main_loop.run()
+worker.barrier("saved")
+with open(path, "rb") as file:
+    main_loop = load(file)
+main_loop.extensions = [e for e in main_loop.extensions if not isinstance(e, (FinishAfter, Checkpoint))]
+main_loop.extensions += [Note(), FinishAfter(after_epoch=True)]
+main_loop.extensions[-2].main_loop = main_loop.extensions[-1].main_loop = main_loop
+main_loop.run()
+expected = data(80).features[::8][4 + rank :: 2, 0].tolist()
+assert seen == [float(x) for x in expected], (seen, expected)
+"""
+    )
+    outcome.require_success()
+
+
+@needs_blocks
+def test_workers_that_read_the_same_stream_are_warned(run_blocks):
+    """Each main loop once: undivided, and broadcast; not where it is dealt out, or each worker has made its own."""
+    outcome = run_blocks(
+        MODEL
+        + """
+def own():
+    rng = np.random.RandomState(rank)
+    class Drawn:
+        def __init__(self):
+            self.rng = rng
+        def __iter__(self):
+            return iter(rng.normal(size=(16, 6)).astype("float32"))
+    rows = OrderedDict([("features", Drawn()), ("targets", [[0]] * 16)])
+    return Batch(DataStream(IterableDataset(rows)), ConstantScheme(8))
+for train in (examples(), shard_stream(examples()), own(), shard_stream(examples(), mode="broadcast")):
+    loop(network()[0], train, [ParameterSync(EASGD()), FinishAfter(after_n_batches=1)], Scale(0.0)).run()
+"""
+    ).require_success()
+    assert [log.count("the 2 workers train on the same data") for log in outcome.logs] == [1, 0]
+    assert [log.count("the 2 workers train on the same batches") for log in outcome.logs] == [1, 0]
