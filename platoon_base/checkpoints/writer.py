@@ -114,7 +114,8 @@ def _fail(problem: Exception) -> Checkpoint:
 class CheckpointWriter:
     """Writes checkpoints, one at a time: those of the first center that a job has.
 
-    The first is due as soon as there is a center: that it cannot be written is known before the training then.
+    The first with a center is due as soon as there is one: a failure to write it is known before the training then,
+    however many without a center were written before.
 
     Parameters
     ----------
@@ -131,7 +132,7 @@ class CheckpointWriter:
         self._center: Readable | None = None
         self._thread: threading.Thread | None = None
         self._problem: Exception | None = None
-        self._saw_center = self._over = self._told_of_another = False
+        self._saw_center = self._wrote_center = self._over = self._told_of_another = False
         self._keeps_center = resumed
         self._patience = Patience(LONGEST_STANDSTILL_S)
         self._began_writing = 0  # how many times
@@ -213,12 +214,14 @@ class CheckpointWriter:
             self._miss(CollectiveTimeoutError(why))
 
     def take_problem(self) -> str:
-        """Return why the first checkpoint could not be written, once; later failures are logged and counted."""
+        """Return why the first checkpoint, or the first with a center, could not be written; '' after the first call.
+
+        Later failures are logged and counted.
+        """
         if self._problem is None or self.writing:
             return ""
         problem, self._problem = self._problem, None
-        text = f"cannot write a checkpoint to {self.folder}: {problem}"
-        return "" if self.tally.written else f"{text}. Make room, or name another folder"
+        return f"cannot write a checkpoint to {self.folder}: {problem}. Make room, or name another folder"
 
     def _miss(self, problem: Exception) -> None:
         self.tally = self.tally._replace(missed=self.tally.missed + 1, unsaved=str(problem))
@@ -233,14 +236,19 @@ class CheckpointWriter:
     def _write(self, make: Callable[[], Checkpoint], before: threading.Thread | None, last: bool) -> None:
         if before is not None:
             before.join()
+        has_center = False
         try:
-            path = self._saving.folder.save(make())
+            checkpoint = make()
+            has_center = bool(checkpoint.center)
+            path = self._saving.folder.save(checkpoint)
+            self._wrote_center |= has_center
             self.tally = self.tally._replace(written=self.tally.written + 1, unsaved="")
             log.info("checkpoint written: %s", path)
         except _NOT_THIS_TIME as exc:
             self._miss(exc)
-        except Exception as exc:  # nobody else hears of it
-            self._problem = exc
+        except Exception as exc:  # the controller raises the first one: see take_problem
+            if not self.tally.written or (has_center and not self._wrote_center):
+                self._problem = exc
             self._miss(exc)
         if last:
             self._let_go()

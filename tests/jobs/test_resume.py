@@ -302,19 +302,47 @@ def test_a_full_disk_is_an_error_before_the_training(platoon, write_script, smal
     assert "0.0 MB free" in done.stderr
 
 
-# Once there is a checkpoint it does what `{do}` says, trains on, and does what `{then}` says before its end.
+def test_a_full_disk_is_an_error_also_where_parameters_are_shared_later(platoon, write_script, small_disk):
+    """Checkpoints without a center are small, and say nothing about the room for one that has it."""
+    kept = small_disk / "kept"
+    script = write_script(
+        """
+        import sys
+        import numpy as np
+        from pathlib import Path
+        from platoon_base import EASGD, connect
+        from watching import until
+        worker = connect()
+        until(lambda: any(Path(sys.argv[1]).glob("checkpoint-*.npz")))
+        worker.init_shared_params([np.random.standard_normal(1_000_000)], EASGD())
+        until(lambda: worker.should_stop)
+        """
+    )
+    done = platoon("launch", "-n", 2, "--checkpoint-every", 0.05, "--resume", kept, script, kept)
+    assert done.returncode == 2, done.stdout
+    assert "No space left on device. Make room" in done.stderr
+    assert all(not read_checkpoint(path).center for path in kept.glob("checkpoint-*.npz"))
+
+
+# Once there is a checkpoint with a center it does what `{do}` says, trains on, and does what `{then}` says before its end.
 TROUBLE = """
 import os, shutil, sys, time
 import numpy as np
 from pathlib import Path
 from platoon_base import ASGD, connect
+from platoon_base.checkpoints.files import check_checkpoint
+from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
 from watching import until
 
 kept, files = Path(sys.argv[1]), JobFiles.read(os.environ["PLATOON_JOB"])
 
-def numbers():
-    return [int(path.stem[-8:]) for path in kept.glob("checkpoint-*.npz")]
+def center_is_saved():
+    for path in kept.glob("checkpoint-*.npz"):
+        try:
+            if check_checkpoint(path).parameters: return True
+        except ConfigurationError: pass  # a newer one has taken its place
+    return False
 
 def fill():
     with open(kept.parent / "filler", "wb", buffering=0) as file:
@@ -325,7 +353,7 @@ def fill():
 worker = connect()
 x = np.zeros(5000)
 worker.init_shared_params([x], ASGD())
-until(numbers)
+until(center_is_saved)
 {do}
 for _ in range(10):
     x += 1
