@@ -32,6 +32,7 @@ from platoon_base.sharding import START, Position
 
 __all__ = [
     "FORMAT",
+    "KEPT_FILES",
     "About",
     "Checkpoint",
     "CheckpointFolder",

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -14,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from platoon_base.checkpoints.files import About, Checkpoint, CheckpointFolder
+from platoon_base.checkpoints.files import KEPT_FILES, About, Checkpoint, CheckpointFolder
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 
@@ -241,7 +242,9 @@ class CheckpointWriter:
             checkpoint = make()
             has_center = bool(checkpoint.center)
             path = self._saving.folder.save(checkpoint)
-            self._wrote_center |= has_center
+            if has_center and not self._wrote_center:
+                self._wrote_center = True
+                self._warn_of_little_room(path)
             self.tally = self.tally._replace(written=self.tally.written + 1, unsaved="")
             log.info("checkpoint written: %s", path)
         except _NOT_THIS_TIME as exc:
@@ -252,6 +255,19 @@ class CheckpointWriter:
             self._miss(exc)
         if last:
             self._let_go()
+
+    def _warn_of_little_room(self, first: Path) -> None:
+        """Warn if later checkpoints will not fit: an unfinished one lies beside those that are kept."""
+        size_bytes, free_bytes = first.stat().st_size, shutil.disk_usage(self.folder).free
+        if free_bytes < KEPT_FILES * size_bytes:
+            log.warning(
+                "%s has %.1f MB free, and checkpoints of %.1f MB need room for %d more: later ones will fail; make room, "
+                "or name another folder",
+                self.folder,
+                free_bytes / 1e6,
+                size_bytes / 1e6,
+                KEPT_FILES,
+            )
 
     def _let_go(self) -> None:
         center, self._center = self._center, None

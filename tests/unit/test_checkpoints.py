@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from watching import until
 
 from platoon_base.checkpoints.files import (
     FORMAT,
@@ -27,7 +28,7 @@ from platoon_base.checkpoints.files import (
     read_checkpoint,
     require_alike,
 )
-from platoon_base.checkpoints.writer import Patience
+from platoon_base.checkpoints.writer import CheckpointWriter, Patience, Saving
 from platoon_base.cli.log_folder import LogFolder
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
@@ -437,6 +438,37 @@ def test_bytes_are_counted_while_they_are_written(folder):
     assert counts[-1] >= path.stat().st_size >= 80_000_000
     assert len(counts) > 4  # the first is 0, before anything is written
     assert max(b - a for a, b in zip(counts, counts[1:])) <= 40_000_000
+
+
+class Center:
+    """Two parameters and a state that do not change; see `Readable`."""
+
+    def snapshot(self, may_wait):
+        checkpoint = make(0.5)
+        return checkpoint.center, checkpoint.states
+
+    def close(self):
+        pass
+
+
+def write_all(writer, layouts):
+    """Write one checkpoint after the other, without a center where the layout is None."""
+    for layout in layouts:
+        writer.begin(make().about, layout)
+        until(lambda: not writer.writing)
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_too_little_room_for_later_checkpoints_is_said_at_the_first(folder, monkeypatch, caplog, files):
+    """Two are kept, and a third lies beside them while it is written."""
+    size_bytes = folder.save(make(0.5)).stat().st_size
+    usage = shutil.disk_usage(folder.path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=files * size_bytes))
+    writer = CheckpointWriter(Saving(folder, 1000.0), lambda layout: Center())
+    write_all(writer, [None, make().about.layout, make().about.layout])
+    writer.close()
+    assert writer.tally == (3, 0, "")
+    assert caplog.text.count("later ones will fail; make room") == (files < 2)
 
 
 def test_what_gets_on_is_waited_for_however_long_it_takes():
