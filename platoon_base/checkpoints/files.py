@@ -29,6 +29,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.center import Rule, settings_of
 from platoon_base.sharding import START, Position
+from platoon_base.system.regular_files import open_regular
 
 __all__ = [
     "FORMAT",
@@ -50,10 +51,11 @@ KEPT_FILES = 2  # the newest, and the one before, should the newest be damaged
 _NAME = re.compile(r"checkpoint-(\d{8})\.npz")
 _UNFINISHED = "unfinished-checkpoint.npz"
 _FORCE_EVERY_BYTES = 1 << 26
+_BLOCK = 1 << 18  # elements
 
 
 class _DamagedError(ConfigurationError):
-    """The bytes of a checkpoint are not those that were written."""
+    """The contents of a checkpoint are not those of any center."""
 
 
 class _FormatError(ConfigurationError):
@@ -193,7 +195,7 @@ def read_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     Raises
     ------
     ConfigurationError
-        If the file is damaged, or of another version of the format.
+        If the file is damaged, has a value that is not finite, or is of another version of the format.
     """
     about, arrays = _read(path, lambda array: array)
     center = [arrays[f"center/{i}"] for i in range(len(about.parameters))]
@@ -208,10 +210,15 @@ def check_checkpoint(path: str | os.PathLike[str]) -> About:
 
 
 def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple[About, dict[str, Array]]:
+    arrays: dict[str, Array] = {}
+    bad: dict[str, int] = {}  # elements that are not finite
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as found:
+        with open_regular(path) as file, np.load(file, allow_pickle=False) as found:
             about = msgspec.json.decode(found["about"].tobytes(), type=About)
-            arrays = {name: keep(found[name]) for name in found.files if name != "about"}
+            for name in found.files:
+                if name != "about":
+                    array = found[name]
+                    arrays[name], bad[name] = keep(array), _first_nonfinite(array)
     except (OSError, MemoryError) as exc:
         raise ConfigurationError(f"the checkpoint {path} cannot be read: {exc}") from exc
     except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
@@ -232,7 +239,38 @@ def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple
                     f"{path} is no whole checkpoint: {name} is {array.dtype}{list(array.shape)} in it, and should be "
                     f"{dtype}{list(shape)}; use another one"
                 )
+            if bad[f"{of}/{i}"] >= 0:
+                where = "" if of == "center" else f" of the rule's {of}"
+                raise _DamagedError(
+                    f"{path} cannot be resumed: element {bad[f'{of}/{i}']}{where} of {name} is a NaN or an infinity, "
+                    "which must not enter the center; use another one, or start anew"
+                )
     return about, arrays
+
+
+def _require_finite(checkpoint: Checkpoint) -> None:
+    for of, arrays in (
+        ("", checkpoint.center),
+        *((f" of the rule's state {k}", s) for k, s in enumerate(checkpoint.states)),
+    ):
+        for (name, *_), array in zip(checkpoint.about.parameters, arrays):
+            bad = _first_nonfinite(array)
+            if bad >= 0:
+                raise ConfigurationError(
+                    f"element {bad}{of} of {name} in the center is a NaN or an infinity: such a center is not saved"
+                )
+
+
+def _first_nonfinite(array: Array) -> int:
+    """Return the flat index of the first NaN or infinity; -1 if there is none."""
+    if array.dtype.kind != "f":
+        return -1
+    flat = array.reshape(-1)
+    for start in range(0, flat.size, _BLOCK):  # the masks stay small
+        finite = np.isfinite(flat[start : start + _BLOCK])
+        if not finite.all():
+            return start + int(np.argmin(finite))
+    return -1
 
 
 class CheckpointFolder:
@@ -327,7 +365,10 @@ class CheckpointFolder:
         ------
         OSError
             If it could not be written; then those written before are as they were.
+        ConfigurationError
+            If a value is not finite: nobody could go on from it, and it would take the place of a good one.
         """
+        _require_finite(checkpoint)
         self._require_there()
         numbers = self.numbers()
         path, unfinished = self.file(numbers[-1] + 1 if numbers else 1), self.path / _UNFINISHED

@@ -261,8 +261,8 @@ class CheckpointWriter:
         size_bytes, free_bytes = first.stat().st_size, shutil.disk_usage(self.folder).free
         if free_bytes < KEPT_FILES * size_bytes:
             log.warning(
-                "%s has %.1f MB free, and checkpoints of %.1f MB need room for %d more: later ones will fail; make room, "
-                "or name another folder",
+                "%s has %.1f MB free, and checkpoints of %.1f MB need room for %d more: later ones will fail; make "
+                "room, or name another folder",
                 self.folder,
                 free_bytes / 1e6,
                 size_bytes / 1e6,

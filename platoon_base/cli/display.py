@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,7 @@ from platoon_base.checkpoints.writer import Tally
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.table import plain_line, table
 from platoon_base.controller.controller import Result, Snapshot
+from platoon_base.system.regular_files import open_without_wait
 
 __all__ = ["Display", "is_live", "summary", "write_summary"]
 
@@ -122,4 +124,6 @@ def _of_checkpoints(tally: Tally | None) -> dict[str, Any]:
 def write_summary(path: Path, values: Mapping[str, Any]) -> None:
     """Write a summary as JSON, which knows no NaN and no infinity: null stands for them."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-    path.write_text(json.dumps(plain, indent=2) + "\n")
+    with open(path, "w", opener=open_without_wait) as file:  # a named pipe that nobody reads is an error
+        os.set_blocking(file.fileno(), True)
+        file.write(json.dumps(plain, indent=2) + "\n")

@@ -12,6 +12,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job.starting import log_file
 from platoon_base.system.folder_lock import FolderLock
 from platoon_base.system.limits import require_room
+from platoon_base.system.regular_files import open_regular
 
 __all__ = ["LogFolder", "log_file", "new_log_folder", "tail"]
 
@@ -105,7 +106,7 @@ def tail(path: Path, begin: int = 0) -> str:
         Where in the file, in bytes, the output begins; what an earlier process has written before counts no more.
     """
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             size = max(0, file.seek(0, os.SEEK_END) - begin)
             file.seek(begin + max(0, size - _TAIL_BYTES))
             data = file.read(_TAIL_BYTES)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from platoon_base.cli.log_folder import log_file
+from platoon_base.system.regular_files import open_regular
 
 __all__ = ["LogView", "ranks_in"]
 
@@ -81,7 +82,7 @@ class LogView:
     def _show(self, rank: int, last: bool) -> bool:
         """Write a part of what is new in one log; tells whether there is more."""
         try:
-            with log_file(self._folder, rank).open("rb") as file:
+            with open_regular(log_file(self._folder, rank)) as file:
                 first = rank not in self._offsets
                 begin = begin_of_last_lines(file, self._lines) if first else self._offsets[rank]
                 if begin > file.seek(0, os.SEEK_END):  # it was begun anew

@@ -27,6 +27,7 @@ import msgspec
 from platoon_base.controller.trimmed import shown_text, shown_traceback, users_frame
 from platoon_base.errors import WorkerLostError
 from platoon_base.system.environment import ERROR_FILE, RANK, TORCH_ERROR_FILE
+from platoon_base.system.regular_files import open_regular
 from platoon_base.system.text import legible
 
 __all__ = ["INTERRUPTED", "Failure", "error_file", "read_failure", "recorded", "write_error_file"]
@@ -120,7 +121,7 @@ def write_error_file(path: Path, failure: Failure) -> None:
 def read_failure(path: Path, rank: int) -> Failure | None:
     """Read an error file, of this package or of PyTorch; None if there is none, or it cannot be understood."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             found = msgspec.json.decode(file.read(_FILE_BYTES), type=_File)
             message = found.message
             text, extra = (message, {}) if isinstance(message, str) else (message["message"], message["extraInfo"])

@@ -324,7 +324,7 @@ def test_a_full_disk_is_an_error_also_where_parameters_are_shared_later(platoon,
     assert all(not read_checkpoint(path).center for path in kept.glob("checkpoint-*.npz"))
 
 
-# Once there is a checkpoint with a center it does what `{do}` says, trains on, and does what `{then}` says before its end.
+# Once the center is saved it does what `{do}` says, trains on, and does what `{then}` says before its end.
 TROUBLE = """
 import os, shutil, sys, time
 import numpy as np

@@ -182,6 +182,57 @@ def test_the_one_before_a_damaged_one_is_used(folder):
     assert damaged.with_suffix(".damaged").exists()
 
 
+@pytest.mark.timeout(30)
+def test_a_named_pipe_in_the_place_of_a_checkpoint_is_passed_over(folder):
+    folder.save(make(1))
+    os.mkfifo(folder.file(2))
+    assert same(newest(folder), make(1))
+    folder.file(1).unlink()
+    with pytest.raises(ConfigurationError, match="00000002.npz is a named pipe or a device, and no file"):
+        folder.newest()
+    assert folder.file(2).exists()
+
+
+def poison(path, array, element, value):
+    """Put a value into an array of a checkpoint, with the right check sum."""
+    with np.load(path) as file:
+        arrays = dict(file)
+    arrays[array].flat[element] = value
+    np.savez(path, **arrays)
+
+
+@pytest.mark.parametrize(
+    ("array", "element", "value", "complaint"),
+    [
+        ("center/0", 5, np.nan, "element 5 of W is a NaN or an infinity"),
+        ("center/1", 0, -np.inf, "element 0 of b is a NaN or an infinity"),
+        ("state 0/0", 11, np.inf, "element 11 of the rule's state 0 of W is a NaN or an infinity"),
+    ],
+)
+def test_what_is_not_finite_is_not_resumed(folder, array, element, value, complaint):
+    poison(folder.save(make(1)), array, element, value)
+    with pytest.raises(ConfigurationError, match=complaint):
+        read_checkpoint(folder.file(1))
+    with pytest.raises(ConfigurationError, match=f"can be used: .*{complaint}"):
+        folder.newest()
+    folder.save(make(2))
+    poison(folder.save(make(3)), array, element, value)
+    assert same(newest(folder), make(2))
+
+
+def test_what_is_not_finite_is_not_saved(folder):
+    """Who writes into the center's memory can put anything there; the good checkpoints stay."""
+    folder.save(make(1))
+    for of in ("center", "states"):
+        bad = make(2)
+        (bad.center if of == "center" else bad.states[0])[0][2, 1] = np.nan
+        with pytest.raises(
+            ConfigurationError, match="element 9 (of the rule.s state 0 )?of W in the center is a NaN or an infinity"
+        ):
+            folder.save(bad)
+    assert folder.numbers() == [1]
+
+
 def test_one_of_a_newer_version_is_not_passed_over(folder):
     folder.save(make(1))
     newer = make(2)

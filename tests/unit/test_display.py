@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import os
 import re
 import time
 
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from platoon_base.cli.display import Display, summary, write_summary
 from platoon_base.cli.job_list import listing
+from platoon_base.cli.log_folder import tail
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.report import print_line
 from platoon_base.cli.table import duration, plain_line, table
@@ -323,3 +325,21 @@ def test_jobs_are_listed_from_a_folder_that_is_gone(monkeypatch, tmp_path):
     _, row, logs = listing([{**job, "script": "/srv/train.py", "logs": "/srv/logs"}])
     assert row.endswith("  /srv/train.py")
     assert logs == "  logs: /srv/logs"
+
+
+@pytest.mark.timeout(30)
+def test_a_summary_into_a_named_pipe_needs_a_reader(tmp_path):
+    pipe = tmp_path / "summary"
+    os.mkfifo(pipe)
+    with pytest.raises(OSError, match="No such device or address"):
+        write_summary(pipe, {"status": 0})
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_summary(pipe, {"status": 0})
+    assert json.loads(os.read(reader, 1000)) == {"status": 0}
+    os.close(reader)
+
+
+@pytest.mark.timeout(30)
+def test_a_named_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "rank0.log")
+    assert "is a named pipe or a device, and no file" in tail(tmp_path / "rank0.log")
