@@ -2,8 +2,9 @@
  *
  * A table of 64-bit rows, one for each piece of memory, names the addresses: (x, c, n), (x, c, x_old, n) or
  * (x, c, s_x, m, s, n), with n in elements. An element whose new center value would not be finite is left as it is on
- * all sides. For the rounds of outer-step rules the rows are (x, c, t, n), (t, c, n) and (t, c, m, n), with the totals
- * t; what would not be finite is left out of a total, and a step sets all totals to 0.
+ * all sides. For the rounds of outer-step rules the rows are (x, c, t, sum, n), (t, c, n) and (t, c, m, n), with the
+ * totals t and their sum with a contribution; what would not be finite is left out of the sum, and a step sets all
+ * totals to 0. While a job has one worker, adopt takes (x, c, states..., n).
  * Compile without contraction of a * b + c: the results are the bits that NumPy gives.
  */
 
@@ -18,11 +19,13 @@
 #define FOR_ASGD __attribute__((target_clones("avx2", "default")))
 #define FOR_CENTER_MOMENTUM __attribute__((target_clones("avx2", "default")))
 #define FOR_ROUNDS __attribute__((target_clones("avx2", "default")))
+#define FOR_ADOPT __attribute__((target_clones("avx2", "default")))
 #else
 #define FOR_EASGD
 #define FOR_ASGD
 #define FOR_CENTER_MOMENTUM
 #define FOR_ROUNDS
+#define FOR_ADOPT
 #endif
 
 /* All exponent bits are set in NaN and infinity, and in nothing else. */
@@ -146,37 +149,31 @@
         return 0;                                                                                                \
     }
 
-#define CHUNK 1024 /* elements that stay in the first cache */
-
 /* A step's elements that were left out still have their totals, which are finite: tell the first, and clear them. */
 #define DEFINE_ROUNDS(T)                                                                                         \
-    FOR_ROUNDS static int contribute_piece_##T(const T *restrict x, const T *restrict c, T *restrict t, int64_t n) \
+    FOR_ROUNDS static int contribute_piece_##T(const T *restrict x, const T *restrict c, const T *restrict t,    \
+                                               T *restrict sum, int64_t n)                                       \
     {                                                                                                            \
         BITS_##T refused = 0;                                                                                    \
         for (int64_t i = 0; i < n; i++) {                                                                        \
             T total = t[i], value = total + (x[i] - c[i]);                                                       \
             BITS_##T keep = -(BITS_##T)finite_##T(value);                                                        \
             refused |= ~keep;                                                                                    \
-            t[i] = select_##T(keep, value, total);                                                               \
+            sum[i] = select_##T(keep, value, total);                                                             \
         }                                                                                                        \
         return refused != 0;                                                                                     \
     }                                                                                                            \
                                                                                                                  \
-    /* By chunks: after the additions nobody could tell which total was too large. */                            \
     static int64_t contribute_##T(const int64_t *row, const double *unused)                                      \
     {                                                                                                            \
         const T *x = (const T *)(intptr_t)row[0], *c = (const T *)(intptr_t)row[1];                              \
-        T *t = (T *)(intptr_t)row[2], before[CHUNK];                                                             \
-        int64_t first = -1;                                                                                      \
+        const T *t = (const T *)(intptr_t)row[2];                                                                \
+        int64_t n = row[4], first = 0;                                                                           \
         (void)unused;                                                                                            \
-        for (int64_t start = 0; start < row[3]; start += CHUNK) {                                                \
-            int64_t n = row[3] - start < CHUNK ? row[3] - start : CHUNK;                                         \
-            memcpy(before, t + start, (size_t)n * sizeof *t);                                                    \
-            if (!contribute_piece_##T(x + start, c + start, t + start, n) || first >= 0)                         \
-                continue;                                                                                        \
-            for (first = start; finite_##T(before[first - start] + (x[first] - c[first])); first++)              \
-                ;                                                                                                \
-        }                                                                                                        \
+        if (!contribute_piece_##T(x, c, t, (T *)(intptr_t)row[3], n))                                            \
+            return -1;                                                                                           \
+        while (first < n - 1 && finite_##T(t[first] + (x[first] - c[first])))                                    \
+            first++;                                                                                             \
         return first;                                                                                            \
     }                                                                                                            \
                                                                                                                  \
@@ -241,7 +238,146 @@ DEFINE_OUTER(double, outer_nesterov, momentum)
 DEFINE_OUTER(float, outer_heavy_ball, old)
 DEFINE_OUTER(double, outer_heavy_ball, old)
 
+#define CHUNK 1024 /* elements that stay in the first cache */
+#define STREAM_BYTES (1 << 20) /* what is larger than the caches is written past them: no line is read to be overwritten */
+
+#if defined(__SSE2__)
+#include <emmintrin.h>
+
+static void copy_past_caches(void *to, const void *from, size_t size)
+{
+    __m128i *target = to;
+    const __m128i *source = from;
+    size_t vectors = size / sizeof *target;
+
+    for (size_t i = 0; i < vectors; i++)
+        _mm_stream_si128(target + i, _mm_loadu_si128(source + i));
+    memcpy(target + vectors, source + vectors, size % sizeof *target);
+}
+
+static void end_stream(void)
+{
+    _mm_sfence();
+}
+#else
+static void copy_past_caches(void *to, const void *from, size_t size)
+{
+    memcpy(to, from, size);
+}
+
+static void end_stream(void) {}
+#endif
+
+static void copy(void *to, const void *from, size_t size, int stream)
+{
+    if (stream && (uintptr_t)to % 16 == 0)
+        copy_past_caches(to, from, size);
+    else
+        memcpy(to, from, size);
+}
+
+/* What adopt does with the states of a rule, of which the first `locals` are the worker's: bit j stands for state j. */
+struct adoption {
+    int states, locals;
+    uint64_t remembering, momenta;
+};
+
+#define IS_IN(set, j) (((set) >> (j)) & 1)
+
+#define DEFINE_ADOPT(T)                                                                                          \
+    FOR_ADOPT static int all_finite_##T(const T *values, int64_t n)                                              \
+    {                                                                                                            \
+        BITS_##T refused = 0;                                                                                    \
+        for (int64_t i = 0; i < n; i++)                                                                          \
+            refused |= -(BITS_##T)!finite_##T(values[i]);                                                        \
+        return !refused;                                                                                         \
+    }                                                                                                            \
+                                                                                                                 \
+    /* Whether m would be finite where c == x, and m := 0 elsewhere. */                                          \
+    FOR_ADOPT static int momentum_finite_##T(const T *x, const T *c, const T *m, int64_t n)                      \
+    {                                                                                                            \
+        BITS_##T refused = 0;                                                                                    \
+        for (int64_t i = 0; i < n; i++)                                                                          \
+            refused |= -(BITS_##T)(!(c[i] != x[i]) & !finite_##T(m[i]));                                         \
+        return !refused;                                                                                         \
+    }                                                                                                            \
+                                                                                                                 \
+    FOR_ADOPT static void end_momentum_##T(const T *restrict x, const T *restrict c, T *restrict m, int64_t n)   \
+    {                                                                                                            \
+        for (int64_t i = 0; i < n; i++)                                                                          \
+            m[i] = select_##T(-(BITS_##T)(c[i] != x[i]), 0, m[i]);                                               \
+    }                                                                                                            \
+                                                                                                                 \
+    static int adoptable_##T(const int64_t *row, const struct adoption *how, int64_t start, int64_t n)           \
+    {                                                                                                            \
+        const T *x = (const T *)(intptr_t)row[0] + start, *c = (const T *)(intptr_t)row[1] + start;              \
+        if (!all_finite_##T(x, n))                                                                               \
+            return 0;                                                                                            \
+        for (int j = how->locals; j < how->states; j++) {                                                        \
+            const T *state = (const T *)(intptr_t)row[2 + j] + start;                                            \
+            if (!(IS_IN(how->momenta, j) ? momentum_finite_##T(x, c, state, n) : all_finite_##T(state, n)))      \
+                return 0;                                                                                        \
+        }                                                                                                        \
+        return 1;                                                                                                \
+    }                                                                                                            \
+                                                                                                                 \
+    static void adopt_part_##T(const int64_t *row, const struct adoption *how, int64_t start, int64_t n, int stream)\
+    {                                                                                                            \
+        const T *x = (const T *)(intptr_t)row[0] + start;                                                        \
+        T *c = (T *)(intptr_t)row[1] + start;                                                                    \
+        for (int j = 0; j < how->states; j++) {                                                                  \
+            T *state = (T *)(intptr_t)row[2 + j] + start;                                                        \
+            if (IS_IN(how->momenta, j))                                                                          \
+                end_momentum_##T(x, c, state, n);                                                                \
+            if (IS_IN(how->remembering, j))                                                                      \
+                copy(state, x, (size_t)n * sizeof *x, stream);                                                   \
+        }                                                                                                        \
+        copy(c, x, (size_t)n * sizeof *x, stream);                                                               \
+    }                                                                                                            \
+                                                                                                                 \
+    static int64_t adopt_##T(const int64_t *row, const struct adoption *how)                                     \
+    {                                                                                                            \
+        int64_t n = row[2 + how->states], first = -1;                                                            \
+        int stream = n * (int64_t)sizeof(T) >= STREAM_BYTES;                                                     \
+        for (int64_t start = 0; start < n; start += CHUNK) {                                                     \
+            int64_t size = n - start < CHUNK ? n - start : CHUNK;                                                \
+            if (adoptable_##T(row, how, start, size)) {                                                          \
+                adopt_part_##T(row, how, start, size, stream);                                                   \
+                continue;                                                                                        \
+            }                                                                                                    \
+            for (int64_t i = start; i < start + size; i++) {                                                     \
+                if (adoptable_##T(row, how, i, 1))                                                               \
+                    adopt_part_##T(row, how, i, 1, 0);                                                           \
+                else if (first < 0)                                                                              \
+                    first = i;                                                                                   \
+            }                                                                                                    \
+        }                                                                                                        \
+        if (stream)                                                                                              \
+            end_stream();                                                                                        \
+        return first;                                                                                            \
+    }
+
+DEFINE_ADOPT(float)
+DEFINE_ADOPT(double)
+
 typedef int64_t (*kernel)(const int64_t *row, const double *scalars);
+
+/* Raise for a table that cannot be; tells whether it is one. */
+static int is_table(const int64_t *table, Py_ssize_t pieces, int columns)
+{
+    if (pieces < 0) {
+        PyErr_Format(PyExc_ValueError, "got %zd pieces: must be 0 or more", pieces);
+        return 0;
+    }
+    for (Py_ssize_t i = 0; i < pieces; i++) {
+        long long n = table[i * columns + columns - 1];
+        if (n < 0) {
+            PyErr_Format(PyExc_ValueError, "got %lld elements in row %zd: must be 0 or more", n, i);
+            return 0;
+        }
+    }
+    return 1;
+}
 
 /* Run one kernel over all rows of the table, without the interpreter's lock. */
 static PyObject *run(PyObject *args, const char *format, kernel update, int columns)
@@ -255,18 +391,9 @@ static PyObject *run(PyObject *args, const char *format, kernel update, int colu
     if (!PyArg_ParseTuple(args, format, &address, &pieces, &scalars[0], &scalars[1], &scalars[2],
                           &scalars[3]))
         return NULL;
-    if (pieces < 0) {
-        PyErr_Format(PyExc_ValueError, "got %zd pieces: must be 0 or more", pieces);
+    const int64_t *row = (const int64_t *)(uintptr_t)address;
+    if (!is_table(row, pieces, columns))
         return NULL;
-    }
-    const int64_t *table = (const int64_t *)(uintptr_t)address, *row = table;
-    for (Py_ssize_t i = 0; i < pieces; i++) {
-        long long n = table[i * columns + columns - 1];
-        if (n < 0) {
-            PyErr_Format(PyExc_ValueError, "got %lld elements in row %zd: must be 0 or more", n, i);
-            return NULL;
-        }
-    }
     Py_BEGIN_ALLOW_THREADS
     for (Py_ssize_t i = 0; i < pieces; i++, row += columns) {
         int64_t refused = update(row, scalars);
@@ -281,6 +408,51 @@ static PyObject *run(PyObject *args, const char *format, kernel update, int colu
     return Py_BuildValue("(LL)", (long long)piece, (long long)element);
 }
 
+typedef int64_t (*adopting)(const int64_t *row, const struct adoption *how);
+
+/* The same for adopt, whose rows have as many columns as the rule that it stands in for has states. */
+static PyObject *run_adopt(PyObject *args, const char *format, adopting adopt)
+{
+    unsigned long long address, remembering, momenta;
+    Py_ssize_t pieces;
+    struct adoption how;
+    int64_t piece = -1, element = -1;
+
+    if (!PyArg_ParseTuple(args, format, &address, &pieces, &how.states, &how.locals, &remembering, &momenta))
+        return NULL;
+    if (how.locals < 0 || how.states < how.locals || how.states > 64) {
+        PyErr_Format(PyExc_ValueError, "got %d states, %d of them local: must be 0 to 64", how.states, how.locals);
+        return NULL;
+    }
+    how.remembering = remembering;
+    how.momenta = momenta;
+    const int64_t *row = (const int64_t *)(uintptr_t)address;
+    if (!is_table(row, pieces, how.states + 3))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    for (Py_ssize_t i = 0; i < pieces; i++, row += how.states + 3) {
+        int64_t refused = adopt(row, &how);
+        if (refused >= 0 && piece < 0) {
+            piece = i;
+            element = refused;
+        }
+    }
+    Py_END_ALLOW_THREADS
+    if (piece < 0)
+        Py_RETURN_NONE;
+    return Py_BuildValue("(LL)", (long long)piece, (long long)element);
+}
+
+#define ADOPT_ENTRY(T)                                                                             \
+    static PyObject *py_adopt_##T(PyObject *self, PyObject *args)                                  \
+    {                                                                                              \
+        (void)self;                                                                                \
+        return run_adopt(args, "KniiKK:adopt", adopt_##T);                                         \
+    }
+
+ADOPT_ENTRY(float)
+ADOPT_ENTRY(double)
+
 #define ENTRY(name, T, columns, format)                                                            \
     static PyObject *py_##name##_##T(PyObject *self, PyObject *args)                               \
     {                                                                                              \
@@ -294,8 +466,8 @@ ENTRY(asgd, float, 4, "Kn:asgd_float32")
 ENTRY(asgd, double, 4, "Kn:asgd_float64")
 ENTRY(center_momentum, float, 6, "Knddd:center_momentum_float32")
 ENTRY(center_momentum, double, 6, "Knddd:center_momentum_float64")
-ENTRY(contribute, float, 4, "Kn:contribute_float32")
-ENTRY(contribute, double, 4, "Kn:contribute_float64")
+ENTRY(contribute, float, 5, "Kn:contribute_float32")
+ENTRY(contribute, double, 5, "Kn:contribute_float64")
 ENTRY(outer_mean, float, 3, "Knd:outer_mean_float32")
 ENTRY(outer_mean, double, 3, "Knd:outer_mean_float64")
 ENTRY(outer_nesterov, float, 4, "Kndddd:outer_nesterov_float32")
@@ -312,6 +484,10 @@ static PyMethodDef methods[] = {
      "center_momentum_float32(table_address, pieces, alpha, decay, gain)"},
     {"center_momentum_float64", py_center_momentum_double, METH_VARARGS,
      "center_momentum_float64(table_address, pieces, alpha, decay, gain)"},
+    {"adopt_float32", py_adopt_float, METH_VARARGS,
+     "adopt_float32(table_address, pieces, states, local states, set of remembering, set of momenta)"},
+    {"adopt_float64", py_adopt_double, METH_VARARGS,
+     "adopt_float64(table_address, pieces, states, local states, set of remembering, set of momenta)"},
     {"contribute_float32", py_contribute_float, METH_VARARGS, "contribute_float32(table_address, pieces)"},
     {"contribute_float64", py_contribute_double, METH_VARARGS, "contribute_float64(table_address, pieces)"},
     {"outer_mean_float32", py_outer_mean_float, METH_VARARGS, "outer_mean_float32(table_address, pieces, count)"},

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.host_rounds import WORDS, Rounds, StripeArrays
-from platoon_base.centers.stripes import Stripe, copy_all, cut
+from platoon_base.centers.host_rounds import WORDS, Rounds, open_rounds, rounds_bytes
+from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, copy_all, cut, lock_all
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, end_momentum, local_sources
@@ -27,12 +27,11 @@ Array = np.ndarray[Any, Any]
 log = logging.getLogger(__name__)
 
 MAGIC = b"PLTNCNTR"
-VERSION = 3
+VERSION = 4
 STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
 STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
 FREE, CONTROLLER = -1, -2  # holders that are no ranks
 _GOLDEN = 0.618034
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 20e-6, 2e-3
 _GLANCE_S = 0.02
 # A stripe is worked on for milliseconds: a worker that holds it for so long is stopped, or has no processor.
 PATIENCE_S = 3.0
@@ -45,7 +44,7 @@ _HEADER = np.dtype(
         ("stripe_bytes", "u8"),
         ("fingerprint", "V32"),
         ("states", "u4"),  # buffers of the rule beside the center
-        ("rounds", "u4"),  # 1 if a buffer for the totals of rounds follows them
+        ("rounds", "u4"),  # 1 if the memory of rounds follows them, see `host_rounds`
     ]
 )
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
@@ -57,7 +56,7 @@ class HostCenter:
     """The center on one host.
 
     The segment holds a header (magic, version, fingerprint of the layout), a holder word for each stripe, the
-    center's values, the rule's center state, and the totals of rounds if there are rounds. A stripe's lock is the
+    center's values, the rule's center state, and what rounds need if there are rounds. A stripe's lock is the
     kernel's lock on its holder word, so it is freed when its holder dies; the word tells who holds it. Workers begin at
     different stripes and pass over those that are taken, so N workers move N stripes at once. A stripe whose holder
     does not go on is left out by the others until it does: rules are element-wise, so the rest of the center is as good
@@ -111,25 +110,18 @@ class HostCenter:
         self._stripes = [
             Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
         ]
-        self._rounds = self._open_rounds(center, first + step * (1 + center_states)) if rounds else None
+        behind = first + step * (1 + center_states)
+        self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states) if rounds else None
         self.whole = True
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
-
-    def _open_rounds(self, center: list[Array], totals_start: int) -> Rounds:
-        totals = self._layout.views(self._segment.buffer, totals_start)
-        stripes = []
-        for stripe in self._stripes:
-            states = [cut(state, stripe.pieces) for state in self.states]
-            each = [tuple(state[i] for state in states) for i in range(len(stripe.pieces))]
-            stripes.append(StripeArrays(stripe.holder, stripe.center, cut(totals, stripe.pieces), each))
-        return Rounds(stripes)
 
     @staticmethod
     def size_bytes(layout: Layout, center_states: int, stripe_bytes: int, rounds: bool = False) -> int:
         """Bytes of shared memory that the center takes."""
         stripes = len(layout.stripes(stripe_bytes))
-        return _buffers_start(stripes) + layout.nbytes * (1 + center_states + rounds)
+        size_bytes = _buffers_start(stripes) + layout.nbytes * (1 + center_states)
+        return size_bytes + (rounds_bytes(layout, stripe_bytes, center_states) if rounds else 0)
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """See `Center.sync`; stripes that somebody has held for longer than `PATIENCE_S` are left out this time."""
@@ -245,21 +237,35 @@ class HostCenter:
             copy_all(cut(state, stripe.pieces), start)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and the rule's states, each stripe under its lock, so that they belong together."""
+        """Copy the values and the rule's states, each stripe under its lock, so that they belong together.
+
+        With rounds all stripes are locked at once, and copied between two rounds: no copy mixes them.
+        """
         with self._one_thread:  # to the kernel, all threads of a process are the same holder
-            return self._snapshot()
+            values, *states = (self._layout.empty() for _ in range(1 + len(self.states)))
 
-    def _snapshot(self) -> tuple[list[Array], list[list[Array]]]:
-        values, *states = (self._layout.empty() for _ in range(1 + len(self.states)))
+            def copy(stripe: Stripe) -> None:
+                sources = [stripe.center, *(cut(state, stripe.pieces) for state in self.states)]
+                for target, source in zip([values, *states], sources):
+                    copy_all(cut(target, stripe.pieces), source)
 
-        def copy(stripe: Stripe) -> None:
-            sources = [stripe.center, *(cut(state, stripe.pieces) for state in self.states)]
-            for target, source in zip([values, *states], sources):
-                copy_all(cut(target, stripe.pieces), source)
+            if self._rounds is None:
+                for stripe in self._visit(copy, True, PATIENCE_S):
+                    copy(stripe)
+                return values, states
+            self._require_open()
 
-        for stripe in self._visit(copy, True, PATIENCE_S):
-            copy(stripe)
-        return values, states
+            def copy_every() -> None:
+                for stripe in self._stripes:
+                    copy(stripe)
+
+            self._rounds.visit_between(
+                copy_every,
+                lambda deadline: lock_all(self._stripes, self._lock, deadline),
+                self._let_go,
+                PATIENCE_S,
+            )
+            return values, states
 
     def holder(self, stripe: int) -> int | None:
         """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
@@ -288,8 +294,7 @@ class HostCenter:
         """
         stuck = stuck or {}
         stripes = self._stripes
-        if self._segment.closed:
-            raise ConfigurationError("the center is closed: nothing can be done after close()")
+        self._require_open()
         start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)  # elsewhere than the other ranks
         todo = stripes[start:] + stripes[:start]
         if not locked:
@@ -306,7 +311,7 @@ class HostCenter:
         self, work: Callable[[Stripe], None], todo: list[Stripe], timeout_s: float, stuck: Mapping[int, int]
     ) -> list[Stripe]:
         given_up: list[Stripe] = []
-        pause, began = _FIRST_PAUSE_S, time.monotonic()
+        pause, began = FIRST_PAUSE_S, time.monotonic()
         while todo:
             taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
             worked = len(todo) - len(taken)
@@ -317,25 +322,33 @@ class HostCenter:
             given_up += hopeless
             todo = [stripe for stripe in taken if stripe not in hopeless]
             if worked:
-                pause = _FIRST_PAUSE_S
+                pause = FIRST_PAUSE_S
             elif todo and now - began > timeout_s:
                 return given_up + todo
             elif todo:
                 time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE_S)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
         return given_up
 
     def _work_locked(self, work: Callable[[Stripe], None], stripe: Stripe) -> bool:
-        byte = _FIRST_HOLDER + _HOLDER.itemsize * stripe.index
-        if not self._segment.try_lock(byte):
+        if not self._lock(stripe):
             return False
-        stripe.holder["visits"] += 1
-        stripe.holder["rank"] = self._rank
         try:
             work(stripe)
         finally:
             stripe.holder["rank"] = FREE
-            self._segment.unlock(byte)
+            self._segment.unlock(_byte_of(stripe))
+        return True
+
+    def _require_open(self) -> None:
+        if self._segment.closed:
+            raise ConfigurationError("the center is closed: nothing can be done after close()")
+
+    def _lock(self, stripe: Stripe) -> bool:
+        if not self._segment.try_lock(_byte_of(stripe)):
+            return False
+        stripe.holder["visits"] += 1
+        stripe.holder["rank"] = self._rank
         return True
 
     def _let_go(self) -> None:
@@ -356,6 +369,10 @@ class HostCenter:
 
 def _buffers_start(stripes: int) -> int:
     return -(-(_FIRST_HOLDER + _HOLDER.itemsize * stripes) // 4096) * 4096
+
+
+def _byte_of(stripe: Stripe) -> int:
+    return _FIRST_HOLDER + _HOLDER.itemsize * stripe.index
 
 
 def _holders(segment: Segment, stripes: int) -> Array:

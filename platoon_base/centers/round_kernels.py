@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.host_kernels import BLOCK, find_fused
+from platoon_base.layout import ALIGNMENT, Layout
 from platoon_base.rules.outer import OuterRule
 
-__all__ = ["RoundKernels", "blocks"]
+__all__ = ["RoundKernels", "blocks", "undo_bytes"]
 
 Array = np.ndarray[Any, Any]
 
@@ -24,62 +25,86 @@ def blocks(size: int) -> Iterator[slice]:
         yield slice(start, min(start + BLOCK, size))
 
 
+def undo_bytes(layout: Layout, states: int) -> int:
+    """Bytes that the copy of a block takes: its totals, its center, and the rule's states."""
+    largest = max(min(spec.size, BLOCK) * np.dtype(spec.dtype).itemsize for spec in layout.specs)
+    return (2 + states) * -(-largest // ALIGNMENT) * ALIGNMENT
+
+
 class RoundKernels:
     """The loops on one piece of a stripe.
 
     Parameters
     ----------
-    center, total : ndarray, shape (n,), of the same float dtype
+    center : ndarray, shape (n,), of a float dtype
+    totals : two ndarrays, like it
     states : tuple of ndarray
         The rule's states beside the center, like it.
+    undo : ndarray of uint8
+        Room for the copy of a block, see `undo_bytes`.
     """
 
-    def __init__(self, center: Array, total: Array, states: tuple[Array, ...]) -> None:
-        self._center, self._total, self._states = center, total, states
-        self._arrays = [total, center, *states]
-        self._aligned = all(array.flags.carray for array in self._arrays)
-        self._starts = [array.ctypes.data for array in self._arrays]
-        self._row = np.zeros(len(self._arrays) + 2, np.int64)
+    def __init__(self, center: Array, totals: tuple[Array, Array], states: tuple[Array, ...], undo: Array) -> None:
+        self._center, self._totals = center, totals
+        self._changing = [[total, center, *states] for total in totals]  # by a step
+        width = min(center.size, BLOCK)
+        size = (2 + len(states)) * width
+        self._undo = undo[: size * center.itemsize].view(center.dtype).reshape(2 + len(states), width)
+        self._aligned = all(array.flags.carray for arrays in self._changing for array in arrays)
+        self._starts = [[array.ctypes.data for array in arrays] for arrays in self._changing]
+        self._row = np.zeros(5 + len(states), np.int64)
         self._address = self._row.ctypes.data
 
-    def contribute(self, x: Array) -> int | None:
-        """Add ``x - c`` to the total; returns the first element left out."""
+    def contribute(self, x: Array, used: int) -> int | None:
+        """Put the sum of the totals in use and ``x - c`` into the other ones; returns the first element left out."""
+        total, sums = self._totals[used], self._totals[1 - used]
         fused = find_fused("contribute", self._center.dtype) if self._aligned and x.flags.carray else None
         if fused is not None:
-            self._row[:4] = x.__array_interface__["data"][0], self._starts[1], self._starts[0], x.size
+            addresses = self._starts[used][1], self._starts[used][0], self._starts[1 - used][0]
+            self._row[:5] = x.__array_interface__["data"][0], *addresses, x.size
             refused = fused(self._address, 1)
             return None if refused is None else refused[1]
         first = None
         with np.errstate(all="ignore"):
             for block in blocks(x.size):
-                t = self._total[block]
-                value = t + (x[block] - self._center[block])
+                value = total[block] + (x[block] - self._center[block])
                 finite = np.isfinite(value)
-                np.copyto(t, value, where=finite)
+                sums[block] = np.where(finite, value, total[block])
                 if first is None and not finite.all():
                     first = block.start + int(np.argmin(finite))
         return first
 
-    def step(self, rule: OuterRule, block: slice, count: int, part: float) -> int | None:
+    def copy(self, block: slice, used: int) -> None:
+        """Copy what a step will change in a block."""
+        for copy, array in zip(self._undo, self._changing[used]):
+            np.copyto(copy[: block.stop - block.start], array[block])
+
+    def put_back(self, block: slice, used: int) -> None:
+        """Undo a step on a block that may be half done."""
+        for copy, array in zip(self._undo, self._changing[used]):
+            np.copyto(array[block], copy[: block.stop - block.start])
+
+    def step(self, rule: OuterRule, block: slice, used: int, count: int, part: float) -> int | None:
         """Make the outer step on a block, and clear its totals; returns the first element that stays as it was."""
         kernel = getattr(rule, "step_kernel", None) if self._aligned else None
         fused = None if kernel is None else find_fused(kernel, self._center.dtype)
         if fused is not None:
-            offset = block.start * self._center.itemsize
-            self._row[: len(self._starts)] = [start + offset for start in self._starts]
-            self._row[len(self._starts)] = block.stop - block.start
+            starts, offset = self._starts[used], block.start * self._center.itemsize
+            self._row[: len(starts)] = [start + offset for start in starts]
+            self._row[len(starts)] = block.stop - block.start
             refused = fused(self._address, 1, count, *rule.step_args(part))
             return None if refused is None else block.start + refused[1]
         with np.errstate(all="ignore"):
-            return self._step_numpy(rule, block, count, part)
+            return self._step_numpy(rule, block, self._changing[used], count, part)
 
-    def _step_numpy(self, rule: OuterRule, block: slice, count: int, part: float) -> int | None:
-        total, *arrays = (array[block] for array in self._arrays)
+    @staticmethod
+    def _step_numpy(rule: OuterRule, block: slice, changing: Sequence[Array], count: int, part: float) -> int | None:
+        total, *arrays = (array[block] for array in changing)
         c, *states = [array.copy() for array in arrays]
         rule.step(total / total.dtype.type(count), c, tuple(states), part)
         finite = _all_finite([c, *states])
-        total[...] = 0  # first: a step that a death interrupts is lost for some elements, and none is made twice
-        for array, copy in zip(reversed(arrays), reversed([c, *states])):
+        total[...] = 0
+        for array, copy in zip(arrays, [c, *states]):
             np.copyto(array, copy, where=finite)
         return None if finite.all() else block.start + int(np.argmin(finite))
 

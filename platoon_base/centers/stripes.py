@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ import numpy as np
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.layout import Piece
 
-__all__ = ["Stripe", "copy_all", "cut"]
+__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Stripe", "copy_all", "cut", "lock_all"]
 
 Array = np.ndarray[Any, Any]
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 20e-6, 2e-3  # between two tries of a lock
 
 
 class Stripe:
@@ -47,3 +50,23 @@ def copy_all(targets: Sequence[Array], sources: Sequence[Any]) -> None:
 def cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
     """Return the pieces of parameters, flat views."""
     return [arrays[p.parameter].reshape(-1)[p.start : p.stop] for p in pieces]
+
+
+def lock_all(stripes: Sequence[Stripe], lock: Callable[[Stripe], bool], deadline: float) -> bool:
+    """Lock all stripes together; False if some stay taken. Workers hold one each and wait for none: no deadlock.
+
+    Parameters
+    ----------
+    stripes : sequence of Stripe
+    lock : callable
+        Tries to lock one, and returns whether it did.
+    deadline : float
+        On `time.monotonic`.
+    """
+    todo, pause = list(stripes), FIRST_PAUSE_S
+    while todo := [stripe for stripe in todo if not lock(stripe)]:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+    return True
