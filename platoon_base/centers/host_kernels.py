@@ -14,7 +14,7 @@ from typing import Any, Optional
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import Rule
+from platoon_base.rules.center import Adopt, Rule
 from platoon_base.system.environment import NO_KERNELS
 
 EXTENSION: Any = None  # the module in C, if it is there
@@ -36,6 +36,7 @@ BLOCK = 32768  # elements that the NumPy form treats at a time: few calls, and c
 HAVE_FUSED = EXTENSION is not None
 # The fused forms, with the numbers of local and center states that they work on.
 _FUSED_STATES = {"easgd": (0, 0), "asgd": (1, 0), "center_momentum": (1, 2)}
+_ADOPT_STATES = 64  # `Adopt` has loops for any rule of at most so many states
 _FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # of this machine's byte order
 
 
@@ -138,9 +139,19 @@ class Plan:
 
     def fused_form(self, rule: Rule) -> Fused | None:
         """Return the loops in C for a rule; None if NumPy has to do it."""
+        if isinstance(rule, Adopt):
+            return self._adopt_form(rule)
         if rule.kernel is None or self._dtype is None or _FUSED_STATES.get(rule.kernel) != self._states:
             return None
         return _find_fused(rule.kernel, self._dtype)
+
+    def _adopt_form(self, rule: Adopt) -> Fused | None:
+        """Return the loops of `Adopt`, which are there for any states."""
+        adopt = None if self._dtype is None else _find_fused("adopt", self._dtype)
+        states = sum(self._states)
+        if adopt is None or states > _ADOPT_STATES:
+            return None
+        return functools.partial(_adopt, adopt, (states, self._states[0], *rule.sets))
 
     def _run_numpy(self, rule: Rule, local: Sequence[Array]) -> tuple[int, int] | None:
         first = None
@@ -182,6 +193,10 @@ def apply(rule: Rule, pieces: Sequence[PieceArrays]) -> tuple[int, int] | None:
     own_states = [[piece[2][i] for piece in pieces] for i in range(len(rule.local_state))]
     shared_states = [[piece[3][i] for piece in pieces] for i in range(len(rule.center_state))]
     return Plan([piece[1] for piece in pieces], own_states, shared_states).run(rule, [piece[0] for piece in pieces])
+
+
+def _adopt(adopt: Fused, about: tuple[int, ...], address: int, pieces: int) -> tuple[int, int] | None:
+    return adopt(address, pieces, *about)
 
 
 def find_fused(kernel: str, dtype: np.dtype[Any]) -> Fused | None:

@@ -196,6 +196,12 @@ class Adopt:
         self._momenta = momenta(rule)
         self.kernel = "adopt_remembering" if any(self._remembering) else "adopt"
 
+    @property
+    def sets(self) -> tuple[int, int]:
+        """The local states that remember the center, and the momenta, as sets of bits: bit j is state j of all."""
+        remembering = sum(1 << j for j, remembers in enumerate(self._remembering) if remembers)
+        return remembering, sum(1 << len(self.local_state) + i for i in self._momenta)
+
     def resolved(self, size: int) -> Adopt:
         """Return the rule itself: it has no parameter."""
         return self

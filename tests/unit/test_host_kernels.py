@@ -1,15 +1,18 @@
 """The fused loops and the blocked NumPy form against the equations: the same bits, the same elements left out."""
 
+import inspect
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from platoon_base import rules
 from platoon_base.centers import host_kernels as kernels
 from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import ASGD, EASGD, CenterMomentum
+from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, DiLoCo
 
 pytestmark = pytest.mark.base
 
@@ -113,6 +116,64 @@ def test_the_example_by_hand(form):
     assert apply(EASGD(0.25), [piece(x, c)]) == (0, 1)
     np.testing.assert_array_equal(c, np.array([1.5, 7, -3e38, 2], np.float32))
     np.testing.assert_array_equal(x, np.array([2.5, np.nan, 3e38, 4], np.float32))
+
+
+class ManyStates(EASGD):
+    """Two local states that remember the center, one that follows a center state; two momenta."""
+
+    local_state = ("first", "frame", "second")
+    center_state = ("m", "frame", "n")
+
+
+def adopted(before, remembering, momenta):
+    """The equations of `Adopt` on whole arrays, by the places of its states among ``before``."""
+    x, c = before[:2]
+    after = [x, x, *before[2:]]
+    for i in remembering:
+        after[i] = x
+    for i in momenta:
+        after[i] = np.where(c != x, x.dtype.type(0), before[i])
+    return after
+
+
+# Rules, with the places of the states that remember, of the momenta, and of all center states.
+ADOPTED = [
+    (EASGD(0.5), [], [], []),
+    (ASGD(), [2], [], []),
+    (DiLoCo(), [], [2], [2]),
+    (CenterMomentum().resolved(4), [], [3], [3, 4]),
+    (ManyStates(0.5), [2, 4], [5, 7], [5, 6, 7]),
+]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1025, BLOCK + 1, 300_001])
+@pytest.mark.parametrize(("rule", "remembering", "momenta", "at_center"), ADOPTED, ids=lambda case: type(case).__name__)
+def test_alone_both_forms_give_the_bits_of_the_equations(form, rule, remembering, momenta, at_center, size, dtype):
+    """Also where values are equal, zeros of either sign, NaN and infinities, in the parameters and in any state."""
+    clean = arrays(rule, size, dtype)
+    clean[1][::3] = clean[0][::3]
+    clean[0][1::7], clean[1][1::7] = 0.0, -0.0
+    spoilt = [array.copy() for array in clean]
+    for i, array in enumerate(spoilt):
+        array[size // 2 + i : size // 2 + 40 : 8] = np.nan if i % 2 else np.inf
+    for before in (clean, spoilt):
+        after = adopted(before, remembering, momenta)
+        finite = np.isfinite([after[1], *(after[i] for i in at_center)]).all(axis=0)
+        now = [array.copy() for array in before]
+        split = 2 + len(rule.local_state)
+        told = apply(Adopt(rule), [(now[0], now[1], tuple(now[2:split]), tuple(now[split:]))])
+        for got, new, old in zip(now, after, before):
+            assert got.tobytes() == np.where(finite, new, old).tobytes()
+        assert told == (None if finite.all() else (0, int(np.argmin(finite))))
+
+
+def test_alone_a_piece_may_begin_anywhere(form):
+    """Large pieces are written past the caches where they are aligned for that."""
+    for offset in (0, 1, 2, 3):
+        x, c = np.random.default_rng(0).standard_normal((2, 400_003)).astype("float32")
+        apply(Adopt(EASGD()), [(x[offset:], c[offset:], (), ())])
+        np.testing.assert_array_equal(c[offset:], x[offset:])
 
 
 def test_the_first_of_several_is_told(form):
@@ -296,3 +357,24 @@ def test_the_extension_checks_its_arguments(dtype):
     assert easgd(table.ctypes.data, 1, 0.5) is None
     np.testing.assert_array_equal(c, 0.5)
     assert easgd(0, 0, 0.5) is None
+
+
+def every_rule():
+    """Return one of each rule that the package offers, for two workers."""
+    classes = [value for value in vars(rules).values() if inspect.isclass(value) and hasattr(value, "resolved")]
+    return [cls().resolved(2) for cls in classes if not getattr(cls, "_is_protocol", False) and cls is not Adopt]
+
+
+@needs_fused
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rule", every_rule(), ids=lambda rule: type(rule).__name__)
+def test_a_fused_form_that_a_rule_names_is_used(rule, dtype):
+    """It is looked up by its name and by the numbers of states in `_FUSED_STATES`; without these NumPy does it."""
+    if rule.kernel is not None:
+        center, *states = ([np.zeros(8, dtype)] for _ in range(1 + len(rule.local_state) + len(rule.center_state)))
+        plan = Plan(center, states[: len(rule.local_state)], states[len(rule.local_state) :])
+        assert plan.fused_form(rule) is not None, f"add {rule.kernel!r} to _FUSED_STATES, and its loops to _kernels.c"
+        assert plan.fused_form(Adopt(rule)) is not None
+    step = getattr(rule, "step_kernel", None)
+    assert step is None or kernels.find_fused(step, np.dtype(dtype)) is not None
+    assert rule.kernel is not None or step is not None, "a rule of this package is fast"
