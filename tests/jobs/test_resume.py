@@ -586,3 +586,57 @@ def test_resumed_workers_may_be_at_other_data(platoon, write_script, tmp_path):
     assert [reported[f"run 2: epochs of rank {rank} before"] for rank in range(3)] == [3, 3, 3]
     assert {name for name in reported if "refused" in name} == {"run 0: refused", "run 2: refused"}
     assert "data set 1 of rows like int64[2] from epoch 3, mini-batch" in reported["run 2: refused"]
+
+
+POSITIONS = """
+import os
+import numpy as np
+from platoon_base import EASGD, LocalSGD, connect
+from platoon_base.job.files import JobFiles
+from platoon_base.shm.job_state import JobState
+from platoon_base.shm.segments import Segment
+from platoon_base.system.environment import MAX_WORKERS
+
+worker, seen = connect(), []
+segment = Segment.attach(JobFiles.read(os.environ["PLATOON_JOB"]).job_state)
+job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
+
+def steps_in_the_center():
+    return job_state.position(worker.global_rank).steps
+
+class SpiedEASGD(EASGD):
+    kernel = None
+    def sync(self, *arrays):
+        seen.append(steps_in_the_center())
+        super().sync(*arrays)
+
+class SpiedLocalSGD(LocalSGD):
+    step_kernel = None
+    def step(self, *args):
+        seen.append(steps_in_the_center())
+        super().step(*args)
+
+x, made = np.zeros(10), 0
+for rule in (SpiedEASGD(0.5), SpiedLocalSGD()):
+    worker.init_shared_params([x], rule)
+    for sync in (worker.sync_params, lambda: worker.sync_arrays([x])):
+        seen.clear()
+        worker.progress(steps=1, epoch=1)
+        made += 1
+        x += 1
+        sync()
+        assert set(seen) <= {made - 1}, (rule, made, seen)  # one of two workers makes the outer step
+        assert seen or rule == SpiedLocalSGD()
+        assert steps_in_the_center() == made, (rule, made)
+        worker.barrier("both have looked")
+    worker.release_shared_params()
+print("all positions seen", flush=True)
+"""
+
+
+def test_a_position_is_counted_when_the_center_has_its_steps_and_not_before(platoon, write_script, tmp_path):
+    """What is in the position is not done again: counted too early, a death would lose these steps."""
+    done = platoon("launch", "-n", 2, "--log-dir", "logs", write_script(POSITIONS))
+    logs = [(tmp_path / "logs" / f"rank{rank}.log").read_text() for rank in range(2)]
+    assert done.returncode == 0, done.stdout + "".join(logs)
+    assert all("all positions seen" in log for log in logs)
