@@ -1,6 +1,6 @@
 """Kill workers, controllers and whole jobs at random moments, and look for hangs, leaks and a center that is wrong.
 
-    python benchmarks/soak.py [--kills 200] [--minutes M] [--seed S] [--out FOLDER]
+    python benchmarks/soak.py [--kills 200] [--minutes M] [--churn M] [--percent 30] [--seed S] [--out FOLDER]
 
 Three kinds of jobs take turns; what happens when follows from the seed.
 
@@ -14,19 +14,21 @@ Three kinds of jobs take turns; what happens when follows from the seed.
   or SIGTERM. Each time it is resumed: the center that it begins with must hold all the steps that are not to be done
   again (see scripts/soak_job.py). At last it runs to its end.
 
+With ``--churn M`` a fourth kind comes first, for M minutes: of a job's workers so many percent are killed each minute,
+and started again. It must make 95 % of the steps of a job beside it that is left alone, and reach the same target (see
+churn.py). ``--churn 30 --kills 500`` is the long run: half an hour of that, and then 500 kills.
+
 No shared memory, folder or process may be left. Prints tables, and exits with 1 if anything was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import random
 import select
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -35,13 +37,13 @@ from typing import NamedTuple
 
 import psutil
 import report
+from churn import churn
+from soak_jobs import TIMEOUT_S, end_of, kill, launch, leftovers, middle, tree
 
 from platoon_base.job import files as job_files
 from platoon_base.shm.segments import SHM_FOLDER, abandoned
 from platoon_base.system.environment import NAMESPACE
 
-SCRIPTS = Path(__file__).parent / "scripts"
-TIMEOUT_S = 60.0
 KILLED = 137
 
 WORKERS = 4
@@ -51,47 +53,6 @@ JOB_STEPS = 2000
 JOB_KILLS = 5
 LATEST_S = 0.6  # after all workers have begun
 ENDINGS = {"whole job": "whole job killed", "controller": "controller killed", "SIGTERM": "ended by SIGTERM"}
-
-
-def launch(
-    folder: str, script: str, *arguments: object, workers: int, options: tuple[str, ...] = ()
-) -> subprocess.Popen:
-    command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(workers), "--log-dir", f"{folder}/logs"]
-    return subprocess.Popen(
-        [*command, *options, str(SCRIPTS / script), folder, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def end_of(process: subprocess.Popen) -> str | None:
-    """Wait for a launcher, and return its output; None, and nothing is left of it, if it does not end."""
-    try:
-        return process.communicate(timeout=TIMEOUT_S)[0]
-    except subprocess.TimeoutExpired:
-        kill(tree(process.pid))
-        process.communicate()
-        return None
-
-
-def tree(pid: int) -> list[psutil.Process]:
-    """Name a process and all that it has started."""
-    parent = psutil.Process(pid)
-    return [parent, *parent.children(recursive=True)]
-
-
-def kill(processes: list[psutil.Process]) -> None:
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.kill()
-
-
-def leftovers() -> set[str]:
-    """Name what jobs that are over have left, and processes of ours that are still there."""
-    left = {f"{leftover.path}" for leftover in job_files.leftovers()}
-    return left | {f"process {child.pid}" for child in psutil.Process().children(recursive=True)}
 
 
 # Workers that are killed.
@@ -262,10 +223,6 @@ def summary_of_jobs(jobs: list[dict], wrong: int) -> dict:
     }
 
 
-def middle(values: list[float]) -> float:
-    return values[len(values) // 2] if values else float("nan")
-
-
 def names_of_ours() -> list[str]:
     return [path.name for path in SHM_FOLDER.glob(f"{job_files.segment_prefix().strip('/')}*")]
 
@@ -300,6 +257,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200, help="how many workers to kill at least")
     parser.add_argument("--minutes", type=float, default=0.0, help="go on for so long, whatever the kills")
+    parser.add_argument("--churn", type=float, default=0.0, help="minutes of a job whose workers are killed on and on")
+    parser.add_argument("--percent", type=float, default=30.0, help="of its workers, how many are killed each minute")
+    parser.add_argument("--least", type=float, default=95.0, help="percentage of the steps that it must make")
     parser.add_argument("--seed", type=int, default=0, help="of the first job; each later one has the next")
     parser.add_argument("--out", type=Path, default=report.FOLDER, help="folder for the results")
     os.environ[NAMESPACE] = f"s{os.getpid()}"  # it tidies up: only what is its own
@@ -308,6 +268,9 @@ def main() -> int:
     end = time.monotonic() + 60 * options.minutes
     found: dict[str, list[dict]] = {kind: [] for kind in KINDS}
     wrong: dict[str, list[str]] = {kind: [] for kind in KINDS}
+    churned = {}
+    if options.churn > 0:
+        churned, wrong["churn"] = churn(options.churn, options.percent, WORKERS, options.least, options.seed)
     seed, kills = options.seed, 0
     while kills < options.kills or time.monotonic() < end:
         kind = TURNS[seed % len(TURNS)]
@@ -316,12 +279,26 @@ def main() -> int:
         wrong[kind] += [f"seed {seed}: {complaint}" for complaint in complaints]
         kills += seen.get("kills", 0)
         seed += 1
-    summaries = {kind: KINDS[kind].summary(found[kind], len(wrong[kind])) for kind in KINDS}
+    summaries = {kind: KINDS[kind].summary(jobs, len(wrong[kind])) for kind, jobs in found.items() if jobs}
+    titles = {kind: KINDS[kind].title for kind in summaries}
+    if options.churn > 0:
+        summaries["churn"], titles["churn"] = (
+            {**churned, "wrong": len(wrong["churn"])},
+            "Workers killed again and again",
+        )
     for kind, summary in summaries.items():
-        report.table(KINDS[kind].title, list(summary), [list(summary.values())])
+        report.table(titles[kind], list(summary), [list(summary.values())])
+    in_all = sum(map(killed_by, summaries.values()))
+    print(f"{in_all} kills in all")
     print("\n".join(complaint for complaints in wrong.values() for complaint in complaints))
-    report.save("soak", {"summary": summaries, "wrong": wrong, "seed": options.seed}, options.out)
+    results = {"summary": summaries, "wrong": wrong, "kills in all": in_all, "seed": options.seed}
+    report.save("soak", results, options.out)
     return int(any(wrong.values()))
+
+
+def killed_by(summary: dict) -> int:
+    """Count what a kind of jobs has killed: workers, or the endings of jobs."""
+    return summary.get("kills", 0) + sum(summary.get(ending, 0) for ending in ENDINGS.values())
 
 
 if __name__ == "__main__":
