@@ -16,6 +16,7 @@ from platoon_base.controller.failure import recorded
 from platoon_base.controller.program import Program
 from platoon_base.devices import checks, isolation
 from platoon_base.system.environment import DEVICE, JOB, RANK
+from platoon_base.system.interrupts import accept_interrupts
 from platoon_base.system.title import set_title
 
 __all__ = ["main", "run", "set_up_logging", "show"]
@@ -29,6 +30,7 @@ def main(role: str = "") -> None:
     role : str
         What this process is, for its title; by default the environment tells.
     """
+    accept_interrupts()
     program, args = Program.of(sys.argv[1:])
     show(program, role)
     set_up_logging()

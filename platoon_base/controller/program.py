@@ -161,10 +161,11 @@ def python_main(module: str) -> list[str]:
     """Return the command that runs ``main()`` of a module without the working directory on the module search path.
 
     ``python -m`` would put it there, and a user's ``queue.py`` before the standard library's; ``-P`` came with
-    Python 3.11 only.
+    Python 3.11 only. The process can be interrupted from the start, whatever the launcher ignores.
     """
-    code = f"import sys; sys.path[:1] == [''] and sys.path.pop(0); from {module} import main; main()"
-    return [sys.executable, "-c", code]
+    path = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
+    interrupts = "from platoon_base.system.interrupts import accept_interrupts as accept; accept()"
+    return [sys.executable, "-c", f"{path}; {interrupts}; from {module} import main; main()"]
 
 
 def _files_of_module(name: str, folder: str) -> list[Path]:

@@ -161,6 +161,27 @@ worker.barrier()
     assert launcher.wait(PATIENCE_S) == 0, output_of()
 
 
+def test_workers_of_a_launcher_in_the_background_have_time_to_save(launch, output_of, tmp_path):
+    """A shell without job control starts it with SIGINT ignored."""
+    launcher = launch(
+        JOIN
+        + """
+try:
+    tell(f"ready{rank}")
+    rest()
+except KeyboardInterrupt:
+    tell(f"saved{rank}")
+""",
+        2,
+        shell="trap '' INT",
+    )
+    for rank in range(2):
+        await_file(tmp_path / f"ready{rank}", launcher)
+    launcher.send_signal(signal.SIGTERM)
+    assert launcher.wait(PATIENCE_S) == 128 + signal.SIGTERM
+    assert all((tmp_path / f"saved{rank}").exists() for rank in range(2)), output_of()
+
+
 def test_a_second_ctrl_c_ends_workers_that_would_take_their_time(launch, output_of, tmp_path):
     launcher = launch(
         """

@@ -235,6 +235,24 @@ def test_workers_are_forked_as_the_launcher_starts_them(tmp_path, caplog):
     assert [log_file(tmp_path, rank).read_text() for rank in range(2)] == ["True 0\n", "True 1\n"], caplog.text
 
 
+def test_workers_can_be_interrupted_though_the_launcher_ignores_it(run_forked):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        ended = run_forked(
+            """
+            import signal, sys
+            print("platoon_base.controller.forkserver_main" in sys.modules)
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                print("interrupted")
+            """
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert ended.logs == ["True\ninterrupted\n"] * 2
+
+
 def test_workers_with_different_settings_are_not_forked(tmp_path, caplog):
     script = tmp_path / "script.py"
     script.write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
