@@ -23,7 +23,7 @@ from platoon_base.centers.device_tiles import Tiling, split_word, tile_table
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, local_sources
-from platoon_base.shm.segments import Segment
+from platoon_base.shm.segments import Name, Segment
 
 __all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
 
@@ -376,7 +376,7 @@ class DeviceCenters:
 
     Parameters
     ----------
-    name : str
+    name : str or HiddenName
         Posix name of the segment with the directory.
     workers : int
         Number of workers launched together: each makes a partition.
@@ -389,7 +389,7 @@ class DeviceCenters:
 
     def __init__(
         self,
-        name: str,
+        name: Name,
         workers: int,
         runtime: DeviceRuntime,
         gone: Callable[[int], bool],

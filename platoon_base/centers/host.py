@@ -17,7 +17,7 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, Layo
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, end_momentum, local_sources
 from platoon_base.rules.outer import OuterRule, waits
-from platoon_base.shm.segments import Segment
+from platoon_base.shm.segments import Name, Segment
 from platoon_base.views import array_on
 
 __all__ = ["STRIPE_BYTES", "HostCenter", "HostCenters"]
@@ -385,7 +385,7 @@ class HostCenters:
 
     Parameters
     ----------
-    name : str
+    name : str or HiddenName
         Posix name of the segment.
     workers : int
         Number of workers that will share the center when it is created; a worker alone needs one lock only.
@@ -393,7 +393,7 @@ class HostCenters:
 
     location = "host"
 
-    def __init__(self, name: str, workers: int = 1) -> None:
+    def __init__(self, name: Name, workers: int = 1) -> None:
         self.name = name
         self._workers = workers
 

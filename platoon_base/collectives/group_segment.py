@@ -9,7 +9,7 @@ import numpy as np
 
 from platoon_base.collectives.host_exchange import BUFFERS, Memory
 from platoon_base.errors import ConfigurationError
-from platoon_base.shm.segments import Segment
+from platoon_base.shm.segments import Name, Segment
 from platoon_base.views import array_on
 
 __all__ = ["CHUNK_BYTES", "GroupSegment", "refuse_closed"]
@@ -50,7 +50,7 @@ class GroupSegment:
         self._owner = owner
 
     @classmethod
-    def create(cls, name: str, ranks: tuple[int, ...], chunk_bytes: int) -> GroupSegment:
+    def create(cls, name: Name, ranks: tuple[int, ...], chunk_bytes: int) -> GroupSegment:
         """Make the segment; parameters and errors as those of `HostCollective.create`."""
         if chunk_bytes < 4096 or chunk_bytes % 4096 or chunk_bytes // len(ranks) < 64:
             raise ConfigurationError(f"got chunk_bytes={chunk_bytes}: must be a multiple of 4096, 64 or more a rank")
@@ -65,7 +65,7 @@ class GroupSegment:
         return cls(segment, ranks, owner=True)
 
     @classmethod
-    def attach(cls, name: str, ranks: tuple[int, ...]) -> GroupSegment:
+    def attach(cls, name: Name, ranks: tuple[int, ...]) -> GroupSegment:
         """Open the segment that another rank has made; errors as those of `HostCollective.attach`."""
         segment = Segment.attach(name)
         if len(segment.buffer) >= _HEADER.itemsize:

@@ -42,6 +42,7 @@ from platoon_base.errors import (
     WorkerLostError,
 )
 from platoon_base.shm.liveness import Liveness
+from platoon_base.shm.segments import Name
 
 __all__ = ["HostCollective"]
 
@@ -89,7 +90,7 @@ class HostCollective:
     @classmethod
     def create(
         cls,
-        name: str,
+        name: Name,
         ranks: Iterable[int],
         index: int,
         liveness: Liveness,
@@ -101,7 +102,7 @@ class HostCollective:
 
         Parameters
         ----------
-        name : str
+        name : str or HiddenName
             Posix name of the segment, of this group alone.
         ranks : iterable of int
             The job's ranks in the group, ascending: the same on all of them.
@@ -123,7 +124,7 @@ class HostCollective:
 
     @classmethod
     def attach(
-        cls, name: str, ranks: Iterable[int], index: int, liveness: Liveness, *, fused: bool | None = None
+        cls, name: Name, ranks: Iterable[int], index: int, liveness: Liveness, *, fused: bool | None = None
     ) -> HostCollective:
         """Open the segment that another rank has made; parameters as those of `create`.
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from platoon_base.rules.center import Rule
     from platoon_base.shm.job_state import JobState
     from platoon_base.shm.liveness import Liveness
+    from platoon_base.shm.segments import Name
 
 __all__ = ["JobCollectives", "center_for", "connect_here", "connect_to", "listen_at", "watch_center"]
 
@@ -115,14 +116,14 @@ class JobCollectives(CollectiveFactory):
     Parameters
     ----------
     membership : Membership
-    name : str
+    name : str or HiddenName
         The segment through which ndarrays are combined.
     liveness : Liveness
     counter : callable
         Returns the counter of this worker's collectives on devices, in the job's state.
     """
 
-    def __init__(self, membership: Membership, name: str, liveness: Liveness, counter: Callable[[], Any]) -> None:
+    def __init__(self, membership: Membership, name: Name, liveness: Liveness, counter: Callable[[], Any]) -> None:
         self._membership = membership
         self._name = name
         self._liveness = liveness

@@ -21,6 +21,7 @@ import msgspec
 
 from platoon_base.channels.keys import Keys
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned, in_use
 from platoon_base.system.environment import JOB, NAMESPACE
 from platoon_base.system.folder_lock import FolderLock, is_locked
@@ -107,18 +108,21 @@ class JobFiles(msgspec.Struct, frozen=True):
         return f"{segment_prefix()}{self.job}-state"
 
     @property
-    def center(self) -> str:
+    def center(self) -> HiddenName:
         """Name of the segment with the center."""
-        return f"{segment_prefix()}{self.job}-center"
+        return self._hidden("center")
 
     @property
-    def collective(self) -> str:
+    def collective(self) -> HiddenName:
         """Name of the segment of the collectives on the host."""
-        return f"{segment_prefix()}{self.job}-collective"
+        return self._hidden("collective")
 
-    def data(self, name: str) -> str:
+    def data(self, name: str) -> HiddenName:
         """Return the name of the segment with a data set that this job's workers share."""
-        return f"{segment_prefix()}{self.job}-data-{name}"
+        return self._hidden(f"data-{name}")
+
+    def _hidden(self, what: str) -> HiddenName:
+        return HiddenName(Path(self.folder, f"memory-{what}"), f"{segment_prefix()}{self.job}-{what}")
 
     @classmethod
     def create(
@@ -232,9 +236,8 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     def remove(self) -> None:
         """Remove everything of this job that has a name."""
-        data = [f"/{path.name}" for path in SHM_FOLDER.glob(f"{self.data('')[1:]}*")]
-        for name in (*data, self.center, self.collective, self.job_state):
-            Segment.unlink(name)
+        for path in SHM_FOLDER.glob(f"{segment_prefix()[1:]}{self.job}-*"):
+            Segment.unlink(f"/{path.name}")
         _remove_folder(Path(self.folder))
 
 

@@ -16,16 +16,20 @@ import os
 import stat
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, Union
 
 import posix_ipc
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.system.limits import available_memory
 from platoon_base.system.own_files import open_own
 
-__all__ = ["SHM_FOLDER", "Segment", "abandoned", "in_use"]
+__all__ = ["SHM_FOLDER", "Name", "Segment", "abandoned", "in_use"]
 
+Name = Union[str, HiddenName]
+
+_ATTEMPTS = 8  # at a random name that is taken, or at a name that is just replaced
 SHM_FOLDER = Path("/dev/shm")
 _SMALL_BYTES = 1 << 26  # that are reserved without a look at the machine's memory
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
@@ -64,33 +68,51 @@ class Segment:
         )
 
     @classmethod
-    def create(cls, name: str, size_bytes: int) -> Segment:
+    def create(cls, name: Name, size_bytes: int) -> Segment:
         """Make a new segment of zeros, replacing a leftover of that name.
 
         Raises
         ------
         BackendUnavailableError
             If there is not enough shared memory: the pages are reserved here, so that no later access can fail.
+        ConfigurationError
+            If the name is taken by another user, or the job's folder is gone.
         """
-        with contextlib.suppress(posix_ipc.ExistentialError):
-            posix_ipc.unlink_shared_memory(name)
-        fd = posix_ipc.SharedMemory(name, posix_ipc.O_CREX, mode=0o600, size=0).fd
+        before = name if isinstance(name, str) else name.current()
+        if isinstance(name, str):
+            cls.unlink(name)
+        fd, made = _create(name)
         try:
             fcntl.flock(fd, fcntl.LOCK_SH)  # first of all, or it looks abandoned
             _reserve(fd, 0, size_bytes)
-            return cls(name, fd, size_bytes)
+            segment = cls(made, fd, size_bytes)
         except BaseException:
             os.close(fd)
-            posix_ipc.unlink_shared_memory(name)
+            posix_ipc.unlink_shared_memory(made)
             raise
+        if not isinstance(name, str):
+            segment._publish(name, before)
+        return segment
+
+    def _publish(self, name: HiddenName, before: str) -> None:
+        """Let the job find this segment, and remove the one that it found before."""
+        try:
+            name.point_to(self.name)
+        except OSError as exc:
+            self.close()
+            self.unlink(self.name)
+            text = f"the job's folder cannot be written to ({exc}): has something removed it?"
+            raise ConfigurationError(text) from exc
+        if before:
+            self.unlink(before)
 
     @classmethod
-    def attach(cls, name: str, populate: bool = True, writable: bool = True) -> Segment:
+    def attach(cls, name: Name, populate: bool = True, writable: bool = True) -> Segment:
         """Map a segment that another process of this user made.
 
         Parameters
         ----------
-        name : str
+        name : str or HiddenName
         populate : bool
             Whether to enter all its pages at once, so that no later access is slow.
         writable : bool
@@ -101,16 +123,13 @@ class Segment:
         ConfigurationError
             If there is no such segment, or it belongs to another user.
         """
-        try:
-            fd = posix_ipc.SharedMemory(name).fd
-        except (posix_ipc.ExistentialError, posix_ipc.PermissionsError) as exc:
-            raise ConfigurationError(_not_found(name, exc)) from exc
+        fd, found = _open(name)
         status = os.fstat(fd)
         if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077:
             os.close(fd)
-            raise ConfigurationError(f"shared memory {name} is not this user's alone; refused")
+            raise ConfigurationError(f"shared memory {found} is not this user's alone; refused")
         fcntl.flock(fd, fcntl.LOCK_SH)
-        return cls(name, fd, status.st_size, populate, writable)
+        return cls(found, fd, status.st_size, populate, writable)
 
     def grow(self, size_bytes: int) -> None:
         """Make the memory longer, by zeros; those who attach from now on map all of it, and this handle what it had.
@@ -198,16 +217,48 @@ class Segment:
         os.close(fd)
 
     @staticmethod
-    def unlink(name: str) -> None:
+    def unlink(name: Name) -> None:
         """Remove the name, if it is there; the memory goes when the last process has closed it."""
-        with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):  # gone, or another user's
-            posix_ipc.unlink_shared_memory(name)
+        found = name if isinstance(name, str) else name.current()
+        if found:
+            with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):  # gone, or another user's
+                posix_ipc.unlink_shared_memory(found)
+        if not isinstance(name, str):
+            name.forget()
 
     def __enter__(self) -> Segment:
         return self
 
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
+
+
+def _create(name: Name) -> tuple[int, str]:
+    """Make an empty segment that nobody else has made; return its file descriptor and its name."""
+    tried = name if isinstance(name, str) else name.fresh()
+    for _ in range(1 if isinstance(name, str) else _ATTEMPTS):
+        try:
+            return posix_ipc.SharedMemory(tried, posix_ipc.O_CREX, mode=0o600, size=0).fd, tried
+        except posix_ipc.ExistentialError:
+            tried = name if isinstance(name, str) else name.fresh()
+        except (OSError, posix_ipc.Error) as exc:
+            raise BackendUnavailableError(_no_shared_memory(exc)) from exc
+    raise ConfigurationError(
+        f"shared memory {tried} is another user's, who took the name first: see `ls -l {SHM_FOLDER}`, and start again"
+    )
+
+
+def _open(name: Name) -> tuple[int, str]:
+    """Open a segment; return its file descriptor and its name."""
+    found = str(name)
+    for _ in range(_ATTEMPTS):
+        try:
+            return posix_ipc.SharedMemory(found).fd, found
+        except (OSError, posix_ipc.Error) as exc:
+            if str(name) == found:  # else it has been replaced meanwhile
+                raise ConfigurationError(_not_found(found, exc)) from exc
+        found = str(name)
+    raise ConfigurationError(_not_found(found, RuntimeError("it is being replaced again and again")))
 
 
 def _reserve(fd: int, start: int, size_bytes: int) -> None:
@@ -239,6 +290,13 @@ def _no_room(size_bytes: int) -> BackendUnavailableError:
     )
 
 
+def _no_shared_memory(why: Exception) -> str:
+    return (
+        f"no shared memory can be made in {SHM_FOLDER} ({why}): mount a tmpfs there that you can write to (mount -t "
+        f"tmpfs tmpfs {SHM_FOLDER}; docker run --shm-size=...), and see `platoon doctor`"
+    )
+
+
 def _not_found(name: str, why: Exception) -> str:
     return (
         f"shared memory {name} cannot be opened ({why}). Either its job has ended; or something has removed its names "
@@ -248,20 +306,20 @@ def _not_found(name: str, why: Exception) -> str:
     )
 
 
-def abandoned(name: str) -> bool:
+def abandoned(name: Name) -> bool:
     """Tell whether there is a segment of this user that no process has open."""
     return _has_users(name) is False
 
 
-def in_use(name: str) -> bool:
+def in_use(name: Name) -> bool:
     """Tell whether there is a segment of this user that a process has open."""
     return _has_users(name) is True
 
 
-def _has_users(name: str) -> bool | None:
+def _has_users(name: Name) -> bool | None:
     """Tell whether a process has a segment open; None if this user has none of that name."""
     try:
-        fd = open_own(SHM_FOLDER / name.lstrip("/"), stat.S_IFREG)
+        fd = open_own(SHM_FOLDER / str(name).lstrip("/"), stat.S_IFREG)
     except OSError:
         return None
     try:

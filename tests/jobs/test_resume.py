@@ -384,7 +384,7 @@ def in_trouble(platoon, write_script, tmp_path):
 def test_a_center_whose_name_is_gone_is_saved(in_trouble, tmp_path, release):
     """systemd-logind's RemoveIPC removes the names of shared memory when a user logs out."""
     then = "worker.release_shared_params()" if release else ""
-    do = "for name in (files.center, files.job_state): os.unlink('/dev/shm' + name)"
+    do = "for name in (files.center, files.job_state): os.unlink(f'/dev/shm{name}')"
     status, output, summary, value = in_trouble(tmp_path / "kept", do, then)
     assert (status, value) == (0, 10), output
     assert (summary["checkpoints"], summary["checkpoints_missed"]) == (2, 0)

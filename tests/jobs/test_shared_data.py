@@ -261,8 +261,10 @@ if rank == 0:
 while not worker.should_stop:
     pass
 np.testing.assert_array_equal(data.excerpt([5, 6]), rows[[5, 6]])
+path = f"/dev/shm{files_of(worker).data('x')}"
+assert os.path.exists(path)
 worker.close()
-(folder / "path").write_text("/dev/shm" + files_of(worker).data("x"))
+(folder / "path").write_text(path)
 (folder / f"rank {rank} has closed").touch()
 """
     )
@@ -280,7 +282,7 @@ def test_clean_removes_the_data_of_a_job_of_which_all_were_killed(platoon, write
         PREAMBLE
         + """
 data = SharedData(rows, "x")
-path = "/dev/shm" + files_of(worker).data("x")
+path = f"/dev/shm{files_of(worker).data('x')}"
 print(path, flush=True)
 for old in (files_of(worker).folder, "/dev/shm" + files_of(worker).job_state, path):
     os.utime(old, (0, 0))

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import socket
 import stat
@@ -20,6 +21,7 @@ from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import files as job_files
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.observing import kill
+from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.segments import SHM_FOLDER, Segment
 from platoon_base.system.environment import NAMESPACE
 
@@ -86,7 +88,7 @@ def dead_job(tmpdir_of_jobs):
 
 def traces(files):
     """All that a job has on this host."""
-    return {Path(files.folder), *(SHM_FOLDER / name.lstrip("/") for name in (files.job_state, files.center))}
+    return {Path(files.folder), *(SHM_FOLDER / str(name).lstrip("/") for name in (files.job_state, files.center))}
 
 
 def make_old(*paths):
@@ -97,7 +99,7 @@ def make_old(*paths):
 
 
 def found(files):
-    return {left.path for left in job_files.leftovers()} & traces(files)
+    return {left.path for left in job_files.leftovers() if files.job in left.path.name}
 
 
 def test_a_new_job_has_a_folder_for_its_user_alone(files, jobs_folder):
@@ -111,8 +113,9 @@ def test_a_new_job_has_a_folder_for_its_user_alone(files, jobs_folder):
 def test_names_belong_to_the_job(files):
     assert files.size == 3
     assert files.address == f"ipc://{files.folder}/control"
-    assert files.job_state != files.center
-    assert all(name.startswith(f"{job_files.segment_prefix()}{files.job}-") for name in (files.job_state, files.center))
+    names = [files.job_state, *map(str, (files.center, files.collective, files.data("x")))]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith(f"{job_files.segment_prefix()}{files.job}-") for name in names)
 
 
 def test_jobs_differ():
@@ -137,10 +140,11 @@ def test_a_folder_without_a_job_is_refused(tmp_path, content):
 def test_removing_leaves_nothing_and_may_be_repeated(files):
     Segment.create(files.job_state, 4096).close()
     Segment.create(files.center, 4096).close()
-    assert all(path.exists() for path in traces(files))
+    left = traces(files)
+    assert all(path.exists() for path in left)
     files.remove()
     files.remove()
-    assert not any(path.exists() for path in traces(files))
+    assert not any(path.exists() for path in left)
 
 
 def test_a_live_job_is_running(live_job):
@@ -229,17 +233,18 @@ def test_a_dead_job_leaves_its_folder_and_its_shared_memory(dead_job):
     assert found(dead_job) == traces(dead_job)
     sizes = {left.path: left.size_bytes for left in job_files.leftovers()}
     assert sizes[SHM_FOLDER / dead_job.job_state.lstrip("/")] == 4096
-    assert sizes[SHM_FOLDER / dead_job.center.lstrip("/")] == 8192
-    assert sizes[Path(dead_job.folder)] == (Path(dead_job.folder) / "job.json").stat().st_size
+    assert sizes[SHM_FOLDER / str(dead_job.center).lstrip("/")] == 8192
+    assert sizes[Path(dead_job.folder)] == sum(path.lstat().st_size for path in Path(dead_job.folder).iterdir())
 
 
 def test_removing_the_leftovers_of_a_dead_job_leaves_nothing(dead_job):
-    make_old(*traces(dead_job))
+    paths = traces(dead_job)
+    make_old(*paths)
     for left in job_files.leftovers():
-        if left.path in traces(dead_job):
+        if left.path in paths:
             job_files.remove(left)
             job_files.remove(left)
-    assert not any(path.exists() for path in traces(dead_job))
+    assert not any(path.exists() for path in paths)
 
 
 def test_the_socket_of_a_dead_data_channel_is_found_and_removed(files):
@@ -264,6 +269,81 @@ def test_what_is_young_is_spared(dead_job, files):
     assert found(files) == set()
 
 
+def test_a_name_that_is_known_is_never_used_again(files):
+    """A stranger who has seen it, or derives others from it, cannot take the next one."""
+    before = str(files.center)
+    with Segment.create(files.center, 4096) as first, Segment.create(files.center, 4096) as second:
+        assert len({before, first.name, second.name}) == 3
+        assert not (SHM_FOLDER / first.name[1:]).exists(), "one that a creator left is removed"
+        with Segment.attach(files.center) as found:
+            assert found.name == second.name
+        assert job_files.in_use(files.center)
+    Segment.unlink(files.center)
+    assert not (SHM_FOLDER / second.name[1:]).exists()
+    with pytest.raises(ConfigurationError, match="cannot be opened"):
+        Segment.attach(files.center)
+
+
+JOB_OF_NOBODY = """
+import os
+from platoon_base.job.files import JobFiles
+from platoon_base.shm.segments import Segment
+
+os.setgid(65534), os.setuid(65534)  # from here on this process may not even read the package
+files = JobFiles.create(1)
+try:
+    with Segment.create(files.job_state, 4096):
+        print(files.job_state, flush=True)
+        input()  # all users have seen that name
+        for name in (files.center, files.collective, files.data("x")):
+            with Segment.create(name, 4096) as made, Segment.attach(name) as found:
+                made.buffer[0] = 9
+                print(found.buffer[0], flush=True)
+finally:
+    files.remove()
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_another_user_who_takes_names_first_keeps_no_job_from_its_memory(tmpdir_of_jobs):
+    tmpdir_of_jobs.chmod(0o777)
+    environment = {**os.environ, "TMPDIR": str(tmpdir_of_jobs), NAMESPACE: ""}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    squatted = []
+    with subprocess.Popen([sys.executable, "-c", JOB_OF_NOBODY], env=environment, text=True, **pipes) as process:
+        state = process.stdout.readline().strip()
+        try:
+            for what in ("center", "collective", "data-x"):
+                squatted.append(SHM_FOLDER / state[1:].replace("-state", f"-{what}"))
+                squatted[-1].touch()
+            output, errors = process.communicate("go on\n")
+        finally:
+            for path in squatted:
+                path.unlink()
+    assert (output.split(), process.returncode) == (["9", "9", "9"], 0), errors
+    assert list(SHM_FOLDER.glob(f"{state[1:].removesuffix('state')}*")) == []
+
+
+def test_a_name_that_somebody_else_has_taken_is_passed_over(files, tmp_path):
+    class Guessed(HiddenName):
+        names = iter([f"/{files.job}-taken", f"/{files.job}-free"])
+
+        def fresh(self):
+            return next(self.names)
+
+    with Segment.create(f"/{files.job}-taken", 4096) as taken:
+        with Segment.create(Guessed(tmp_path / "link", ""), 4096) as made:
+            assert made.name == f"/{files.job}-free"
+        Segment.unlink(made.name)
+        Segment.unlink(taken.name)
+
+
+def test_without_the_folder_of_the_job_no_memory_is_made(files):
+    shutil.rmtree(files.folder)
+    with pytest.raises(ConfigurationError, match="has something removed it"):
+        Segment.create(files.center, 4096)
+
+
 def test_a_live_job_is_untouched(live_job):
     make_old(*traces(live_job))
     assert found(live_job) == set()
@@ -278,7 +358,7 @@ def test_a_live_job_beside_a_dead_one_is_untouched(live_job, dead_job):
 def test_a_center_that_outlived_its_job_is_found(live_job, dead_job):
     """The job's state is gone already: nothing but the center's name tells the job."""
     Segment.unlink(dead_job.job_state)
-    center = SHM_FOLDER / dead_job.center.lstrip("/")
+    center = SHM_FOLDER / str(dead_job.center).lstrip("/")
     make_old(center)
     assert found(dead_job) == {center}
 
@@ -452,7 +532,8 @@ def test_nothing_that_another_user_puts_there_ends_a_command(put, tmp_path):
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
 @pytest.mark.parametrize("link", [False, True])
 def test_a_foreign_folder_of_jobs_is_passed_over_with_a_word(jobs_folder, dead_job, caplog, link):
-    make_old(*traces(dead_job))
+    paths = traces(dead_job)
+    make_old(*paths)
     jobs_folder.rename(jobs_folder.with_name("away"))
     if link:
         jobs_folder.symlink_to("away")
@@ -461,7 +542,7 @@ def test_a_foreign_folder_of_jobs_is_passed_over_with_a_word(jobs_folder, dead_j
         os.chown(jobs_folder, 65534, 65534)
     assert job_files.running() == []
     # The folder cannot be trusted; the memory is ours.
-    assert found(dead_job) == {path for path in traces(dead_job) if path.parent == SHM_FOLDER}
+    assert found(dead_job) == {path for path in paths if path.parent == SHM_FOLDER}
     assert "only you can enter" in caplog.text
 
 
