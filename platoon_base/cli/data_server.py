@@ -11,6 +11,7 @@ import os
 import shlex
 import signal
 import subprocess
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ import click
 
 from platoon_base.controller import child
 from platoon_base.controller.program import Program, python_main
-from platoon_base.data.batch_address import tell_failure
+from platoon_base.data.batch_address import report_failure
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import JOB, RANK
 from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
@@ -83,15 +84,32 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for the workers; it ends after them
         )
+    watch = threading.Thread(target=_watch, args=(process, folder, log_folder / LOG_FILE), daemon=True)
     try:
+        watch.start()
         yield
     finally:
-        status = _end(process)
-        if status not in (0, -signal.SIGTERM):
-            log.warning("the data server ended with status %d, see %s", status, log_folder / LOG_FILE)
+        _end(process)
+        watch.join()
 
 
-def _end(process: subprocess.Popen[bytes]) -> int:
+def _watch(process: subprocess.Popen[bytes], folder: str, log_file: Path) -> None:
+    """Wait for the end of a data server; say how it ended to the user, and to workers that wait for it to listen."""
+    process.wait()
+    status = process.returncode
+    how = f"exit status {status}" if status >= 0 else f"signal {-status}"
+    if status < 0:
+        with contextlib.suppress(ValueError):
+            how = f"killed by {signal.Signals(-status).name}"
+    if status == -signal.SIGKILL:
+        how += ", by hand or by the kernel for want of memory"
+    if status not in (0, -signal.SIGTERM):
+        log.warning("the data server ended: %s, see %s", how, log_file)
+    with contextlib.suppress(OSError):  # the job has ended
+        report_failure(folder, f"has ended ({how}); see {log_file}", keep=True)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
     """End a data server, and whatever it has started."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_OWN_END_S)
@@ -101,7 +119,7 @@ def _end(process: subprocess.Popen[bytes]) -> int:
             process.wait(_END_S)
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
-    return process.wait()
+    process.wait()
 
 
 def main() -> None:
@@ -119,7 +137,9 @@ def _told(folder: str) -> Iterator[None]:
         yield
     except BaseException as exc:
         if not isinstance(exc, SystemExit) or exc.code not in (0, None):
-            tell_failure(folder, f"{type(exc).__name__}: {exc}; see {LOG_FILE} beside the workers' logs")
+            report_failure(
+                folder, f"has failed by {type(exc).__name__}: {exc}; see {LOG_FILE} beside the workers' logs"
+            )
         raise
 
 

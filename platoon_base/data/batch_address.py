@@ -10,7 +10,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
 from platoon_base.system.environment import JOB
 
-__all__ = ["batch_address", "expected_readers", "failure_of_server", "tell_failure"]
+__all__ = ["batch_address", "expected_readers", "failure_of_server", "report_failure"]
 
 _FAILURE = "server-failed"
 _NAME = re.compile(r"[0-9A-Za-z._-]{1,40}")
@@ -43,9 +43,20 @@ def batch_address(address: str | None = None, name: str = "batches", folder: str
     return os.path.join(os.path.abspath(folder), f"data-{name}")
 
 
-def tell_failure(folder: str, text: str) -> None:
-    """Let the workers of a job know that its server has failed, maybe before it listened."""
+def report_failure(folder: str, text: str, keep: bool = False) -> None:
+    """Let the workers of a job know that its server has failed, maybe before it listened.
+
+    Parameters
+    ----------
+    folder : str
+        Of the job.
+    text : str
+    keep : bool
+        Whether an earlier report stays.
+    """
     path = os.path.join(folder, _FAILURE)
+    if keep and os.path.exists(path):
+        return
     Path(f"{path}.new").write_text(text, errors="backslashreplace")
     os.replace(f"{path}.new", path)
 

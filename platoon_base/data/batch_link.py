@@ -10,6 +10,7 @@ import stat
 import struct
 from pathlib import Path
 
+from platoon_base.controller.descriptors import readable
 from platoon_base.data.batch_frames import MAX_FRAME_BYTES
 from platoon_base.errors import ConfigurationError, ProtocolError
 
@@ -61,7 +62,7 @@ class Link:
         if self.pid > 0 and self.pid != os.getpid():
             try:
                 self.death_fd = os.pidfd_open(self.pid)
-                self.dead = bool(select.select([self.death_fd], [], [], 0)[0])  # nobody has waited for it yet
+                self.dead = readable(self.death_fd)  # nobody has waited for it yet
             except ProcessLookupError:
                 self.dead = True
             except OSError:

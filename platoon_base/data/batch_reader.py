@@ -366,7 +366,7 @@ def _connect(address: str, timeout_s: float) -> Link:
     deadline = time.monotonic() + timeout_s
     while (link := connect_link(address)) is None:
         if why := failure_of_server(address):
-            raise WorkerLostError(f"the data server has failed before it listened at {address}: {why}")
+            raise WorkerLostError(f"no batch server listens at {address}: the data server {why}")
         if time.monotonic() > deadline:
             raise CollectiveTimeoutError(
                 f"there is no batch server at {address} after {timeout_s:g} s: start one (BatchServer in the "

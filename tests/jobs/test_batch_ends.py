@@ -54,6 +54,21 @@ def test_a_launched_server_that_fails_before_it_listens_is_told(platoon, write_s
     done = platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script)
     assert done.returncode == 1
     log = (logs / "rank0.log").read_text()
-    assert "WorkerLostError: the data server has failed before it listened" in log
-    assert "ModuleNotFoundError: No module named 'no_such_module'" in log
+    assert "WorkerLostError: no batch server listens at " in log
+    assert "the data server has failed by ModuleNotFoundError: No module named 'no_such_module'" in log
     assert "no_such_module" in (logs / "data_server.log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("last", "how"), [("os.kill(os.getpid(), 9)", "killed by SIGKILL, by hand or by the kernel"), ("", "exit status 0")]
+)
+def test_a_launched_server_that_ends_before_it_listens_is_reported_at_once(platoon, write_script, tmp_path, last, how):
+    """It had no chance to say why."""
+    write_script(f"import os\n{last}", "server.py")
+    script = write_script("from platoon_base.data import BatchReader\nnext(iter(BatchReader(timeout_s=120)))")
+    logs = tmp_path / "logs"
+    done = platoon("launch", "-n1", "-D", "cpu", "--log-dir", logs, "--data-server", "server.py", script)
+    assert done.returncode == 1, done.stdout + done.stderr
+    log = (logs / "rank0.log").read_text()
+    assert f"the data server has ended ({how}" in log
+    assert (f"the data server ended: {how}" in done.stdout + done.stderr) == bool(last)

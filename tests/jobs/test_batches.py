@@ -1,6 +1,8 @@
 """Mini-batches from a server and from processes that load ahead, on real workers that are killed, stopped or slow."""
 
+import contextlib
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -158,6 +160,22 @@ with BatchServer(address, readers=1) as server:
 """
 
 
+def test_a_server_with_more_files_than_select_takes(address, start):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if before[1] < 4096:
+        pytest.skip("needs a hard limit of 4,096 open files (ulimit -Hn)")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (4096, before[1]))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        for _ in range(1100):
+            stack.callback(os.close, os.open(os.devnull, os.O_RDONLY))
+        with BatchServer(address) as server:
+            worker = start(READ)
+            server.serve(batches(2), timeout_s=60)
+            server.serve(batches(1), timeout_s=60)
+        assert worker.output() == "[0, 1]\n[0]\n"
+
+
 def test_a_server_that_is_killed_is_told_at_once_after_what_it_had_sent(address, start, tmp_path):
     server = start(SERVE)
     with BatchReader(address, timeout_s=60) as reader:
@@ -276,7 +294,7 @@ def test_a_launched_server_that_fails_ends_the_job_and_one_that_hangs_ends_with_
     log = (tmp_path / "logs" / "rank0.log").read_text()
     assert "WorkerLostError" in log
     assert "ZeroDivisionError: integer division or modulo by zero" in log
-    assert "the data server ended with status 1" in done.stdout + done.stderr
+    assert "the data server ended: exit status 1, see" in done.stdout + done.stderr
     write_script(SERVER.replace("print(", "time.sleep(600); print("), "server.py")
     done = platoon(*words, "server.py 4", script)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -4,6 +4,8 @@ import contextlib
 import os
 import socket
 import stat
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -23,7 +25,7 @@ from platoon_base.data.batch_frames import (
     decode_from_server,
     encode,
 )
-from platoon_base.data.batch_link import connect_link
+from platoon_base.data.batch_link import Link, connect_link, listen_at
 from platoon_base.data.batch_memory import Slot
 from platoon_base.data.batch_pinning import Pinning
 from platoon_base.data.batch_reader import AHEAD
@@ -483,3 +485,35 @@ def test_where_nothing_can_pin_memory_a_warning_says_so(server, monkeypatch):
         assert not reader.pinned
         server.send(np.arange(4))
         assert reader.receive().tolist() == [0, 1, 2, 3]
+
+
+CALL_AS_NOBODY = """
+import os, socket, sys
+from platoon_base.data.batch_link import connect_link
+from platoon_base.errors import ProtocolError
+
+os.setgid(65534), os.setuid(65534)
+socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET).connect(sys.argv[1])
+try:
+    connect_link(sys.argv[1])
+except ProtocolError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user, and so root")
+def test_batches_go_to_and_come_from_processes_of_one_user_alone(tmp_path):
+    """Also where the permissions of the socket's file let others connect."""
+    for folder in [tmp_path, *list(tmp_path.parents)[:3]]:
+        folder.chmod(0o755)
+    address = str(tmp_path / "batches")
+    with listen_at(address) as listener:
+        os.chmod(address, 0o666)
+        done = subprocess.run(
+            [sys.executable, "-c", CALL_AS_NOBODY, address], capture_output=True, text=True, timeout=60, check=False
+        )
+        assert done.stdout.strip() == "refused a connection of user 0: batches are shared within one user alone", done
+        for _ in range(2):
+            caller, _ = listener.accept()
+            with pytest.raises(ProtocolError, match="refused a connection of user 65534"):
+                Link(caller)
