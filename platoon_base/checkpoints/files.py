@@ -29,6 +29,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.center import Rule, settings_of
 from platoon_base.sharding import START, Position
+from platoon_base.system.own_files import create_new
 from platoon_base.system.regular_files import open_regular
 
 __all__ = [
@@ -49,7 +50,7 @@ Array = np.ndarray[Any, Any]
 FORMAT = 1
 KEPT_FILES = 2  # the newest, and the one before, should the newest be damaged
 _NAME = re.compile(r"checkpoint-(\d{8})\.npz")
-_UNFINISHED = "unfinished-checkpoint.npz"
+_UNFINISHED = "unfinished-checkpoint"
 _FORCE_EVERY_BYTES = 1 << 26
 _BLOCK = 1 << 18  # elements
 
@@ -162,7 +163,7 @@ class _SteadyFile(io.FileIO):
     """
 
     def __init__(self, path: Path, count: Callable[[int], None]) -> None:
-        super().__init__(path, "wb")
+        super().__init__(path, "wb", opener=lambda name, flags: create_new(name))
         self._count = count
         self._unforced = 0
 
@@ -371,7 +372,9 @@ class CheckpointFolder:
         _require_finite(checkpoint)
         self._require_there()
         numbers = self.numbers()
-        path, unfinished = self.file(numbers[-1] + 1 if numbers else 1), self.path / _UNFINISHED
+        path = self.file(numbers[-1] + 1 if numbers else 1)
+        self._remove_unfinished()
+        unfinished = self.path / f"{_UNFINISHED}-{os.urandom(8).hex()}.npz"  # nobody can put a link there before
         try:
             with io.BufferedWriter(_SteadyFile(unfinished, self._count)) as file:
                 _write(file, checkpoint)
@@ -387,6 +390,13 @@ class CheckpointFolder:
             with contextlib.suppress(OSError):
                 self.file(number).unlink()
         return path
+
+    def _remove_unfinished(self) -> None:
+        """Remove what jobs that died while they wrote have left: no other one writes here now."""
+        for name in os.listdir(self.path):
+            if name.startswith(_UNFINISHED):
+                with contextlib.suppress(OSError):  # it may be another user's
+                    (self.path / name).unlink()
 
     def _count(self, size_bytes: int) -> None:
         self.written_bytes += size_bytes

@@ -22,6 +22,7 @@ from platoon_base.controller.program import Program, python_main
 from platoon_base.data.batch_address import report_failure
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import JOB, RANK
+from platoon_base.system.own_files import open_log
 from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
 
 __all__ = ["LOG_FILE", "data_server", "data_server_option", "split_words"]
@@ -75,7 +76,7 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
         return
     variables = {**environment, JOB: folder, _OF_THE_LAUNCHER: str(os.getpid())}
     variables.pop(RANK, None)
-    with open(log_folder / LOG_FILE, "ab", buffering=0) as output:
+    with os.fdopen(open_log(log_folder / LOG_FILE), "ab", 0) as output:
         process = subprocess.Popen(
             [*python_main("platoon_base.cli.data_server"), *words],
             env=variables,

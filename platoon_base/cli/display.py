@@ -19,7 +19,7 @@ from platoon_base.checkpoints.writer import Tally
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.table import plain_line, table
 from platoon_base.controller.controller import Result, Snapshot
-from platoon_base.system.regular_files import open_without_wait
+from platoon_base.system.own_files import write_where_named
 
 __all__ = ["Display", "is_live", "summary", "write_summary"]
 
@@ -124,6 +124,4 @@ def _of_checkpoints(tally: Tally | None) -> dict[str, Any]:
 def write_summary(path: Path, values: Mapping[str, Any]) -> None:
     """Write a summary as JSON, which knows no NaN and no infinity: null stands for them."""
     plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-    with open(path, "w", opener=open_without_wait) as file:  # a named pipe that nobody reads is an error
-        os.set_blocking(file.fileno(), True)
-        file.write(json.dumps(plain, indent=2) + "\n")
+    write_where_named(path, (json.dumps(plain, indent=2) + "\n").encode())

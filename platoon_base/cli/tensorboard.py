@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -125,7 +126,9 @@ class EventFiles:
 
         if run not in self._writers:
             (self._folder / run).mkdir(parents=True, exist_ok=True)
-            self._writers[run] = EventsWriter(str(self._folder / run / "events"))
+            self._writers[run] = EventsWriter(
+                str(self._folder / run / f"events.{os.urandom(8).hex()}")  # it follows a link of a name that is known
+            )
         for name, value in scalars.items():
             if not math.isnan(value):
                 event = Event(wall_time=time.time(), step=step, summary=scalar(name, value))

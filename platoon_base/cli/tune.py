@@ -26,6 +26,7 @@ from platoon_base.job.hosting import JobOptions
 from platoon_base.rules import at_period, default_period, parse_rule
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
+from platoon_base.system.own_files import write_where_named
 
 __all__ = ["Tuning", "tune", "write_results"]
 
@@ -331,7 +332,7 @@ def _results(tuning: Tuning, found: Sequence[Outcome], watched: Watched, trials:
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
     """Write the results as JSON, which knows no NaN and no infinity: null stands for them."""
-    path.write_text(json.dumps(_plain(results), indent=2) + "\n")
+    write_where_named(path, (json.dumps(_plain(results), indent=2) + "\n").encode())
 
 
 def _plain(value: Any) -> Any:

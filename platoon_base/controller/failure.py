@@ -27,6 +27,7 @@ import msgspec
 from platoon_base.controller.trimmed import shown_text, shown_traceback, users_frame
 from platoon_base.errors import WorkerLostError
 from platoon_base.system.environment import ERROR_FILE, RANK, TORCH_ERROR_FILE
+from platoon_base.system.own_files import write_whole
 from platoon_base.system.regular_files import open_regular
 from platoon_base.system.text import legible
 
@@ -113,9 +114,7 @@ def write_error_file(path: Path, failure: Failure) -> None:
         "message": legible(failure.what if not failure.text else f"{failure.kind}: {failure.text}"),
         "extraInfo": {"py_callstack": failure.stack, "timestamp": str(int(failure.at))},
     }
-    temporary = path.with_name(f"{path.name}.{os.getpid()}")
-    temporary.write_bytes(msgspec.json.encode(_File(message, msgspec.structs.replace(failure, stack=""))))
-    temporary.replace(path)
+    write_whole(path, msgspec.json.encode(_File(message, msgspec.structs.replace(failure, stack=""))))
 
 
 def read_failure(path: Path, rank: int) -> Failure | None:

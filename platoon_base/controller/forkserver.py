@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.system.environment import FRAMEWORK_RANK, PREFIX
+from platoon_base.system.own_files import open_log
 from platoon_base.system.process import PR_SET_CHILD_SUBREAPER, is_subreaper, prctl
 
 __all__ = ["DONE", "ForkServer"]
@@ -76,7 +77,7 @@ class ForkServer:
                 json.dump({**spec, "report": report}, stdin)
                 stdin.seek(0)
                 log = starts[0].log_file
-                output = stack.enter_context(open(log, "ab", buffering=0)) if log is not None else None
+                output = stack.enter_context(os.fdopen(open_log(log), "ab", 0)) if log is not None else None
                 self._process = subprocess.Popen(
                     python_main("platoon_base.controller.forkserver_main"),
                     env=dict(common),

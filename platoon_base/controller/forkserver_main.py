@@ -25,6 +25,7 @@ from platoon_base.controller import child
 from platoon_base.controller.descriptors import readable
 from platoon_base.controller.forkserver import DONE
 from platoon_base.controller.program import Program
+from platoon_base.system.own_files import open_log
 from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
 
 log = logging.getLogger(__name__)
@@ -128,8 +129,8 @@ def _become_worker(worker: dict[str, Any], handlers: dict[signal.Signals, Any]) 
     """Make this forked process like one that was started by itself."""
     gc.enable()
     if worker["log"] is not None:
-        _redirect(worker["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 1, 2)
-    _redirect(os.devnull, os.O_RDONLY, 0)
+        _redirect(open_log(worker["log"]), 1, 2)
+    _redirect(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.update(worker["environment"])
     for number, handler in handlers.items():
         if signal.getsignal(number) is not handler:
@@ -139,8 +140,7 @@ def _become_worker(worker: dict[str, Any], handlers: dict[signal.Signals, Any]) 
     child.set_up_logging()
 
 
-def _redirect(path: str, flags: int, *descriptors: int) -> None:
-    opened = os.open(path, flags, 0o666)
+def _redirect(opened: int, *descriptors: int) -> None:
     for descriptor in descriptors:
         os.dup2(opened, descriptor)
     os.close(opened)

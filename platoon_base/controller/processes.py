@@ -17,6 +17,7 @@ from platoon_base.controller.forkserver import ForkServer
 from platoon_base.controller.program import Program, Start
 from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
 from platoon_base.errors import PlatoonError
+from platoon_base.system.own_files import open_log
 
 __all__ = ["GRACE_S", "Exit", "WorkerProcesses"]
 
@@ -100,7 +101,7 @@ class WorkerProcesses:
         """
         self._note(Start(rank, command, environment, log_file))
         with contextlib.ExitStack() as stack:
-            output = stack.enter_context(open(log_file, "ab", buffering=0)) if log_file is not None else None
+            output = stack.enter_context(os.fdopen(open_log(log_file), "ab", 0)) if log_file is not None else None
             process = subprocess.Popen(
                 command,
                 env=dict(environment),

@@ -1,14 +1,13 @@
 """Names of shared memory that other users cannot know before the memory is there.
 
-All users see the names in /dev/shm. If a job's next names followed from those, a stranger could take them first. So each
-name ends with random digits. The job finds it by a link in its folder, which only its user can enter.
+All users see the names in /dev/shm. If a job's next names followed from those, a stranger could take them first. So
+each name ends with random digits. The job finds it by a link in its folder, which only its user can enter.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 from pathlib import Path
 
 __all__ = ["HiddenName"]
@@ -43,11 +42,11 @@ class HiddenName:
 
     def fresh(self) -> str:
         """Return a name that nobody could know before."""
-        return f"{self._prefix}-{secrets.token_hex(_RANDOM_BYTES)}"
+        return f"{self._prefix}-{os.urandom(_RANDOM_BYTES).hex()}"
 
     def point_to(self, name: str) -> None:
         """Hold the name of a segment from now on."""
-        unfinished = self._link.with_name(f"{self._link.name}.{secrets.token_hex(_RANDOM_BYTES)}")
+        unfinished = self._link.with_name(f"{self._link.name}.{os.urandom(_RANDOM_BYTES).hex()}")
         os.symlink(name, unfinished)
         os.replace(unfinished, self._link)
 

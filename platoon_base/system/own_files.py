@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
+from pathlib import Path
 
-__all__ = ["SAFE_FLAGS", "open_own"]
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.regular_files import open_without_wait
+
+__all__ = ["SAFE_FLAGS", "create_new", "open_log", "open_own", "write_where_named", "write_whole"]
 
 SAFE_FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe is not waited for
 
@@ -38,6 +43,80 @@ def open_own(path: str | os.PathLike[str], kind: int, flags: int = os.O_RDONLY) 
         os.close(fd)
         raise
     return fd
+
+
+def create_new(path: str | os.PathLike[str], flags: int = os.O_WRONLY) -> int:
+    """Create a file, and return its descriptor; raises `FileExistsError` where there is one, or a link."""
+    return os.open(path, flags | os.O_CREAT | os.O_EXCL | SAFE_FLAGS, 0o666)
+
+
+def open_log(path: str | os.PathLike[str]) -> int:
+    """Open a log to append to, and return its descriptor; it is created if there is none.
+
+    Raises
+    ------
+    ConfigurationError
+        If something else is there that another user may have put there: a link, or a file with a second name.
+    OSError
+        If it cannot be opened.
+    """
+    try:
+        fd = create_new(path, os.O_WRONLY | os.O_APPEND)
+    except FileExistsError:
+        try:
+            fd = open_own(path, stat.S_IFREG, os.O_WRONLY | os.O_APPEND)
+        except PermissionError as exc:
+            raise ConfigurationError(_not_ours(path)) from exc
+        if os.fstat(fd).st_nlink != 1:
+            os.close(fd)
+            raise ConfigurationError(_not_ours(path)) from None
+    os.set_blocking(fd, True)
+    return fd
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file at once as a whole, in place of the file or the link that is there; raises `OSError`."""
+    unfinished = path.with_name(f"{path.name}.{os.urandom(8).hex()}")
+    fd = create_new(unfinished)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+        os.replace(unfinished, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            unfinished.unlink()
+        raise
+
+
+def write_where_named(path: Path, data: bytes) -> None:
+    """Write a file whose path the user gave, as a whole.
+
+    A link of this user, or of root, is followed. What is no plain file, such as ``/dev/stdout``, is written to.
+
+    Raises
+    ------
+    ConfigurationError
+        If a link of another user is there.
+    OSError
+        If it cannot be written.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        link = os.lstat(path)
+        if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
+            raise ConfigurationError(_not_ours(path))
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            with open(path, "wb", opener=open_without_wait) as file:  # a named pipe that nobody reads is an error
+                os.set_blocking(file.fileno(), True)
+                file.write(data)
+            return
+    write_whole(Path(os.path.realpath(path)), data)
+
+
+def _not_ours(path: str | os.PathLike[str]) -> str:
+    return (
+        f"{os.fspath(path)} is not written to: it is no plain file of yours, and another user may have put it there; "
+        "name a folder that only you can write to"
+    )
 
 
 def _require_own(path: str | os.PathLike[str], status: os.stat_result, kind: int) -> None:

@@ -185,13 +185,26 @@ def test_a_center_that_is_released_is_saved_first_and_stays(platoon, write_scrip
         assert [values.max() for values in newest(kept).center] == [80, 80]
 
 
+SLEEPING_DISK = """
+import os, threading
+from platoon_base.cli import main
+
+answer = os.fsync
+
+def fsync(fd):
+    if "unfinished-checkpoint" in os.readlink(f"/proc/self/fd/{fd}"):
+        threading.Event().wait()
+    answer(fd)
+
+os.fsync = fsync
+main()
+"""
+
+
 def test_a_disk_that_does_not_answer_does_not_keep_a_job_for_ever(write_script, tmp_path):
     """The first write never ends; the first signal ends the workers, the second one the wait for the disk."""
-    kept = tmp_path / "kept"
-    kept.mkdir()
-    os.mkfifo(kept / "unfinished-checkpoint.npz")
     script = write_script(COUNT)
-    command = [sys.executable, "-m", "platoon_base", "launch", "-n", "2", "--checkpoint-every", "1000"]
+    command = [sys.executable, "-c", SLEEPING_DISK, "launch", "-n", "2", "--checkpoint-every", "1000"]
     with subprocess.Popen(
         [*command, "--log-dir", "logs", "--resume", "kept", str(script), str(tmp_path), "23"], cwd=tmp_path
     ) as launcher:

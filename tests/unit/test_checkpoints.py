@@ -345,6 +345,20 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
         CheckpointFolder(tmp_path / "file" / "folder")
 
 
+def test_no_link_of_a_stranger_is_written_through(folder, tmp_path):
+    """In a folder that others may write to; what killed writers have left is removed."""
+    precious = tmp_path / "precious"
+    precious.write_text("precious")
+    for name in ("unfinished-checkpoint.npz", "unfinished-checkpoint-0123.npz", "checkpoint-00000001.npz"):
+        (folder.path / name).symlink_to(precious)
+    folder.save(make(1.0))
+    folder.save(make(2.0))
+    assert precious.read_text() == "precious"
+    left = {path.name for path in folder.path.iterdir()}
+    assert left == {".lock", "checkpoint-00000002.npz", "checkpoint-00000003.npz"}
+    assert same(newest(folder), make(2.0))
+
+
 def test_a_failure_leaves_the_ones_before(folder):
     folder.save(make(1))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

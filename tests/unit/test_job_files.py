@@ -24,6 +24,7 @@ from platoon_base.job.observing import kill
 from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.segments import SHM_FOLDER, Segment
 from platoon_base.system.environment import NAMESPACE
+from platoon_base.system.own_files import open_log, write_where_named, write_whole
 
 pytestmark = pytest.mark.base
 
@@ -645,3 +646,44 @@ def test_a_controller_without_a_file_has_a_name_in_the_list_of_jobs(words):
         assert program_of(files)
     finally:
         files.remove()
+
+
+def test_a_log_is_never_written_through_a_link(tmp_path):
+    """In a folder that others may write to, a stranger can put one there first."""
+    precious, log = tmp_path / "precious", tmp_path / "rank0.log"
+    precious.write_text("precious")
+    log.symlink_to(precious)
+    with pytest.raises(ConfigurationError, match="rank0.log is not written to: .* another user may have put it there"):
+        open_log(log)
+    log.unlink()
+    os.link(precious, log)
+    with pytest.raises(ConfigurationError, match="is not written to"):
+        open_log(log)
+    log.unlink()
+    for line in (b"one\n", b"two\n"):
+        with os.fdopen(open_log(log), "ab") as file:
+            file.write(line)
+    assert (log.read_text(), precious.read_text()) == ("one\ntwo\n", "precious")
+
+
+def test_what_is_written_as_a_whole_takes_the_place_of_a_link(tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "error.json").symlink_to("precious")
+    write_whole(tmp_path / "error.json", b"new")
+    assert not (tmp_path / "error.json").is_symlink()
+    assert [(tmp_path / name).read_text() for name in ("error.json", "precious")] == ["new", "precious"]
+    assert sorted(os.listdir(tmp_path)) == ["error.json", "precious"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")
+def test_a_file_that_the_user_names_goes_through_a_link_of_the_users_own_alone(tmp_path):
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "summary").symlink_to("real")
+    write_where_named(tmp_path / "summary", b"new")
+    assert (tmp_path / "summary").is_symlink()
+    os.chown(tmp_path / "summary", 65534, -1, follow_symlinks=False)
+    with pytest.raises(ConfigurationError, match="summary is not written to"):
+        write_where_named(tmp_path / "summary", b"newer")
+    assert (tmp_path / "real").read_text() == "new"
+    write_where_named(Path(os.devnull), b"x")
+    assert not Path(os.devnull).is_file()

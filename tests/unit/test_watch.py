@@ -13,8 +13,9 @@ import pytest
 from watching import PATIENCE_S, await_file
 
 from platoon_base.cli.launcher import log_file, worker_environment
+from platoon_base.controller.processes import WorkerProcesses
 from platoon_base.controller.program import Program, Start, python_main
-from platoon_base.errors import PlatoonError
+from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import host_job
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
@@ -225,3 +226,17 @@ def test_a_worker_that_cannot_be_watched_is_ended(starts, monkeypatch, tmp_path,
         else:
             with pytest.raises(PlatoonError, match="cannot be watched, and so was ended .*Too many open files"):
                 begin(job, starts, forked)
+
+
+def test_a_worker_whose_log_is_a_link_is_not_started(tmp_path):
+    """Another user may have put it there, to have a file of this one written to."""
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "rank0.log").symlink_to("precious")
+    start = Start(0, ["echo", "started"], dict(os.environ), tmp_path / "rank0.log")
+    (tmp_path / "script.py").write_text("print('started')")
+    processes = WorkerProcesses()
+    with pytest.raises(ConfigurationError, match="rank0.log is not written to"):
+        processes.start(*start)
+    with pytest.raises(ConfigurationError, match="rank0.log is not written to"):
+        processes.start_forked(Program(str(tmp_path / "script.py")), [], ["numpy"], [start])
+    assert (tmp_path / "precious").read_text() == "precious"
