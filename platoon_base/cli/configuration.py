@@ -86,18 +86,30 @@ def _configured_devices() -> _Setting | None:
 
 
 def _files() -> Iterator[tuple[Path, configparser.ConfigParser]]:
-    """Read the files that are there, one after the other: the first that has an answer counts."""
-    named = [name for name in os.environ.get(RC_FILES, "").split(os.pathsep) if name]
-    for path in dict.fromkeys([Path(_FILE), Path.home() / _FILE, *(Path(name).expanduser() for name in named)]):
+    """Read the files that are there, one after the other: the first that has an answer counts.
+
+    As in the original, files that PLATOONRC names come first, the last one before those to its left.
+    """
+    named = [_expanded(name) for name in os.environ.get(RC_FILES, "").split(os.pathsep) if name]
+    for path in dict.fromkeys([*reversed(named), Path(_FILE), _expanded(f"~/{_FILE}")]):
         config = configparser.ConfigParser(interpolation=None)
         try:
             with path.open() as file:
                 config.read_file(file)
         except FileNotFoundError:
             continue
+        except PermissionError:
+            if path.parent != _expanded("~") or os.access(path.parent, os.X_OK):
+                raise
+            continue  # a home that this process may not enter, as under a service's user, has no settings
         except (OSError, UnicodeDecodeError, configparser.Error) as exc:
             raise ConfigurationError(f"{path} cannot be read ({exc}): docs/launching.md says how to write it") from exc
         yield path, config
+
+
+def _expanded(name: str) -> Path:
+    """Return a path with the home folder in place of ``~``; as it is where there is no home."""
+    return Path(os.path.expanduser(name))
 
 
 def _is_this_host(name: str) -> bool:

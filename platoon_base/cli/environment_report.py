@@ -106,5 +106,5 @@ def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _home(text: str) -> str:
     """Put ``~`` for the home folder, which has the user's name in it."""
-    home = str(Path.home())
+    home = os.path.expanduser("~")
     return text if home == "/" else re.sub(rf"{re.escape(home)}(?=/|:|$)", "~", text)

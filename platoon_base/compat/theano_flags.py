@@ -7,7 +7,6 @@ import ctypes.util
 import functools
 import os
 from collections.abc import Mapping
-from pathlib import Path
 
 from platoon_base.system.warn import warn_once
 
@@ -113,7 +112,7 @@ class _Options:
         """The configuration files, read once."""
         config = configparser.ConfigParser(strict=False, interpolation=None)
         try:
-            config.read([Path(name).expanduser() for name in self._names])
+            config.read([os.path.expanduser(name) for name in self._names])
         except configparser.Error:
             config.clear()  # Theano itself will complain about the file, and better
         return config

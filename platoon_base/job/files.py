@@ -29,7 +29,17 @@ from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_own
 from platoon_base.system.process import pid_namespace
 
-__all__ = ["JobFiles", "Leftover", "Origin", "data_socket", "leftovers", "remove", "running", "segment_prefix"]
+__all__ = [
+    "JobFiles",
+    "Leftover",
+    "Origin",
+    "data_socket",
+    "leftovers",
+    "remove",
+    "running",
+    "segment_prefix",
+    "working_folder",
+]
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +66,8 @@ class Origin(msgspec.Struct, frozen=True):
         When, in seconds since the epoch.
     pid, pid_namespace : int
         The process of the controller. Its id means something only within that PID namespace.
+    working_folder : str
+        From which it was started; empty if that is not known.
     """
 
     program: list[str] = []
@@ -64,6 +76,7 @@ class Origin(msgspec.Struct, frozen=True):
     began: float = 0.0
     pid: int = 0
     pid_namespace: int = 0
+    working_folder: str = ""
 
 
 class JobFiles(msgspec.Struct, frozen=True):
@@ -133,8 +146,13 @@ class JobFiles(msgspec.Struct, frozen=True):
         folder = _jobs_folder() / job
         require_room(folder.parent, "a job's description and its socket")
         folder.mkdir(mode=0o700)
-        here = {"began": time.time(), "pid": os.getpid(), "pid_namespace": pid_namespace()}
-        origin = msgspec.structs.replace(origin or Origin(), **here)
+        origin = msgspec.structs.replace(
+            origin or Origin(),
+            began=time.time(),
+            pid=os.getpid(),
+            pid_namespace=pid_namespace(),
+            working_folder=working_folder(),
+        )
         files = cls(job, str(folder), size, center_memory, checkpoint, origin=origin)
         if len(os.fsencode(files.address)) > _LONGEST_ADDRESS:
             folder.rmdir()
@@ -241,6 +259,14 @@ class JobFiles(msgspec.Struct, frozen=True):
         _remove_folder(Path(self.folder))
 
 
+def working_folder() -> str:
+    """Return the folder that this process works in; empty if it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
 def data_socket(port: int) -> str:
     """Return the path of the socket of a data channel that has the number of a port, and need not belong to a job."""
     return str(_jobs_folder() / f"data-{port}")
@@ -316,7 +342,7 @@ def leftovers() -> list[Leftover]:
     kernel knows both across process and network namespaces, and the lock also where the shared memory cannot be seen
     from here.
     """
-    names = sorted(path for path in SHM_FOLDER.iterdir() if path.name.startswith(segment_prefix().lstrip("/")))
+    names = sorted(SHM_FOLDER.glob(f"{segment_prefix().lstrip('/')}*"))
     segments = [path for path in names if abandoned(path.name) and _old(path) and not _alive(_job_of(path))]
     found = [Leftover(path, _size_bytes(path)) for path in segments]
     for folder in _own_job_folders():

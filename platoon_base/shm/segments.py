@@ -221,7 +221,7 @@ class Segment:
         """Remove the name, if it is there; the memory goes when the last process has closed it."""
         found = name if isinstance(name, str) else name.current()
         if found:
-            with contextlib.suppress(posix_ipc.ExistentialError, posix_ipc.PermissionsError):  # gone, or another user's
+            with contextlib.suppress(posix_ipc.Error, OSError):  # gone, another user's, or on a read-only file system
                 posix_ipc.unlink_shared_memory(found)
         if not isinstance(name, str):
             name.forget()
@@ -239,7 +239,9 @@ def _create(name: Name) -> tuple[int, str]:
     for _ in range(1 if isinstance(name, str) else _ATTEMPTS):
         try:
             return posix_ipc.SharedMemory(tried, posix_ipc.O_CREX, mode=0o600, size=0).fd, tried
-        except posix_ipc.ExistentialError:
+        except posix_ipc.ExistentialError as exc:
+            if not SHM_FOLDER.is_dir():
+                raise BackendUnavailableError(_no_shared_memory(exc)) from exc
             tried = name if isinstance(name, str) else name.fresh()
         except (OSError, posix_ipc.Error) as exc:
             raise BackendUnavailableError(_no_shared_memory(exc)) from exc

@@ -16,6 +16,7 @@ from platoon_base.errors import ConfigurationError
 __all__ = ["available_memory", "require_descriptors", "require_room"]
 
 _PROBE_BYTES = 1 << 16
+_FIRST_DESCRIPTORS = 1 << 16
 _OLD_NAMES = ("memory.limit_in_bytes", "memory.usage_in_bytes")  # of control groups of version 1
 
 
@@ -28,7 +29,7 @@ def require_descriptors(more: int) -> None:
         If the hard limit is too low. ZeroMQ would end the process in the middle of something instead.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = len(os.listdir("/proc/self/fd")) + more
+    needed = _open_descriptors(soft) + more
     if resource.RLIM_INFINITY != soft < needed:
         if resource.RLIM_INFINITY != hard < needed:
             raise ConfigurationError(
@@ -36,6 +37,22 @@ def require_descriptors(more: int) -> None:
                 "/etc/security/limits.conf or with `docker run --ulimit nofile=...`, or start fewer workers"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def _open_descriptors(soft: int) -> int:
+    """Count the descriptors that this process has open; one by one where there is no /proc."""
+    try:
+        return len(os.listdir("/proc/self/fd"))
+    except OSError:
+        return sum(map(_is_open, range(_FIRST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft)))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def available_memory(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:

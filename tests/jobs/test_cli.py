@@ -540,6 +540,37 @@ def test_a_job_lives_though_the_names_of_its_memory_are_gone_or_out_of_sight(pla
     assert json.loads((tmp_path / "s.json").read_text())["done"] == 1
 
 
+IN_NO_FOLDER = "mkdir gone; cd gone; rmdir ../gone"
+ODD_SYSTEMS = {
+    "no working folder": (IN_NO_FOLDER, 2, "platoon: the working directory is gone"),
+    "read-only memory": ("mount -t tmpfs -o ro none /dev/shm", 2, "no shared memory can be made in /dev/shm"),
+    "no memory": ("mount -t tmpfs none /dev; mknod -m 666 /dev/null c 1 3; mknod -m 666 /dev/urandom c 1 9", 2,
+                  "platoon: no shared memory can be made in /dev/shm"),
+    "no proc": ("mount -t tmpfs none /proc", 0, "2 workers on the CPU"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD_SYSTEMS)
+def test_an_odd_system_is_no_reason_for_a_traceback(write_script, tmp_path, odd):
+    change, status, said = ODD_SYSTEMS[odd]
+    if "mount" in change and os.geteuid() != 0:
+        pytest.skip("needs to mount, as root")
+    apart = ["unshare", "-m"] if "mount" in change else []
+    script = write_script("from platoon_base import connect\nconnect().barrier()")
+    main = [sys.executable, "-c", "from platoon_base.cli import main; main()"]
+
+    def run(*words):
+        command = [*apart, "sh", "-c", f'{change}; exec "$@"', "sh", *main, *map(str, words)]
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
+
+    done = run("launch", "-n", 2, "-D", "cpu", script)
+    assert done.returncode == status, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    cleaned = run("clean")
+    assert (cleaned.returncode, cleaned.stderr) == (0, ""), cleaned
+
+
 @pytest.mark.slow
 def test_doctor_tells_what_works_and_how_to_get_the_rest(platoon):
     done = platoon("doctor")

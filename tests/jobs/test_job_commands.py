@@ -196,6 +196,37 @@ def test_stop_ends_a_job_as_ctrl_c_does(platoon, launch, tmp_path):
     assert told["checkpoints"] >= 1
 
 
+def test_stop_without_a_name_ends_no_job_of_another_folder_unasked(launch):
+    job = launch()
+
+    def stop_elsewhere(**streams):
+        return subprocess.Popen([*PLATOON, "stop"], cwd="/", text=True, stderr=subprocess.PIPE, **streams)
+
+    with stop_elsewhere(stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as done:
+        error = done.stderr.read()
+    assert done.returncode == 2
+    assert error == (
+        "platoon: no job of yours was launched from this folder: name the one to stop, of "
+        f"{job.job} (train.py, from {job.folder})\n"
+    )
+    for answer in ("n", "y"):
+        assert job.files.alive
+        terminal, end = pty.openpty()
+        with stop_elsewhere(stdin=end, stdout=end) as asked:
+            os.close(end)
+            os.write(terminal, f"{answer}\n".encode())
+            shown = b""
+            with contextlib.suppress(OSError):  # Linux has no end of file here
+                while data := os.read(terminal, 4096):
+                    shown += data
+            os.close(terminal)
+            error = asked.stderr.read()
+        # Python's input() may show its question on either stream.
+        assert f"job {job.job} (train.py) was launched from {job.folder}: stop it? [y/N]" in shown.decode() + error
+        assert asked.returncode == (2 if answer == "n" else 0)
+    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+
+
 STUBBORN = """
     import signal
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -168,16 +168,31 @@ def test_arguments_come_before_the_environment_and_that_before_files(launcher, h
 
     assert "1 worker on the CPU" in workers("-D", "cpu", PLATOON_DEVICES="cpu,cpu")
     assert "2 workers on the CPU (PLATOON_DEVICES)" in workers(PLATOON_DEVICES="cpu,cpu")
-    assert f"3 workers on the CPU ({home}/.platoonrc, {host.lower()})" in workers(PLATOONRC=str(named))
+    assert f"3 workers on the CPU ({home}/.platoonrc, {host.lower()})" in workers(PLATOONRC=f"{tmp_path}/none")
+    silent, more = tmp_path / "silent.ini", tmp_path / "two.ini"
+    silent.write_text("[devices]\nother = cuda0\n")
+    more.write_text("[devices]\nlocalhost = cpu,cpu\n")
+    for files, count, which in (([named, more], "2 workers", more), ([more, named, silent], "1 worker", named)):
+        assert f"{count} on the CPU ({which}, localhost)" in workers(PLATOONRC=":".join(map(str, files)))
     (tmp_path / ".platoonrc").write_text(f"[platoon]\nhosts = {host}\n[devices]\n{host} = cpu cpu\n")
     assert "2 workers on the CPU (.platoonrc" in workers()
     whole = host if "." in host else f"{host}.example.org"
     (tmp_path / ".platoonrc").write_text(f"[platoon]\nhosts = {whole}\n[devices]\n{whole} = cpu cpu cpu cpu\n")
     assert "4 workers on the CPU (.platoonrc" in workers()
+    assert f"1 worker on the CPU ({named}, localhost)" in workers(PLATOONRC=f"{tmp_path}/none:{named}")
     (tmp_path / ".platoonrc").write_text("[platoon]\nhosts =\n[devices]\nlocalhost =\n")  # says nothing
-    (home / ".platoonrc").unlink()
-    named_files = f"{tmp_path}/none:{named}"
-    assert f"1 worker on the CPU ({named}, localhost)" in workers(PLATOONRC=named_files, PLATOON_DEVICES=",")
+    assert f"3 workers on the CPU ({home}/.platoonrc, {host.lower()})" in workers(PLATOON_DEVICES=",")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs another user, and so root")
+def test_a_home_that_cannot_be_entered_has_no_settings(tmp_path):
+    code = "from platoon_base.cli.configuration import *; import os; os.setuid(65534); require_this_host(())"
+    (tmp_path / "closed").mkdir(mode=0o700)
+    for environment in ({"HOME": str(tmp_path / "closed")}, {"HOME": "/no/such/home"}):
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd="/", env={**os.environ, **environment}, timeout=60, check=False
+        )
+        assert done.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import os
 import sys
 
 import click
@@ -90,3 +91,16 @@ def main(argv: list[str] | None = None) -> None:
     except PlatoonError as exc:
         click.echo(f"platoon: {exc}", err=True)
         sys.exit(2)
+    except FileNotFoundError:
+        if _has_working_folder():
+            raise
+        click.echo("platoon: the working directory is gone: something has removed it; cd to one that exists", err=True)
+        sys.exit(2)
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except OSError:
+        return False
+    return True

@@ -11,7 +11,7 @@ import click
 from platoon_base.cli.commands.words import job_argument
 from platoon_base.cli.job_list import program_of
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
-from platoon_base.job.files import JobFiles
+from platoon_base.job.files import JobFiles, running, working_folder
 from platoon_base.job.observing import Observer, kill
 
 __all__ = ["command"]
@@ -48,11 +48,12 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float 
 def command(grace: float | None, patience_s: float, by_force: bool, job: str) -> None:
     """End JOB in order, as Ctrl-C to its launcher does: workers may save, and the last checkpoint is written.
 
-    JOB is a name of `platoon jobs`, or its beginning; it may be left out if one job runs. A second `platoon stop` has
-    the workers killed at once, as a second Ctrl-C does. The exit status is 0 once the job has ended.
+    JOB is a name of `platoon jobs`, or its beginning. It may be left out for the only job that was launched from this
+    folder; on a terminal you are asked about the only one of another folder. A second `platoon stop` has the workers
+    killed at once, as a second Ctrl-C does. The exit status is 0 once the job has ended.
     """
-    files = JobFiles.find(job)
-    name = f"job {files.job} ({program_of(files)})"
+    files = JobFiles.find(job) if job else _only_job()
+    name = _name(files)
     if by_force:
         kill(files)
         click.echo(f"killed {name}")
@@ -72,3 +73,35 @@ def command(grace: float | None, patience_s: float, by_force: bool, job: str) ->
                 return
     click.echo(f"{name} runs still: `platoon stop` once more kills its workers, --kill its launcher too", err=True)
     sys.exit(1)
+
+
+def _name(files: JobFiles) -> str:
+    return f"job {files.job} ({program_of(files)})"
+
+
+def _only_job() -> JobFiles:
+    """Return the only job that was launched from this folder, or the only one of all that the user confirms.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none, or no terminal to ask on.
+    """
+    jobs, here = running(), working_folder()
+    launched_here = [files for files in jobs if here and files.origin.working_folder == here]
+    if len(launched_here) == 1:
+        return launched_here[0]
+    if len(jobs) == 1 and sys.stdin.isatty() and sys.stdout.isatty():
+        question = f"{_name(jobs[0])} was launched from {_folder(jobs[0])}: stop it?"
+        if click.confirm(question):
+            return jobs[0]
+    if not jobs:
+        return JobFiles.find()  # it raises the error
+    shown = launched_here or jobs
+    listed = ", ".join(f"{files.job} ({program_of(files)}, from {_folder(files)})" for files in shown)
+    which = "several jobs were" if launched_here else "no job of yours was"
+    raise ConfigurationError(f"{which} launched from this folder: name the one to stop, of {listed}")
+
+
+def _folder(files: JobFiles) -> str:
+    return files.origin.working_folder or "a folder that is not known"
