@@ -12,9 +12,20 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.optimizers import average_of_model
+from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch, warn_if_anew
 from platoon_plugins.keras.training import Settings, Training, tell_epoch_begins, tell_logs
 
-__all__ = ["Fits", "hooks_into_batches", "in_center", "make_first", "make_last", "make_told", "saves_in_mid_epoch"]
+__all__ = [
+    "Fits",
+    "bounds_of",
+    "hooks_into_batches",
+    "in_center",
+    "make_first",
+    "make_last",
+    "make_told",
+    "saves_in_mid_epoch",
+]
 
 
 class Fits:
@@ -25,21 +36,31 @@ class Fits:
     worker : Worker
     backend : Backend
     settings : Settings
+    leader_only : tuple of type
+        Callbacks of these classes run on rank 0 only.
 
     Attributes
     ----------
-    worker, backend
+    worker, backend, leader_only
         As above.
     """
 
-    def __init__(self, worker: Worker, backend: Backend, settings: Settings) -> None:
-        self.worker, self.backend = worker, backend
+    def __init__(self, worker: Worker, backend: Backend, settings: Settings, leader_only: tuple[type, ...]) -> None:
+        self.worker, self.backend, self.leader_only = worker, backend, leader_only
         self._settings = settings
         self._training: Training | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fits:
         """Return what another list needs for a fit of the same worker: its connections have no copy."""
-        return Fits(self.worker, self.backend, copy.deepcopy(self._settings, memo))
+        return Fits(self.worker, self.backend, copy.deepcopy(self._settings, memo), self.leader_only)
+
+    def first_epoch(self, model: Any, epochs: int | None, given: int) -> int:
+        """Return the epoch at which the next fit begins, asked for before its callbacks are: on Keras 2."""
+        averages = average_of_model(model) is not None
+        if averages or self._settings.rule is None or self.worker.late:
+            return given
+        resumption = agree_to_resume(self.worker)
+        return given if resumption is None else resumption.first_epoch(epochs, given)
 
     def prepare(self, model: Any) -> None:
         """Make the next fit."""
@@ -69,14 +90,14 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, fits: Fits) -> None:
         super().__init__()
-        self._fits = fits
+        self.fits = fits
         self._owner: Any = None
 
     def set_params(self, params: Any) -> None:
         """Take the parameters, in a dict that all callbacks share."""
         super().set_params(params)
-        if self._fits.worker.global_rank:
-            self._fits.backend.silence(params)
+        if self.fits.worker.global_rank:
+            self.fits.backend.silence(params)
 
     def set_model(self, model: Any) -> None:
         """Take the model."""
@@ -84,39 +105,39 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner = model  # self.model would fetch JAX's state at every batch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._fits.prepare(self._owner)
+        self.fits.prepare(self._owner)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._fits.training.epoch_begins(epoch, self.params or {})
+        self.fits.training.epoch_begins(epoch, self.params or {})
 
     # Not at a batch's end: where no callback has something to do there, Keras does not wait for the batch's logs.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._fits.training.batch_begins(batch)
+        self.fits.training.batch_begins(batch)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        if self._fits.testing is not None:
-            self._fits.testing.test_begins()
+        if self.fits.testing is not None:
+            self.fits.testing.test_begins()
 
     def on_test_end(self, logs: Any = None) -> None:
-        if self._fits.testing is not None:
-            self._fits.testing.test_ends({} if logs is None else logs)
+        if self.fits.testing is not None:
+            self.fits.testing.test_ends({} if logs is None else logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._fits.training.epoch_ends(logs)
+        self.fits.training.epoch_ends(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self._fits.training.finish()
+        self.fits.training.finish()
 
 
 class _FirstAtBatches(_First):
     """Also sees the end of batches, on back ends whose metrics need that."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._fits.training.batch_ends({} if logs is None else logs)
+        self.fits.training.batch_ends({} if logs is None else logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._fits.testing is not None:
-            self._fits.testing.test_batch_ends({} if logs is None else logs)
+        if self.fits.testing is not None:
+            self.fits.testing.test_batch_ends({} if logs is None else logs)
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
@@ -124,20 +145,20 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, fits: Fits) -> None:
         super().__init__()
-        self._fits = fits
+        self.fits = fits
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._fits.training.start((self.params or {}).get("epochs"))
+        self.fits.training.start((self.params or {}).get("epochs"))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._fits.training.callbacks_end_epoch()
+        self.fits.training.callbacks_end_epoch()
 
 
 class _LastAtBatches(_Last):
     """Also takes up stops in the middle of an epoch."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._fits.training.callbacks_end_batch()
+        self.fits.training.callbacks_end_batch()
 
 
 class _Told(keras.callbacks.Callback):  # type: ignore[misc]
@@ -157,6 +178,10 @@ class _Told(keras.callbacks.Callback):  # type: ignore[misc]
         """Take the model."""
         super().set_model(model)
         self._owner = model  # self.model would fetch JAX's state at every batch
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        restored = getattr(self._owner, "_initial_epoch", None) or given_initial_epoch(self._owner)
+        warn_if_anew(self._worker, restored)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._counted = self._last = 0
@@ -196,6 +221,16 @@ def make_first(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:
 def make_last(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:
     """Make the callback that comes last."""
     return (_LastAtBatches if at_batches else _Last)(fits)
+
+
+def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:
+    """Return the places of our first and last callback in a list, and what they have in common, of each pair of them.
+
+    A list without the last one is that of a loop of the user's own; there are none in it.
+    """
+    firsts = {id(callback.fits): i for i, callback in enumerate(callbacks) if isinstance(callback, _First)}
+    lasts = [(i, callback.fits) for i, callback in enumerate(callbacks) if isinstance(callback, _Last)]
+    return [(firsts[id(fits)], i, fits) for i, fits in lasts if id(fits) in firsts]
 
 
 def hooks_into_batches(callback: Any) -> bool:

@@ -26,11 +26,16 @@ class Stopping:
         Carries the votes that are cast in the middle of an epoch.
     policy : {"any", "all", "leader"}
         Whose votes end the fit.
+
+    Attributes
+    ----------
+    voted_to_end : bool
+        Whether the workers have decided to end it by their votes, and not because the job stops.
     """
 
     def __init__(self, worker: Worker, model: Any, mode: Mode, policy: str) -> None:
         self._worker, self._model, self._mode, self._policy = worker, model, mode, policy
-        self._voted = self._decided = False
+        self._voted = self._decided = self.voted_to_end = False
 
     def batch_begins(self) -> None:
         """Let Keras stop if the votes suffice."""
@@ -51,7 +56,8 @@ class Stopping:
         told = self._worker.gather(mine, name=f"keras vote {epoch}")
         voters = {rank for rank, voted, *_ in told if voted}
         suffices = votes_suffice(self._policy, voters, {rank for rank, *_ in told})
-        self._decided = suffices or any(job_stops for _, _, job_stops, _ in told)
+        stopped = any(job_stops for _, _, job_stops, _ in told)
+        self._decided, self.voted_to_end = suffices or stopped, suffices and not stopped
         if self._decided:
             log.info("the fit ends after epoch %d, by the votes of ranks %s", epoch + 1, sorted(voters))
         self._mode.take_reports({rank: report for rank, _, _, report in told})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ from platoon_base.worker import require_on_nonfinite
 from platoon_plugins.keras import backends, seeds
 from platoon_plugins.keras.callbacks import (
     Fits,
+    bounds_of,
     hooks_into_batches,
     in_center,
     make_first,
@@ -25,7 +27,9 @@ from platoon_plugins.keras.callbacks import (
 )
 from platoon_plugins.keras.training import Settings
 
-__all__ = ["LEADER_ONLY", "distribute"]
+__all__ = ["LEADER_ONLY", "distribute", "is_distributed", "take_in"]
+
+log = logging.getLogger(__name__)
 
 _WRITERS = ("ModelCheckpoint", "OrbaxCheckpoint", "BackupAndRestore", "CSVLogger", "TensorBoard", "RemoteMonitor")
 LEADER_ONLY: tuple[type, ...] = tuple(
@@ -118,20 +122,61 @@ def distribute(
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
         return [*callbacks, make_told(worker)] if worker.launched and not worker.late else callbacks
-    fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite))
-    # Alike on all workers, whoever writes: a stop in the middle of an epoch must come to all at the same batch.
-    at_batches = backend.watches_batches or any(hooks_into_batches(callback) for callback in callbacks)
-    leader = worker.global_rank == 0
-    if not leader:
-        callbacks = [callback for callback in callbacks if not isinstance(callback, leader_only)]
+    fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite), leader_only)
+    if worker.global_rank:
         backend.seed_early(shard_seed(worker.seed + seeds.fits(), worker.global_rank))
+    return _between(callbacks, fits, backend.watches_batches)
+
+
+def _between(callbacks: list[Any], fits: Fits, at_batches: bool) -> list[Any]:
+    """Return callbacks between the first and the last of ours, on other ranks than 0 without those that write."""
+    backend, leader = fits.backend, fits.worker.global_rank == 0
+    # Alike on all workers, whoever writes: a stop in the middle of an epoch must come to all at the same batch.
+    at_batches = at_batches or any(hooks_into_batches(callback) for callback in callbacks)
+    if not leader:
+        callbacks = [callback for callback in callbacks if not isinstance(callback, fits.leader_only)]
     for callback in callbacks:
         if not leader and hasattr(callback, "verbose"):
             callback.verbose = 0
         if saves_in_mid_epoch(callback):
             in_center(callback, fits)
-    first = make_first(fits, backend.watches_batches)
-    return [first, *callbacks, make_last(fits, at_batches)]
+    return [make_first(fits, backend.watches_batches), *callbacks, make_last(fits, at_batches)]
+
+
+def is_distributed(callbacks: list[Any]) -> bool:
+    """Whether the callbacks of a fit are those of `distribute`, in a job of several workers."""
+    return bool(bounds_of(callbacks))
+
+
+def take_in(callbacks: Any) -> Any:
+    """Return the callbacks of a fit, with those that stand beside the ones of `distribute` among these.
+
+    Without that, each worker would write the files of a ModelCheckpoint, and decide by the values of its own data.
+    """
+    given = list(keras.tree.flatten(callbacks) if hasattr(keras, "tree") else callbacks) if callbacks else []
+    bounds = bounds_of(given)
+    if not bounds:
+        return callbacks
+    if len(bounds) > 1:
+        raise ConfigurationError(
+            f"got the callbacks of {len(bounds)} calls of distribute() in one fit: the workers would be kept together "
+            "twice; pass all callbacks to one, distribute([...])"
+        )
+    first, last, fits = bounds[0]
+    before, behind = given[:first], given[last + 1 :]
+    of_keras = sum(type(callback).__name__ in _OF_KERAS_2 for callback in before)  # they come first
+    history = bool(behind) and type(behind[-1]).__name__ in _OF_KERAS_2
+    own_end = len(behind) - history
+    outside = [*before[of_keras:], *behind[:own_end]]
+    if not outside:
+        return callbacks
+    users = [*before[of_keras:], *given[first + 1 : last], *behind[:own_end]]
+    log.info("callbacks beside those of distribute() belong to them now: %s", [type(each).__name__ for each in outside])
+    return [*before[:of_keras], *_between(users, fits, hooks_into_batches(given[last])), *behind[own_end:]]
+
+
+# What Keras 2 itself puts around the callbacks of a fit.
+_OF_KERAS_2 = () if hasattr(keras, "tree") else ("BaseLogger", "ProgbarLogger", "History")
 
 
 def _checked(callbacks: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from platoon_base.devices import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError
 from platoon_base.rules import Rule, at_period, default_rule
 from platoon_base.worker import start_training
-from platoon_plugins.keras import seeds
+from platoon_plugins.keras import seeds, trained
 from platoon_plugins.keras.asynchronous import Asynchronous, abandon_center
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.evaluation import Evaluation
@@ -23,6 +23,7 @@ from platoon_plugins.keras.optimizers import optimizers_of, with_inner, wrap_aga
 from platoon_plugins.keras.purpose import described
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
 from platoon_plugins.keras.reshuffling import Reshuffling
+from platoon_plugins.keras.resuming import Resumption, agree_to_resume, given_initial_epoch, keep_epochs, warn_if_anew
 from platoon_plugins.keras.same_data import data_of_fit, warn_if_not_sharded
 from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.stopping import Stopping
@@ -86,6 +87,8 @@ class Training:
         self._stopping = Stopping(worker, model, self._mode, settings.policy)
         self._batches = _Batches()
         self._shares_next = False
+        self._resumption: Resumption | None = None
+        self._epochs = 0
         self.begun = False
 
     def _choose_mode(self, average: Any) -> Mode:
@@ -119,6 +122,7 @@ class Training:
         alike = described({"epochs": epochs, **backend.compiled_with(model)})
         how = f"{self._mode.purpose(model)}, {alike}, every_n_batches={settings.every_n_batches}"
         self._shares_next = False
+        self._epochs = epochs or 0
         try:
             participants = start_training(
                 worker,
@@ -133,11 +137,12 @@ class Training:
             )
         finally:
             if self._shares_next and worker.shares:  # also if the wait for the others was interrupted
-                _sharing.add(worker)
+                trained.sharing.add(worker)
         if self._mode.rule is not None:
             for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
                 unmark(each)  # what a rule trains is no copy that averages gradients any more
         self._mode.start(model, participants)
+        self._resume()
         self._statistics.start()
         self._random_state = seeds.state(), backend.random_state()
         backend.seed(seeds.vary(worker.global_rank))
@@ -146,8 +151,28 @@ class Training:
             setattr(model, _VARIED, True)
         self.begun = True
 
+    def _resume(self) -> None:
+        """Let Keras begin at the epoch at which the job was resumed, now that the center of then is in the model."""
+        backend, model = self._backend, self._model
+        restored = backend.initial_epoch(model)
+        self._restored_epoch = restored
+        if self._resumption is not None:
+            given = max(restored, given_initial_epoch(model))
+            backend.resume_at(model, self._resumption.first_epoch(self._epochs, given))
+        elif self._mode.rule is None:
+            warn_if_anew(self._worker, max(restored, given_initial_epoch(model)))
+
+    def _begun_at_its_epoch(self) -> None:
+        """Let later fits of the model begin where they are told to."""
+        if self._resumption is not None:
+            self._backend.resume_at(self._model, self._restored_epoch)
+            self._resumption = None
+
     def _once_met(self, participants: list[int]) -> None:
         self._release_earlier()
+        trained.models.add(self._model)
+        if self._mode.rule is not None and self._backend.begins_where_told:
+            self._resumption = agree_to_resume(self._worker)
         if self._mode.rule is not None:
             self._shares_next = True
             _trained_by_rule.update(optimizers_of(self._model))
@@ -157,9 +182,9 @@ class Training:
     def _release_earlier(self) -> None:
         """Release what a fit shared that was interrupted, and nothing that the script shares itself."""
         worker = self._worker
-        if worker in _sharing or not worker.shares:
+        if worker in trained.sharing or not worker.shares:
             worker.release_shared_params()
-            _sharing.discard(worker)
+            trained.sharing.discard(worker)
         elif self._mode.rule is not None:
             raise ConfigurationError(
                 "this script shares parameters by init_shared_params: there is one center at a time; call "
@@ -170,6 +195,7 @@ class Training:
 
     def epoch_begins(self, epoch: int, params: Mapping[str, Any]) -> None:
         """Take note of a new epoch, with all metrics just reset; ``params`` are those that Keras gives callbacks."""
+        self._begun_at_its_epoch()
         # Not before: callbacks that came to the list behind the last of ours, such as a tuner's, see the center too.
         self._mode.leave_center()
         self._evaluation.epoch_begins(epoch)
@@ -228,6 +254,8 @@ class Training:
         """Decide together, after all callbacks, whether to go on."""
         self._mode.callbacks_done()
         self._stopping.epoch_ends(self._epoch)
+        if self._mode.rule is not None:
+            keep_epochs(self._worker, self._epoch + 1, self._epochs if self._stopping.voted_to_end else 0)
 
     def _close_batches(self, evaluates: bool) -> None:
         """Meet at the end of an epoch's batches: from here on nobody trains until the next begins."""
@@ -245,8 +273,9 @@ class Training:
     def finish(self) -> None:
         """End the fit."""
         self._stopping.require_decided_together()
+        self._begun_at_its_epoch()
         self._mode.finish()
-        _sharing.discard(self._worker)
+        trained.sharing.discard(self._worker)
         self._evaluation.end()
         self._data = None
         self._reshuffling.end()
@@ -299,8 +328,6 @@ class _Batches:
         self.closed = False
 
 
-# Workers whose parameters a fit shares at the moment.
-_sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
 # Optimizers that a fit has used with a rule.
 _trained_by_rule: weakref.WeakSet[Any] = weakref.WeakSet()
 _VARIED = "_platoon_noise_varied"

@@ -80,9 +80,12 @@ class Backend(Protocol):
     ----------
     watches_batches : bool
         Whether its `Metrics` need to see the end of every batch.
+    begins_where_told : bool
+        Whether a callback can make a fit begin at another epoch, by `resume_at`.
     """
 
     watches_batches: bool
+    begins_where_told = True
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """Raise `ConfigurationError` if the model cannot be trained here; ``averaged`` if gradients are averaged."""

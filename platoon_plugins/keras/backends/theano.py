@@ -22,9 +22,10 @@ Array = np.ndarray[Any, Any]
 
 
 class _Theano(Backend):
-    """See `Backend`. Keras 2 has no callback that resumes: the user passes initial_epoch."""
+    """See `Backend`. No callback of Keras 2 resumes: its loops ask for their first epoch, see `resuming`."""
 
     watches_batches = True
+    begins_where_told = False
 
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """See `Backend.require_trainable`."""

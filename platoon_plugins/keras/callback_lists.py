@@ -1,0 +1,110 @@
+"""The lists that Keras makes of callbacks: those beside `distribute` are taken in, a fit without it is noticed."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import connected
+from platoon_base.system.warn import warn_once
+from platoon_plugins.keras import trained
+from platoon_plugins.keras.callbacks import bounds_of
+from platoon_plugins.keras.optimizers import average_of_model
+from platoon_plugins.keras.resuming import resume_loops_of_keras_2
+from platoon_plugins.keras.sync import is_distributed, take_in
+
+__all__ = ["watch_fits"]
+
+
+def watch_fits() -> None:
+    """Let each list of callbacks, and each ``train_on_batch``, notice what would train on one worker alone.
+
+    Keras makes the list of a fit by itself, in its own class, so it is there that callbacks which were passed beside
+    those of `distribute` are found, and fits that have none of them.
+    """
+    lists: Any = keras.callbacks.CallbackList
+    if hasattr(lists.__init__, "watches_fits"):
+        return
+    make, begin, step = lists.__init__, lists.on_train_begin, keras.Model.train_on_batch
+
+    @functools.wraps(make)
+    def __init__(callback_list: Any, callbacks: Any = None, *args: Any, **options: Any) -> None:  # noqa: N807
+        make(callback_list, take_in(callbacks), *args, **options)
+
+    @functools.wraps(begin)
+    def on_train_begin(callback_list: Any, logs: Any = None) -> None:
+        alone = not is_distributed(callback_list.callbacks)
+        if alone:
+            _refuse_trained(callback_list.model, "fit", "pass callbacks=distribute([...]) to it")
+        begin(callback_list, logs)
+        if alone:  # by now the script's own callbacks may have shared the weights
+            _warn_if_alone(callback_list.model)
+
+    @functools.wraps(step)
+    def train_on_batch(model: Any, *args: Any, **options: Any) -> Any:
+        if model in trained.models:
+            _refuse_trained(model, "train_on_batch", _LOOP)
+        return step(model, *args, **options)
+
+    __init__.watches_fits = True  # type: ignore[attr-defined]
+    lists.__init__, lists.on_train_begin = __init__, on_train_begin
+    keras.Model.train_on_batch = train_on_batch
+    if not hasattr(keras, "tree"):
+        resume_loops_of_keras_2(_first_epoch)
+
+
+def _first_epoch(model: Any, options: dict[str, Any]) -> int:
+    """Return the epoch at which a loop of Keras 2 is to begin."""
+    given = int(options.get("initial_epoch") or 0)
+    bounds = bounds_of(options.get("callbacks") or [])
+    if not bounds:
+        return given
+    _, _, fits = bounds[0]
+    return fits.first_epoch(model, options.get("epochs"), given)
+
+
+_LOOP = "compile with DistributedOptimizer and call broadcast_variables(model) before the loop, or use fit"
+
+
+def _refuse_trained(model: Any, call: str, remedy: str) -> None:
+    """Raise if a model that several workers have trained would be trained further by this one alone."""
+    worker = _trains_alone(model, refuses=True)
+    if worker is not None and model in trained.models:
+        raise ConfigurationError(
+            f"got a {call} without distribute(...) of a model that a fit with it has trained: each of the "
+            f"{worker.global_size} workers would train a model of its own from here on, on its part of the data; "
+            f"{remedy}. To train on this worker alone, train a copy of it (keras.models.clone_model, set_weights)"
+        )
+
+
+def _warn_if_alone(model: Any) -> None:
+    worker = _trains_alone(model)
+    if worker is not None:
+        warn_once(
+            f"got a fit without distribute(...) in a job of {worker.global_size} workers: this worker trains a model "
+            "of its own, of which the others get nothing; pass callbacks=distribute([...]) to train one model "
+            "together. If it is meant for this worker alone, all is well"
+        )
+
+
+def _trains_alone(model: Any, refuses: bool = False) -> Worker | None:
+    """Return the worker of a job of several if nothing keeps the model together with those of the others.
+
+    With ``refuses`` raise if it averages gradients and is not prepared for it, before a compiled step would.
+    """
+    worker = connected()
+    if model is None or worker is None or worker.global_size == 1:
+        return None
+    average = average_of_model(model)
+    if average is not None:
+        if refuses:
+            average.require_attached()
+        return None
+    if worker.shares and worker not in trained.sharing:  # the script keeps weights together by itself
+        return None
+    spread = getattr(getattr(keras, "distribution", None), "distribution", None)
+    return worker if spread is None or spread() is None else None  # else JAX trains over all processes
