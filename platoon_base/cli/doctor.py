@@ -20,6 +20,8 @@ from platoon_base.system.environment import NO_KERNELS
 
 __all__ = ["Check", "checks"]
 
+_OPENBLAS = "apt-get install libopenblas-dev"
+
 
 def checks() -> Iterator[Check]:
     """Make one check after the other; importing a framework takes seconds."""
@@ -44,8 +46,8 @@ def _package() -> Iterator[Check]:
 
 def _machine() -> Iterator[Check]:
     yield _shared_memory()._replace(needed=True)
-    yield _tool("C++ compiler for Theano", "g++", "apt-get install g++")
-    yield _openblas()
+    yield _tool("C++ compiler for Theano", "g++", "apt-get install g++")._replace(goes_with="Theano")
+    yield _openblas()._replace(goes_with="Theano")
 
 
 def _of_devices() -> Iterator[Check]:
@@ -74,29 +76,32 @@ def _shared_memory() -> Check:
 
 def _tool(name: str, command: str, remedy: str) -> Check:
     path = shutil.which(command)
-    return Check(name, True, path) if path else Check(name, False, "not found", remedy)
+    return Check(name, True, path) if path else Check(name, False, "not found", remedy, absent=True)
 
 
 def _openblas() -> Check:
     library = ctypes.util.find_library("openblas")
     if library:
         return Check("OpenBLAS for Theano", True, library)
-    return Check("OpenBLAS for Theano", False, "not found: dot products are slow", "apt-get install libopenblas-dev")
+    return Check("OpenBLAS for Theano", False, "not found: dot products are slow", _OPENBLAS, absent=True)
 
 
 def _devices() -> Iterator[Check]:
     try:
         devices = list_devices()
     except BackendUnavailableError as exc:
-        yield Check("pygpu", False, str(exc), "apt-get install python3-pygpu libgpuarray-dev")
+        remedy = "apt-get install python3-pygpu libgpuarray-dev"
+        yield Check("pygpu", False, str(exc), remedy, goes_with="Theano", absent=True)
         return
     yield Check("pygpu", True, "devices " + " ".join(devices))
     if not any(device.startswith("cuda") for device in devices):
-        yield Check("CUDA", False, "no device: computations run on the CPU", "install an NVIDIA GPU and its driver")
+        why, remedy = "no device: computations run on the CPU", "install an NVIDIA GPU and its driver"
+        yield Check("CUDA", False, why, remedy, absent=True)
     else:
         yield _nccl()
     if not any(device.startswith("opencl") for device in devices):
-        yield Check("OpenCL", False, "no device", "apt-get install pocl-opencl-icd ocl-icd-libopencl1 libclblast1")
+        remedy = "apt-get install pocl-opencl-icd ocl-icd-libopencl1 libclblast1"
+        yield Check("OpenCL", False, "no device", remedy, goes_with="Theano", absent=True)
 
 
 def _nccl() -> Check:
@@ -123,4 +128,5 @@ def _center() -> Check:
     if not reason:
         return Check("center in GPU memory", True, f"yes, shared by {' '.join(cuda.names)}")
     remedy = "leave one of them out with CUDA_VISIBLE_DEVICES; " if cuda.number else ""
-    return Check("center in GPU memory", False, f"no, because {reason}", f"{remedy}shared memory is used instead")
+    remedy += "shared memory is used instead"
+    return Check("center in GPU memory", False, f"no, because {reason}", remedy, absent=not cuda.number)

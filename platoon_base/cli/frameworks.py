@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from importlib import metadata
+from pathlib import Path
 from typing import NamedTuple
 
 __all__ = ["BLOCKS", "Check", "framework_checks", "installed"]
@@ -18,9 +19,12 @@ _PREPARE = "from platoon_base import compat; compat.apply(); "
 _COMPILE = "import theano; x = theano.tensor.vector(); assert theano.function([x], theano.tensor.exp(x))([0.0]) == 1"
 _LAST_PYTHON_OF_THEANO, _FIRST_NUMPY_WITHOUT_THEANO = (3, 11), (1, 24)
 _BACKENDS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "theano": "Theano"}
-# No package index has it. Fuel and Theano are there after make setup; pip would try to build them anew.
+# No package index has it. Fuel and Theano are there already; pip would try to build them anew.
 BLOCKS = "blocks @ git+https://github.com/mila-iqia/blocks.git"
-_BLOCKS_REMEDY = f"make setup, then pip install --no-deps --no-build-isolation '{BLOCKS}'"
+# What installs Theano: a checkout has a Makefile for it, and those who installed a wheel have pip.
+_IS_CHECKOUT = (Path(__file__).parents[2] / "Makefile").exists()
+_SETUP = "make setup" if _IS_CHECKOUT else "pip install 'platoon-plugins[theano]'"
+_BLOCKS_REMEDY = f"{_SETUP}, then pip install --no-deps --no-build-isolation '{BLOCKS}'"
 # Several distributions have the module.
 _DISTRIBUTIONS = {"tensorflow": ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")}
 
@@ -40,6 +44,10 @@ class Check(NamedTuple):
         The heading that it stands below.
     needed : bool
         Whether jobs of any framework need it.
+    goes_with : str
+        The framework whose scripts alone use it; "" for one by itself.
+    absent : bool
+        Whether it is simply not there, rather than broken.
     """
 
     name: str
@@ -48,6 +56,8 @@ class Check(NamedTuple):
     remedy: str = ""
     group: str = ""
     needed: bool = False
+    goes_with: str = ""
+    absent: bool = False
 
 
 def framework_checks() -> Iterator[Check]:
@@ -55,8 +65,8 @@ def framework_checks() -> Iterator[Check]:
     theano = _theano()
     yield theano
     beside_theano = "make setup" if theano.works else "install Theano first; make setup does"
-    yield _importable("Lasagne", "lasagne", beside_theano)
-    yield _importable("Fuel", "fuel", "make setup, or as docs/compat.md says")
+    yield _importable("Lasagne", "lasagne", beside_theano if _IS_CHECKOUT else "pip install 'platoon-plugins[lasagne]'")
+    yield _importable("Fuel", "fuel", "make setup, or as docs/compat.md says" if _IS_CHECKOUT else "see docs/compat.md")
     yield _importable("Blocks", "blocks", _BLOCKS_REMEDY)
     works = {"theano"} if theano.works else set()
     for module in ("torch", "jax", "tensorflow"):
@@ -75,7 +85,7 @@ def installed(distribution: str, remedy: str) -> Check:
             return Check(distribution, True, metadata.version(name))
         except metadata.PackageNotFoundError:
             continue
-    return Check(distribution, False, "not installed", remedy)
+    return Check(distribution, False, "not installed", remedy, absent=True)
 
 
 def _theano() -> Check:
@@ -83,13 +93,14 @@ def _theano() -> Check:
     numpy = metadata.version("numpy")
     unsuitable = tuple(map(int, numpy.split(".")[:2])) >= _FIRST_NUMPY_WITHOUT_THEANO
     if sys.version_info[:2] > _LAST_PYTHON_OF_THEANO:
-        remedy = "Theano ends at Python 3.11: make setup there, or make an environment for it as docs/compat.md says"
+        remedy = f"Theano ends at Python 3.11: {_SETUP} there, or make an environment for it as docs/compat.md says"
     elif unsuitable and not installed("theano", "").works:
-        remedy = "in an environment of its own, with NumPy below 1.24: make setup, or as docs/compat.md says"
+        remedy = f"in an environment of its own, with NumPy below 1.24: {_SETUP}, or as docs/compat.md says"
     elif unsuitable:
-        remedy = "pip install 'numpy<1.24'; best in an environment of its own, which make setup builds"
+        own = ", which make setup builds" if _IS_CHECKOUT else ""
+        remedy = f"pip install 'numpy<1.24'; best in an environment of its own{own}"
     else:
-        remedy = "make setup (Python 3.11), or pip install 'platoon-plugins[theano]'"
+        remedy = ("make setup (Python 3.11), or " if _IS_CHECKOUT else "") + "pip install 'platoon-plugins[theano]'"
     fails = f"cannot compile with NumPy {numpy}, it ends at 1.23" if unsuitable else "cannot compile"
     return _importable("Theano", "theano", remedy, _COMPILE, fails)
 
@@ -104,7 +115,7 @@ def _keras(works: set[str]) -> Check:
     usable = [backend for backend in able if backend in works]
     names = " or ".join(_BACKENDS[backend] for backend in able)
     if not usable:
-        how = "make setup" if able == ("theano",) else f"pip install {' or '.join(able)}"
+        how = _SETUP if able == ("theano",) else f"pip install {' or '.join(able)}"
         return Check("Keras", False, f"{found.finding}, needs {names}, which does not work here", how)
     chosen = _run("import keras; print(keras.backend.backend())", os.environ)
     if not chosen.reason:

@@ -12,6 +12,7 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch, warn_if_anew
 from platoon_plugins.keras.training import Settings, Training, tell_epoch_begins, tell_logs
@@ -146,8 +147,15 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
     def __init__(self, fits: Fits) -> None:
         super().__init__()
         self.fits = fits
+        self._owner: Any = None
+
+    def set_model(self, model: Any) -> None:
+        """Take the model."""
+        super().set_model(model)
+        self._owner = model
 
     def on_train_begin(self, logs: Any = None) -> None:
+        warn_of_schedules(self._owner, self.fits.worker, self.params or {})
         self.fits.training.start((self.params or {}).get("epochs"))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -202,7 +202,9 @@ def _shard_set(data: Any, worker: Worker) -> Any:
             raise ConfigurationError(
                 "got a tf.data.Dataset that shuffles: in another order on each worker, so its shards would overlap and "
                 "miss rows; shard first: shard(dataset).shuffle(n).batch(b). Of image_dataset_from_directory and the "
-                "like, which shuffle unless they are told otherwise, take rows in order: shuffle=False, batch_size=None"
+                "like, which shuffle unless they are told otherwise, take rows in order: shuffle=False, "
+                "batch_size=None, without validation_split, which would take the last classes then: docs/keras.md has "
+                "another split"
             )
         return data.shard(worker.global_size, worker.global_rank)
     if is_loader(data):
@@ -234,7 +236,7 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         self._calls = 0
         self._steps: tuple[int, int] | None = None
         self._check: SameBatches | None = SameBatches(whole, worker)
-        self._compare()
+        self._compare("as it was made")
         self._require_same()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -293,11 +295,11 @@ class _ShardedSequence(_SequenceBase):  # type: ignore[misc,valid-type]
         self._calls += 1
         with seeds.common([self._seed, self._calls]):
             hook()
-        self._compare()
+        self._compare(f"after its {name} (call {self._calls} of its hooks)")
 
-    def _compare(self) -> None:
+    def _compare(self, when: str) -> None:
         if self._check is not None:
-            self._check.look(self._calls, self._first_batch)
+            self._check.look(when, self._first_batch)
 
     def _first_batch(self) -> Any:
         with seeds.common([self._seed, self._calls]):

@@ -52,8 +52,9 @@ def DistributedOptimizer(optimizer: Any, *, worker: Worker | None = None) -> Any
 
     where w_i is what the loss of worker i is divided by, such as the number of its rows, or of its tokens that are not
     masked. Of losses that are sums, g is the sum. N workers with mini-batches of B rows train as one process does on
-    mini-batches of N B rows. Of a loss function that returns one number for a batch w_i is the number of rows, with a
-    warning; for a ``train_step`` that does not call ``compute_loss`` all w_i are 1. Each step is one collective call,
+    mini-batches of N B rows. A loss that a layer adds (``add_loss``) has to be a mean over rows, and a loss function
+    that returns one number for a batch is taken for one, both with a warning; for a ``train_step`` that does not call
+    ``compute_loss`` all w_i are 1. Each step is one collective call,
     so the workers wait for one another; if one has fewer batches in an epoch, the others go on without it, and it
     takes their weights over at the epoch's end. Pass ``callbacks=distribute([...])`` to ``fit``: that gives all
     workers the same initial weights. In a loop of your own over ``train_on_batch``, call `broadcast_variables` before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import keras
@@ -10,9 +11,11 @@ import keras
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import Warmup, scaled
+from platoon_base.system.warn import warn_once
 from platoon_plugins.keras import backends
+from platoon_plugins.keras.optimizers import optimizers_of, with_inner
 
-__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule"]
+__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_schedules"]
 
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
@@ -92,6 +95,59 @@ def scale_schedule(schedule: Any, *, worker: Worker | None = None) -> Any:
     return scaled
 
 
+def warn_of_schedules(model: Any, worker: Worker, params: Mapping[str, Any]) -> None:
+    """Warn that a schedule of one process is not over by the end of a fit of several; the first worker does.
+
+    Parameters
+    ----------
+    model : keras.Model
+    worker : Worker
+    params : dict
+        What the ``fit`` tells its callbacks.
+    """
+    for optimizer in [inner for outer in optimizers_of(model) for inner in with_inner(outer)]:
+        if worker.global_rank == 0:
+            _warn_of_schedule(optimizer, worker.global_size, params)
+
+
+def _warn_of_schedule(optimizer: Any, workers: int, params: Mapping[str, Any]) -> None:
+    fewer = f"an epoch has {workers} times fewer of them than in one process with the same batch size"
+    if getattr(optimizer, "initial_decay", 0):  # of Keras 2
+        warn_once(
+            f"the optimizer {type(optimizer).__name__} has decay={optimizer.initial_decay:g}, which acts at each step "
+            f"of its own worker: {fewer}; multiply it by connect().global_size, if that is not done yet"
+        )
+    schedule = getattr(optimizer, "_learning_rate", None)
+    schedules = getattr(keras.optimizers, "schedules", None)
+    if schedules is None or not isinstance(schedule, schedules.LearningRateSchedule):
+        return
+    if hasattr(type(schedule), "steps_scaled_by"):
+        return
+    name, ends_at, epochs = type(schedule).__name__, _last_step(schedule), int(params.get("epochs") or 0)
+    steps = (steps_in_epoch(params) or 0) * epochs
+    remedy = "let it end with the fit by scale_schedule(schedule)"
+    if not (ends_at and steps):
+        warn_once(
+            f"the schedule {name} of the learning rate counts the steps of its own worker: {fewer}; {remedy}, unless "
+            "it was written for as few"
+        )
+    elif ends_at > steps + epochs:  # by one in each epoch they may differ, as batches are left out or not
+        warn_once(
+            f"the schedule {name} of the learning rate ends at step {ends_at:g}, and this fit has {steps} steps on "
+            f"each of its {workers} workers: {fewer}; {remedy}"
+        )
+
+
+def _last_step(schedule: Any) -> float:
+    """Return the step at which a schedule of Keras ends; 0 for one without an end, or if it is not known."""
+    name = type(schedule).__name__
+    if name == "PiecewiseConstantDecay":
+        return float(max(schedule.boundaries))
+    if name not in ("CosineDecay", "PolynomialDecay") or getattr(schedule, "cycle", False):
+        return 0.0
+    return float(schedule.decay_steps + (getattr(schedule, "warmup_steps", None) or 0))
+
+
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
     """Raise the learning rate from that of one worker to that of N, batch by batch, in the first epochs.
 
@@ -161,7 +217,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             ) from exc
 
 
-def steps_in_epoch(params: dict[str, Any]) -> int | None:
+def steps_in_epoch(params: Mapping[str, Any]) -> int | None:
     """Read the number of batches of an epoch from what ``fit`` tells its callbacks, None where it does not know."""
     if params.get("steps"):
         return int(params["steps"])

@@ -20,9 +20,9 @@ from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 __all__ = ["SameBatches", "data_of_fit", "require_same_data", "sources", "warn_if_not_sharded"]
 
 _ORDER = (
-    "its order differs between the workers, so their shards would overlap and miss rows. Let on_epoch_end shuffle by "
-    "np.random, which draws the same there on all workers, or by a generator for the order alone, which is seeded "
-    "alike: np.random.default_rng(0)"
+    "the workers have its rows in different orders, so their shards would overlap and miss rows. Shuffle in "
+    "on_epoch_end by np.random, which draws the same there on all workers, or, there and in __init__, by a generator "
+    "for the order alone that is seeded alike: np.random.default_rng(0)"
 )
 _READ_AGAIN = 16  # times, so that labels which are varied in half of the batches are known to be so
 # What makes a tf.data.Dataset that has all the rows of the tensors it is made from.
@@ -57,20 +57,21 @@ class SameBatches:
 
     def __init__(self, whole: Any, worker: Worker) -> None:
         number = next(_sequences.setdefault(worker, itertools.count(1)))
-        self._name = f"the first batch of shard({type(whole).__name__}), sequence {number}"
+        which = f" ({number} of this script)" if number > 1 else ""
+        self._name = f"the first batch of the {type(whole).__name__}{which} in shard"
         self._worker = worker
         self._failure: PlatoonError | None = None
         self._varies = False
 
-    def look(self, epoch: int, read: Callable[[], Any]) -> None:
+    def look(self, when: str, read: Callable[[], Any]) -> None:
         """Compare the batch, in which the labels tell the rows. Inputs may be varied at random.
 
         Labels that are varied too, such as masks that are turned with their images, tell nothing.
 
         Parameters
         ----------
-        epoch : int
-            How often the hooks have been called.
+        when : str
+            Another text each time, such as "after its on_epoch_end (call 2)".
         read : callable
             Returns the batch. It draws the same numbers by np.random each time and on all workers.
         """
@@ -78,7 +79,7 @@ class SameBatches:
             return
         labels = _labels(read())
         try:
-            self._worker.require_same(f"{self._name}, after {epoch} calls of its hooks", labels, _ORDER)
+            self._worker.require_same(f"{self._name}, {when},", labels, _ORDER)
         except ConfigurationError as exc:
             self._varies = any(_labels(read()) != labels for _ in range(_READ_AGAIN))
             if not self._varies:

@@ -2,7 +2,9 @@
 
 import subprocess
 import sys
+import warnings
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +24,7 @@ from platoon_plugins.keras import (
     seeds,
     shard,
 )
+from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.statistics import Statistics
 
 pytestmark = pytest.mark.keras
@@ -308,6 +311,30 @@ def test_a_tf_dataset_is_asked_for_its_shard():
             shard(shuffled, worker=places(2)[1])
 
 
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")
+def test_the_split_of_images_in_the_docs_has_all_classes_and_each_image_once(tmp_path):
+    import tensorflow as tf
+
+    for number in range(30):
+        folder = tmp_path / f"class {number // 10}"
+        folder.mkdir(exist_ok=True)
+        image = tf.io.encode_png(np.full((2, 2, 3), number, np.uint8))
+        (folder / f"{number}.png").write_bytes(image.numpy())
+    page = (Path(__file__).parents[2] / "docs" / "keras.md").read_text()
+    (code,) = [block for block in page.split("```") if "image_dataset_from_directory(" in block]
+    code = code.removeprefix("python").replace("batch_size=None", "batch_size=None, image_size=(2, 2)")
+    found = {"train": [], "valid": []}
+    for place in places(2):
+        names = {"keras": keras, "folder": tmp_path, "shard": lambda rows, place=place: shard(rows, worker=place)}
+        exec(code, names)
+        for name, rows in found.items():
+            rows += [
+                (int(i[0, 0, 0]), int(label)) for images, labels in names[name] for i, label in zip(images, labels)
+            ]
+    assert sorted(number for number, _ in found["train"] + found["valid"]) == list(range(30))
+    assert sorted(label for _, label in found["valid"]) == [0, 0, 1, 1, 2, 2]
+
+
 # Arguments.
 
 
@@ -463,6 +490,40 @@ def test_alone_the_warmup_leaves_the_rate(solo_worker):
     model.fit(*_data(), epochs=2, verbose=0, callbacks=[LearningRateWarmup(0.1, worker=solo_worker)])
     lr = model.optimizer.lr if KERAS_2 else model.optimizer.learning_rate
     assert float(keras.backend.get_value(lr) if KERAS_2 else keras.ops.convert_to_numpy(lr)) == pytest.approx(0.1)
+
+
+def said_of(optimizer, rank=0, **params):
+    """Return what is said at the begin of a fit of two workers about the schedule of an optimizer."""
+    model = SimpleNamespace(optimizer=optimizer)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_of_schedules(model, places(2)[rank], {"epochs": 3, "steps": 10, **params})
+    return " ".join(str(each.message) for each in caught)
+
+
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no schedules: run it in .venv-keras3 (make test)")
+def test_a_schedule_that_does_not_end_with_the_fit_is_said_at_its_begin():
+    schedules, sgd = keras.optimizers.schedules, keras.optimizers.SGD
+    said = said_of(sgd(schedules.CosineDecay(0.1, 60)))
+    assert "the schedule CosineDecay of the learning rate ends at step 60, and this fit has 30 steps on each" in said
+    assert "scale_schedule(schedule)" in said
+    assert "ends at step 50" in said_of(sgd(schedules.PiecewiseConstantDecay([8, 50], [0.3, 0.2, 0.1])))
+    assert "ends at step 45" in said_of(sgd(schedules.CosineDecay(0.1, 40, warmup_target=0.2, warmup_steps=5)))
+    assert "unless it was written for as few" in said_of(sgd(schedules.ExponentialDecay(0.1, 100, 0.9)))
+    assert "unless it was written for as few" in said_of(sgd(schedules.CosineDecay(0.1, 61)), steps=None)
+    for silent in (
+        schedules.CosineDecay(0.1, 30),
+        scale_schedule(schedules.CosineDecay(0.1, 62), worker=places(2)[0]),
+        0.1,
+    ):
+        assert not said_of(sgd(silent))
+    assert not said_of(sgd(schedules.CosineDecay(0.1, 63)), rank=1)
+
+
+@pytest.mark.skipif(not KERAS_2, reason="Keras 3 has no such argument: run it in .venv (make test)")
+def test_a_decay_of_keras_2_is_said_at_the_begin_of_a_fit():
+    assert "has decay=0.01, which acts at each step" in said_of(keras.optimizers.SGD(0.1, decay=0.01))
+    assert not said_of(keras.optimizers.SGD(0.1))
 
 
 @pytest.mark.skipif(KERAS_2, reason="Keras 2 has no schedules: run it in .venv-keras3 (make test)")

@@ -10,8 +10,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 import platoon_base
+from platoon_base.cli.commands import doctor
+from platoon_base.cli.doctor import Check
 
 PURE = ("pyzmq", "posix_ipc", "msgspec", "click", "rich", "markdown-it-py", "mdurl", "Pygments")
 
@@ -64,6 +67,36 @@ def environment(tmp_path):
         return venv / "bin" / "python"
 
     return make
+
+
+def seen(monkeypatch, checks, *options):
+    """Return the lines of the command for the results of some checks."""
+    monkeypatch.setattr(doctor, "checks", lambda: iter(checks))
+    done = CliRunner().invoke(doctor.command, options)
+    assert done.exit_code == 0, done.output
+    return done.output.splitlines()
+
+
+@pytest.mark.base
+def test_what_is_not_here_and_what_nothing_here_uses_is_one_line(monkeypatch):
+    compiler = Check("g++", False, "not found", "get g++", "machine", goes_with="Theano", absent=True)
+    absent = Check("Theano", False, "not installed", "get Theano", "frameworks", absent=True)
+    broken = Check("Keras", False, "cannot be imported", "set KERAS_BACKEND", "frameworks")
+    works = Check("PyTorch", True, "2.13", group="frameworks")
+    lines = seen(monkeypatch, [compiler, absent, works, broken])
+    assert [line.split()[:2] for line in lines[:4]] == [
+        ["frameworks"],
+        ["ok", "PyTorch"],
+        ["no", "Keras"],
+        ["->", "set"],
+    ]
+    assert lines[4] == "not here: g++, Theano (platoon doctor --all says how to get them)"
+    assert lines[5].startswith("1 of 2 checks are ok")
+    there = absent._replace(works=True, finding="1.0.5", remedy="", absent=False)
+    assert any("get g++" in line for line in seen(monkeypatch, [compiler, there]))
+    every = seen(monkeypatch, [compiler, absent], "--all")
+    assert any("get Theano" in line for line in every)
+    assert not any("not here" in line for line in every)
 
 
 @pytest.mark.base

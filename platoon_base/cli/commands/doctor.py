@@ -19,7 +19,8 @@ _INDENT = 4 + _NAME
 
 @click.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="For programs: a list with an entry for each check.")
-def command(as_json: bool) -> None:
+@click.option("--all", "every", is_flag=True, help="Say of each thing that is not here how to get it.")
+def command(as_json: bool, every: bool) -> None:
     """Print what is installed, which back ends work, and how to get the rest.
 
     Frameworks are tried one after the other, which takes seconds. One of them is enough.
@@ -30,19 +31,35 @@ def command(as_json: bool) -> None:
     found = []
     group = ""
     for check in checks():
+        found.append(check)
+        if _is_absent(check, found) and not every:
+            continue
         if check.group != group:
             group = check.group
             click.echo(click.style(group, bold=True))
         _print(check)
-        found.append(check)
-    missing = [check for check in found if not check.works]
-    text = f"{len(found) - len(missing)} of {len(found)} checks are ok"
+    absent = [check for check in found if _is_absent(check, found)]
+    for check in [each for each in found if each.absent and each not in absent and not every]:
+        _print(check)  # what a framework needs that was found after it was looked for
+    if absent and not every:
+        names = ", ".join(check.name for check in absent)
+        for line in _broken(f"not here: {names} (platoon doctor --all says how to get them)"):
+            click.echo(line)
+    shown = [check for check in found if every or check not in absent]
+    missing = [check for check in shown if not check.works]
+    text = f"{len(shown) - len(missing)} of {len(shown)} checks are ok"
     needed = [check.name for check in missing if check.needed]
     if needed:
         text += f"; without {', '.join(needed)} no job runs well: do what stands there first"
     elif missing:
         text += "; what is not is optional: install what your scripts import"
     click.echo(text)
+
+
+def _is_absent(check: Check, found: list[Check]) -> bool:
+    """Whether something is not there that nothing which was found uses: it is no fault."""
+    framework = next((other for other in found if other.name == check.goes_with), None)
+    return check.absent and not check.needed and (framework is None or framework.absent)
 
 
 def _print(check: Check) -> None:

@@ -284,7 +284,7 @@ class Keras3(Backend):
             rows = keras.ops.shape(given[0])[0] if given else 1
             weight = batch_weight(terms, rows, model)
             if average is not None and training is not False:
-                require_one_kind(weight, terms)
+                require_one_kind(weight, terms, model)
                 average.weight, average.sums = weight.weight, weight.kind in ("sum", "values")
             if weight.kind in ("tokens", "sum"):
                 is_sum = weight.kind == "sum"

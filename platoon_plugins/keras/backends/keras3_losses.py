@@ -14,6 +14,8 @@ import keras
 from keras.src.backend import get_keras_mask  # no public function tells it, on JAX nothing else does
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
+from platoon_base.system.warn import warn_once
+from platoon_plugins.keras.batch_losses import ADDED
 
 __all__ = ["BatchWeight", "Term", "batch_weight", "require_one_kind", "watched"]
 
@@ -129,7 +131,7 @@ def batch_weight(terms: list[Term], rows: Any, model: Any) -> BatchWeight:
     return BatchWeight("mixed", rows)
 
 
-def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
+def require_one_kind(weight: BatchWeight, terms: list[Term], model: Any) -> None:
     """Raise if gradients of workers cannot be averaged to those of one process; warn if it is not known."""
     if weight.kind == "mixed":
         raise ConfigurationError(
@@ -147,6 +149,16 @@ def require_one_kind(weight: BatchWeight, terms: list[Term]) -> None:
             PlatoonWarning,
             stacklevel=2,
         )
+    _warn_of_added(model)
+
+
+def _warn_of_added(model: Any) -> None:
+    """Warn of losses that layers add, unless Keras itself has made means over rows of them."""
+    known = sum(getattr(v, "regularizer", None) is not None for v in model.trainable_variables)
+    layers = getattr(model, "_flatten_layers", lambda: ())()
+    known += sum(getattr(layer, "activity_regularizer", None) is not None for layer in layers)
+    if len(model.losses) > known:
+        warn_once(ADDED)
 
 
 def _kind(term: Term) -> str:

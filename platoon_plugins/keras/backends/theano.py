@@ -11,9 +11,10 @@ import numpy as np
 import theano
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.system.warn import warn_once
 from platoon_base.theano_ops import all_reduce, vary_noise
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
-from platoon_plugins.keras.batch_losses import BatchLosses
+from platoon_plugins.keras.batch_losses import ADDED, BatchLosses
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
 
 __all__ = ["backend"]
@@ -102,6 +103,8 @@ class _Theano(Backend):
                     'with reduction="sum_over_batch_size"'
                 )
             average.sums = sums == {True}
+            if any(map(_depends_on_batch, model.losses)):
+                warn_once(ADDED.replace("keras.ops.shape(x)[0]", "K.shape(x)[0]").replace(*_OF_KERAS_2))
         if not hasattr(model, _LOSSES):
             setattr(model, _LOSSES, BatchLosses())
         return getattr(model, _LOSSES)  # type: ignore[no-any-return]
@@ -113,6 +116,16 @@ class _Theano(Backend):
     def set_learning_rate(self, model: Any, value: float) -> None:
         """See `Backend.set_learning_rate`."""
         K.set_value(model.optimizer.lr, value)
+
+
+# Keras 3 divides those of activity_regularizer by the number of rows.
+_OF_KERAS_2 = "(add_loss)", "(add_loss, activity_regularizer)"
+
+
+def _depends_on_batch(loss: Any) -> bool:
+    """Whether a loss is not one of weights alone, as those of kernel_regularizer are."""
+    inputs = theano.gof.graph.inputs([loss]) if hasattr(loss, "owner") else []
+    return any(not isinstance(v, (theano.compile.SharedVariable, theano.Constant)) for v in inputs)
 
 
 def _clipped(gradients: list[Any], clipnorm: float = 0.0, clipvalue: float = 0.0) -> list[Any]:
