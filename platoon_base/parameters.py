@@ -1,4 +1,4 @@
-"""A model's parameters behind one face: NumPy arrays, device arrays and Theano shared variables.
+"""A model's parameters behind one face: NumPy arrays, tensors, device arrays and Theano shared variables.
 
 Where the memory of a parameter can be reached it is changed in place; where it cannot, it is copied out and back.
 Objects are told apart by their methods, so no framework is imported here.
@@ -85,6 +85,39 @@ class _NumPyParameter:
         return None
 
 
+class _TensorParameter:
+    """A tensor of torch: its memory itself on the CPU, a copy elsewhere."""
+
+    def __init__(self, tensor: Any, name: str) -> None:
+        self.name = name
+        self._tensor = tensor
+        if not hasattr(np, str(tensor.dtype).rpartition(".")[2]):
+            raise ConfigurationError(
+                f"{name} is a tensor of {tensor.dtype}, which NumPy has not: keep the parameters in torch.float32, and "
+                "compute in the other type by torch.autocast"
+            )
+
+    def borrow(self) -> Array:
+        memory = self.memory()
+        if memory is not None and memory.flags.c_contiguous:
+            return memory
+        return np.array(self._tensor.detach().cpu().numpy(), order="C")
+
+    def give_back(self, array: Array) -> None:
+        memory = self.memory()
+        if memory is None:
+            self._tensor.detach().copy_(sys.modules["torch"].from_numpy(array))
+        elif memory.ctypes.data != array.ctypes.data:
+            memory[...] = array
+
+    def memory(self) -> Array | None:
+        found: Array | None = self._tensor.detach().numpy() if self._tensor.device.type == "cpu" else None
+        return found
+
+    def on_device(self) -> None:
+        return None
+
+
 class _DeviceParameter:
     def __init__(self, array: Any, name: str) -> None:
         self.name = name
@@ -142,13 +175,16 @@ def _wrap(parameter: Any, index: int) -> Parameter:
         if not parameter.flags.writeable:
             raise ConfigurationError(f"{name} is a read-only array: a synchronization changes it; pass a copy")
         return _NumPyParameter(parameter, name)
+    if is_tensor(parameter):
+        return _TensorParameter(parameter, name)
     if is_device_array(parameter):
         return _DeviceParameter(parameter, name)
     if callable(getattr(parameter, "get_value", None)) and callable(getattr(parameter, "set_value", None)):
         return _SharedVariable(parameter, name)
     raise ConfigurationError(
-        f"got {type(parameter).__name__} as {name}: parameters must be Theano shared variables or NumPy arrays; "
-        "pass what holds the values, such as lasagne.layers.get_all_params(network, trainable=True)"
+        f"got {type(parameter).__name__} as {name}: parameters must be NumPy arrays, Theano shared variables or "
+        "tensors of torch; pass what holds the values, such as list(model.parameters()) of torch, or "
+        "lasagne.layers.get_all_params(network, trainable=True)"
     )
 
 
@@ -157,7 +193,7 @@ class Parameters:
 
     Parameters
     ----------
-    parameters : iterable of ndarray, GpuArray, Theano shared variable or `Parameter`
+    parameters : iterable of ndarray, torch.Tensor, GpuArray, Theano shared variable or `Parameter`
         Each of a float dtype.
 
     Raises
@@ -167,7 +203,8 @@ class Parameters:
     """
 
     def __init__(self, parameters: Iterable[Any]) -> None:
-        if isinstance(parameters, np.ndarray) or is_device_array(parameters) or hasattr(parameters, "get_value"):
+        single = isinstance(parameters, np.ndarray) or is_tensor(parameters) or is_device_array(parameters)
+        if single or hasattr(parameters, "get_value"):
             raise ConfigurationError("got one parameter: pass a list, even of one")
         if not isinstance(parameters, Iterable):
             raise ConfigurationError(f"got {parameters!r} as parameters: pass a list of them")

@@ -14,6 +14,7 @@ __all__ = ["shown_text", "shown_traceback", "users_frame"]
 _ROOT = Path(__file__).resolve().parents[2]
 _OURS = tuple(f"{_ROOT / name}{os.sep}" for name in ("platoon_base", "platoon_plugins"))
 _INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]([^/\\]+)")
+_OF_CYTHON = (".pyx", ".pxi", ".pxd")  # files that are not there: "h5py/h5f.pyx" in h5py's extensions
 _USERS_ENDS, _LAST = 5, 2  # frames that are shown: the user's at both ends, and the last ones, whosever they are
 _CHAIN = 3  # exceptions of a chain
 _LINES, _CHARACTERS = 20, 2000
@@ -31,6 +32,8 @@ def _library_of(frame: traceback.FrameSummary) -> str:
     installed = _INSTALLED.search(frame.filename)
     if installed:
         return installed[1].partition(".")[0]
+    if frame.filename.endswith(_OF_CYTHON):
+        return re.split(r"[/.]", frame.filename)[0]
     python = tuple(f"{sysconfig.get_path(name)}{os.sep}" for name in ("stdlib", "platstdlib"))
     return "Python" if frame.filename.startswith((*python, "<")) else ""
 

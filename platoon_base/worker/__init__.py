@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 from platoon_base.system.lazy import lazy_names
+from platoon_base.system.warn import warn_once
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import Connection, Identity
 from platoon_base.worker.handle import Worker
@@ -37,6 +38,7 @@ __all__ = [
     "require_same_values",
     "start_together",
     "start_training",
+    "warn_once",
 ]
 
 __getattr__ = lazy_names(

@@ -93,7 +93,7 @@ class Worker:
 
         Parameters
         ----------
-        params : list of Theano shared variable, GpuArray or ndarray
+        params : list of ndarray, torch.Tensor, Theano shared variable or GpuArray
             Of float dtypes; the same number, order, names, shapes and dtypes on every worker.
         rule : Rule, optional
             Such as ``EASGD(alpha=0.5)``. The default is `platoon_base.rules.default_rule`.

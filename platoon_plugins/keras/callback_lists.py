@@ -10,7 +10,7 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connected
-from platoon_base.system.warn import warn_once
+from platoon_base.worker import warn_once
 from platoon_plugins.keras import trained
 from platoon_plugins.keras.callbacks import bounds_of
 from platoon_plugins.keras.optimizers import average_of_model

@@ -91,14 +91,14 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, fits: Fits) -> None:
         super().__init__()
-        self.fits = fits
+        self._fits = self.fits = fits
         self._owner: Any = None
 
     def set_params(self, params: Any) -> None:
         """Take the parameters, in a dict that all callbacks share."""
         super().set_params(params)
-        if self.fits.worker.global_rank:
-            self.fits.backend.silence(params)
+        if self._fits.worker.global_rank:
+            self._fits.backend.silence(params)
 
     def set_model(self, model: Any) -> None:
         """Take the model."""
@@ -106,39 +106,39 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner = model  # self.model would fetch JAX's state at every batch
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self.fits.prepare(self._owner)
+        self._fits.prepare(self._owner)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self.fits.training.epoch_begins(epoch, self.params or {})
+        self._fits.training.epoch_begins(epoch, self.params or {})
 
     # Not at a batch's end: where no callback has something to do there, Keras does not wait for the batch's logs.
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self.fits.training.batch_begins(batch)
+        self._fits.training.batch_begins(batch)
 
     def on_test_begin(self, logs: Any = None) -> None:
-        if self.fits.testing is not None:
-            self.fits.testing.test_begins()
+        if self._fits.testing is not None:
+            self._fits.testing.test_begins()
 
     def on_test_end(self, logs: Any = None) -> None:
-        if self.fits.testing is not None:
-            self.fits.testing.test_ends({} if logs is None else logs)
+        if self._fits.testing is not None:
+            self._fits.testing.test_ends({} if logs is None else logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.fits.training.epoch_ends(logs)
+        self._fits.training.epoch_ends(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        self.fits.training.finish()
+        self._fits.training.finish()
 
 
 class _FirstAtBatches(_First):
     """Also sees the end of batches, on back ends whose metrics need that."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.fits.training.batch_ends({} if logs is None else logs)
+        self._fits.training.batch_ends({} if logs is None else logs)
 
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self.fits.testing is not None:
-            self.fits.testing.test_batch_ends({} if logs is None else logs)
+        if self._fits.testing is not None:
+            self._fits.testing.test_batch_ends({} if logs is None else logs)
 
 
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
@@ -146,7 +146,7 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
 
     def __init__(self, fits: Fits) -> None:
         super().__init__()
-        self.fits = fits
+        self._fits = self.fits = fits
         self._owner: Any = None
 
     def set_model(self, model: Any) -> None:
@@ -155,18 +155,18 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
         self._owner = model
 
     def on_train_begin(self, logs: Any = None) -> None:
-        warn_of_schedules(self._owner, self.fits.worker, self.params or {})
-        self.fits.training.start((self.params or {}).get("epochs"))
+        warn_of_schedules(self._owner, self._fits.worker, self.params or {})
+        self._fits.training.start((self.params or {}).get("epochs"))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self.fits.training.callbacks_end_epoch()
+        self._fits.training.callbacks_end_epoch()
 
 
 class _LastAtBatches(_Last):
     """Also takes up stops in the middle of an epoch."""
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.fits.training.callbacks_end_batch()
+        self._fits.training.callbacks_end_batch()
 
 
 class _Told(keras.callbacks.Callback):  # type: ignore[misc]

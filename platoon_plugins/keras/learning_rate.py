@@ -11,7 +11,7 @@ import keras
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import Warmup, scaled
-from platoon_base.system.warn import warn_once
+from platoon_base.worker import warn_once
 from platoon_plugins.keras import backends
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from platoon_base import Worker
-from platoon_base.system.warn import warn_once
+from platoon_base.worker import warn_once
 
 __all__ = [
     "Resumption",

@@ -1,4 +1,4 @@
-"""What the fits of several workers have trained in this process, and what they share at the moment."""
+"""Models that fits of several workers have trained in this process, and workers whose fit goes on."""
 
 from __future__ import annotations
 

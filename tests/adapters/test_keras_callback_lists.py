@@ -1,4 +1,4 @@
-"""Fits without `distribute`, and callbacks beside it, on every back end that is installed."""
+"""Fits without `distribute`, callbacks beside it, and files of several, on every back end that is installed."""
 
 import pytest
 
@@ -97,3 +97,33 @@ def test_callbacks_beside_those_of_distribute_belong_to_them(run_keras, tmp_path
             raise AssertionError("kept together twice")
         """
     ).require_success()
+
+
+def test_a_file_that_two_workers_write_is_noticed(run_keras, tmp_path):
+    outcome = run_keras(
+        """
+        import fcntl
+        model = dense()
+        ending = "h5" if KERAS_2 else "keras"
+        for rank_alone in range(size):  # one after the other, and each a file of its own too
+            if rank == rank_alone:
+                model.save(os.path.join(sys.argv[1], f"common.{ending}"))
+                model.save(os.path.join(sys.argv[1], f"own of {rank}.{ending}"))
+            worker.barrier("saved")
+        path = os.path.join(sys.argv[1], "held.weights.h5")
+        if rank == 0:
+            with open(path, "w") as held:
+                fcntl.flock(held, fcntl.LOCK_EX)  # as HDF5 does
+                try:
+                    model.save_weights(path)
+                except PlatoonError as exc:
+                    assert "another worker is writing" in str(exc)
+                    assert "if connect().global_rank == 0" in str(exc)
+                else:
+                    raise AssertionError("written")
+        """
+    ).require_success()
+    (warning,) = [
+        line for log in outcome.logs for line in log.splitlines() if "WARNING" in line and "has written" in line
+    ]
+    assert "common." in warning

@@ -48,6 +48,15 @@ def test_many_frames_of_libraries_are_counted(tmp_path):
     assert users_frame(error, str(tmp_path)).lineno == 2
 
 
+def test_what_cython_has_compiled_is_no_code_of_the_user(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    library = {}
+    exec(compile("def create(): raise BlockingIOError('locked')", "h5py/h5f.pyx", "exec"), library)
+    error = error_of(tmp_path / "train.py", "def save():\n    create()\nsave()", create=library["create"])
+    frame = users_frame(error, str(tmp_path))
+    assert (frame.filename, frame.lineno) == (str(tmp_path / "train.py"), 2)
+
+
 def test_an_error_in_the_users_syntax_has_its_line(tmp_path):
     error = error_of(tmp_path / "train.py", "a = 1\nb = = 2")
     assert users_frame(error, str(tmp_path)).lineno == 2

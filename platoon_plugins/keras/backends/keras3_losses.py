@@ -14,7 +14,7 @@ import keras
 from keras.src.backend import get_keras_mask  # no public function tells it, on JAX nothing else does
 
 from platoon_base.errors import ConfigurationError, PlatoonWarning
-from platoon_base.system.warn import warn_once
+from platoon_base.worker import warn_once
 from platoon_plugins.keras.batch_losses import ADDED
 
 __all__ = ["BatchWeight", "Term", "batch_weight", "require_one_kind", "watched"]

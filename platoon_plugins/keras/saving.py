@@ -1,0 +1,54 @@
+"""Files that several workers write: a model is to be saved by one of them."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from platoon_base import Worker
+from platoon_base.errors import ConfigurationError
+from platoon_base.job import connected
+from platoon_base.worker import warn_once
+
+__all__ = ["watch_saving"]
+
+_REMEDY = (
+    "save on one worker, `if connect().global_rank == 0: model.save(path)`, or give each a path of its own; a "
+    "KerasTuner needs a directory for each worker"
+)
+
+
+def watch_saving() -> None:
+    """Let models notice that two workers write one file, which may end up as a mixture of both."""
+    for name in ("save", "save_weights"):
+        plain = getattr(keras.Model, name)
+        if not hasattr(plain, "watches_files"):
+            setattr(keras.Model, name, _watched(plain))
+
+
+def _watched(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def watched(model: Any, filepath: Any, *args: Any, **options: Any) -> Any:
+        worker = connected()
+        if worker is None or worker.global_size == 1 or not isinstance(filepath, (str, os.PathLike)):
+            return save(model, filepath, *args, **options)
+        path = os.path.abspath(filepath)
+        _warn_if_not_alone(path, worker)
+        try:
+            return save(model, filepath, *args, **options)
+        except BlockingIOError as exc:
+            raise ConfigurationError(f"another worker is writing {path}: {_REMEDY}") from exc
+
+    watched.watches_files = True  # type: ignore[attr-defined]
+    return watched
+
+
+def _warn_if_not_alone(path: str, worker: Worker) -> None:
+    try:
+        worker.require_same(f"the writer of {path}", f"rank {worker.global_rank}", _REMEDY)
+    except ConfigurationError:  # on the one that comes later
+        warn_once(f"worker {worker.global_rank} writes {path}, which another worker has written too: {_REMEDY}")

@@ -1,0 +1,59 @@
+"""Tensors of torch as parameters: their memory itself, whatever the model does with it between two synchronizations."""
+
+import numpy as np
+import pytest
+
+from platoon_base import EASGD
+from platoon_base.errors import ConfigurationError
+from platoon_base.parameters import Parameters
+
+torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this file in .venv-keras3")
+pytestmark = pytest.mark.keras
+
+
+def test_the_parameters_of_a_module_are_changed_in_place():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    parameters = Parameters(model.parameters())
+    assert [spec.shape for spec in parameters.layout.specs] == [(2, 3), (2,), (1, 2), (1,)]
+    arrays = parameters.borrow()
+    for array in arrays:
+        array += 1
+    parameters.give_back(arrays)
+    for tensor, array in zip(model.parameters(), arrays):
+        np.testing.assert_array_equal(tensor.detach().numpy(), array)
+        assert tensor.data_ptr() == array.ctypes.data
+    model[0].weight.data = torch.zeros(2, 3)  # other memory
+    assert not parameters.borrow()[0].any()
+
+
+def test_a_tensor_that_is_not_contiguous_is_copied_out_and_back():
+    tensor = torch.arange(6.0).reshape(2, 3).T
+    parameters = Parameters([tensor])
+    (array,) = parameters.borrow()
+    array *= 2
+    parameters.give_back([array])
+    np.testing.assert_array_equal(tensor.numpy(), 2 * np.arange(6.0).reshape(2, 3).T)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        (torch.zeros(3), "pass a list"),
+        ([torch.zeros(3, dtype=torch.bfloat16)], "torch.autocast"),
+        ([torch.zeros(3, dtype=torch.int64)], "leave counters and seeds out"),
+        ([torch.nn.Linear(2, 2)], "list\\(model.parameters\\(\\)\\) of torch"),
+    ],
+)
+def test_what_cannot_be_shared_is_refused_with_what_to_pass(given, complaint):
+    with pytest.raises(ConfigurationError, match=complaint):
+        Parameters(given)
+
+
+def test_a_worker_shares_them(job_of_one):
+    tensor = torch.zeros(4, requires_grad=True)
+    job_of_one.init_shared_params([tensor], EASGD(0.5))
+    with torch.no_grad():
+        tensor += 2
+    job_of_one.sync_params()
+    np.testing.assert_allclose(tensor.detach().numpy(), 1)
+    job_of_one.release_shared_params()
