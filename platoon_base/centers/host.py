@@ -76,6 +76,9 @@ class HostCenter:
     rank : int
         Of this worker, for the holder words and for the stripe to begin with.
     stripe_bytes : int
+    gone : callable, optional
+        ``gone(rank)`` tells whether that worker's process has ended. Its locks are then ignored: a child that C code
+        has forked may still hold them.
 
     Attributes
     ----------
@@ -96,8 +99,10 @@ class HostCenter:
         rounds: bool,
         rank: int,
         stripe_bytes: int,
+        gone: Callable[[int], bool] = lambda rank: False,
     ) -> None:
         self._segment = segment
+        self._gone = gone
         self._layout = layout
         self._rank = rank
         pieces = layout.stripes(stripe_bytes)
@@ -336,8 +341,9 @@ class HostCenter:
         try:
             work(stripe)
         finally:
-            stripe.holder["rank"] = FREE
-            self._segment.unlock(_byte_of(stripe))
+            byte, dead = _byte_of(stripe), self._in_place_of.pop(stripe.index, None)
+            stripe.holder["rank"] = FREE if dead is None else dead
+            self._segment.unlock(byte if dead is None else byte + 1)
         return True
 
     def _require_open(self) -> None:
@@ -345,8 +351,13 @@ class HostCenter:
             raise ConfigurationError("the center is closed: nothing can be done after close()")
 
     def _lock(self, stripe: Stripe) -> bool:
-        if not self._segment.try_lock(_byte_of(stripe)):
-            return False
+        """Lock a stripe if it is free; the byte behind its own one if a child of the dead holder keeps that."""
+        byte = _byte_of(stripe)
+        if not self._segment.try_lock(byte):
+            dead = int(stripe.holder["rank"])
+            if dead < 0 or not self._gone(dead) or not self._segment.try_lock(byte + 1):
+                return False
+            self._in_place_of[stripe.index] = dead
         stripe.holder["visits"] += 1
         stripe.holder["rank"] = self._rank
         return True
@@ -355,7 +366,7 @@ class HostCenter:
         """Free every stripe that this handle may hold."""
         for stripe in self._stripes:
             if stripe.holder["rank"] == self._rank:
-                stripe.holder["rank"] = FREE
+                stripe.holder["rank"] = self._in_place_of.pop(stripe.index, FREE)
         self._segment.unlock(_FIRST_HOLDER, _HOLDER.itemsize * len(self._holders))
 
     def _timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:
@@ -389,13 +400,16 @@ class HostCenters:
         Posix name of the segment.
     workers : int
         Number of workers that will share the center when it is created; a worker alone needs one lock only.
+    gone : callable, optional
+        See `HostCenter`.
     """
 
     location = "host"
 
-    def __init__(self, name: Name, workers: int = 1) -> None:
+    def __init__(self, name: Name, workers: int = 1, gone: Callable[[int], bool] = lambda rank: False) -> None:
         self.name = name
         self._workers = workers
+        self._gone = gone
 
     def create(self, layout: Layout, rule: Rule, rank: int) -> HostCenter:
         """Make the segment, in place of one that a creator left when it died."""
@@ -410,7 +424,7 @@ class HostCenters:
         header["fingerprint"] = np.void(layout.fingerprint)
         header["states"], header["rounds"] = center_states, rounds
         header["magic"] = MAGIC
-        return HostCenter(segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes)
+        return HostCenter(segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes, self._gone)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -441,7 +455,7 @@ class HostCenters:
             known = known and (rule is None or (states, rounds) == (len(rule.center_state), waits(rule)))
             if known and len(segment.buffer) == HostCenter.size_bytes(layout, states, stripe_bytes, rounds):
                 sources = [] if rule is None else local_sources(rule)
-                return HostCenter(segment, layout, sources, states, rounds, rank, stripe_bytes)
+                return HostCenter(segment, layout, sources, states, rounds, rank, stripe_bytes, self._gone)
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

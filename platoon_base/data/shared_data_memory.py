@@ -24,6 +24,7 @@ from platoon_base.errors import CollectiveTimeoutError, ConfigurationError
 from platoon_base.job.files import JobFiles
 from platoon_base.shm.segments import Segment, abandoned, in_use
 from platoon_base.system.own_files import open_own
+from platoon_base.system.own_locks import disown, own
 from platoon_base.views import array_on
 
 __all__ = ["Form", "JobMemory", "LocalMemory", "Memory"]
@@ -259,6 +260,7 @@ class JobMemory:
         """Hold the lock of this data set: for the processes of the job, and the threads of this one."""
         deadline = time.monotonic() + timeout_s
         fd = _open_lock(self._lock_path)
+        own(fd)
         try:
             while True:
                 try:
@@ -273,7 +275,8 @@ class JobMemory:
                     time.sleep(_POLL_S)
             yield
         finally:
-            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open too
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that C code has forked meanwhile has the file open too
+            disown(fd)
             os.close(fd)
 
 

@@ -97,7 +97,7 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
         if runtime is not None:
             found: CenterFactory = device.DeviceCenters(files.center, workers, runtime, liveness.gone, liveness.life)
             return found
-    return HostCenters(files.center, workers)
+    return HostCenters(files.center, workers, liveness.gone)
 
 
 def _runtime_of(context: Any) -> Any:

@@ -1,7 +1,7 @@
 """Named posix shared memory: mapped, locked by byte, and found again after a crash.
 
 Locks are the kernel's open-file-description locks on bytes of the segment. The kernel frees them when their holder
-dies, however it dies, so no lock can outlive its process.
+dies, however it dies. A child that Python forks keeps none of them: it asks by another description of the same file.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.system.limits import available_memory
 from platoon_base.system.own_files import open_own
+from platoon_base.system.own_locks import disown, own
 
 __all__ = ["SHM_FOLDER", "Name", "Segment", "abandoned", "in_use"]
 
@@ -60,12 +61,19 @@ class Segment:
         # An object, not a number: that may be another file's by the time it is used, if a thread closes this meanwhile.
         self._file = io.FileIO(fd, closefd=False)
         self._pid = os.getpid()
-        self._buffer: mmap.mmap | None = mmap.mmap(
-            fd,
-            size_bytes,
-            flags=mmap.MAP_SHARED | (_POPULATE if populate else 0),
-            prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0),
-        )
+        # The mapping keeps a duplicate of what it was made of, also in forked children: so it is made of a twin.
+        self._twin = _open_again(name, fd)
+        try:
+            self._buffer: mmap.mmap | None = mmap.mmap(
+                self._twin,
+                size_bytes,
+                flags=mmap.MAP_SHARED | (_POPULATE if populate else 0),
+                prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0),
+            )
+        except BaseException:
+            os.close(self._twin)
+            raise
+        own(fd, self._twin)
 
     @classmethod
     def create(cls, name: Name, size_bytes: int) -> Segment:
@@ -158,8 +166,9 @@ class Segment:
         return self._buffer
 
     def fileno(self) -> int:
-        """Return the file descriptor, as long as this is open."""
-        return self._file.fileno()
+        """Return a file descriptor to ask for locks by, as long as this is open; it holds none."""
+        self._file.fileno()  # raises after `close`
+        return self._twin
 
     def try_lock(self, byte: int) -> bool:
         """Take the lock of one byte, without waiting; False if another handle holds it.
@@ -211,10 +220,12 @@ class Segment:
         buffer, self._buffer = self.buffer, None
         with contextlib.suppress(BufferError):  # arrays still lie on it: it is unmapped together with the last
             buffer.close()
-        # The mapping keeps a duplicate of fd and with it the locks, so those are freed by hand.
+        # By hand: a child that was forked without Python's hooks has a duplicate of fd, and with it the locks.
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
         fcntl.flock(fd, fcntl.LOCK_UN)
+        disown(fd)
         os.close(fd)
+        os.close(self._twin)
 
     @staticmethod
     def unlink(name: Name) -> None:
@@ -261,6 +272,18 @@ def _open(name: Name) -> tuple[int, str]:
                 raise ConfigurationError(_not_found(found, exc)) from exc
         found = str(name)
     raise ConfigurationError(_not_found(found, RuntimeError("it is being replaced again and again")))
+
+
+def _open_again(name: str, fd: int) -> int:
+    """Open a segment once more: another file description, which has none of the locks of the first."""
+    try:
+        twin: int = posix_ipc.SharedMemory(name).fd
+    except (OSError, posix_ipc.Error) as exc:
+        raise ConfigurationError(_not_found(name, exc)) from exc
+    if os.path.samestat(os.fstat(twin), os.fstat(fd)):
+        return twin
+    os.close(twin)
+    raise ConfigurationError(f"shared memory {name} was replaced while it was being opened: its job has ended")
 
 
 def _reserve(fd: int, start: int, size_bytes: int) -> None:

@@ -10,6 +10,7 @@ import stat
 from pathlib import Path
 
 from platoon_base.system.own_files import SAFE_FLAGS, open_own
+from platoon_base.system.own_locks import disown, own
 
 __all__ = ["LOCK_FILE", "FolderLock", "is_locked", "locks_stay_on_this_host"]
 
@@ -47,10 +48,12 @@ class FolderLock:
         how = fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB
         self.fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         self._file = -1
+        own(self.fd)
         try:
             fcntl.flock(self.fd, how)
             # NFS gives an exclusive lock to writers only, and none of its own on folders.
             self._file = os.open(LOCK_FILE, os.O_RDWR | os.O_CREAT | SAFE_FLAGS, 0o600, dir_fd=self.fd)
+            own(self._file)
             fcntl.flock(self._file, how)
         except BaseException as exc:
             if isinstance(exc, OSError) and exc.errno in _NO_LOCKS:
@@ -63,6 +66,7 @@ class FolderLock:
         """Free the lock; a second call does nothing."""
         for fd in (self._file, self.fd):
             if fd >= 0:
+                disown(fd)
                 os.close(fd)
         self._file = self.fd = -1
 

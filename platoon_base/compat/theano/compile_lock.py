@@ -23,6 +23,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from platoon_base.system.own_locks import disown, own
+
 __all__ = ["TIMEOUT_S", "CompileLockTimeoutError", "FileLock", "install"]
 
 log = logging.getLogger(__name__)
@@ -77,6 +79,7 @@ class FileLock:
                 self._wait(descriptor, deadline)
                 if self._names(descriptor):
                     self._descriptor = descriptor
+                    own(descriptor)
             finally:
                 if self._descriptor is None:
                     os.close(descriptor)
@@ -92,7 +95,8 @@ class FileLock:
 
         descriptor, self._descriptor = self._descriptor, None
         os.ftruncate(descriptor, 0)
-        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough while a forked child has a copy
+        fcntl.flock(descriptor, fcntl.LOCK_UN)  # closing is not enough while a child of C code has a copy
+        disown(descriptor)
         os.close(descriptor)
 
     def _wait(self, descriptor: int, deadline: float) -> None:

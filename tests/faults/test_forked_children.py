@@ -1,0 +1,204 @@
+"""A worker is killed while a child that it has forked lives on: no lock of the worker outlives it there."""
+
+import os
+import signal
+
+import pytest
+
+from platoon_base.shm.segments import Segment
+from platoon_base.system.folder_lock import FolderLock, is_locked
+
+pytestmark = pytest.mark.base
+
+HEAD = """
+import ctypes, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from platoon_base import ASGD, connect
+from platoon_base.errors import WorkerLostError
+from watching import await_file, rest, until
+
+CHILD = Path(sys.argv[1], "child")
+x = np.ones(1000)
+
+def die_with_a_child():
+    if sys.argv[2] == "C":
+        libc = ctypes.PyDLL(None)
+        child = libc.fork()
+        if child == 0:
+            libc.setsid()
+            while True:
+                libc.pause()
+    else:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            rest()
+            os._exit(0)
+    until(lambda: os.getsid(child) == child)  # the controller ends the worker's own group
+    CHILD.with_suffix(".new").write_text(str(child))
+    CHILD.with_suffix(".new").rename(CHILD)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def end_child():
+    os.kill(int(await_file(CHILD)), signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("fork", ["Python", "C"])
+def test_an_all_reduce_learns_that_a_worker_is_gone_though_its_child_lives(run_job, fork):
+    outcome = run_job(
+        HEAD
+        + """
+with connect() as worker:
+    worker.all_reduce(x)
+    if worker.global_rank == 1:
+        die_with_a_child()
+    try:
+        await_file(CHILD)
+        began = time.monotonic()
+        worker.all_reduce(x, timeout_s=50)
+    except WorkerLostError as exc:
+        worker.report({"seconds": time.monotonic() - began, "said": str(exc)})
+    finally:
+        end_child()
+""",
+        args=[fork],
+    )
+    assert "rank 1 is lost" in outcome.reported["said"], outcome.logs
+    assert outcome.reported["seconds"] < 20
+
+
+@pytest.mark.parametrize("fork", ["Python", "C"])
+def test_the_stripes_of_a_worker_that_is_gone_are_free_though_its_child_lives(run_job, fork):
+    outcome = run_job(
+        HEAD
+        + """
+class Dies(ASGD):
+    kernel = None if os.environ["PLATOON_RANK"] == "1" else "asgd"
+    def sync(self, *arrays):
+        die_with_a_child()
+
+with connect() as worker:
+    worker.init_shared_params([x], Dies())
+    worker.barrier()
+    if worker.global_rank == 1:
+        worker.sync_params()
+    try:
+        until(lambda: worker.gather(1) == [1])  # without the other, whose end the controller has noticed
+        for _ in range(3):
+            x += 1
+            worker.sync_params()
+        worker.copy_to_local()
+        worker.report({"last": float(x.min())})
+    finally:
+        end_child()
+""",
+        args=[fork],
+    )
+    assert outcome.reported["last"] == 4, outcome.logs
+    assert "leaves out" not in outcome.logs[0]
+
+
+def test_the_lock_of_a_worker_that_is_gone_is_free_though_its_child_lives(run_job):
+    outcome = run_job(
+        HEAD
+        + """
+with connect() as worker:
+    if worker.global_rank == 1:
+        worker.lock()
+        die_with_a_child()
+    try:
+        await_file(CHILD)
+        worker.lock(timeout_s=50)
+        worker.report({"has it": 1})
+    finally:
+        end_child()
+""",
+        args=["Python"],
+    )
+    assert outcome.reported["has it"] == 1, outcome.logs
+
+
+def in_child(function):
+    """Call a function in a forked child, and return what it returned, a number from 0 to 255."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(int(function()))
+        finally:
+            os._exit(255)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+@pytest.fixture
+def waiting_child():
+    """Return a function that forks a child and returns once it runs; the fixture ends it."""
+    children = []
+
+    def fork():
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(write, b"!")
+            signal.pause()
+            os._exit(0)
+        children.append(child)
+        os.read(read, 1)
+        os.close(read)
+        os.close(write)
+
+    yield fork
+    for child in children:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_child_sees_the_locks_of_a_segment_and_has_none(waiting_child):
+    name = f"/platoon-test-{os.getpid()}"
+    with Segment.create(name, 4096) as segment, Segment.attach(name) as other:
+        Segment.unlink(name)
+        assert segment.try_lock(0)
+        assert other.try_lock(1)
+        assert in_child(lambda: segment.locked(0) and other.locked(1) and not segment.locked(2)) == 1
+        waiting_child()
+        segment.close()
+        assert not other.locked(0)
+
+
+def test_a_process_that_is_killed_holds_no_lock_of_a_segment_through_its_child():
+    name = f"/platoon-test-{os.getpid()}"
+    with Segment.create(name, 4096) as segment:
+        read, write = os.pipe()
+        victim = os.fork()
+        if victim == 0:
+            mine = Segment.attach(name)
+            assert mine.try_lock(7)
+            child = os.fork()
+            if child == 0:
+                signal.pause()
+            os.write(write, b"%d" % child)
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(victim, 0)
+        child = int(os.read(read, 20))
+        try:
+            assert not segment.locked(7)
+        finally:
+            os.kill(child, signal.SIGKILL)
+            os.close(read)
+            os.close(write)
+            Segment.unlink(name)
+
+
+def test_a_child_does_not_keep_the_lock_of_a_folder(tmp_path, waiting_child):
+    lock = FolderLock(tmp_path)
+    waiting_child()
+    lock.close()
+    assert not is_locked(tmp_path)
+
+
+def test_a_child_does_not_free_the_lock_of_a_folder(tmp_path):
+    lock = FolderLock(tmp_path)
+    assert in_child(lambda: lock.close() or 0) == 0
+    assert is_locked(tmp_path)
+    lock.close()
