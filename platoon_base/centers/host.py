@@ -103,6 +103,7 @@ class HostCenter:
     ) -> None:
         self._segment = segment
         self._gone = gone
+        self._in_place_of: dict[int, int] = {}  # stripes locked here by their second byte, and their dead holders
         self._layout = layout
         self._rank = rank
         pieces = layout.stripes(stripe_bytes)

@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 R = TypeVar("R", bound=msg.CollectiveReply)
 
+_SHORTEST_S = 0.05
 GRACE_S = 5.0  # the controller answers a late collective itself, and better than a silent time-out
 
 
@@ -61,7 +62,9 @@ class ControlClient:
             with contextlib.suppress(WorkerLostError, CollectiveTimeoutError):  # other calls tell it
                 self._reports.flush_if_due(GRACE_S)
 
-    def ask(self, request: msg.Request | msg.CollectiveCall, expected: type[T], timeout_s: float) -> T:
+    def ask(
+        self, request: msg.Request | msg.CollectiveCall, expected: type[T] | tuple[type[T], ...], timeout_s: float
+    ) -> T:
         """Send a request and return its answer, of the type expected; raise a refusal as the error that it names.
 
         Values that were reported before arrive before.
@@ -73,7 +76,9 @@ class ControlClient:
     def _send_values(self, values: Mapping[str, float | str], timeout_s: float) -> None:
         self._ask(msg.Report(metrics=dict(values)), msg.Done, timeout_s)
 
-    def _ask(self, request: msg.Request | msg.CollectiveCall, expected: type[T], timeout_s: float) -> T:
+    def _ask(
+        self, request: msg.Request | msg.CollectiveCall, expected: type[T] | tuple[type[T], ...], timeout_s: float
+    ) -> T:
         reply = decode_reply(self._channel.request(encode(request), timeout_s))
         if isinstance(reply, msg.Failure):
             if self._left and not isinstance(request, msg.Leave):
@@ -92,11 +97,21 @@ class ControlClient:
             if left_s != call.timeout_s:
                 call = msgspec.structs.replace(call, timeout_s=left_s)
             with self._seen_waiting(call.title), self._withdrawn_if_interrupted():
-                reply = self.ask(call, expected, left_s + GRACE_S)
+                reply = self._ask_until_all_came(call, expected)
         if set(reply.lost) - self._known_lost:
             log.warning("rank %d: %s was done without the lost ranks %s", self._rank, call.title, reply.lost)
             self._known_lost.update(reply.lost)
         return reply
+
+    def _ask_until_all_came(self, call: msg.CollectiveCall, expected: type[R]) -> R:
+        patience_s = call.timeout_s
+        while True:
+            answers: tuple[type[R | msg.AskAgain], ...] = (expected, msg.AskAgain)
+            reply = self.ask(call, answers, call.timeout_s + GRACE_S)
+            if not isinstance(reply, msg.AskAgain):
+                return reply
+            seconds = min(max(reply.seconds, _SHORTEST_S), patience_s)
+            call = msgspec.structs.replace(call, timeout_s=seconds, patience_s=patience_s)
 
     def gather(self, name: str, value: Any, timeout_s: float) -> list[Any]:
         """Return the values of all workers that still take part, by rank; see `Worker.gather`."""

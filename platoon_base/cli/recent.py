@@ -12,6 +12,7 @@ __all__ = ["Recent"]
 
 _WINDOW_S = 10.0
 _WAITS_S = 3.0  # a shorter wait is part of training
+_FRESH_S = 2.0  # a wait for arrays that was seen later than this is over
 
 
 class _Course:
@@ -19,7 +20,7 @@ class _Course:
 
     def __init__(self) -> None:
         self.points: deque[Progress] = deque()
-        self.waits, self.waits_since = 0, 0.0
+        self.waits, self.waits_since = -1, 0.0
 
     def take(self, progress: Progress, now: float) -> None:
         points = self.points
@@ -30,7 +31,8 @@ class _Course:
         while len(points) > 2 and points[1].updated <= points[-1].updated - _WINDOW_S:
             points.popleft()
         if progress.waits != self.waits:
-            self.waits, self.waits_since = progress.waits, now
+            first = self.waits < 0  # then it may have begun any time since the latest step
+            self.waits, self.waits_since = progress.waits, progress.updated if first and progress.updated else now
 
     def before(self, last: Progress) -> tuple[float, float, int]:
         """Return time, seconds of synchronization and steps at the begin of the latest seconds."""
@@ -86,7 +88,24 @@ class Recent:
     def waiting(self, rank: int) -> bool:
         """Whether a worker has been in one collective call for seconds."""
         course = self._courses[rank]
-        return course.waits % 2 == 1 and self.now - course.waits_since >= _WAITS_S
+        if course.waits % 2 == 1 and self.now - course.waits_since >= _WAITS_S:
+            return True
+        progress = self._progress(rank)
+        return self.now - progress.waited_at < _FRESH_S and self.now - progress.updated >= _WAITS_S
+
+    def stalled_s(self, rank: int) -> float:
+        """Return for how long a worker that trains has made no step; 0 where one is not overdue, or it waits."""
+        progress = self._progress(rank)
+        made = progress.steps - progress.steps_before_start
+        if made <= 0 or self.waiting(rank):
+            return 0.0
+        seconds = self.now - progress.updated
+        usual = (progress.updated - progress.started) / made
+        return seconds if seconds > _WINDOW_S + 3 * usual else 0.0
+
+    def _progress(self, rank: int) -> Progress:
+        progress = {} if self.snapshot is None else self.snapshot.progress
+        return progress[rank]
 
     def total_rate(self) -> float:
         """The sum of the rates of all workers that take part; NaN if none has one."""
@@ -108,7 +127,10 @@ class Recent:
         """
         if self.snapshot is None:
             return math.nan
-        left = [self._left(self.snapshot.progress[p.rank]) for p in self.snapshot.participants if not p.phase.gone]
+        here = [each.rank for each in self.snapshot.participants if not each.phase.gone]
+        if any(self.stalled_s(rank) for rank in here):  # nobody knows
+            return math.nan
+        left = [self._left(self.snapshot.progress[rank]) for rank in here]
         known = [each for each in left if not math.isnan(each)]
         return max(known) if known else math.nan
 

@@ -19,6 +19,7 @@ _GAP = "  "
 _VALUE_CHARACTERS, _MOST_VALUE_LINES, _LINE_CHARACTERS = 60, 4, 120
 _HEADINGS = ("worker", "state", "epoch", "batches/s", "loss", "in sync")
 _TO_THE_LEFT = 2  # columns of words
+_STALLED = "no step for"
 
 
 class _Row(NamedTuple):
@@ -113,6 +114,9 @@ def _state_of(recent: Recent, participant: Participant, progress: Progress) -> s
         return "importing"
     if recent.waiting(participant.rank):
         return "waiting"
+    stalled_s = recent.stalled_s(participant.rank)
+    if stalled_s:
+        return f"{_STALLED} {duration(stalled_s)}"
     if progress.started or progress.exchanges:  # a loop of the user's own may tell no steps
         return "training"
     return "compiling" if progress.bound or phase is Phase.TRAINING else "joined"
@@ -183,18 +187,17 @@ def _wrapped(items: Iterable[str], width: int) -> list[str]:
 
 
 def workers_line(recent: Recent) -> str:
-    """Say in a few words what the workers do, such as ``"3 training, 1 compiling"``; lost ones are named."""
+    """Say in a few words what the workers do, such as ``"3 training, 1 compiling"``; some are named: lost, stalled."""
     snapshot = recent.snapshot
     if snapshot is None:
         return ""
-    states = [
-        f"worker {each.rank} lost"
-        if each.phase is Phase.LOST
-        else _state_of(recent, each, snapshot.progress[each.rank])
-        for each in snapshot.participants
-    ]
+    states = []
+    for each in snapshot.participants:
+        state = _state_of(recent, each, snapshot.progress[each.rank])
+        named = each.phase is Phase.LOST or state.startswith(_STALLED)
+        states.append(f"worker {each.rank} {state}" if named else state)
     counts = Counter(states)
-    return ", ".join(state if state.endswith("lost") else f"{count} {state}" for state, count in counts.items())
+    return ", ".join(state if state.startswith("worker ") else f"{count} {state}" for state, count in counts.items())
 
 
 def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
@@ -203,7 +206,8 @@ def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
     Returns
     -------
     key : tuple of str
-        Changes with the state of the workers, the epoch, the values reported, and the reason of a stop.
+        Changes with the state of the workers, the epoch, the values reported, and the reason of a stop. Of a worker
+        that makes no step it changes every minute.
     line : str
     """
     snapshot = recent.snapshot
@@ -223,6 +227,10 @@ def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
         items += _limits(recent, snapshot)
     lines = _wrapped([*items, *values], _LINE_CHARACTERS)
     more = f"{_GAP}..." if len(lines) > 1 else ""
+    stalled = [recent.stalled_s(each.rank) for each in snapshot.participants if not each.phase.gone]
+    if any(stalled):
+        minutes = [str(seconds // 60) if seconds else "" for seconds in stalled]
+        workers = " ".join([_states(str(each.phase) for each in snapshot.participants), *minutes])
     return (workers, epoch, *stop, *values), lines[0] + more
 
 

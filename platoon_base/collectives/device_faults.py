@@ -8,6 +8,7 @@ from typing import NamedTuple
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import Call
 from platoon_base.shm.liveness import Liveness
+from platoon_base.shm.movement import standstill
 
 __all__ = ["Fault", "find_fault"]
 
@@ -57,8 +58,8 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
         text = f"collective number {mine.number} on this device cannot complete: {why}"
         # A rank that died after it had begun the call may have completed it: only a recent one may be waited for.
         return Fault(WorkerLostError(text), interrupt=bool(behind) or now - mine.begun < SETTLED_S)
-    if behind and now > mine.deadline:
-        who = ", ".join(f"rank {rank}" for rank in behind)
+    if behind and now > mine.deadline and now > liveness.moved(behind) + mine.deadline - mine.begun:
+        who = ", ".join(f"rank {rank} ({standstill(liveness.moved([rank]))})" for rank in behind)
         text = f"waited for {who} in collective number {mine.number} on this device: look into "
         text += "their logs, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
         return Fault(CollectiveTimeoutError(text), interrupt=True)

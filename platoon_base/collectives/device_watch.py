@@ -136,10 +136,16 @@ class DeviceWatch:
 
     def _watch(self) -> None:
         while not self._done.wait(_LOOK_S):
-            fault = find_fault(self._call, self._others, self._liveness, time.monotonic())
+            call = self._call
+            fault = find_fault(call, self._others, self._liveness, time.monotonic())
             if fault is not None:
                 self._break(fault)
                 return
+            if self._guard is not None and time.monotonic() > call.deadline and call is self._call:
+                moved = self._liveness.moved(self._others)  # a slow rank is not absent
+                self._guard.expect(max(call.deadline, moved + call.deadline - call.begun))
+                if call is not self._call:  # another has begun meanwhile
+                    self._guard.expect(self._call.deadline)
 
     def _break(self, fault: Fault) -> None:
         self.broken = fault.error

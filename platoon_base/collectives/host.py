@@ -42,6 +42,7 @@ from platoon_base.errors import (
     WorkerLostError,
 )
 from platoon_base.shm.liveness import Liveness
+from platoon_base.shm.movement import standstill
 from platoon_base.shm.segments import Name
 
 __all__ = ["HostCollective"]
@@ -305,22 +306,22 @@ class HostCollective:
         patience = PATIENCE_S
         while status == AGAIN:
             patience = min(2 * patience, LONGEST_PATIENCE_S)
-            self._look_after(header, deadline, timeout_s)
+            deadline = self._look_after(header, deadline, timeout_s)
             status = self._exchange.resume(min(patience, max(deadline - time.monotonic(), 0.0)))
         if status == BROKEN:
             raise self._failure.reason()
         if status != ENDED:
             raise self._failure.mismatch(self._exchange.calls)
 
-    def _look_after(self, header: Array, deadline: float, timeout_s: float) -> None:
-        """Raise if there is no sense in waiting longer."""
+    def _look_after(self, header: Array, deadline: float, timeout_s: float) -> float:
+        """Raise if there is no sense in waiting longer; return until when there is, as far as is known."""
         memory = self._shared.open_memory
         if self._closing:
             raise self._failure.closed_meanwhile(self._exchange.calls)
         left = [q for q in range(self.size) if memory.counters[q, LEFT]]
         missing = self._exchange.missing()
         if not missing:
-            return
+            return deadline
         ranks = [self._ranks[q] for q in missing]
         why = self._liveness.why_absent(ranks)
         if not why and set(left) & set(missing):
@@ -329,11 +330,18 @@ class HostCollective:
         # A rank that came after all, before it went, is not missed.
         if why and set(missing) & set(self._exchange.missing()):
             raise WorkerLostError(f"{self._named(header)} cannot end: {why}")
-        if time.monotonic() >= deadline:
-            raise CollectiveTimeoutError(
-                f"{self._named(header)} waited {timeout_s:g} s for {listed(ranks)}: does every rank make the same "
-                "calls in the same order? Look into their logs, or give a longer timeout_s"
-            )
+        if time.monotonic() < deadline:
+            return deadline
+        deadline = max(deadline, self._liveness.moved(ranks) + timeout_s)  # who is slow is not absent
+        now = time.monotonic()
+        if now < deadline:
+            return deadline
+        moved = {rank: self._liveness.moved([rank]) for rank in ranks}
+        still = [f"rank {rank} ({standstill(at)})" for rank, at in moved.items() if at + timeout_s <= now]
+        raise CollectiveTimeoutError(
+            f"{self._named(header)} waited {timeout_s:g} s for {', '.join(still)}: does every rank make the same "
+            "calls in the same order? Look into their logs, or give a longer timeout_s"
+        )
 
     def _named(self, header: Array) -> str:
         return self._failure.named(self._exchange.calls, header)

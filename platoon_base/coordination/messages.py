@@ -20,6 +20,7 @@ __all__ = [
     "MAX_VECTOR_BYTES",
     "PROTOCOL",
     "AgreeToStop",
+    "AskAgain",
     "Barrier",
     "CenterReady",
     "CenterRole",
@@ -110,9 +111,13 @@ class CenterReady(Message, frozen=True, kw_only=True, tag="center-ready"):
 
 
 class CollectiveCall(Message, frozen=True, kw_only=True):
-    """Base of the calls that all workers make; the answer comes when all have come, or after ``timeout_s``."""
+    """Base of the calls that all workers make; the answer comes when all have come, or after ``timeout_s``.
+
+    One that is made again after `AskAgain` has in ``patience_s`` the time for which a missing rank may stand still.
+    """
 
     timeout_s: float
+    patience_s: float = 0.0
 
     @property
     def title(self) -> str:
@@ -368,6 +373,12 @@ class Gathered(CollectiveReply, frozen=True, kw_only=True, tag="gathered"):
     values: list[bytes]
 
 
+class AskAgain(Message, frozen=True, kw_only=True, tag="ask-again"):
+    """Some ranks are missing in a collective call, but they go on: make it again, and wait for up to ``seconds``."""
+
+    seconds: float
+
+
 class Done(Message, frozen=True, kw_only=True, tag="done"):
     """Nothing to say but that it worked."""
 
@@ -414,4 +425,4 @@ Request = Union[
     Watch,
     EndJob,
 ]
-Reply = Union[Welcome, CenterRole, Met, RoundMet, Sums, Gathered, Done, UserReply, Seen, Failure]
+Reply = Union[Welcome, CenterRole, Met, RoundMet, Sums, Gathered, AskAgain, Done, UserReply, Seen, Failure]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple, Union
 
 from platoon_base.coordination import messages as msg
@@ -91,14 +93,31 @@ class Rendezvous:
             outcomes += self._complete(name)
         return outcomes + self._refuse_cross_wait()
 
-    def tick(self, now: float) -> list[Outcome]:
-        """Refuse the waits whose deadline has passed."""
+    def tick(self, now: float, moved: Callable[[int], float] = lambda rank: -math.inf) -> list[Outcome]:
+        """Answer the waits whose deadline has passed.
+
+        They are refused if a missing rank has stood still for as long as they may take. Otherwise the workers are told
+        to ask again: who is slow is not absent.
+
+        Parameters
+        ----------
+        now : float
+        moved : callable
+            ``moved(rank)`` returns when that worker has last shown that it goes on.
+        """
         outcomes: list[Outcome] = []
         for name, waits in list(self._waits.items()):
-            late = [rank for rank, wait in waits.items() if wait.deadline <= now]
-            text = self._timeout_text(name, self._missing(waits)) if late else ""
-            for rank in late:
-                outcomes.append(refuse(waits.pop(rank).asker, "CollectiveTimeoutError", text))
+            late = {rank: wait for rank, wait in waits.items() if wait.deadline <= now}
+            since = {rank: moved(rank) for rank in self._missing(waits)} if late else {}
+            for rank, wait in late.items():
+                del waits[rank]
+                patience_s = wait.call.patience_s or wait.call.timeout_s
+                left_s = min(since.values(), default=-math.inf) + patience_s - now
+                if 0 < left_s < math.inf:
+                    outcomes.append(SendReply(wait.asker, msg.AskAgain(seconds=left_s)))
+                else:
+                    text = self._timeout_text(name, since, now, patience_s)
+                    outcomes.append(refuse(wait.asker, "CollectiveTimeoutError", text))
             if not waits:
                 del self._waits[name]
         return outcomes
@@ -150,8 +169,12 @@ class Rendezvous:
         self._waits.clear()
         return [refuse(wait.asker, "ProtocolError", text) for wait in waits]
 
-    def _timeout_text(self, name: _Name, missing: set[int]) -> str:
-        who = ", ".join(f"rank {rank} ({self._roster[rank].phase.name.lower()})" for rank in sorted(missing))
+    def _timeout_text(self, name: _Name, since: dict[int, float], now: float, patience_s: float) -> str:
+        """Name the missing ranks that stand still, and for how long they have."""
+        still = [rank for rank, at in sorted(since.items()) if at + patience_s <= now]
+        phases = {rank: self._roster[rank].phase.name.lower() for rank in still}
+        seconds = {rank: f", no progress for {now - since[rank]:.0f} s" for rank in still if since[rank] > -math.inf}
+        who = ", ".join(f"rank {rank} ({phases[rank]}{seconds.get(rank, '')})" for rank in still)
         return (
             f"waited in {name.title!r} for {who}: every worker must make this call; "
             "look into the logs of those ranks, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"

@@ -76,6 +76,7 @@ def _connection(
         job_state,
         lambda other: segment.locked(WORKER_LOCKS + other),
         lambda others: (segment.fileno(), [WORKER_LOCKS + other for other in others]),
+        identity.rank,
     )
 
     def on_close() -> None:

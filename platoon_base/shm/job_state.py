@@ -18,7 +18,7 @@ from platoon_base.views import array_on
 __all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
-VERSION = 8
+VERSION = 9
 
 # Bytes of the segment whose locks have a meaning; the bytes themselves are not touched by locking.
 CONTROLLER_LOCK = 0  # held while the controller lives
@@ -33,6 +33,7 @@ _HEADER = np.dtype(
         ("stop", "u4"),
         ("several", "u4"),
         ("living", "u4"),
+        ("leader", "u4"),
         ("reason", "S256"),
     ],
     align=True,
@@ -63,12 +64,15 @@ _ROW = np.dtype(
         ("last_epoch", "i8"),
         ("last_step", "i8"),
         ("bound", "i8"),
+        ("waited_at", "f8"),
+        ("led", "i8"),
         ("limit", "S48"),
         ("waiting_in", "S128"),
         ("ending", "S512"),
     ],
     align=True,
 )
+_SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")  # those that grow as a worker goes on
 _VOTE_BYTES = 8
 
 
@@ -105,6 +109,8 @@ class Progress(NamedTuple):
         Whether the worker has met the others to train with them.
     waits : int
         Begins and ends of collective calls: odd within one.
+    waited_at : float
+        The latest moment, by the monotonic clock, at which it waited for other workers in a collective call on arrays.
     limit : str
         Another limit of the training and how far it is, such as ``"patience 3/15"``.
     """
@@ -124,6 +130,7 @@ class Progress(NamedTuple):
     last_step: int = 0
     bound: int = 0
     waits: int = 0
+    waited_at: float = 0.0
     limit: str = ""
 
     @property
@@ -208,6 +215,19 @@ class JobState:
     @living.setter
     def living(self, count: int) -> None:
         self._header["living"] = count
+
+    def signs(self) -> Any:
+        """Return numbers that change when a worker goes on: an array of shape (signs, rows)."""
+        return np.stack([self._rows[name] for name in _SIGNS])
+
+    @property
+    def leader(self) -> int:
+        """The rank that does what one worker does for all: 0, or the lowest that is not lost."""
+        return int(self._header["leader"])
+
+    @leader.setter
+    def leader(self, rank: int) -> None:
+        self._header["leader"] = rank
 
     def row(self, rank: int) -> Any:
         """Return the row of a rank, to write to by field name."""

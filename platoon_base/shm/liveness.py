@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from platoon_base.shm.calls import Call
 from platoon_base.shm.job_state import JobState
+from platoon_base.shm.movement import Movement
 
 __all__ = ["JobLiveness", "Liveness"]
 
@@ -20,6 +21,10 @@ class Liveness(Protocol):
 
     def why_absent(self, ranks: Sequence[int]) -> str:
         """Tell why one of these ranks will never make the call that this worker waits in; empty if all may."""
+        ...
+
+    def moved(self, ranks: Sequence[int]) -> float:
+        """Return when all of these workers have last moved: the earliest time of them, by the monotonic clock."""
         ...
 
     def gone(self, rank: int) -> bool:
@@ -58,9 +63,12 @@ class JobLiveness:
     ----------
     job_state : JobState
     alive : callable
-        ``alive(rank)`` tells whether that worker still holds its lock.
+        ``alive(rank)`` tells whether that worker still holds its lock. A child that C code has forked may hold it for
+        longer than the worker lives, so what the controller writes when a process has ended counts too.
     locks : callable
         See `Liveness.locks`.
+    rank : int
+        Of this worker, which is seen to wait when it asks why others are absent.
     """
 
     def __init__(
@@ -68,16 +76,21 @@ class JobLiveness:
         job_state: JobState,
         alive: Callable[[int], bool],
         locks: Callable[[Sequence[int]], tuple[int, list[int]]],
+        rank: int,
     ) -> None:
         self.locks = locks
+        self._rank = rank
+        self._movement = Movement(job_state)
         self._job_state = job_state
         self._alive = alive
         self._waiting: dict[int, tuple[int, float]] = {}
 
     def why_absent(self, ranks: Sequence[int]) -> str:
         """See `Liveness.why_absent`."""
+        self._movement.look()
+        self._job_state.row(self._rank)["waited_at"] = time.monotonic()
         for rank in ranks:
-            if self._job_state.row(rank)["left"] or not self._alive(rank):  # it says goodbye before it lets go
+            if self._job_state.row(rank)["left"] or not self._lives(rank):  # it says goodbye before it lets go
                 return self._how_it_went(rank)
             if self._is_stuck(rank):
                 return (
@@ -86,10 +99,14 @@ class JobLiveness:
                 )
         return ""
 
+    def moved(self, ranks: Sequence[int]) -> float:
+        """See `Liveness.moved`."""
+        return min(map(self._movement.last, ranks))
+
     def gone(self, rank: int) -> bool:
         """See `Liveness.gone`."""
-        ended = self._job_state.row(rank)["left"] or self._job_state.row(rank)["ending"]
-        return bool(ended) and not self._alive(rank)
+        row = self._job_state.row(rank)
+        return bool(row["ending"]) or (bool(row["left"]) and not self._alive(rank))
 
     def life(self, rank: int) -> int:
         """See `Liveness.life`."""
@@ -97,7 +114,7 @@ class JobLiveness:
 
     def died(self, rank: int) -> bool:
         """See `Liveness.died`."""
-        return not self._alive(rank) and not self._job_state.row(rank)["left"]
+        return not self._lives(rank) and not self._job_state.row(rank)["left"]
 
     def latest_call(self, rank: int) -> Call:
         """See `Liveness.latest_call`."""
@@ -110,6 +127,10 @@ class JobLiveness:
     def left_word(self, rank: int) -> Any:
         """See `Liveness.left_word`."""
         return self._job_state.left(rank)
+
+    def _lives(self, rank: int) -> bool:
+        """Tell whether a worker's process lives, as far as is known."""
+        return self._alive(rank) and not self._job_state.row(rank)["ending"]
 
     def _is_stuck(self, rank: int) -> bool:
         """Tell whether a worker has been in the same wait of the control plane for long; its count is odd inside."""

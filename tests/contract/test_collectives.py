@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 import os
 import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -56,6 +58,23 @@ class Willing:
     def why_absent(self, ranks):
         self.asked.release()
         return ""
+
+    def moved(self, ranks):
+        return -math.inf
+
+
+class Slow(Willing):
+    """The other ranks go on until they have been asked for so often."""
+
+    def __init__(self, looks):
+        super().__init__()
+        self.looks, self.last = looks, -math.inf
+
+    def moved(self, ranks):
+        if self.looks:
+            self.looks -= 1
+            self.last = time.monotonic()
+        return self.last
 
 
 class Gone:
@@ -423,7 +442,7 @@ def test_a_deadline_names_who_is_missing(make):
         assert any(isinstance(error, CollectiveTimeoutError) for error in errors)
         for error in errors:
             assert isinstance(error, (CollectiveTimeoutError, WorkerLostError))
-            assert "for rank 4:" in str(error)
+            assert "for rank 4 (no progress so far):" in str(error)
         with pytest.raises(WorkerLostError, match="waited 0.2 s for rank 4"):
             group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S)
 
@@ -462,6 +481,17 @@ def test_an_interrupt_breaks_the_group(make):
             group.members[0].all_reduce(F32, timeout_s=TIMEOUT_S)
         with pytest.raises(WorkerLostError, match="of rank 0.* ended with KeyboardInterrupt"):
             group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S)
+
+
+def test_who_is_slow_is_waited_for_and_who_stands_still_is_named(make):
+    """The deadline counts from the last sign of progress of the ranks that are missing."""
+    slow = Slow(looks=5)
+    with make(2, liveness=[slow, Willing()]) as group:
+        began = time.monotonic()
+        with pytest.raises(CollectiveTimeoutError, match=r"waited 0.2 s for rank 1 \(no progress for 0 s\)"):
+            group.members[0].all_reduce(F32, timeout_s=0.2)
+        assert slow.looks == 0
+        assert time.monotonic() > max(began + 0.2, slow.last + 0.2)
 
 
 def open_files(name):

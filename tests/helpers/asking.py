@@ -1,6 +1,7 @@
 """A coordinator under test: peers ask it, with short names for the requests, and its actions are sorted by peer."""
 
 import itertools
+import math
 
 import numpy as np
 
@@ -36,9 +37,9 @@ class Job:
             assert isinstance(self.answer(rank, hello(rank=rank)), msg.Welcome)
         return self
 
-    def tick(self, now):
+    def tick(self, now, moved=lambda rank: -math.inf):
         self.now = now
-        return self.coordinator.tick(now)
+        return self.coordinator.tick(now, moved)
 
 
 def hello(rank=None, protocol=msg.PROTOCOL, host="here"):

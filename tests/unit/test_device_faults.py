@@ -1,5 +1,7 @@
 """When a collective on devices counts as lost: each case by hand."""
 
+import math
+
 import pytest
 
 from platoon_base.collectives.device_faults import SETTLED_S, find_fault
@@ -15,8 +17,11 @@ MINE = Call(number=5, signature=SAME, begun=100.0, deadline=400.0)
 class Others:
     """Two other ranks, as the job's state and the kernel's locks would show them."""
 
-    def __init__(self, calls, dead=(), absent=""):
-        self.calls, self.dead, self.absent = calls, dead, absent
+    def __init__(self, calls, dead=(), absent="", moved=-math.inf):
+        self.calls, self.dead, self.absent, self.last = calls, dead, absent, moved
+
+    def moved(self, ranks):
+        return self.last
 
     def latest_call(self, rank):
         return self.calls[rank]
@@ -45,6 +50,13 @@ def test_nothing_is_wrong_while_all_may_come():
     assert look(first=Call(4, 0), now=399.0) is None
     assert look(now=1e9) is None  # all have begun: the device may long have completed it
     assert look(mine=Call(0, 0), dead=[1]) is None  # no call, nothing lost
+
+
+def test_a_rank_that_is_slow_is_not_missing():
+    assert look(first=Call(4, 0), now=690.0, moved=391.0) is None  # the call may take 300 s
+    fault = look(first=Call(4, 0), now=692.0, moved=391.0)
+    assert isinstance(fault.error, CollectiveTimeoutError)
+    assert "rank 1 (no progress" in str(fault.error)
 
 
 def test_a_rank_that_did_not_make_the_call_and_never_will():

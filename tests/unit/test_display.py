@@ -126,6 +126,29 @@ def test_a_worker_in_a_long_collective_call_waits():
     assert [line.split()[2] for line in table(recent, 80, 24)[1:3]] == ["training", "waiting"]
 
 
+def test_a_worker_that_makes_no_step_is_seen_to_stall():
+    """It is named, with the time, and nobody knows how long the job will take."""
+    going = steps(400, 139.0, last_epoch=10, epoch_steps=100)
+    stalled = steps(100, 110.0, last_epoch=10, epoch_steps=100)
+    waits = steps(400, 110.0, waited_at=139.5)
+    recent = recent_of(snapshot([going, stalled, waits]), now=140.0)
+    states = [line[8:24].strip() for line in table(recent, 80, 24)[1:4]]
+    assert states == ["training", "no step for 30 s", "waiting"]
+    assert "left" not in "".join(table(recent, 80, 24))
+    key, line = plain_line(recent)
+    assert line.startswith("1 training, worker 1 no step for 30 s, 1 waiting")
+    recent.take(recent.snapshot, 141.0)
+    assert plain_line(recent)[0] == key  # no new line in a pipe for each second
+    recent.take(recent.snapshot, 175.0)
+    assert plain_line(recent)[0] != key
+
+
+def test_a_worker_is_seen_to_wait_at_the_first_look():
+    """As `platoon jobs` does, which looks once."""
+    recent = recent_of(snapshot([steps(100, 110.0, waits=3)]), now=140.0)
+    assert recent.waiting(0)
+
+
 @pytest.mark.parametrize(
     ("phase", "progress", "state"),
     [

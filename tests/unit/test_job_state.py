@@ -3,6 +3,7 @@
 import itertools
 import math
 import threading
+import time
 
 import pytest
 from interrupting import at_each_instruction
@@ -10,6 +11,7 @@ from interrupting import at_each_instruction
 from platoon_base.errors import ProtocolError
 from platoon_base.sharding import Position
 from platoon_base.shm.job_state import JobState
+from platoon_base.shm.movement import Movement, standstill
 
 pytestmark = pytest.mark.base
 
@@ -70,7 +72,7 @@ def test_a_reason_is_not_cut_inside_a_letter(job_state):
 def test_a_row_tells_nothing_before_its_worker_does(job_state):
     progress = job_state.progress(2)
     assert math.isnan(progress.loss)
-    assert progress._replace(loss=0.0) == (0, 0, 0, 0.0, 0.0, 0.0, 0.0, *[0] * 8, "")
+    assert progress._replace(loss=0.0) == (0, 0, 0, 0.0, 0.0, 0.0, 0.0, *[0] * 8, 0.0, "")
 
 
 def test_what_a_worker_writes_to_its_row_is_seen_there_only(job_state, others):
@@ -85,7 +87,7 @@ def test_what_a_worker_writes_to_its_row_is_seen_there_only(job_state, others):
 
 
 def test_a_row_is_plain_numbers(job_state):
-    assert [type(value) for value in job_state.progress(0)] == [int] * 3 + [float] * 4 + [int] * 8 + [str]
+    assert [type(value) for value in job_state.progress(0)] == [int] * 3 + [float] * 4 + [int] * 8 + [float, str]
 
 
 def test_a_worker_that_joins_starts_its_row_anew(job_state):
@@ -179,3 +181,22 @@ def test_a_new_position_is_written_beside_the_latest(job_state):
     job_state.mark_synced(row)
     assert row["synced"][slot].tolist() == latest
     assert job_state.position(1) == Position(epoch=3, epoch_steps=45, steps=345)
+
+
+def test_a_worker_that_goes_on_is_seen_to_move(job_state):
+    movement = Movement(job_state)
+    assert movement.last(1) == -math.inf
+    for number, sign in enumerate(("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives"), 1):
+        job_state.row(1)[sign] += 1
+        movement.look(1e9 * number)
+        assert movement.last(1) == 1e9 * number, sign
+        movement.look(1e9 * number + 10)
+        assert movement.last(1) == 1e9 * number
+    assert movement.last(2) == -math.inf
+
+
+def test_the_time_of_a_step_counts_before_the_first_look(job_state):
+    job_state.row(1)["updated"] = time.monotonic() - 42
+    movement = Movement(job_state)
+    assert standstill(movement.last(1)) == "no progress for 42 s"
+    assert standstill(movement.last(2)) == "no progress so far"

@@ -62,6 +62,7 @@ REPLIES = [
     msg.Sums(pairs={"loss": (1.5, 64.0)}, ranks=[0, 2], lost=[1]),
     msg.Sums(pairs={}, ranks=[0], lost=[], stop="patience", vector=b"\1" * 8),
     msg.Gathered(values=[b"\0", b""], ranks=[0, 2], lost=[]),
+    msg.AskAgain(seconds=1.5),
     msg.Done(),
     msg.UserReply(answer=["stop", 3, {"lr": 0.1}]),
     msg.UserReply(),

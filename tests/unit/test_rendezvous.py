@@ -231,6 +231,30 @@ def test_a_wait_that_is_too_long_names_who_is_missing():
     assert job.coordinator.next_deadline == 160
 
 
+def test_who_is_slow_is_waited_for_until_it_stands_still():
+    """The workers that wait ask again, for as long as the missing ranks go on."""
+    job = Job(3).join(0, 1, 2)
+    job.ask(0, total(timeout_s=10))
+    moved = {1: 108.0, 2: 105.0}
+    assert replies(job.tick(110, moved.get)) == {"0": msg.AskAgain(seconds=5.0)}
+    assert job.coordinator.next_deadline is None
+    job.ask(0, msg.Sum(name="epoch", timeout_s=5.0, patience_s=10.0))
+    assert job.coordinator.next_deadline == 115
+    moved[1] = 114.0
+    answered = replies(job.tick(115, moved.get))
+    require_failure(answered["0"], "CollectiveTimeoutError", "rank 2 (joined, no progress for 10 s)")
+    assert "rank 1" not in answered["0"].message
+
+
+def test_who_asks_again_meets_those_that_have_come_meanwhile():
+    job = Job(2).join(0, 1)
+    job.ask(0, total(timeout_s=10, loss=(1.0, 1.0)))
+    assert replies(job.tick(110, lambda rank: 109.0)) == {"0": msg.AskAgain(seconds=9.0)}
+    assert job.ask(1, total(timeout_s=10, loss=(2.0, 1.0))) == []
+    again = msg.Sum(name="epoch", pairs={"loss": (1.0, 1.0)}, timeout_s=9.0, patience_s=10.0)
+    assert replies(job.ask(0, again))["1"].pairs == {"loss": (3.0, 2.0)}
+
+
 def test_who_gave_up_is_waited_for_again():
     job = Job(2).join(0, 1)
     job.ask(0, total(timeout_s=10))

@@ -1,0 +1,49 @@
+"""When each worker last showed that it goes on: a step, an epoch, a synchronization, the begin or end of a call."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from platoon_base.shm.job_state import JobState
+
+__all__ = ["Movement", "standstill"]
+
+_LOOK_S = 0.5  # to look takes 20 us
+
+
+class Movement:
+    """Compares the progress that the workers write from one look to the next.
+
+    Parameters
+    ----------
+    job_state : JobState
+    """
+
+    def __init__(self, job_state: JobState) -> None:
+        self._job_state = job_state
+        self._signs = job_state.signs()
+        self._moved = np.full(self._signs.shape[1], -np.inf)
+        self._next_look = -np.inf
+
+    def look(self, now: float | None = None) -> None:
+        """Take note of what has moved; to be called about every second while the answer may be asked for."""
+        now = time.monotonic() if now is None else now
+        if now < self._next_look:
+            return
+        self._next_look = now + _LOOK_S
+        signs = self._job_state.signs()
+        self._moved[(signs != self._signs).any(axis=0)] = now
+        self._signs = signs
+
+    def last(self, rank: int) -> float:
+        """Return when a worker has last moved, in seconds of the monotonic clock; -inf if it was never seen to."""
+        self.look()
+        return float(max(self._moved[rank], self._job_state.row(rank)["updated"] or -np.inf))
+
+
+def standstill(moved: float) -> str:
+    """Say for how long a worker has not moved, given the time of `Movement.last`."""
+    seconds = time.monotonic() - moved
+    return f"no progress for {seconds:.0f} s" if seconds < float("inf") else "no progress so far"
