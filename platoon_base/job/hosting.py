@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -111,6 +112,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     if not 0 <= options.seed < 2**63:
         raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
     require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
+    pid = os.getpid()
     file, about = options.resume if options.resume is not None else ("", None)
     with contextlib.ExitStack() as stack:
         files = JobFiles.create(size, options.center, str(file), options.origin)
@@ -151,7 +153,11 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
             seconds_before=0.0 if about is None else about.seconds,
             grace_s=options.grace_s,
         )
-        yield Job(files, children, controller)
+        try:
+            yield Job(files, children, controller)
+        finally:
+            if os.getpid() != pid:  # a forked child exits: all of it is its parent's
+                stack.pop_all()
 
 
 def _resumed(about: About, size: int) -> Coordinator:

@@ -100,6 +100,14 @@ def test_the_process_that_sends_mini_batches_ends_with_the_job_that_read_none(se
     assert "all workers have left" in end(controller)
 
 
+def test_a_forked_child_of_the_controller_that_exits_leaves_the_job_to_its_parent(serve, work):
+    fork = "import os\nif os.fork() == 0:\n    sys.exit()\nos.wait()\nprint("
+    controller, port = serve(SERVE.replace("print(", fork, 1))
+    assert end(work("print(worker.send_req('x')['id'])", port)).splitlines()[-1] == "0"
+    end(controller)
+    assert running() == []
+
+
 SYNCHRONOUS_CONTROLLER = """
 import sys
 from platoon_base.platoon_api.channel import Controller
