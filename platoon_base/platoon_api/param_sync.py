@@ -67,10 +67,10 @@ class ParamSyncRule:
             return function
 
         def update(master_values: list[Array]) -> None:
-            local_values = [np.array(param.get_value()) for param in local_params]
+            local_values = [_value(param) for param in local_params]
             self.update_params(local_values, master_values)
             for param, value in zip(local_params, local_values):
-                param.set_value(value)
+                _set_value(param, value)
 
         return update
 
@@ -181,6 +181,18 @@ def _is_overridden(rule: ParamSyncRule, name: str) -> bool:
     return getattr(type(rule), name) is not getattr(ParamSyncRule, name)
 
 
+def _value(param: Any) -> Array:
+    """Return a copy of the value of a shared variable, or of an array."""
+    return np.array(param if isinstance(param, np.ndarray) else param.get_value())
+
+
+def _set_value(param: Any, value: Array) -> None:
+    if isinstance(param, np.ndarray):
+        param[...] = value
+    else:
+        param.set_value(value)
+
+
 class _BySync:
     """An update by the `sync` of a rule of this package, with the states of the worker."""
 
@@ -190,14 +202,14 @@ class _BySync:
 
     def restart(self) -> None:
         """Let the worker's states be what the parameters are, as after they took the center over."""
-        self._states = [tuple(np.array(p.get_value()) for _ in self._rule.local_state) for p in self._params]
+        self._states = [tuple(_value(p) for _ in self._rule.local_state) for p in self._params]
 
     def __call__(self, master_values: list[Array]) -> None:
-        local_values = [np.array(param.get_value()) for param in self._params]
+        local_values = [_value(param) for param in self._params]
         for local, master, states in zip(local_values, master_values, self._states):
             self._rule.sync(local, master, states)
         for param, value in zip(self._params, local_values):
-            param.set_value(value)
+            _set_value(param, value)
 
 
 def _by_theano(function: Any, name: str) -> Callable[[list[Array]], object]:

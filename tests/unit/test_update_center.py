@@ -145,6 +145,21 @@ def test_a_rule_of_the_original_makes_an_update_function(rule, expected):
             np.testing.assert_array_equal(master, center)
 
 
+class ByHand(ParamSyncRule):
+    def update_params(self, local_values, master_values):
+        for local, master in zip(local_values, master_values):
+            difference = 0.5 * (local - master)
+            local -= difference
+            master += difference
+
+
+@pytest.mark.parametrize("rule", [ByHand(), EASGD(0.5)])
+def test_an_update_function_takes_arrays_as_parameters_too(rule):
+    params, masters = [np.full(2, 4.0), np.full((), 8.0)], [np.zeros(2), np.zeros(())]
+    rule.make_update_function(params)(masters)
+    assert [float(values.sum()) for values in (*params, *masters)] == [4.0, 4.0, 4.0, 4.0]
+
+
 def test_what_a_rule_remembers_follows_the_center_that_the_parameters_took_over():
     """A worker that comes to a center of 10 adds its own step of 1, not the 10 as well."""
     params, masters, rule = [Param(0.0)], [np.full(1, 10.0)], ASGD()
