@@ -2,6 +2,7 @@
 
 Against, in the same run and interleaved: np.copyto of the same bytes into shared memory, the blocked NumPy form of the
 same update, and the fused update under one lock for the whole center. All workers of a row work at the same time.
+"alone" is what the only worker of a job does instead of its rule: the center follows it.
 
     python benchmarks/sync.py [--quick]
 """
@@ -19,12 +20,13 @@ import report
 
 from platoon_base.centers.host import HostCenters
 from platoon_base.layout import Layout
-from platoon_base.rules import EASGD
+from platoon_base.rules import EASGD, Adopt
 from platoon_base.shm.segments import Segment
 
 MEGABYTES = (1, 16, 128, 512)
 WORKERS = (1, 2, 4)
 METHODS = ("copyto", "numpy", "one lock", "platoon")
+ALONE = "alone"  # of one worker
 ARRAYS = 10
 RULE = EASGD(0.5)
 NAME = f"/platoon-{os.getuid()}-bench{os.environ.setdefault('BENCHMARK_PID', str(os.getpid()))}"
@@ -61,6 +63,7 @@ def worker(rank: int, megabytes: int, pipe) -> None:
             "numpy": lambda: striped.sync(NumPyEASGD(0.5), local, True, TIMEOUT_S),
             "one lock": lambda: whole.sync(RULE, local, True, TIMEOUT_S),
             "platoon": lambda: striped.sync(RULE, local, True, TIMEOUT_S),
+            ALONE: lambda: striped.sync(Adopt(RULE), local, True, TIMEOUT_S),
         }
         for call in calls.values():
             call()
@@ -94,11 +97,12 @@ def measure(workers: int, megabytes: int, rounds: int, seconds: float) -> dict[s
             pipes.append(ours)
         for pipe in pipes:
             pipe.recv()
-        rates: dict[str, list[float]] = {method: [] for method in METHODS}
+        methods = [*METHODS, ALONE] if workers == 1 else METHODS
+        rates: dict[str, list[float]] = {method: [] for method in methods}
         gigabytes = megabytes * 2**20 / 1e9
-        guess = dict.fromkeys(METHODS, 5.0 / workers)  # GB/s of one worker, corrected as it goes
+        guess = dict.fromkeys(methods, 5.0 / workers)  # GB/s of one worker, corrected as it goes
         for _ in range(rounds):
-            for method in METHODS:
+            for method in methods:
                 repetitions = max(1, math.ceil(seconds * guess[method] / gigabytes))
                 begin = time.perf_counter() + 0.005
                 for pipe in pipes:
@@ -134,8 +138,10 @@ def main() -> None:
             }
             middle = {m: report.median(values) for m, values in rates.items()}
             results.append({"workers": workers, "megabytes": megabytes, "gb_per_s": middle, "ratio": ratio})
-            rows.append([megabytes, workers, *middle.values(), *ratio.values()])
-    headings = ["MB", "workers", *METHODS, *(f"platoon / {m}" for m in METHODS[:-1])]
+            if ALONE in rates:  # the other way round: the time that it takes
+                ratio[ALONE] = report.median([a / b for a, b in zip(rates["copyto"], rates[ALONE])])
+            rows.append([megabytes, workers, *pad(middle, ALONE).values(), *pad(ratio, ALONE).values()])
+    headings = ["MB", "workers", *METHODS, ALONE, *(f"platoon / {m}" for m in METHODS[:-1]), "copyto / alone"]
     report.table("GB of parameters per second, all workers together; medians", headings, rows)
     of = {(r["megabytes"], r["workers"]): r["ratio"] for r in results}
     # A worker alone, and a model smaller than two stripes, have one lock: there the two methods are the same code.
@@ -144,11 +150,17 @@ def main() -> None:
     goals = [
         report.goal("one worker, 128 MB, against np.copyto", of[128, 1]["copyto"], 0.75),
         report.goal("two workers, 128 MB, against two simultaneous np.copyto", of[128, 2]["copyto"], 0.75),
+        report.goal("a job of one worker, 128 MB: times the time of np.copyto", of[128, 1][ALONE], 1.3, at_least=False),
         report.goal("smallest ratio to one global lock, several stripes", min(several), 1.0),
         report.goal("smallest ratio to one global lock, one stripe (the same code: noise)", min(one), 1.0),
     ]
     if not quick:
         plot(results, report.save("sync", {"results": results, "goals": goals}))
+
+
+def pad(values: dict[str, float], name: str) -> dict[str, float]:
+    """Add a column that only some rows have."""
+    return {**values, name: values.get(name, math.nan)}
 
 
 def plot(results: list[dict], path) -> None:
