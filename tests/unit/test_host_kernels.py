@@ -349,6 +349,10 @@ def test_the_extension_checks_its_arguments(dtype):
             asgd(*wrong)
     with pytest.raises(ValueError, match="-1 pieces"):
         easgd(0, -1, 0.5)
+    adopt = getattr(kernels.EXTENSION, f"adopt_{dtype}")
+    for states, own in ((1, 2), (65, 0), (-1, -1)):
+        with pytest.raises(ValueError, match=f"got {states} states, {own} of them local"):
+            adopt(0, 0, states, own, 0, 0)
     x, c = np.ones(4, dtype), np.zeros(4, dtype)
     table = np.array([[x.ctypes.data, c.ctypes.data, 4], [0, 0, -5]], np.int64)
     with pytest.raises(ValueError, match="-5 elements in row 1"):
