@@ -302,6 +302,7 @@ class CheckpointFolder:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FolderLock(path)
             self._status = os.fstat(self._lock.fd)
+            _force_names(path)
         except BlockingIOError:
             raise ConfigurationError(
                 f"another job keeps its checkpoints in {path}: wait for its end, or name another folder"
@@ -414,11 +415,26 @@ class CheckpointFolder:
         self.path.mkdir(parents=True)
         self._lock = type(self._lock)(self.path)
         self._status = os.fstat(self._lock.fd)
+        _force_names(self.path)
         log.warning("somebody has removed %s, the folder of the checkpoints: it was made anew", self.path)
 
     def close(self) -> None:
         """Let other jobs use the folder; a second call does nothing."""
         self._lock.close()
+
+
+def _force_names(folder: Path) -> None:
+    """Force to the disk that a folder is there, and each that it is in on that disk: some of them may be new."""
+    device = folder.stat().st_dev
+    for parent in folder.parents:
+        if parent.stat().st_dev != device:
+            return
+        with contextlib.suppress(OSError):  # not ours to read, and so not new
+            fd = os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
 
 
 def require_alike(about: About, layout: Layout, rule: Rule) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -137,6 +138,25 @@ def test_after_a_cut_at_any_moment_each_checkpoint_is_whole_and_the_latest_is_th
         whole, newest = known[key]
         assert newest in (saved, saved + 1), f"operation {number}: {whole}"
         assert max(whole.values(), default=0) == newest
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_new_folders_are_there_after_a_cut_too(tmp_path, monkeypatch, is_removed):
+    """The name of a folder is in the one above it, which has to be forced to the disk as well."""
+    forced, real_fsync = set(), os.fsync
+
+    def fsync(fd):
+        real_fsync(fd)
+        forced.add(os.fstat(fd).st_ino)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    kept = CheckpointFolder(tmp_path / "new" / "newer" / "kept")
+    if is_removed:
+        shutil.rmtree(tmp_path / "new")
+        forced.clear()
+    kept.save(make(1))
+    kept.close()
+    assert {folder.stat().st_ino for folder in (kept.path, *kept.path.parents[:3])} <= forced
 
 
 def test_a_half_written_file_would_be_noticed(tmp_path):
