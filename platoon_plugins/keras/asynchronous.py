@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -101,10 +102,16 @@ class Asynchronous(Mode):
         if self._worker.global_rank == 0:
             self._losses.epoch_ends(loss, self.rule)
 
-    def callbacks_done(self) -> None:
-        """Give what a callback has changed to the center, while nobody trains."""
-        if self._swapped is not None and self._checksums() != self._put_in:
-            self.leave_center()
+    def report(self) -> dict[str, float]:
+        """Report whether a callback has changed what was put in."""
+        return {"changed": float(self._swapped is not None and self._checksums() != self._put_in)}
+
+    def take_reports(self, reports: Mapping[int, Mapping[str, float]]) -> None:
+        """Give what callbacks have changed to the center: all have read it by now, and none trains on before."""
+        if any(report["changed"] for report in reports.values()):
+            if reports[self._worker.global_rank]["changed"]:
+                self.leave_center()
+            self._worker.barrier(f"keras weights of callbacks {self._epochs_over}")
 
     def leave_center(self) -> None:
         """Take the worker's own weights back, unless a callback has changed what was put in: that stays, everywhere."""

@@ -11,7 +11,7 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.job import connected
 from platoon_base.worker import warn_once
-from platoon_plugins.keras import trained
+from platoon_plugins.keras import backends, trained
 from platoon_plugins.keras.callbacks import bounds_of
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import resume_loops_of_keras_2
@@ -106,5 +106,4 @@ def _trains_alone(model: Any, refuses: bool = False) -> Worker | None:
         return None
     if worker.shares and worker not in trained.sharing:  # the script keeps weights together by itself
         return None
-    spread = getattr(getattr(keras, "distribution", None), "distribution", None)
-    return worker if spread is None or spread() is None else None  # else JAX trains over all processes
+    return None if backends.current().trains_together(model) else worker

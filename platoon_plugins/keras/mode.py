@@ -56,9 +56,6 @@ class Mode(Protocol):
     def take_loss(self, loss: float) -> None:
         """Take note of the loss of training in an epoch, over the data of all workers."""
 
-    def callbacks_done(self) -> None:
-        """Take up what the user's callbacks changed, while nobody trains."""
-
     def leave_center(self) -> None:
         """Take the worker's own weights back."""
 

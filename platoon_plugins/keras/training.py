@@ -252,7 +252,6 @@ class Training:
 
     def callbacks_end_epoch(self) -> None:
         """Decide together, after all callbacks, whether to go on."""
-        self._mode.callbacks_done()
         self._stopping.epoch_ends(self._epoch)
         if self._mode.rule is not None:
             keep_epochs(self._worker, self._epoch + 1, self._epochs if self._stopping.voted_to_end else 0)

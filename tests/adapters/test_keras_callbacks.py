@@ -75,6 +75,45 @@ def test_callbacks_that_come_to_the_list_later_see_the_center_too(run_keras, rul
     ).require_success()
 
 
+def test_what_a_callback_changes_reaches_the_center_once_all_have_read_it(run_keras):
+    """Rank 1 reads the center as late as it can: when rank 0 has done all that it does by itself."""
+    run_keras(
+        """
+        x, y = data(32)
+        gathers, sums, changed = worker.gather, worker.sum_arrays, os.path.join(sys.argv[1], "changed")
+
+        def gather(value, *, name="gather", **options):
+            if name.startswith("keras vote"):
+                open(changed, "w").close()
+            return gathers(value, name=name, **options)
+
+        def sum_arrays(name, *args, **options):
+            summed = sums(name, *args, **options)
+            deadline = time.monotonic() + 60
+            while name.startswith("keras epoch") and not os.path.exists(changed):
+                assert time.monotonic() < deadline
+            return summed
+
+        import time
+        if rank == 0:
+            worker.gather = gather
+        else:
+            worker.sum_arrays = sum_arrays
+
+        class Doubling(keras.callbacks.Callback):
+            def on_epoch_end(self, epoch, logs=None):
+                self.found = flat(self.model.get_weights())
+                self.model.set_weights([2 * w for w in self.model.get_weights()])
+
+        model, doubling = dense(optimizer=keras.optimizers.SGD(0.1)), Doubling()
+        model.fit(*shard(x, y), epochs=1, batch_size=8, verbose=0, callbacks=distribute([doubling], rule=EASGD()))
+        found = everyones(doubling.found)
+        assert (found[0] == found[1]).all()
+        assert (everyones(flat(model.get_weights())) == 2 * found).all()
+        """
+    ).require_success()
+
+
 @needs_keras_3
 @needs("keras_tuner")
 @pytest.mark.slow

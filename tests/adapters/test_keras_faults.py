@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from keras_here import KERAS_2, both_ways, keras
 
+from platoon_base.errors import ConfigurationError
+
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
 
 
@@ -558,3 +560,22 @@ def test_weights_that_are_set_after_a_callback_has_raised_stay(run_keras):
             assert (flat(model.get_weights()) == flat(chosen)).all()
         """
     ).require_success()
+
+
+@pytest.mark.skipif(keras.backend.backend() != "torch", reason="about torch: run it with KERAS_BACKEND=torch")
+def test_a_process_group_by_which_keras_itself_trains_is_refused(tmp_path):
+    """That is Keras from 3.16 on, whose models have an attribute for it."""
+    from torch import distributed
+
+    from platoon_plugins.keras import backends
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    object.__setattr__(model, "ddp_model", None)
+    backends.current().require_trainable(model, False)
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'group'}", rank=0, world_size=1)
+    try:
+        with pytest.raises(ConfigurationError, match="trains by DistributedDataParallel"):
+            backends.current().require_trainable(model, False)
+    finally:
+        distributed.destroy_process_group()

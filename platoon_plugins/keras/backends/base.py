@@ -91,6 +91,10 @@ class Backend(Protocol):
         """Raise `ConfigurationError` if the model cannot be trained here; ``averaged`` if gradients are averaged."""
         ...
 
+    def trains_together(self, model: Any) -> bool:
+        """Return whether Keras itself trains a model on several processes at once."""
+        return False
+
     def compiled_with(self, model: Any) -> dict[str, Any]:
         """Return what compile() was given, beside optimizer and loss, that has to be the same on all workers."""
         return {}

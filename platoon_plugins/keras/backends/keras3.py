@@ -129,6 +129,10 @@ class Keras3(Backend):
         if not getattr(model, "compiled", False):
             raise ConfigurationError("got a model that is not compiled: call model.compile(...) before fit")
 
+    def trains_together(self, model: Any) -> bool:
+        """See `Backend.trains_together`: by a distribution of Keras's own, on JAX."""
+        return keras.distribution.distribution() is not None
+
     def compiled_with(self, model: Any) -> dict[str, Any]:
         """See `Backend.compiled_with`."""
         metrics, loss = (getattr(model, name, None) for name in ("_compile_metrics", "_compile_loss"))

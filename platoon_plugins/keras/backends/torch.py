@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import torch
 
@@ -80,6 +81,13 @@ class _Torch(Keras3):
     def require_trainable(self, model: Any, averaged: bool) -> None:
         """See `Backend.require_trainable`."""
         super().require_trainable(model, averaged)
+        if self.trains_together(model):
+            raise ConfigurationError(
+                f"got torch.distributed initialized: Keras {keras.__version__} then trains by "
+                "DistributedDataParallel, and the workers would be kept together twice; call neither "
+                "init_process_group nor keras.distribution.initialize() in this script, or fit without distribute() "
+                "and with a plain optimizer, and pass each worker its rows"
+            )
         if averaged and model.jit_compile:
             raise ConfigurationError(
                 "got a model compiled with jit_compile=True and a DistributedOptimizer: torch.compile cannot trace how "
@@ -88,6 +96,11 @@ class _Torch(Keras3):
             )
         if averaged:
             require_dense_layers(model)
+
+    def trains_together(self, model: Any) -> bool:
+        """See `Backend.trains_together`: Keras from 3.16 on does so where torch.distributed is initialized."""
+        group = torch.distributed
+        return hasattr(model, "ddp_model") and group.is_available() and group.is_initialized()
 
     def seed(self, seed: int) -> None:
         """See `Backend.seed`: torch shuffles, and draws the masks of Dropout."""
