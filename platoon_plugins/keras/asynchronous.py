@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker
+from platoon_base.errors import PlatoonError
 from platoon_base.fingerprint import checksum
 from platoon_base.rules import Rule, waits
 from platoon_base.schedule import EveryN
@@ -92,6 +94,9 @@ class Asynchronous(Mode):
 
     def enter_center(self) -> None:
         """Put the center into the model, once all workers have given it theirs."""
+        if not _entered:  # for a script that an exception ends: later the back end can import nothing more
+            atexit.unregister(_leave_all)
+            atexit.register(_leave_all)
         _entered[self._worker] = self
         self._swapped = contextlib.ExitStack()
         self._swapped.enter_context(self._worker.center_params())
@@ -143,6 +148,15 @@ class Asynchronous(Mode):
         self._worker.copy_to_local()
         self._worker.release_shared_params()
 
+    @property
+    def rank(self) -> int:
+        """The rank of the worker."""
+        return self._worker.global_rank
+
+    def leave_for_good(self) -> None:
+        """Take the worker's own weights back, whatever callbacks have changed."""
+        self._leave()
+
     def abandon_center(self) -> None:
         """Leave the center for good, in a fit that is over: the model keeps the weights that it has by now."""
         now = self._copies()
@@ -177,6 +191,15 @@ def abandon_center(worker: Worker) -> None:
     """End what a fit has left behind that raised while the model had the center's weights."""
     if worker in _entered:
         _entered[worker].abandon_center()
+
+
+def _leave_all() -> None:
+    """Take the own weights of all workers of this process back, at its end."""
+    for fit in list(_entered.values()):
+        try:
+            fit.leave_for_good()
+        except PlatoonError as exc:
+            log.debug("rank %d: the center stays in the model at the end: %s", fit.rank, exc)
 
 
 # The fits whose models have the center's weights. What is collected instead would put the earlier ones back some time.

@@ -562,6 +562,24 @@ def test_weights_that_are_set_after_a_callback_has_raised_stay(run_keras):
     ).require_success()
 
 
+def test_an_exception_of_a_callback_is_the_last_word_of_a_worker(run_keras):
+    """The model has the center's weights then: its own are put back while Python can still do so."""
+    outcome = run_keras(
+        """
+        x, y = data(32)
+
+        def fail(callback, epoch, logs):
+            raise OSError("of a callback")
+
+        model = dense()
+        model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute([Watch(epoch_end=fail)]))
+        """
+    )
+    assert outcome.result.status != 0
+    for log in outcome.logs:
+        assert log.splitlines()[-1] == "OSError: of a callback", log
+
+
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="about torch: run it with KERAS_BACKEND=torch")
 def test_a_process_group_by_which_keras_itself_trains_is_refused(tmp_path):
     """That is Keras from 3.16 on, whose models have an attribute for it."""

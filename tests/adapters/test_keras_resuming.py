@@ -6,6 +6,7 @@ import pytest
 
 from platoon_base.checkpoints.files import CheckpointFolder
 from platoon_base.checkpoints.writer import Saving
+from platoon_plugins.keras.resuming import Resumption
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
 
@@ -15,7 +16,7 @@ FITS = """
     model = dense(optimizer=DistributedOptimizer("sgd") if int(averaged) else "sgd")
 
     def epochs_of_fit(**options):
-        watch = Watch(epoch_end=lambda callback, epoch, logs: rank == 1 and epoch == 3 and stop(callback))
+        watch = Watch(epoch_end=lambda callback, epoch, logs: rank == 1 and epoch == 1 and stop(callback))
         model.fit(*shard(x, y), batch_size=8, verbose=0, callbacks=distribute([watch]), **options)
         return watch.epochs
 
@@ -45,17 +46,29 @@ def fits(run_keras, tmp_path):
 
 
 def test_the_first_fit_goes_on_at_its_epoch_and_trains_no_more_once_it_is_over(fits):
-    """The checkpoint has the first center of the job: the second fit is made anew each time."""
-    fits(2, [0, 1])
-    fits(3, [2])
-    (*_, log) = fits(3, [])
-    assert "this fit trains no more: 3 epochs were over when the job was resumed, and those were all" in log
-    fits(9, [3])  # where its callback stops it
+    """The checkpoint has the first center of the job: the second fit is made anew each time, as one without center."""
+    fits(9, [0, 1])  # where its callback stops it
     (*_, log) = fits(9, [])
-    assert "4 epochs were over when the job was resumed, and its callbacks had stopped it" in log
-
-
-def test_a_fit_without_a_center_says_that_it_begins_anew(fits):
-    fits(2, [0, 1])
+    assert "this fit trains no more: 2 epochs were over when the job was resumed, and its callbacks had stopped" in log
+    fits(3, [2])
     (*_, log) = fits(2, [0, 1], averaged=True)
-    assert "this job was resumed at epoch 2, and its fit begins at epoch 1 with new weights" in log
+    assert "this job was resumed at epoch 3, and its fit begins at epoch 1 with new weights" in log
+
+
+@pytest.mark.parametrize(
+    ("resumption", "epochs", "given", "first"),
+    [
+        (Resumption(4), 9, 0, 4),
+        (Resumption(4), 9, 6, 6),
+        (Resumption(4), None, 0, 4),
+        (Resumption(4), 4, 0, 4),
+        (Resumption(4), 3, 0, 3),
+        (Resumption(4, stopped_of=9), 9, 0, 9),
+        (Resumption(4, stopped_of=9), 12, 0, 4),
+    ],
+)
+def test_the_first_epoch_of_a_fit(resumption, epochs, given, first, monkeypatch):
+    said = []
+    monkeypatch.setattr("platoon_plugins.keras.resuming.warn_once", said.append)
+    assert resumption.first_epoch(epochs, given) == first
+    assert bool(said) == (first == epochs)
