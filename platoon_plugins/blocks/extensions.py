@@ -17,6 +17,7 @@ from blocks.extensions.saveload import Checkpoint
 
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
 from platoon_plugins.blocks.training import Settings, Training
 from platoon_plugins.blocks.user_extensions import all_extensions, run_in_center, run_on_leader
 
@@ -210,11 +211,14 @@ def _order(extension: Any) -> int:
 
 
 def _adapt_users_extensions(main_loop: Any, training: Training) -> None:
+    if training.worker.global_rank == 0:
+        warn_of_unscaled_schedules(all_extensions(main_loop.extensions), training.worker.global_size)
     for extension in all_extensions(main_loop.extensions):
         if training.worker.global_rank and isinstance(extension, training.settings.leader_only):
             run_on_leader(extension, is_leader)
         elif isinstance(extension, _OF_THE_CENTER) and not isinstance(extension, DistributedExtension):
             run_in_center(extension, center_of)
+            training.keeps_evaluated = True
 
 
 def center_of(main_loop: Any) -> contextlib.AbstractContextManager[None]:

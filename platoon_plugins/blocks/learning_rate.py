@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from blocks.extensions import SimpleExtension
+from blocks.extensions.training import SharedVariableModifier
 from theano.compile import SharedVariable
 from theano.tensor import float_dtypes
 
@@ -15,7 +18,9 @@ from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import Warmup, scaled, scaled_schedule
 
-__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule"]
+__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_unscaled_schedules"]
+
+log = logging.getLogger(__name__)
 
 _TRIGGERS = {*SimpleExtension.INTEGER_TRIGGERS, *SimpleExtension.BOOLEAN_TRIGGERS}
 
@@ -79,6 +84,33 @@ def scale_schedule(schedule: Callable[[int], float], *, worker: Worker | None = 
             "after_epoch=True) does, where it needs no scaling"
         )
     return scaled_schedule(schedule, (connect() if worker is None else worker).global_size)
+
+
+def warn_of_unscaled_schedules(extensions: Iterable[Any], workers: int) -> None:
+    """Warn of each `SharedVariableModifier` that counts the batches of a worker and was not scaled."""
+    for extension in extensions:
+        if isinstance(extension, SharedVariableModifier) and _counts_batches(extension):
+            log.warning(
+                "SharedVariableModifier changes %s by the number of batches: in an epoch a worker has 1/%d of those "
+                "of one process with the same batch size, so a schedule that was written for one process ends %d "
+                "times as late; pass scale_schedule(f), or a function of n and the old value with after_batch=False, "
+                "after_epoch=True, unless the schedule was written for batches %d times as large",
+                extension.parameter,
+                *[workers] * 3,
+            )
+
+
+def _counts_batches(extension: Any) -> bool:
+    function, given = extension._function, extension._num_args
+    # As scaled_schedule returns it, which may have been pickled.
+    if isinstance(function, functools.partial) and function.func.__module__ == scaled_schedule.__module__:
+        return False
+    if given is None and function is not None:
+        takes_old = _takes_the_old_value(function)
+    else:  # a subclass may have a method in place of the function
+        takes_old = extension.num_args > 1
+    # A function of the count alone gets it at the ends of epochs too.
+    return not takes_old or any("batch" in str(callback) for callback, _, _ in extension._conditions)
 
 
 def _takes_the_old_value(schedule: Callable[..., Any]) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,14 @@ import theano
 from platoon_base import Worker, connect
 from platoon_base.errors import ConfigurationError
 from platoon_base.learning_rate import Warmup, scaled, scaled_schedule
+from platoon_plugins.lasagne.graph import shared_variables
 
-__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule"]
+__all__ = ["LearningRateWarmup", "scale_learning_rate", "scale_schedule", "warn_of_unscaled_schedule"]
+
+log = logging.getLogger(__name__)
+
+# The workers whose script has scaled a schedule.
+_scaled: weakref.WeakSet[Worker] = weakref.WeakSet()
 
 
 def scale_learning_rate(learning_rate: float, *, how: str = "linear", worker: Worker | None = None) -> float:
@@ -67,7 +75,28 @@ def scale_schedule(schedule: Callable[[Any], Any], *, worker: Worker | None = No
     >>> schedule = scale_schedule(lambda step: 0.1 * 0.5 ** (step // 5000))         # doctest: +SKIP
     >>> rate.set_value(lasagne.utils.floatX(schedule(step)))                        # doctest: +SKIP
     """
-    return scaled_schedule(schedule, (connect() if worker is None else worker).global_size)
+    worker = connect() if worker is None else worker
+    _scaled.add(worker)
+    return scaled_schedule(schedule, worker.global_size)
+
+
+def warn_of_unscaled_schedule(updates: Mapping[Any, Any], params: Sequence[Any], worker: Worker) -> None:
+    """Warn, on the first worker, if the parameters' updates count mini-batches and no schedule was scaled.
+
+    A count is an integer that has an update of its own; those of Lasagne's update rules are floats.
+    """
+    if worker.global_size == 1 or worker.global_rank or worker in _scaled:
+        return
+    used = shared_variables([updates[param] for param in params])
+    counts = [v for v in used if v in updates and v.ndim == 0 and v.dtype in theano.tensor.integer_dtypes]
+    if counts:
+        log.warning(
+            "the updates depend on %s, which counts the mini-batches of this worker: in an epoch these are 1/%d of "
+            "those of one process with the same batch size, so a schedule that was written for one process ends %d "
+            "times as late; make it by scale_schedule(f)(count), unless it was written for batches %d times as large",
+            ", ".join(str(count) for count in counts),
+            *[worker.global_size] * 3,
+        )
 
 
 class LearningRateWarmup:

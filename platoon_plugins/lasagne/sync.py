@@ -13,6 +13,7 @@ from platoon_base.schedule import EveryN
 from platoon_base.theano_ops import Sync, Synchronizer, vary_noise_once
 from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.lasagne.graph import find_statistics, shared_variables
+from platoon_plugins.lasagne.learning_rate import warn_of_unscaled_schedule
 from platoon_plugins.lasagne.training import Training
 
 __all__ = ["sync_updates"]
@@ -96,6 +97,7 @@ def sync_updates(
     rule = _resolved(rule, params, Training.of(worker), on_nonfinite)
     training = Training.of(worker) if rule is None else _begin(worker)
     used = shared_variables(updates.values())
+    warn_of_unscaled_schedule(updates, params, worker)
     if rule is not None:
         rule = at_period(rule, period.n)
         worker.init_shared_params(params, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)

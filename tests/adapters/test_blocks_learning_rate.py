@@ -1,5 +1,7 @@
 """The learning rate of main loops: scaled, warmed up, and by schedules."""
 
+import pickle
+
 import numpy as np
 import pytest
 
@@ -18,6 +20,7 @@ from fuel.streams import DataStream
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks import LearningRateWarmup, scale_learning_rate, scale_schedule
+from platoon_plugins.blocks.learning_rate import warn_of_unscaled_schedules
 
 pytestmark = [pytest.mark.blocks, pytest.mark.timeout(300)]
 
@@ -121,6 +124,40 @@ def test_a_schedule_for_one_process_ends_at_the_same_epoch(solo_worker, monkeypa
     assert rates_of(rate, SharedVariableModifier(rate, schedule), epochs=2) == pytest.approx(
         [1, 21 / 24, 18 / 24, 15 / 24]
     )
+
+
+class Decay(SharedVariableModifier):
+    """Have a method in place of the function."""
+
+    num_args = 1
+
+    def function(self, n):
+        return 1.0 / n
+
+
+def test_a_schedule_that_counts_batches_and_is_not_scaled_is_told(solo_worker, monkeypatch, caplog):
+    monkeypatch.setattr(solo_worker, "global_size", 3)
+    rate = theano.shared(1.0, name="rate")
+    scaled = scale_schedule(lambda n: 1 - n / 24, worker=solo_worker)
+    by_epoch = {"after_batch": False, "after_epoch": True}
+    fine = [
+        SharedVariableModifier(rate, scaled),
+        SharedVariableModifier(rate, pickle.loads(pickle.dumps(scale_schedule(np.sqrt, worker=solo_worker)))),
+        SharedVariableModifier(rate, lambda n, old: 0.9 * old, **by_epoch),
+        FinishAfter(after_n_batches=4),
+    ]
+    warn_of_unscaled_schedules(fine, 3)
+    assert not caplog.records
+    late = [
+        SharedVariableModifier(rate, lambda n: 1.0 / n),
+        SharedVariableModifier(rate, lambda n: 1.0 / n, **by_epoch),
+        SharedVariableModifier(rate, lambda n, old: 0.9 * old),
+        Decay(rate, None),
+    ]
+    for extension in late:
+        caplog.clear()
+        warn_of_unscaled_schedules([extension], 3)
+        assert "changes rate by the number of batches: in an epoch a worker has 1/3" in caplog.text
 
 
 def test_alone_the_rate_and_the_schedule_stay(solo_worker):

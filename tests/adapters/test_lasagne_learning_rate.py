@@ -7,9 +7,11 @@ from platoon_base import compat
 
 compat.apply()
 theano = pytest.importorskip("theano", reason="needs Theano: `make setup` installs it on Python 3.11")
+import lasagne
 
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.lasagne import LearningRateWarmup, scale_learning_rate, scale_schedule
+from platoon_plugins.lasagne.learning_rate import warn_of_unscaled_schedule
 
 pytestmark = pytest.mark.theano
 
@@ -82,6 +84,24 @@ def test_a_schedule_takes_theano_expressions(solo_worker, monkeypatch):
     rate = scale_schedule(lambda k: 0.5 ** (k // 4), worker=solo_worker)(step)
     read = theano.function([], rate, updates={step: step + 1})
     assert [float(read()) for _ in range(4)] == [0.5 ** (3 * k // 4) for k in range(4)]
+
+
+def test_a_schedule_that_counts_minibatches_and_is_not_scaled_is_told(solo_worker, monkeypatch, caplog):
+    """By a count in the graph; that of Adam is none."""
+    monkeypatch.setattr(solo_worker, "global_size", 3)
+    w, step = theano.shared(1.0, name="w"), theano.shared(np.int64(0), name="step")
+    plain = lasagne.updates.adam(w**2, [w], 0.1)
+    warn_of_unscaled_schedule(plain, [w], solo_worker)
+    assert not caplog.records
+    counted = lasagne.updates.sgd(w**2, [w], 0.5 ** (step // 4))
+    counted[step] = step + 1
+    warn_of_unscaled_schedule(counted, [w], solo_worker)
+    assert "the updates depend on step, which counts the mini-batches" in caplog.text
+    caplog.clear()
+    scaled = lasagne.updates.sgd(w**2, [w], scale_schedule(lambda k: 0.5 ** (k // 4), worker=solo_worker)(step))
+    scaled[step] = step + 1
+    warn_of_unscaled_schedule(scaled, [w], solo_worker)
+    assert not caplog.records
 
 
 @pytest.mark.parametrize(
