@@ -77,6 +77,9 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
                 )
                 if combined:
                     values = dict(self.get_aggregated_values())  # which reads the parameters too
+                    training.keep_evaluated()
+                    if sharded:
+                        training.warn_of_missing(name, contributors)
                     break
                 ranks = contributors  # a worker left on the way: the others repeat it
         training.begin_round()

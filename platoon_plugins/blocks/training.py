@@ -88,6 +88,8 @@ class Training:
         Whether the user's extensions were adapted, and whether training has begun and ended.
     synchronized : bool
         Whether the rule was applied before the end of training.
+    keeps_evaluated : bool
+        Whether to keep a copy of what was evaluated until the next batch, for extensions of the user that save it.
     """
 
     def __init__(self, worker: Worker, main_loop: Any, settings: Settings, stops_together: bool) -> None:
@@ -97,7 +99,7 @@ class Training:
         self.averages = averages_gradients(main_loop.algorithm)
         self.lockstep = self.averages or is_broadcast(main_loop.data_stream)
         self.compared: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.prepared = self.started = self.finished = self.synchronized = False
+        self.prepared = self.started = self.finished = self.synchronized = self.keeps_evaluated = False
         # Weak, so that a main loop that nobody else refers to is freed.
         self._main_loop_ref = weakref.ref(main_loop)
         self._name = f"main loop {next(_numbers)}"
@@ -105,6 +107,9 @@ class Training:
         self._statistics = Statistics(worker, self._name, self.timeout_s)
         self._rule = self._chosen_rule(main_loop.algorithm)
         self._synchronized_at = self._evaluated_at = 0
+        self._validated_at = -1  # as _evaluated_at, but set when an evaluation is over
+        self._evaluated: list[Any] = []
+        self._owners: dict[str, set[int]] = {}  # of each monitoring, the workers whose own batches it was about
         self._warned = False
         self._longest = settings.period or 0
 
@@ -196,6 +201,7 @@ class Training:
 
     def batch_done(self) -> None:
         """Count a batch, and end with the job."""
+        self._evaluated = []
         status = self._main_loop.status
         self.worker.progress(steps=1, epoch=status["epochs_done"] + 1)
         if not self.lockstep and self.worker.should_stop:
@@ -230,6 +236,7 @@ class Training:
             )
         if never or self._in_rounds:
             self.synchronize()
+        self._evaluated = []
         self._evaluated_at = self._main_loop.status["iterations_done"]
 
     def _never_synchronized(self) -> bool:
@@ -256,7 +263,7 @@ class Training:
 
     @contextlib.contextmanager
     def center(self) -> Iterator[None]:
-        """Within the ``with`` block the parameters have the center's values.
+        """Within the ``with`` block the parameters have the center's values: those evaluated after this batch, if so.
 
         Statistics stay what they are: averaged when the workers met in this batch, otherwise this worker's own. Those
         fit the center better than averages that belong to the parameters of an earlier meeting.
@@ -265,9 +272,29 @@ class Training:
             self._statistics.warn_if_own(self._main_loop)
         if self.worker.closed:
             yield
+        elif self._evaluated:  # by now others may have moved the center
+            with _values_in(self._parameters(), self._evaluated):
+                yield
         else:
             with self.worker.center_params(timeout_s=self.timeout_s):
                 yield
+
+    def keep_evaluated(self) -> None:
+        """Note that the parameters have what was evaluated; keep it if an extension of the user is to save it."""
+        self._validated_at = self._main_loop.status["iterations_done"]
+        if self.keeps_evaluated and self.worker.shares:
+            self._evaluated = [parameter.get_value() for parameter in self._parameters()]
+
+    def warn_of_missing(self, name: str, ranks: Sequence[int]) -> None:
+        """Warn if a monitoring of batches that each worker has alone goes on without those of a worker that is gone."""
+        missing, self._owners[name] = self._owners.get(name, set()) - set(ranks), set(ranks)
+        if missing and self.worker.global_rank == min(ranks):
+            log.warning(
+                "%s: the batches of rank %s are missing from now on, which only it had (sharded=True): its records are "
+                "not comparable with the earlier ones, nor is the best of them",
+                name,
+                ", ".join(map(str, sorted(missing))),
+            )
 
     def meet(self, point: str, vote: Vote = Vote.NO) -> Meeting | None:
         """Wait until the main loops of all workers have come to a point; see `Meetings.attend`."""
@@ -288,9 +315,11 @@ class Training:
         """End together if the others end too, with the center's values in the parameters; leave the job otherwise."""
         if self.worker.closed or self.finished:
             return
-        self.finished = True
+        stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
+        self.finished, self._evaluated = True, []
         try:
-            self.synchronize()  # the center takes in the latest steps
+            if not stays:  # what the last record of a monitoring is about
+                self.synchronize()  # the center takes in the latest steps
             together = self.meet(END)
         except (CollectiveTimeoutError, WorkerLostError) as error:  # the others still train, or the controller is gone
             log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
@@ -314,7 +343,7 @@ class Training:
                 'has died, see that all have as many: shard_stream(stream, uneven="drop"), the same extensions',
                 self.worker.global_rank,
             )
-        self.finished = True
+        self.finished, self._evaluated = True, []
         try:
             self._leave(_LEAVING_TIMEOUT_S)
         except PlatoonError as leaving:  # the main loop reports the first error
@@ -326,6 +355,19 @@ class Training:
                 self.worker.copy_to_local(timeout_s=timeout_s)
         finally:
             self.worker.close()
+
+
+@contextlib.contextmanager
+def _values_in(parameters: Sequence[Any], values: Sequence[Any]) -> Iterator[None]:
+    """Within the ``with`` block the parameters have these values; afterwards their own again."""
+    own = [parameter.get_value() for parameter in parameters]
+    try:
+        for parameter, value in zip(parameters, values):
+            parameter.set_value(value)
+        yield
+    finally:
+        for parameter, value in zip(parameters, own):
+            parameter.set_value(value)
 
 
 def refuse_on_nonfinite(choice: str) -> None:

@@ -129,6 +129,13 @@ class Training:
             period.restart()
         self._before = period, period.periods, period.count
 
+    @property
+    def evaluated_as_it_is(self) -> bool:
+        """Whether nothing was trained here since the latest evaluation, so that what it found is to stay."""
+        period = self.period
+        same = period is not None and self._before[0] is period and not self.waits
+        return same and self._before[1:] == (period.periods, period.count)  # type: ignore[union-attr]
+
     def begin_round(self, worker: Worker, timeout_s: float) -> None:
         """Begin at the center, together with those who have made more rounds."""
         if self.waits and worker.shares:
@@ -158,9 +165,10 @@ _trainings: weakref.WeakKeyDictionary[Worker, Training] = weakref.WeakKeyDiction
 def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | None = None) -> None:
     """End a training on all workers together: the model of each gets the center's parameters and averaged statistics.
 
-    All workers call it after their loop, and then one of them saves the model. With averaged gradients the parameters
-    are the same already. Functions that were compiled with `sync_updates` cannot be called any more. `sync_updates` may
-    then be called for the next training, such as the next fold.
+    All workers call it after their loop, and then one of them saves the model. If the loop ended with `evaluate`, that
+    is the model which was evaluated; otherwise the center takes in the latest mini-batches before. With averaged
+    gradients the parameters are the same already. Functions that were compiled with `sync_updates` cannot be called any
+    more. `sync_updates` may then be called for the next training, such as the next fold.
 
     Parameters
     ----------
@@ -191,7 +199,7 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
             "through sync_updates(updates, params), or take them from all_reduce_grads(loss, params)",
             worker.global_rank,
         )
-    if shares:
+    if shares and not training.evaluated_as_it_is:
         worker.sync_params(part=1.0 if training.period is None else training.period.part, timeout_s=timeout_s)
     training.meet(worker, "finish_training", timeout_s)
     training.require_same_model(worker, timeout_s)

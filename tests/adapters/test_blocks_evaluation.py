@@ -235,7 +235,8 @@ class Deadly(type(whole())):
         return super().get_data(request)
 evil = Deadly(data(77, 3), iteration_scheme=SequentialScheme(77, 8))
 monitoring = DistributedMonitoring(monitored(cost), evil, prefix="valid")
-extensions = [monitoring, ParameterSync(EASGD(), every_n_batches=2), FinishAfter(after_n_epochs=2)]
+own = DistributedMonitoring([cost], stream(24, seed=10 + rank), sharded=True, prefix="own")
+extensions = [own, monitoring, ParameterSync(EASGD(), every_n_batches=2), FinishAfter(after_n_epochs=2)]
 main_loop = loop(cost, shard_stream(stream(64)), extensions, Scale(0.0))
 expected = one_process(cost, whole())
 main_loop.run()
@@ -245,6 +246,8 @@ for row in main_loop.status["_epoch_ends"]:
         workers=3,
     )
     assert [e.status for e in sorted(outcome.result.exits)] == [0, 137, 0], outcome.logs
+    told = "own: the batches of rank 1 are missing from now on, which only it had"
+    assert [log.count(told) for log in outcome.logs] == [1, 0, 0], outcome.logs
 
 
 def test_an_unknown_aggregation_scheme_is_refused_until_it_is_registered(run_blocks):

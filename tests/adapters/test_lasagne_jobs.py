@@ -258,6 +258,35 @@ def test_each_fold_has_its_own_training_and_its_own_end(run_lasagne, workers):
     ).require_success()
 
 
+@pytest.mark.parametrize("rule", ["CenterMomentum()", "EASGD()", "DiLoCo()"])
+def test_the_model_at_the_end_is_what_was_evaluated_last(run_lasagne, rule):
+    """5 batches an epoch at a period of 3; one that trains after its evaluation gives its steps to the center."""
+    run_lasagne(
+        f"""
+        from platoon_plugins.lasagne import CenterMomentum, DiLoCo
+        def train_epochs(after=0):
+            model = Model()
+            updates = lasagne.updates.sgd(model.loss, model.params, 0.02)
+            train = model.compile(sync_updates(updates, model.params, {rule}, every_n_batches=3))
+            for epoch in range(3):
+                for step in range(5):
+                    train(X[step::8], Y[step::8])
+                found = evaluate(model.error, X, Y, 6)
+            for step in range(after):
+                train(X[step::8], Y[step::8])
+            finish_training()
+            alone = float(np.mean([model.error(X[i : i + 6], Y[i : i + 6]) for i in range(0, 24, 6)]))
+            assert len(set(worker.gather(alone))) == 1
+            return found, alone
+        found, alone = train_epochs()
+        assert abs(found - alone) <= 1e-6 * alone, (found, alone)
+        found, alone = train_epochs(after=1)
+        assert abs(found - alone) > 1e-5 * alone, (found, alone)
+        """,
+        workers=2,
+    ).require_success()
+
+
 def test_one_worker_without_patience_ends_the_training_of_all(run_job):
     run_job(
         """
