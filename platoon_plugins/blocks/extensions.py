@@ -162,7 +162,7 @@ def tell_records(main_loop: Any, records: Mapping[str, Any]) -> None:
     """Tell the launcher the numbers that the first worker has written to the log."""
     training = training_of(main_loop)
     worker = _worker_of(main_loop) if training is None else training.worker
-    if not worker.launched or worker.closed or worker.global_rank:
+    if not worker.launched or worker.closed or not is_leader(main_loop):
         return
     arrays = {name: np.asarray(value) for name, value in records.items()}
     numbers = {name: float(value) for name, value in arrays.items() if value.ndim == 0 and value.dtype.kind in "fiu"}
@@ -216,9 +216,9 @@ def _adapt_users_extensions(main_loop: Any, training: Training) -> None:
     for extension in all_extensions(main_loop.extensions):
         if training.worker.global_rank and isinstance(extension, training.settings.leader_only):
             run_on_leader(extension, is_leader)
-        elif isinstance(extension, _OF_THE_CENTER) and not isinstance(extension, DistributedExtension):
+        if isinstance(extension, _OF_THE_CENTER) and not isinstance(extension, DistributedExtension):
             run_in_center(extension, center_of)
-            training.keeps_evaluated = True
+            training.keeps_evaluated |= is_leader(main_loop) or not isinstance(extension, training.settings.leader_only)
 
 
 def center_of(main_loop: Any) -> contextlib.AbstractContextManager[None]:
@@ -228,9 +228,9 @@ def center_of(main_loop: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def is_leader(main_loop: Any) -> bool:
-    """Tell whether a main loop runs on the first worker, or alone."""
+    """Tell whether a main loop runs on the first worker that is left, or alone."""
     training = training_of(main_loop)
-    return training is None or training.worker.global_rank == 0
+    return training is None or training.leads
 
 
 def find(main_loop: Any, kind: type) -> Any:

@@ -119,6 +119,11 @@ class Training:
         return self._meetings.ranks
 
     @property
+    def leads(self) -> bool:
+        """Whether this worker prints and saves for all: the first of those at the latest meeting."""
+        return self.worker.global_rank == min(self.ranks, default=0)
+
+    @property
     def _main_loop(self) -> Any:
         return self._main_loop_ref()
 
@@ -298,7 +303,13 @@ class Training:
 
     def meet(self, point: str, vote: Vote = Vote.NO) -> Meeting | None:
         """Wait until the main loops of all workers have come to a point; see `Meetings.attend`."""
+        led = self.leads
         meeting = self._meetings.attend(point, vote)
+        if self.leads and not led:
+            self.keeps_evaluated = True
+            log.warning(
+                "rank %d prints and saves from now on, as all ranks before it are gone", self.worker.global_rank
+            )
         if meeting is not None and self.started:
             self._require_same_model()
         if meeting is None and point != END:

@@ -90,6 +90,32 @@ def test_what_is_saved_is_what_was_validated_last(run_blocks):
     ).require_success()
 
 
+def test_when_the_first_worker_dies_the_next_one_prints_and_saves(run_blocks):
+    outcome = run_blocks(
+        """
+        import signal
+        from blocks.serialization import load_parameters
+        def die(main_loop):
+            if rank == 0 and main_loop.status["epochs_done"] == 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+        cost, _ = network()
+        main_loop = loop(cost, shard_stream(stream(64)), [
+            DistributedMonitoring([cost], stream(24, seed=1), prefix="valid", after_epoch=True),
+            ParameterSync(EASGD(), every_n_batches=3), Look(after_batch=die), FinishAfter(after_n_epochs=2),
+            Printing(), Checkpoint(tmp + "/loop.tar", save_main_loop=False)], Scale(0.2))
+        main_loop.run()
+        with open(tmp + "/loop.tar", "rb") as file:
+            saved = load_parameters(file)
+        for name, parameter in main_loop.model.get_parameter_dict().items():
+            np.testing.assert_array_equal(saved[name], parameter.get_value())
+        """
+    )
+    assert [e.status for e in sorted(outcome.result.exits)] == [137, 0], outcome.logs
+    assert "rank 1 prints and saves from now on" in outcome.logs[1]
+    assert "TRAINING HAS BEEN FINISHED" in outcome.logs[1]
+    assert "BEFORE FIRST EPOCH" not in outcome.logs[1]
+
+
 @pytest.mark.slow
 def test_the_best_center_is_what_is_saved_when_it_is_the_best(run_blocks):
     """The third and last epoch climbs instead of descending."""
