@@ -175,6 +175,13 @@ class Training:
         for stream in all_streams(main_loop.data_stream):
             draw_by_rank(stream, self.worker.global_rank)
         self._statistics.start(main_loop)
+        if self.worker.resume_at.steps and not main_loop.status["iterations_done"] and not self.worker.global_rank:
+            log.warning(
+                "this training had come to epoch %d, and its main loop begins again at the first, with the parameters "
+                "that it had: to go on with its log, its step rule and its data too, run the main loop that Checkpoint "
+                "saved",
+                self.worker.resume_at.epoch,
+            )
         self._synchronized_at = self._evaluated_at = main_loop.status["iterations_done"]
         self.started = True
 

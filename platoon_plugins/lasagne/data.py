@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,6 +13,8 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.sharding import take
 
 __all__ = ["iterate_minibatches", "require_batch_size", "require_same_length", "shard", "split_arguments"]
+
+log = logging.getLogger(__name__)
 
 
 def shard(*arrays: Any, worker: Worker | None = None) -> Any:
@@ -115,6 +118,14 @@ def _next_epoch(worker: Worker) -> int:
 
 def _tell(worker: Worker, epoch: int, batches: int) -> None:
     """Tell those who watch which epoch begins; other loops over the same epoch, such as validations, tell nothing."""
+    if worker not in _told_epochs and epoch < worker.resume_at.epoch and (worker.late or not worker.global_rank):
+        log.warning(
+            "rank %d: this training had come to epoch %d, and its loop begins again at %d, with the weights that it "
+            "had: let it begin with epoch connect().resume_at.epoch, and pass skip=connect().resume_at.done_in(epoch)",
+            worker.global_rank,
+            worker.resume_at.epoch,
+            epoch,
+        )
     if _told_epochs.get(worker) != epoch:
         _told_epochs[worker] = epoch
         worker.announce(epoch=epoch, epoch_steps=batches)

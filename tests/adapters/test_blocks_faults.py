@@ -16,6 +16,8 @@ pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/
 
 from blocks.algorithms import Scale
 
+from platoon_base.checkpoints.files import CheckpointFolder
+from platoon_base.checkpoints.writer import Saving
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks import EASGD, AllReduceGradients, ParameterSync, StopTogether
 
@@ -228,6 +230,21 @@ def test_a_period_that_never_comes_is_told(run_blocks):
         """
     ).require_success()
     assert "nothing was synchronized in 3 batches" in outcome.logs[0]
+
+
+def test_a_resumed_job_whose_main_loop_begins_anew_is_told(run_blocks, tmp_path):
+    """By the first worker; not where the main loop goes on."""
+    script = """
+    extensions = [ParameterSync(EASGD()), FinishAfter(after_n_batches=3)]
+    loop(network()[0], shard_stream(stream(64)), extensions).run()
+    """
+    folder, logs = CheckpointFolder(tmp_path / "kept"), []
+    for _ in range(2):
+        outcome = run_blocks(script, resume=folder.newest(), saving=Saving(folder, 1000.0))
+        logs.append(outcome.require_success().logs)
+    folder.close()
+    told = "had come to epoch 1, and its main loop begins again at the first"
+    assert [log.count(told) for log in (*logs[0], *logs[1])] == [0, 0, 1, 0]
 
 
 def test_a_stream_that_nobody_has_sharded_is_told(run_blocks):

@@ -10,7 +10,8 @@ theano = pytest.importorskip("theano", reason="needs Theano: `make setup` instal
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.sharding import epoch_indices
+from platoon_base.job import solo
+from platoon_base.sharding import Position, epoch_indices
 from platoon_plugins.lasagne import StopOnPatience, evaluate, iterate_minibatches, shard
 
 pytestmark = pytest.mark.theano
@@ -396,6 +397,24 @@ def test_alone_minibatches_are_the_classic_ones(solo_worker):
     assert [len(b) for _, b in got] == [4, 4, 2]
     np.testing.assert_array_equal(np.concatenate([a for a, _ in got]), x)
     np.testing.assert_array_equal(np.concatenate([b for _, b in got]), y)
+
+
+def test_a_loop_that_begins_anew_in_a_resumed_job_is_told(solo_worker, monkeypatch, caplog):
+    """Once, at its first epoch; an evaluation without an epoch says nothing, and neither does a loop that goes on."""
+    monkeypatch.setattr(solo_worker, "resume_at", Position(3, 2, 32))
+    x = np.arange(6)
+    list(iterate_minibatches(x, 2, worker=solo_worker))
+    assert not caplog.records
+    for epoch in range(2):
+        list(iterate_minibatches(x, 2, epoch=epoch, worker=solo_worker))
+    assert caplog.text.count("had come to epoch 3, and its loop begins again at 0") == 1
+    caplog.clear()
+    going_on = solo()
+    monkeypatch.setattr(going_on, "resume_at", Position(3, 2, 32))
+    for epoch in (3, 4):
+        list(iterate_minibatches(x, 2, epoch=epoch, skip=going_on.resume_at.done_in(epoch), worker=going_on))
+    going_on.close()
+    assert not caplog.records
 
 
 def test_alone_a_shard_is_everything(solo_worker):
