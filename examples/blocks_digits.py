@@ -113,7 +113,7 @@ def main(num_epochs=100, patience=10, sync=False, summary=None):
         "workers": worker.global_size,
         "seconds": round(time.monotonic() - began, 3),
     }
-    if worker.global_rank == 0:
+    if worker.is_leader:
         worker.report(result)
         if summary:
             with open(summary, "w") as file:

@@ -89,7 +89,7 @@ def main(num_epochs=30, sync=False, conv=False, summary=None):
         "train_seconds": round(time.monotonic() - began, 3),
         "workers": worker.global_size,
     }
-    if worker.global_rank == 0:  # after fit all workers have the same weights
+    if worker.is_leader:  # after fit all workers have the same weights
         result["test_accuracy"] = float(model.evaluate(*test_set, verbose=0)[1])
         print(f"test accuracy: {result['test_accuracy']:.4f}")
         worker.report({name: result[name] for name in ("test_accuracy", "epochs", "train_seconds")})

@@ -93,7 +93,7 @@ def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None, sa
         data = {"shuffle": True, "epoch": epoch, "uneven": "drop", "skip": start.done_in(epoch)}
         for batch in iterate_minibatches(*train_set, BATCH_SIZE, **data):
             train(*batch)
-        if sync and worker.global_rank == 0:
+        if sync and worker.is_leader:
             worker.copy_to_global()
         own = worker.reduce_metrics({f"worker {worker.global_rank}": (float(error(*valid_set)), 1.0)})
         center = evaluate(error, *valid_set, batch_size=180)
@@ -112,7 +112,7 @@ def main(num_epochs=500, sync=False, plot="lasagne_digits.png", summary=None, sa
         "stopped_by": stop.reason or f"epochs >= {num_epochs}",
     }
     worker.report({name: result[name] for name in ("test_accuracy", "valid_error", "epochs", "train_seconds")})
-    if worker.global_rank == 0:
+    if worker.is_leader:
         if save:
             np.savez(save, *get_all_param_values(network))
         if plot:

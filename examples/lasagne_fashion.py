@@ -124,7 +124,7 @@ def main(num_epochs=10, resident=False, summary=None):
     for number in range(1, num_epochs + 1):
         train_loss = epoch()
         accuracy = 1 - test(*test_set, num_slices=4)
-        if worker.global_rank == 0:
+        if worker.is_leader:
             print(f"epoch {number}: loss {train_loss:.4f}, test accuracy {accuracy:.4f}")
     result = {
         "data": "digits" if len(train_set[0]) == 1437 else "Fashion-MNIST",
@@ -133,7 +133,7 @@ def main(num_epochs=10, resident=False, summary=None):
         "workers": worker.global_size,
     }
     worker.report({"test_accuracy": result["test_accuracy"]})
-    if summary and worker.global_rank == 0:
+    if summary and worker.is_leader:
         with open(summary, "w") as file:
             json.dump(result, file, indent=2)
     return result

@@ -65,7 +65,7 @@ def main(max_mb=3000, patience=10, valid_freq=200, sync=False, full=False, summa
         "stopped_by": reason,
     }
     worker.report({"valid_error": stop.best, "mini_batches": trained})
-    if summary and worker.global_rank == 0:
+    if summary and worker.is_leader:
         with open(summary, "w") as file:
             json.dump(result, file, indent=2)
     return result

@@ -56,6 +56,7 @@ class ControlServer:
     ) -> None:
         self.coordinator = coordinator
         self._job_state = job_state
+        self._leader = 0
         self._send = send
         self._handler = handler
         self._on_drop = on_drop
@@ -80,7 +81,10 @@ class ControlServer:
         self.carry_out(self.coordinator.handle(peer, request_id, request, now))
 
     def carry_out(self, actions: Iterable[Action]) -> None:
-        """Carry out the coordinator's actions."""
+        """Carry out the coordinator's actions; who is answered sees who is the leader by then."""
+        leader = self.coordinator.roster.leader
+        if leader != self._leader:
+            self._leader = self._job_state.leader = leader
         for action in actions:
             if isinstance(action, SendReply):
                 self._reply(action)

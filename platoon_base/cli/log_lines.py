@@ -102,6 +102,11 @@ class LogLines:
         self._whole = frozenset(whole)
         self._most_bytes = most_bytes
 
+    def show_whole(self, file: int) -> None:
+        """Show all lines of a file from now on."""
+        if file not in self._whole and file < len(self._logs):
+            self._whole |= {file}
+
     def measure(self) -> None:
         """Have the next `new` return nothing that is written from now on."""
         for log in self._logs:

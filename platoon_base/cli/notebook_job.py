@@ -50,6 +50,7 @@ def run(
             center=choose_center("auto", chosen),
             observer=lambda snapshot: _show(shown),
             observe_every_s=_LOOK_EVERY_S,
+            fail_fast="early",
             grace_s=grace_s,
         )
         result = launch(_PROGRAM, [str(call), str(returned)], chosen, folder, options, signals)

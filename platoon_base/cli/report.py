@@ -117,6 +117,8 @@ def print_result(
     console.print(table)
     if result.shared_nothing:
         print_line(open_console(stderr=True), _trained_alone(result.shared_nothing, workers), style="bold red")
+    if result.lost_leader:
+        print_line(console, f"WARNING: {result.lost_leader}", style="bold red")
     if result.checkpoints is not None and result.checkpoints.unsaved:
         text = f"WARNING: the end of this job is in no checkpoint: {result.checkpoints.unsaved}"
         print_line(console, text, style="bold red")

@@ -23,6 +23,7 @@ from platoon_base.cli.report import as_text
 from platoon_base.cli.tensorboard import EventFiles
 from platoon_base.controller.breakpoints import wish_file
 from platoon_base.controller.controller import Snapshot
+from platoon_base.controller.outcome import leader_of
 from platoon_base.system.warn import LOG_MARK
 
 __all__ = ["TEES", "Screen"]
@@ -55,6 +56,7 @@ class Screen:
         self._events = events
         self.failures = Failures(folder, workers)
         self._wish = wish_file(folder)
+        self._follows_leader = tee == "0"
         whole: Sequence[int] = range(workers) if tee == "all" else [0] if tee == "0" else []
         paths = [log_file(folder, rank) for rank in range(workers)]
         self._lines = LogLines(paths, LOG_MARK, whole, _TERMINAL_BYTES if console.is_terminal else _PIPE_BYTES)
@@ -109,6 +111,8 @@ class Screen:
         self._hand_over()
         snapshot = self._snapshot
         failed, stopping = (snapshot.failed, snapshot.stop_reason is not None) if snapshot is not None else ((), False)
+        if snapshot is not None and self._follows_leader:
+            self._lines.show_whole(leader_of(snapshot))
         self._lines.measure()  # a worker writes its error file before its traceback
         told = list(self.failures.new(failed, stopping, last))
         for rank, failure in self.failures.latest.items():

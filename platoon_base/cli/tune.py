@@ -145,6 +145,7 @@ def _run(tuning: Tuning, method: Method, seed: int, signals: StopSignals, folder
         center=choose_center(tuning.center, devices),
         on_report=take,
         budget=Budget(limits, run_s=tuning.run_s),
+        fail_fast="early",
         grace_s=_GRACE_S,
     )
     folder.mkdir()

@@ -14,7 +14,16 @@ from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
-from platoon_base.controller.outcome import UNSAVED, Reported, Result, Snapshot, first_failure, stop_cause
+from platoon_base.controller.outcome import (
+    UNSAVED,
+    Reported,
+    Result,
+    Snapshot,
+    fatal,
+    first_failure,
+    lost_leader,
+    stop_cause,
+)
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
@@ -24,6 +33,7 @@ from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
+from platoon_base.shm.movement import Movement
 from platoon_base.system.process import pid_namespace
 
 __all__ = ["Controller", "Reported", "Result", "Snapshot"]
@@ -61,8 +71,8 @@ class Controller:
     checkpointer : CheckpointWriter, optional
     seconds_before : float
         For how long the job has run before it was resumed.
-    grace_s : float
-        How long workers that were told to end by a signal have before they are made to.
+    fail_fast, grace_s : str, float
+        See `JobOptions`.
     """
 
     def __init__(
@@ -81,14 +91,18 @@ class Controller:
         max_restarts: int = 0,
         checkpointer: CheckpointWriter | None = None,
         seconds_before: float = 0.0,
+        fail_fast: str = "never",
         grace_s: float = GRACE_S,
     ) -> None:
         self._server = server
         self._job_state = job_state
+        self._movement = Movement(job_state)
         self._coordinator = coordinator
         self._children = children
         self._holds_lock = holds_lock
         self._pid_namespace = pid_namespace()
+        self._fail_fast = fail_fast
+        self._fatal: Exit | None = None  # after which the others were ended
         self._grace_s = grace_s
         self._observer = observer
         self._observe_every_s = observe_every_s
@@ -138,7 +152,7 @@ class Controller:
                 if ready - {signals.fd} or self._children.stopping or self._children.some_without_fd:
                     for ended in self._children.reap():
                         self._worker_ended(ended)
-                self._requests.carry_out(self._coordinator.tick(now))
+                self._end_waits(now)
                 self._save_if_due(now)
                 self._keep_to_budget()
                 self._observe(now)
@@ -146,6 +160,12 @@ class Controller:
         self._next_look = 0.0
         self._observe(time.monotonic())
         return self._result()
+
+    def _end_waits(self, now: float) -> None:
+        """Answer the waits whose deadline has passed."""
+        if self._coordinator.next_deadline is not None:
+            self._movement.look(now)
+            self._requests.carry_out(self._coordinator.tick(now, self._movement.last))
 
     @property
     def remaining(self) -> set[int] | None:
@@ -236,6 +256,7 @@ class Controller:
         self._note_failure(ended)
         if not self._start_again(ended):
             self._exits.append(ended)
+            self._end_if_fatal(ended)
 
     def _note_failure(self, ended: Exit) -> None:
         """Keep a worker that failed, and have it shown; the end that a signal has brought about is no failure."""
@@ -243,6 +264,17 @@ class Controller:
         if ended.status and not (self._children.stopping and follows):
             self._failed.append(ended)
             self._next_look = 0.0
+
+    def _end_if_fatal(self, ended: Exit) -> None:
+        """End the job if the others are not to go on."""
+        if self._children.stopping or not self._children.running:
+            return
+        why = fatal(ended, self._job_state.progress(ended.rank), self._fail_fast)
+        if why and ended.rank < self._coordinator.roster.size:
+            self._fatal = ended
+            log.warning("%s", why)
+            self._requests.carry_out(self._coordinator.stop(f"worker {ended.rank} failed"))
+            self._children.stop(self._grace_s)
 
     def _start_again(self, ended: Exit) -> bool:
         """Start a worker that failed again, if the policy says so; tells whether it did."""
@@ -377,6 +409,8 @@ class Controller:
 
     def _result(self) -> Result:
         status = max((ended.status for ended in self._exits), default=0)
+        if self._fatal is not None:
+            status = self._fatal.status  # that of the others is by the signal that has ended them
         if self._signal is not None:
             status = 128 + self._signal
         failed = first_failure([ended for ended in self._exits if ended in self._failed])
@@ -404,7 +438,14 @@ class Controller:
             self._shared_nothing(),
             tally,
             failed,
+            self._lost_leader(),
         )
+
+    def _lost_leader(self) -> str:
+        if self._signal is not None or self._fatal is not None:
+            return ""
+        led = [rank for rank in self._coordinator.roster if self._job_state.row(rank)["led"]]
+        return lost_leader(self._exits, self._job_state.progress(0).steps, led)
 
     def _shared_nothing(self) -> tuple[int, ...]:
         """Name the launched workers that did their work, and did it alone."""

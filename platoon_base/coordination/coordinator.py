@@ -6,6 +6,7 @@ request arrived, which worker ended and what time it is, and carries out the act
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
 
@@ -83,7 +84,7 @@ class Coordinator:
         participant = self.roster.get(rank)
         if participant is None or participant.phase.gone:
             if participant is not None and lost:
-                participant.phase = Phase.LOST  # it said goodbye on its way down
+                self.roster.depart(participant, Phase.LOST)  # it said goodbye on its way down
             return []
         return self._depart(participant, Phase.LOST if lost else Phase.LEFT)
 
@@ -95,9 +96,9 @@ class Coordinator:
         """Stop the job, for a reason that is none of the workers'."""
         return self._poll.decide(reason)
 
-    def tick(self, now: float) -> list[Action]:
-        """Refuse the waits whose deadline has passed."""
-        return self._work_off(self._rendezvous.tick(now))
+    def tick(self, now: float, moved: Callable[[int], float] = lambda rank: -math.inf) -> list[Action]:
+        """Answer the waits whose deadline has passed; ``moved`` tells when a rank has last gone on."""
+        return self._work_off(self._rendezvous.tick(now, moved))
 
     # State, for the controller.
 

@@ -87,7 +87,9 @@ class Roster(Mapping[int, Participant]):
         self.by_hand = by_hand
         self._participants = {rank: Participant(rank, launched=True, in_step=True) for rank in range(size)}
         self._by_peer: dict[bytes, Participant] = {}
-        self._living: int | None = None  # counted when it is asked for, since the controller asks after each request
+        # Looked for when they are asked for, since the controller asks after each request.
+        self._living: int | None = None
+        self._leader: int | None = None
 
     def __getitem__(self, rank: int) -> Participant:
         return self._participants[rank]
@@ -109,6 +111,17 @@ class Roster(Mapping[int, Participant]):
         if self._living is None:
             self._living = sum(not participant.phase.gone for participant in self._participants.values())
         return self._living
+
+    @property
+    def leader(self) -> int:
+        """The lowest rank that is not lost, of those that were launched if there is one; 0 if all are.
+
+        A worker that has left in good order keeps the role: what it had to do is done.
+        """
+        if self._leader is None:
+            left = [rank for rank, participant in self._participants.items() if participant.phase is not Phase.LOST]
+            self._leader = min([rank for rank in left if rank < self.size] or left, default=0)
+        return self._leader
 
     @property
     def remaining(self) -> set[int]:
@@ -160,7 +173,7 @@ class Roster(Mapping[int, Participant]):
             return msg.Failure(kind="ConfigurationError", message=f"{taken}; a process joins once")
         if participant is None:
             participant = self._participants[rank] = Participant(rank, launched=False)
-        self._living = None
+        self._living = self._leader = None
         participant.phase, participant.peer, participant.pid = Phase.JOINED, peer, hello.pid
         participant.pid_namespace, participant.host, participant.device = hello.pid_namespace, hello.host, hello.device
         self._by_peer[peer] = participant
@@ -189,14 +202,14 @@ class Roster(Mapping[int, Participant]):
 
     def depart(self, participant: Participant, phase: Phase) -> None:
         """Note that a participant has left or was lost."""
-        self._living = None
+        self._living = self._leader = None
         participant.phase = phase
         self._by_peer.pop(participant.peer, None)
 
     def expect_again(self, rank: int, resume_at: Position, for_center: int) -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         gone = self[rank]
-        self._living = None
+        self._living = self._leader = None
         self._participants[rank] = Participant(
             rank,
             launched=False,

@@ -62,6 +62,9 @@ class JobOptions(NamedTuple):
     listen : str
         Where the controller listens instead of at a Unix socket, such as ``"tcp://127.0.0.1:*"``. Then it talks only
         to those who have the job's CURVE keys, which are in its folder.
+    fail_fast : {"never", "early", "always"}
+        Which failure of one worker ends the whole job, unless the worker is started again: none; an exception before
+        its first step, which nobody would want the others to go on after; any.
     grace_s : float
         How long workers have to end after a signal to this process before they are made to.
     by_hand : bool
@@ -82,6 +85,7 @@ class JobOptions(NamedTuple):
     saving: Saving | None = None
     resume: tuple[Path, About] | None = None
     listen: str = ""
+    fail_fast: str = "never"
     grace_s: float = GRACE_S
     by_hand: bool = False
     origin: Origin | None = None
@@ -151,6 +155,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
             max_restarts=options.max_restarts,
             checkpointer=checkpointer,
             seconds_before=0.0 if about is None else about.seconds,
+            fail_fast=options.fail_fast,
             grace_s=options.grace_s,
         )
         try:

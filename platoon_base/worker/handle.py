@@ -659,6 +659,19 @@ class Worker:
         return decode_value(self._kept.pop(name)) if name in self._kept else default
 
     @property
+    def is_leader(self) -> bool:
+        """Whether this worker does what one worker does for all, such as saving the model or printing.
+
+        It is that of rank 0. If rank 0 fails, the lowest rank that is not lost takes the role over, so ask when it is
+        time: ``if worker.is_leader: model.save(...)``. Rank 0 keeps it once it has ended well. A job that ends because
+        rank 0 was needed has no other leader. Reading it costs a memory access.
+        """
+        leads = self._connection.job_state.leader == self.global_rank
+        if leads and self.global_rank:
+            self._connection.progress.row["led"] = 1  # the launcher says who has taken the role over
+        return leads
+
+    @property
     def launched(self) -> bool:
         """Whether somebody watches: `platoon launch` serves this job. False under plain ``python``."""
         return self._connection.centers is not None

@@ -159,7 +159,7 @@ def tell_limits(main_loop: Any) -> None:
 
 
 def tell_records(main_loop: Any, records: Mapping[str, Any]) -> None:
-    """Tell the launcher the numbers that the first worker has written to the log."""
+    """Report the numbers that the leader has written to the log."""
     training = training_of(main_loop)
     worker = _worker_of(main_loop) if training is None else training.worker
     if not worker.launched or worker.closed or not is_leader(main_loop):
@@ -228,7 +228,7 @@ def center_of(main_loop: Any) -> contextlib.AbstractContextManager[None]:
 
 
 def is_leader(main_loop: Any) -> bool:
-    """Tell whether a main loop runs on the first worker that is left, or alone."""
+    """Return whether a main loop runs on the leader, or alone."""
     training = training_of(main_loop)
     return training is None or training.leads
 

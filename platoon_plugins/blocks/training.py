@@ -120,8 +120,8 @@ class Training:
 
     @property
     def leads(self) -> bool:
-        """Whether this worker prints and saves for all: the first of those at the latest meeting."""
-        return self.worker.global_rank == min(self.ranks, default=0)
+        """Whether this worker does what one does for all: rank 0, or the lowest of those that go on without it."""
+        return self.worker.is_leader or self.worker.global_rank == min(self.ranks, default=0)
 
     @property
     def _main_loop(self) -> Any:

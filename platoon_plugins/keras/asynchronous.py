@@ -103,8 +103,8 @@ class Asynchronous(Mode):
         self._put_in = self._checksums()
 
     def take_loss(self, loss: float) -> None:
-        """Warn if the losses tell of divergence; rank 0 does, since they are the same on all."""
-        if self._worker.global_rank == 0:
+        """Warn if the losses tell of divergence; one worker does, since they are the same on all."""
+        if self._worker.global_rank == min(self._participants, default=0):
             self._losses.epoch_ends(loss, self.rule)
 
     def report(self) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import keras
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.leading import Standby, take_over
 from platoon_plugins.keras.learning_rate import warn_of_schedules
 from platoon_plugins.keras.optimizers import average_of_model
 from platoon_plugins.keras.resuming import agree_to_resume, given_initial_epoch, warn_if_anew
@@ -44,12 +45,18 @@ class Fits:
     ----------
     worker, backend, leader_only
         As above.
+    leads : bool
+        Whether this worker runs what one runs for all.
+    verbose : int or str
+        As it was passed to ``fit``.
     """
 
     def __init__(self, worker: Worker, backend: Backend, settings: Settings, leader_only: tuple[type, ...]) -> None:
         self.worker, self.backend, self.leader_only = worker, backend, leader_only
         self._settings = settings
         self._training: Training | None = None
+        self.leads = worker.is_leader
+        self.verbose: Any = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Fits:
         """Return what another list needs for a fit of the same worker: its connections have no copy."""
@@ -81,6 +88,12 @@ class Fits:
         """The fit whose evaluation this is; None in a call of ``evaluate`` by itself."""
         return self._training if self._training is not None and self._training.begun else None
 
+    def follow_leader(self, mine: keras.callbacks.Callback) -> None:
+        """Run what the leader runs, once all before this worker are gone; called within a hook of ``mine``."""
+        if not self.leads and self.training.leads:
+            self.leads = True
+            take_over(mine, self.worker.global_rank, self.verbose)
+
     def center(self) -> contextlib.AbstractContextManager[None]:
         """Within the ``with`` block the model has the common weights, if a fit goes on."""
         return contextlib.nullcontext() if self._training is None else self._training.center()
@@ -97,7 +110,8 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
     def set_params(self, params: Any) -> None:
         """Take the parameters, in a dict that all callbacks share."""
         super().set_params(params)
-        if self._fits.worker.global_rank:
+        self._fits.verbose = params.get("verbose", 0)
+        if not self._fits.leads:
             self._fits.backend.silence(params)
 
     def set_model(self, model: Any) -> None:
@@ -125,6 +139,7 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._fits.training.epoch_ends(logs)
+        self._fits.follow_leader(self)
 
     def on_train_end(self, logs: Any = None) -> None:
         self._fits.training.finish()
@@ -144,9 +159,10 @@ class _FirstAtBatches(_First):
 class _Last(keras.callbacks.Callback):  # type: ignore[misc]
     """Comes after the user's callbacks: all workers agree on their decisions."""
 
-    def __init__(self, fits: Fits) -> None:
+    def __init__(self, fits: Fits, standbys: Sequence[Standby] = ()) -> None:
         super().__init__()
         self._fits = self.fits = fits
+        self._standbys = standbys
         self._owner: Any = None
 
     def set_model(self, model: Any) -> None:
@@ -157,9 +173,13 @@ class _Last(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         warn_of_schedules(self._owner, self._fits.worker, self.params or {})
         self._fits.training.start((self.params or {}).get("epochs"))
+        self._fits.follow_leader(self)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._fits.training.callbacks_end_epoch()
+        self._fits.training.callbacks_end_epoch(logs)
+        self._fits.follow_leader(self)
+        for standby in self._standbys:
+            standby.follow()
 
 
 class _LastAtBatches(_Last):
@@ -226,9 +246,9 @@ def make_first(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:
     return (_FirstAtBatches if at_batches else _First)(fits)
 
 
-def make_last(fits: Fits, at_batches: bool) -> keras.callbacks.Callback:
+def make_last(fits: Fits, at_batches: bool, standbys: Sequence[Standby]) -> keras.callbacks.Callback:
     """Make the callback that comes last."""
-    return (_LastAtBatches if at_batches else _Last)(fits)
+    return (_LastAtBatches if at_batches else _Last)(fits, standbys)
 
 
 def bounds_of(callbacks: list[Any]) -> list[tuple[int, int, Fits]]:

@@ -49,6 +49,11 @@ class Evaluation:
     model : keras.Model
     average : GradientAverage or None
         Of the model's optimizer.
+
+    Attributes
+    ----------
+    ranks : list of int
+        Those that took part in the latest sum.
     """
 
     def __init__(self, worker: Worker, backend: Backend, model: Any, average: Any) -> None:
@@ -56,6 +61,12 @@ class Evaluation:
         self._losses = backend.watch_losses(model, average)
         self._metrics = backend.metrics(model)
         self._epoch = _Epoch(0)
+        self.ranks: list[int] = []
+
+    @property
+    def all_evaluate(self) -> bool:
+        """Whether all workers evaluate after this epoch."""
+        return self._epoch.all_evaluate
 
     # Training.
 
@@ -95,6 +106,7 @@ class Evaluation:
         pairs = {"evaluate": (float(evaluates), 1.0)}
         summed = self._worker.sum_arrays(f"keras epoch {self._epoch.number}", arrays, pairs)
         mode.set_participants(summed.ranks)
+        self.ranks = summed.ranks
         evaluating = summed.pairs["evaluate"][0]
         self._epoch.someone_evaluates = evaluating > 0
         self._epoch.all_evaluate = evaluating == len(summed.ranks)
@@ -196,7 +208,9 @@ class Evaluation:
 
     def _add_up_test(self, name: str) -> dict[str, Any]:
         arrays = [*self._metrics.test_state(), self._batches_with_losses("test")]
-        *state, count = self._worker.sum_arrays(f"keras evaluation {name}", arrays).arrays
+        summed = self._worker.sum_arrays(f"keras evaluation {name}", arrays)
+        self.ranks = summed.ranks
+        *state, count = summed.arrays
         return self._results("test", state, count, name)
 
     def _results(self, phase: str, state: list[Array], count: Array, name: str = "") -> dict[str, Any]:

@@ -15,7 +15,7 @@ from platoon_base.sharding import shard_seed, take
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.parts import Cut, Part, leaves, map_arrays, part_at, part_of
 
-__all__ = ["Reshuffling"]
+__all__ = ["Reshuffling", "callers", "common_cut"]
 
 
 class Reshuffling:
@@ -44,7 +44,7 @@ class Reshuffling:
         self._seed = 0
         inputs = _inputs_of_fit(model)
         if inputs is not None:
-            self._cut, self._why_not = _common_cut(inputs.parts())
+            self._cut, self._why_not = common_cut(inputs.parts())
             self._inputs = None if self._cut is None else inputs
 
     def agree(self) -> None:
@@ -82,7 +82,7 @@ class Reshuffling:
         self._inputs = None
 
 
-def _common_cut(arrays: list[tuple[Any, Part | None]]) -> tuple[Cut | None, str]:
+def common_cut(arrays: list[tuple[Any, Part | None]]) -> tuple[Cut | None, str]:
     """Return how all the arrays are dealt out; or None, and why not if some are parts."""
     parts = [part for _, part in arrays if part is not None]
     if not parts:
@@ -98,7 +98,7 @@ def _common_cut(arrays: list[tuple[Any, Part | None]]) -> tuple[Cut | None, str]
 
 def _inputs_of_fit(model: Any) -> _Keras3Inputs | _Keras2Inputs | None:
     """Return the arrays that the calling ``fit`` reads batches from; None if it does not shuffle all of them."""
-    for name, values in _callers():
+    for name, values in callers():
         if name == "fit_loop" and values.get("model") is model and "fit_inputs" in values:
             kind: Any = _Keras2Inputs
             shuffles, steps = values.get("shuffle"), values.get("steps_per_epoch")
@@ -111,7 +111,7 @@ def _inputs_of_fit(model: Any) -> _Keras3Inputs | _Keras2Inputs | None:
     return None
 
 
-def _callers() -> Iterator[tuple[str, dict[str, Any]]]:
+def callers() -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield name and variables of the functions that are being called, the innermost first."""
     frame: Any = sys._getframe(1)
     while frame is not None:

@@ -48,8 +48,8 @@ class Stopping:
             self._vote()
         self._model.stop_training = self._suffices()
 
-    def epoch_ends(self, epoch: int) -> None:
-        """Decide together, after all callbacks, whether to go on; a collective call."""
+    def epoch_ends(self, epoch: int) -> list[int]:
+        """Decide together, after all callbacks, whether to go on; a collective call. Returns the ranks in it."""
         job_stops = self._worker.should_stop
         self._voted |= bool(self._model.stop_training) or job_stops
         mine = [self._worker.global_rank, self._voted, job_stops, self._mode.report()]
@@ -62,6 +62,7 @@ class Stopping:
             log.info("the fit ends after epoch %d, by the votes of ranks %s", epoch + 1, sorted(voters))
         self._mode.take_reports({rank: report for rank, _, _, report in told})
         self._model.stop_training = self._decided
+        return [rank for rank, *_ in told]
 
     def require_decided_together(self) -> None:
         """Raise if Keras ends the fit, or goes on, against the decision of all workers."""

@@ -25,6 +25,7 @@ from platoon_plugins.keras.callbacks import (
     make_told,
     saves_in_mid_epoch,
 )
+from platoon_plugins.keras.leading import Standby, quieten, stand_by
 from platoon_plugins.keras.training import Settings
 
 __all__ = ["LEADER_ONLY", "distribute", "is_distributed", "take_in"]
@@ -63,9 +64,11 @@ def distribute(
     so EarlyStopping and the like decide alike everywhere. (A metric class of your own says by ``adds_up = True`` that
     its variables are sums over samples.) Weights that a callback sets at an epoch's end are kept by worker and center.
 
-    On all ranks but 0 nothing is printed, and callbacks that write are left out: those of ``leader_only``, and
-    classes derived from them. Add a writer of your own by ``leader_only=(*LEADER_ONLY, Mine)``. It must not stop
-    training.
+    On all ranks but 0, the leader, nothing is printed, and callbacks that write are not run: those of ``leader_only``,
+    and classes derived from them. Add a writer of your own by ``leader_only=(*LEADER_ONLY, Mine)``. It must not stop
+    training. If the leader fails, the lowest rank that is left takes them over at the end of the epoch: it calls their
+    ``on_train_begin`` (not that of BackupAndRestore), and the ``on_epoch_end`` that the leader has missed. So let
+    ``on_train_begin`` of your own writer append to what is there.
 
     Under plain ``python`` your callbacks are returned as they are. In a job of one launched worker a callback comes
     behind them that tells the launcher how far the fit is, and stops it if the job stops.
@@ -84,7 +87,7 @@ def distribute(
         stop at an epoch's end holds after that epoch; one in the middle of an epoch reaches the others within a batch
         or two, synchronous ones all after the same batch.
     leader_only : tuple of type
-        Callbacks of these classes run on rank 0 only; ``()`` for none. The default are those of Keras that write:
+        Callbacks of these classes run on the leader only; ``()`` for none. The default are those of Keras that write:
         ModelCheckpoint, OrbaxCheckpoint, BackupAndRestore, CSVLogger, TensorBoard and RemoteMonitor.
     on_nonfinite : {"raise", "skip", "restore"}
         What a rule does with a worker's NaN or infinity; see `Worker.init_shared_params`.
@@ -129,18 +132,19 @@ def distribute(
 
 
 def _between(callbacks: list[Any], fits: Fits, at_batches: bool) -> list[Any]:
-    """Return callbacks between the first and the last of ours, on other ranks than 0 without those that write."""
-    backend, leader = fits.backend, fits.worker.global_rank == 0
+    """Return callbacks between the first and the last of ours; on other workers those that write stand by."""
+    backend = fits.backend
     # Alike on all workers, whoever writes: a stop in the middle of an epoch must come to all at the same batch.
     at_batches = at_batches or any(hooks_into_batches(callback) for callback in callbacks)
-    if not leader:
-        callbacks = [callback for callback in callbacks if not isinstance(callback, fits.leader_only)]
     for callback in callbacks:
-        if not leader and hasattr(callback, "verbose"):
-            callback.verbose = 0
+        if not fits.leads and not isinstance(callback, fits.leader_only):
+            quieten(callback)
         if saves_in_mid_epoch(callback):
             in_center(callback, fits)
-    return [make_first(fits, backend.watches_batches), *callbacks, make_last(fits, at_batches)]
+    if not fits.leads:
+        callbacks = [stand_by(each) if isinstance(each, fits.leader_only) else each for each in callbacks]
+    standbys = [callback for callback in callbacks if isinstance(callback, Standby)]
+    return [make_first(fits, backend.watches_batches), *callbacks, make_last(fits, at_batches, standbys)]
 
 
 def is_distributed(callbacks: list[Any]) -> bool:

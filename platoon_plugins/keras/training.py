@@ -16,6 +16,7 @@ from platoon_plugins.keras import seeds, trained
 from platoon_plugins.keras.asynchronous import Asynchronous, abandon_center
 from platoon_plugins.keras.backends.base import Backend
 from platoon_plugins.keras.evaluation import Evaluation
+from platoon_plugins.keras.lost_rows import LostRows
 from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import first_values
@@ -68,6 +69,8 @@ class Training:
 
     Attributes
     ----------
+    participants : list of int
+        The ranks that took part when all met the last time.
     begun : bool
         Whether the workers have begun the fit together, and it is not over.
     """
@@ -84,12 +87,19 @@ class Training:
         self._mode = self._choose_mode(average)
         self._evaluation = Evaluation(worker, backend, model, average)
         self._statistics = Statistics(worker, backend, model)
+        self._lost_rows = LostRows(worker, model)
         self._stopping = Stopping(worker, model, self._mode, settings.policy)
         self._batches = _Batches()
         self._shares_next = False
         self._resumption: Resumption | None = None
         self._epochs = 0
+        self.participants: list[int] = []
         self.begun = False
+
+    @property
+    def leads(self) -> bool:
+        """Whether this worker is the lowest of those that take part."""
+        return self._worker.global_rank == min(self.participants, default=0)
 
     def _choose_mode(self, average: Any) -> Mode:
         rule, worker, backend, policy = self._settings.rule, self._worker, self._backend, self._settings.policy
@@ -141,6 +151,7 @@ class Training:
         if self._mode.rule is not None:
             for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
                 unmark(each)  # what a rule trains is no copy that averages gradients any more
+        self.participants = participants
         self._mode.start(model, participants)
         self._resume()
         self._statistics.start()
@@ -231,6 +242,8 @@ class Training:
     def test_begins(self) -> None:
         """Take note of an evaluation."""
         self._close_batches(evaluates=True)
+        if self._evaluation.all_evaluate:
+            self._lost_rows.before_validation(self._epoch, self.participants)
         self._evaluation.test_begins()
 
     def test_batch_ends(self, logs: Mapping[str, Any]) -> None:
@@ -248,11 +261,17 @@ class Training:
         self._close_batches(evaluates=False)
         self._evaluation.fill(logs)
         self._mode.take_loss(float(logs.get("loss", float("nan"))))
-        tell_logs(self._worker, logs)
+        tell_logs(self._worker, logs, self.leads)
+        if self.leads:
+            evaluation = self._evaluation
+            self._lost_rows.report(self._epoch, self.participants, evaluation.ranks, evaluation.all_evaluate)
 
-    def callbacks_end_epoch(self) -> None:
+    def callbacks_end_epoch(self, logs: Mapping[str, Any] | None) -> None:
         """Decide together, after all callbacks, whether to go on."""
-        self._stopping.epoch_ends(self._epoch)
+        led = self.leads
+        self.participants = self._stopping.epoch_ends(self._epoch)
+        if self.leads and not led:  # the leader may not have come to it
+            tell_logs(self._worker, logs, True)
         if self._mode.rule is not None:
             keep_epochs(self._worker, self._epoch + 1, self._epochs if self._stopping.voted_to_end else 0)
 
@@ -264,6 +283,7 @@ class Training:
         self._count_to(self._batches.last)
         self._mode.epoch_ends()
         changed = self._evaluation.add_up_training(evaluates, self._statistics.changed(), self._mode)
+        self.participants = self._evaluation.ranks
         self._statistics.average(f"keras statistics {self._epoch}", changed)
         self._mode.enter_center()
 
@@ -293,11 +313,12 @@ def tell_epoch_begins(worker: Worker, epoch: int, params: Mapping[str, Any]) -> 
     worker.announce(epoch=epoch + 1, last_epoch=params.get("epochs"), epoch_steps=params.get("steps"))
 
 
-def tell_logs(worker: Worker, logs: Mapping[str, Any] | None) -> None:
-    """Tell the launcher the values of an epoch."""
+def tell_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = True) -> None:
+    """Report the loss of an epoch, and on the leader all values of it."""
     values = {} if logs is None else logs
     worker.progress(loss=float(values.get("loss", float("nan"))))
-    if worker.global_rank == 0:
+    if leads:
+        _ = worker.is_leader  # noted if it is not rank 0, for the launcher to say
         worker.report({name: value for name, value in values.items() if isinstance(value, (int, float))})
 
 

@@ -65,7 +65,7 @@ def evaluate(model: Any, *data: Any, worker: Worker | None = None, **options: An
     own = shard(*data, worker=worker, **keeps_rows)
     own = own if len(data) > 1 else (own,)
     gathered = _Gathered(worker, model)
-    if worker.global_rank:
+    if not worker.is_leader:
         options["verbose"] = 0
     callbacks = [gathered, *(options.pop("callbacks", None) or [])]
     local = model.evaluate(**dict(zip(_NAMES, own)), callbacks=callbacks, **options)
@@ -157,7 +157,7 @@ def predict(model: Any, x: Any, *, worker: Worker | None = None, **options: Any)
     require_same_data((x,), worker)
     rows = lengths[0]
     start, stop = shard_bounds(rows, worker.global_rank, worker.global_size)
-    if worker.global_rank:
+    if not worker.is_leader:
         options["verbose"] = 0
     if rows < worker.global_size:  # a worker without rows could not tell the shape of an output
         return model.predict(x, **options)

@@ -187,7 +187,7 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
     Examples
     --------
     >>> finish_training()                                                           # doctest: +SKIP
-    >>> if connect().global_rank == 0:                                              # doctest: +SKIP
+    >>> if connect().is_leader:                                                    # doctest: +SKIP
     ...     numpy.savez("model.npz", *lasagne.layers.get_all_param_values(network))
     """
     worker = connect() if worker is None else worker

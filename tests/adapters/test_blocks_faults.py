@@ -55,6 +55,31 @@ def test_an_exception_on_one_worker_leaves_the_others_training(run_blocks, rule)
 
 
 @pytest.mark.slow
+def test_another_worker_saves_prints_and_reports_if_rank_0_fails(run_blocks, tmp_path):
+    outcome = run_blocks(
+        """
+        from blocks.extensions.saveload import Checkpoint
+        cost, error = network()
+        def fail(main_loop):
+            if rank == 0 and main_loop.status["iterations_done"] == 5:
+                raise RuntimeError("on purpose")
+        path = os.path.join(sys.argv[1], "model.zip")
+        saved = Look(after_epoch=lambda main_loop: os.path.exists(path) and os.rename(path, f"{path}.{rank}"))
+        monitoring = DistributedMonitoring([cost], stream(24, seed=1), prefix="valid")
+        extensions = [ParameterSync(EASGD(), every_n_batches=2), Look(after_batch=fail), monitoring, Printing(),
+                      Checkpoint(path, after_epoch=True), saved, StopTogether()]
+        train = shard_stream(stream(80), uneven="drop")
+        loop(cost, train, [*extensions, FinishAfter(after_n_epochs=3)]).run()
+        """,
+        workers=2,
+    )
+    assert [e.status for e in sorted(outcome.result.exits)] == [1, 0], outcome.logs
+    assert (tmp_path / "model.zip.1").exists(), outcome.logs
+    assert "valid_cost" in outcome.reported
+    assert "Training status:" in outcome.logs[1]
+
+
+@pytest.mark.slow
 def test_a_death_ends_averaged_gradients_with_an_error_that_names_it(run_blocks):
     outcome = run_blocks(
         """

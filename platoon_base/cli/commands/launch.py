@@ -102,7 +102,17 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     show_default=True,
     help="Whose output is shown above the table: that of rank 0, of all workers, or of none. Logs have all of it.",
 )
-@click.option("--allow-failures", is_flag=True, help="End with success if at least one worker does.")
+@click.option(
+    "--allow-failures",
+    is_flag=True,
+    help="End with success if at least one worker does; the others go on also where one fails before its first step.",
+)
+@click.option(
+    "--fail-fast",
+    is_flag=True,
+    help="End the whole job when a worker fails that is not started again. Without it, a failure before the first step "
+    "of a worker does, and after later ones the others go on.",
+)
 @click.option(
     "--summary", "summary_file", type=click.Path(path_type=Path), help="Write the summary as JSON to this file."
 )
@@ -125,6 +135,7 @@ def command(
     grace: float,
     tee: str,
     allow_failures: bool,
+    fail_fast: bool,
     summary_file: Path | None,
     module: bool,
     tensorboard: Path | None,
@@ -143,6 +154,8 @@ def command(
     The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
     again is its last. Ctrl-C ends all workers: at once those that do not handle it, others after --grace seconds.
     """
+    if fail_fast and allow_failures:
+        raise click.UsageError("got --fail-fast and --allow-failures: either a failure ends the job, or it does not")
     console = report.open_console()
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
@@ -152,7 +165,8 @@ def command(
     center = choose_center(center, chosen.devices)
     require_folder_of(summary_file)
     folder = log_dir or new_log_folder(program.title)
-    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=grace)
+    fatal = "never" if allow_failures else "always" if fail_fast else "early"
+    options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=grace, fail_fast=fatal)
     lines = [report.opening(chosen, center, folder)]
     with contextlib.ExitStack() as stack:
         if checkpoint_every is not None or resume is not None:

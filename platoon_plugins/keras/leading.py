@@ -1,0 +1,139 @@
+"""What one worker runs for all: callbacks that write, and the output. Another takes it over if that worker is lost."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+
+__all__ = ["Standby", "quieten", "stand_by", "take_over"]
+
+log = logging.getLogger(__name__)
+
+_VERBOSE = "platoon_verbose"
+_HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
+_RESTORES = getattr(keras.callbacks, "BackupAndRestore", ())
+
+
+class Standby(keras.callbacks.Callback):  # type: ignore[misc]
+    """Stands for a callback that the leader runs, and passes the hooks on once this worker is the leader.
+
+    Use `stand_by`: a subclass passes those hooks on that the callback has.
+
+    Parameters
+    ----------
+    callback : keras.callbacks.Callback
+    """
+
+    def __init__(self, callback: Any) -> None:
+        super().__init__()
+        self.callback = callback
+        self._owner: Any = None
+        self._active = False
+        self._epoch = 0
+        self._missed: dict[str, Any] | None = None
+
+    def set_model(self, model: Any) -> None:
+        """Take the model."""
+        super().set_model(model)
+        self._owner = model
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch = epoch
+        if self._active:
+            self.callback.on_epoch_begin(epoch, logs)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        if self._active:
+            self.callback.on_epoch_end(epoch, logs)
+        else:
+            self._missed = dict(logs or {})
+
+    def follow(self) -> None:
+        """Take note of an epoch whose end the leader has worked off: of its value, if the callback keeps the best."""
+        logs, self._missed = self._missed, None
+        callback = self.callback
+        if not logs or not getattr(callback, "save_best_only", False) or callback.monitor not in logs:
+            return
+        if callback.monitor_op is None:  # Keras 3 finds out once the metrics are there
+            callback.set_model(self._owner)
+            callback._set_monitor_op()
+        current = logs[callback.monitor]
+        if callback.best is None or callback.monitor_op(current, callback.best):
+            callback.best = current
+
+    def take_over(self) -> None:
+        """Go on in the leader's place, with the end of this epoch if the leader may not have come to it."""
+        callback, self._active = self.callback, True
+        callback.set_params(self.params)
+        callback.set_model(self._owner)
+        if isinstance(callback, keras.callbacks.CSVLogger):
+            callback.append = True  # behind the lines of the leader
+        if not isinstance(callback, _RESTORES):  # which would put earlier weights into the model
+            callback.on_train_begin({})
+        callback.on_epoch_begin(self._epoch, {})
+        logs, self._missed = self._missed, None
+        if logs is not None:
+            callback.on_epoch_end(self._epoch, logs)
+
+
+def stand_by(callback: Any) -> Standby:
+    """Return what stands for a callback of the leader on another worker."""
+
+    def passing(name: str) -> Callable[..., Any]:
+        def hook(self: Any, *args: Any, **kwargs: Any) -> None:
+            if self._active:
+                getattr(self.callback, name)(*args, **kwargs)
+
+        return hook
+
+    plain = keras.callbacks.Callback
+    own = ("on_train_begin", "on_epoch_begin", "on_epoch_end")
+    has = [name for name in _HOOKS if getattr(getattr(callback, name), "__func__", None) is not getattr(plain, name)]
+    methods = {name: passing(name) for name in has if name not in own}
+    return type("Standby", (Standby,), methods)(callback)
+
+
+def quieten(callback: Any) -> None:
+    """Let a callback print nothing, until this worker is the leader."""
+    if hasattr(callback, "verbose"):
+        if not hasattr(callback, _VERBOSE):
+            setattr(callback, _VERBOSE, callback.verbose)
+        callback.verbose = 0
+
+
+def take_over(mine: Any, rank: int, verbose: Any) -> None:
+    """Run from now on what the leader runs, in the list of callbacks that is being called.
+
+    Parameters
+    ----------
+    mine : keras.callbacks.Callback
+        Whose hook is being called.
+    rank : int
+        Of this worker.
+    verbose : int or str
+        As it was passed to ``fit``.
+    """
+    log.warning("rank %d is the leader from here on: it writes and prints what a rank did that is gone", rank)
+    for callback in _callbacks_around(mine):
+        if isinstance(callback, Standby):
+            callback.take_over()
+        elif hasattr(callback, _VERBOSE):
+            callback.verbose = getattr(callback, _VERBOSE)
+        elif isinstance(callback, keras.callbacks.ProgbarLogger):
+            callback.verbose = 1 if verbose == "auto" else verbose
+            (callback.params or {})["verbose"] = callback.verbose
+
+
+def _callbacks_around(mine: Any) -> Iterator[Any]:
+    """Yield the callbacks of the list that has called one of them."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        found = getattr(frame.f_locals.get("self"), "callbacks", None)
+        if isinstance(found, list) and any(callback is mine for callback in found):
+            yield from list(found)
+            return
+        frame = frame.f_back  # type: ignore[assignment]

@@ -1,0 +1,120 @@
+"""The rows of workers that are gone: the others validate them too where they can, and say which are left out."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base import Worker
+from platoon_base.sharding import take
+from platoon_plugins.keras.parts import Part, leaves, map_arrays, part_of
+from platoon_plugins.keras.reshuffling import callers, common_cut
+
+__all__ = ["LostRows"]
+
+log = logging.getLogger(__name__)
+
+
+class LostRows:
+    """Deals the rows of validation out anew once a worker is gone; lives for a fit.
+
+    Parameters
+    ----------
+    worker : Worker
+    model : keras.Model
+    """
+
+    def __init__(self, worker: Worker, model: Any) -> None:
+        self._worker, self._model = worker, model
+        self._dealt_to: tuple[int, ...] = tuple(range(worker.global_size))
+        self._taken_over = False
+        self._said = False
+
+    def before_validation(self, epoch: int, ranks: Sequence[int]) -> None:
+        """Take over a part of the rows of workers that are gone; a collective call if there are any.
+
+        Parameters
+        ----------
+        epoch : int
+        ranks : sequence of int
+            Those that take part, the same on all of them.
+        """
+        if self._dealt_to == tuple(ranks):
+            return
+        self._dealt_to = tuple(ranks)
+        found = _validation_of(self._model)
+        can = found is not None
+        self._taken_over = all(self._worker.gather(can, name=f"keras lost rows {epoch}"))
+        if found is not None and self._taken_over:
+            iterator, data = found
+            _replace(iterator, data, ranks.index(self._worker.global_rank), len(ranks))
+
+    def report(self, epoch: int, ranks: Sequence[int], validated: Sequence[int], evaluates: bool) -> None:
+        """Say which rows the values of an epoch are of, if some are left out; called on the leader.
+
+        Parameters
+        ----------
+        epoch : int
+        ranks, validated : sequence of int
+            Those whose batches, and whose validation, are in the values.
+        evaluates : bool
+            Whether there was a validation.
+        """
+        size = self._worker.global_size
+        if len(ranks) == len(validated) == size:
+            return
+        cut_short = len(validated) < len(ranks)  # a worker went away in the midst of it
+        whole = self._taken_over and not cut_short
+        parts = f"{len(ranks)} of {size} trained"
+        if evaluates:
+            parts += f", {'all' if whole else f'{len(validated)} of {size}'} validated"
+        self._worker.report({"parts of the data": parts})
+        if self._said and not cut_short:
+            return
+        self._said = self._said or not cut_short
+        gone = sorted(set(range(size)).difference(validated))
+        log.warning(
+            "ranks %s are gone: from epoch %d on the values of training are without their rows%s",
+            gone,
+            epoch + 1,
+            ""
+            if not evaluates
+            else "; the other ranks validate all rows"
+            if whole
+            else ", and so are those of validation: they compare with none from before, though EarlyStopping and "
+            "ModelCheckpoint(save_best_only=True) do that",
+        )
+
+
+def _validation_of(model: Any) -> tuple[Any, tuple[Any, ...]] | None:
+    """Return what validates in the calling ``fit``, and its arrays; None if these are not what `shard` returned."""
+    iterator = getattr(model, "_eval_epoch_iterator", None)
+    if iterator is None or iterator.steps_per_epoch or not hasattr(iterator.data_adapter, "batch_size"):
+        return None
+    for name, values in callers():
+        if name == "fit" and values.get("self") is model and "val_x" in values:
+            data = tuple(values.get(each) for each in ("val_x", "val_y", "val_sample_weight"))
+            cut, _ = common_cut([(array, part_of(array)) for array in leaves(data)])
+            return None if cut is None or cut.uneven != "keep" else (iterator, data)
+    return None
+
+
+def _replace(iterator: Any, data: tuple[Any, ...], index: int, count: int) -> None:
+    """Let Keras 3 validate every ``count``-th row of the wholes, from ``index`` on."""
+
+    def rows_of(array: Any) -> Any:
+        part: Part = part_of(array)  # type: ignore[assignment]
+        return take(part.whole, np.arange(part.cut.start + index, part.cut.stop, count))
+
+    adapter = iterator.data_adapter
+    x, y, sample_weight = map_arrays(data, rows_of)
+    adapter = type(adapter)(x, y, sample_weight=sample_weight, batch_size=adapter.batch_size, shuffle=False)
+    if hasattr(iterator, "_distributed_dataset"):
+        iterator._distributed_dataset = iterator._distribute_strategy.experimental_distribute_dataset(
+            adapter.get_tf_dataset()
+        )
+    iterator.data_adapter, iterator._current_iterator = adapter, None
+    iterator._num_batches = adapter.num_batches
