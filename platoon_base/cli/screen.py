@@ -23,7 +23,7 @@ from platoon_base.cli.report import as_text
 from platoon_base.cli.tensorboard import EventFiles
 from platoon_base.controller.breakpoints import wish_file
 from platoon_base.controller.controller import Snapshot
-from platoon_base.controller.outcome import leader_of
+from platoon_base.controller.departures import leader_of
 from platoon_base.system.warn import LOG_MARK
 
 __all__ = ["TEES", "Screen"]

@@ -14,16 +14,8 @@ from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
-from platoon_base.controller.outcome import (
-    UNSAVED,
-    Reported,
-    Result,
-    Snapshot,
-    fatal,
-    first_failure,
-    lost_leader,
-    stop_cause,
-)
+from platoon_base.controller.departures import fatal, lost_leader
+from platoon_base.controller.outcome import UNSAVED, Reported, Result, Snapshot, first_failure, stop_cause
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg

@@ -6,24 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from platoon_base.checkpoints.writer import Tally
-from platoon_base.controller.failure import INTERRUPTED
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.budget import Spent
 from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 
-__all__ = [
-    "UNSAVED",
-    "Reported",
-    "Result",
-    "Snapshot",
-    "fatal",
-    "first_failure",
-    "leader_of",
-    "lost_leader",
-    "stop_cause",
-]
+__all__ = ["UNSAVED", "Reported", "Result", "Snapshot", "first_failure", "stop_cause"]
 
 _SENT = 500  # characters of a value
 UNSAVED = 2  # the status of a job whose workers have ended well, and whose end is in no checkpoint
@@ -144,71 +133,11 @@ class Result(NamedTuple):
         return self._replace(status=UNSAVED if unsaved else 0) if ended_well and not self.interrupted else self
 
 
-def leader_of(snapshot: Snapshot) -> int:
-    """Return the lowest rank that is not lost; 0 if all are."""
-    launched = [each for each in snapshot.participants if each.launched]
-    return min((each.rank for each in launched if each.phase is not Phase.LOST), default=0)
-
-
 def first_failure(exits: Sequence[Exit]) -> Exit | None:
     """Return the worker that failed first, before those that failed because another was gone; None if none failed."""
     failed = [ended for ended in exits if ended.status]
     follows = {ended.rank: ended.failure is not None and ended.failure.follows for ended in failed}
     return min(failed, key=lambda ended: (follows[ended.rank], ended.at), default=None)
-
-
-def fatal(ended: Exit, progress: Progress, fail_fast: str) -> str:
-    """Say why the others are not to go on after the end of a worker; empty if they are.
-
-    Parameters
-    ----------
-    ended : Exit
-    progress : Progress
-        Of that worker.
-    fail_fast : {"never", "early", "always"}
-        See `JobOptions`.
-    """
-    failure = ended.failure
-    if not ended.status or fail_fast == "never" or (failure is not None and failure.follows):
-        return ""
-    if fail_fast == "always":
-        return f"worker {ended.rank} failed ({ended}): the job ends, as --fail-fast asks"
-    # A script that counts no steps may be in the midst of its work: it has met others, and no adapter has said so.
-    counts = progress.bound or not progress.waits
-    began = progress.steps > progress.steps_before_start or progress.exchanges or not counts
-    if began or failure is None or failure.kind == INTERRUPTED:
-        return ""
-    return (
-        f"worker {ended.rank} failed before its first step ({failure.kind}): the job ends, since the others would "
-        "train without its part of the data; --allow-failures lets them go on"
-    )
-
-
-def lost_leader(exits: Sequence[Exit], steps: int, led: Sequence[int]) -> str:
-    """Say what did not happen because rank 0 has failed, while others went on to their end; empty if that is not so.
-
-    Parameters
-    ----------
-    exits : sequence of Exit
-    steps : int
-        Those that rank 0 had made.
-    led : sequence of int
-        The ranks that have taken its role over.
-    """
-    ended_well = [ended.rank for ended in exits if ended.status == 0]
-    if not ended_well or not any(ended.rank == 0 and ended.status for ended in exits):
-        return ""
-    leader = min((rank for rank in led if rank in ended_well), default=0)
-    text = f"worker 0 failed after {steps} mini-batches, and the others went on"
-    if leader:
-        text += (
-            f". Worker {leader} was the leader from then on: it ran the callbacks or extensions of the leader, and "
-            "what the script does if worker.is_leader"
-        )
-    return (
-        f"{text}. What the script does on rank 0 alone (if worker.global_rank == 0), such as saving the model, did not "
-        f"happen{'' if leader else ': if it asks worker.is_leader instead, another worker does it'}"
-    )
 
 
 def stop_cause(reason: str | None, stopped_at: float, failed: Exit | None) -> str:

@@ -17,6 +17,7 @@ from platoon_base.sharding import shard, shard_seed
 from platoon_base.shm.stop_votes import StopVotes
 from platoon_base.system.text import legible
 from platoon_base.worker.connection import Connection
+from platoon_base.worker.leadership import Leadership
 from platoon_base.worker.rounds import require_part
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
 from platoon_base.worker.shared_parameters import SharedParameters, share
@@ -68,6 +69,7 @@ class Worker:
         self.resume_at = identity.resume_at
         self.stop_votes = StopVotes(connection.job_state, identity.rank)
         self._connection = connection
+        self._leadership = Leadership(connection)
         self._kept = dict(identity.kept)
         self._shared: SharedParameters | None = None
         self._sharings = 0
@@ -662,14 +664,11 @@ class Worker:
     def is_leader(self) -> bool:
         """Whether this worker does what one worker does for all, such as saving the model or printing.
 
-        It is that of rank 0. If rank 0 fails, the lowest rank that is not lost takes the role over, so ask when it is
-        time: ``if worker.is_leader: model.save(...)``. Rank 0 keeps it once it has ended well. A job that ends because
-        rank 0 was needed has no other leader. Reading it costs a memory access.
+        It is rank 0. If that fails, the lowest rank that is not lost takes the role over, so ask when it is time:
+        ``if worker.is_leader: model.save(...)``. A rank 0 that has ended well keeps the role: its work is done. Reading
+        it costs a memory access; where the leader has just left, it waits for up to 5 s until it is known why.
         """
-        leads = self._connection.job_state.leader == self.global_rank
-        if leads and self.global_rank:
-            self._connection.progress.row["led"] = 1  # the launcher says who has taken the role over
-        return leads
+        return self._leadership.held()
 
     @property
     def launched(self) -> bool:

@@ -1,4 +1,4 @@
-"""What one worker runs for all: callbacks that write, and the output. Another takes it over if that worker is lost."""
+"""The leader's part of a fit, which is to run the callbacks that write and to print, and how another takes it over."""
 
 from __future__ import annotations
 

@@ -8,14 +8,14 @@ import pytest
 from interrupting import at_instruction
 
 from platoon_base.channels.base import Received
-from platoon_base.channels.client import ControlClient
+from platoon_base.channels.client import GRACE_S, ControlClient
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import ControlServer
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.coordinator import Coordinator
-from platoon_base.coordination.encoding import decode_reply, encode
+from platoon_base.coordination.encoding import decode_reply, decode_request, encode
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
 from platoon_base.shm.job_state import JobState
 
@@ -345,3 +345,26 @@ def test_a_message_without_frames_of_a_request_is_passed_on_as_such(tmp_path):
         (received,), _ = server.wait(20)
         assert received == Received(received.peer, b"", b"")
     server.close()
+
+
+class Answering:
+    """A channel that gives the answers one after the other."""
+
+    def __init__(self, *answers):
+        self.answers, self.asked = list(answers), []
+
+    def request(self, data, timeout_s):
+        self.asked.append((decode_request(data), timeout_s))
+        return encode(self.answers.pop(0))
+
+
+def test_a_worker_asks_again_while_those_it_waits_for_go_on():
+    met = msg.Met(ranks=[0, 1], lost=[])
+    channel = Answering(msg.AskAgain(seconds=7.0), msg.AskAgain(seconds=1e9), met)
+    call = msg.Barrier(name="b", timeout_s=10.0)
+    assert ControlClient(channel, 0).wait_for_all(call, msg.Met) == met
+    first, second, third = (request for request, _ in channel.asked)
+    assert first == call
+    assert second == msg.Barrier(name="b", timeout_s=7.0, patience_s=10.0)
+    assert third == msg.Barrier(name="b", timeout_s=10.0, patience_s=10.0)  # never longer than the call may stand still
+    assert [timeout_s for _, timeout_s in channel.asked] == [10.0 + GRACE_S, 7.0 + GRACE_S, 10.0 + GRACE_S]

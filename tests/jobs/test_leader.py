@@ -5,8 +5,8 @@ import json
 import pytest
 from asking import Job
 
+from platoon_base.controller.departures import fatal
 from platoon_base.controller.failure import Failure
-from platoon_base.controller.outcome import fatal
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination import messages as msg
 from platoon_base.shm.job_state import Progress
@@ -29,11 +29,15 @@ def test_the_leader_is_the_lowest_rank_that_is_not_lost():
 
 
 LEADER = """
-import os, signal, sys
+import os, signal, sys, time
 from pathlib import Path
 from platoon_base import connect
 from platoon_base.worker import Worker
 from watching import until
+
+def slowly():
+    until(lambda: Path(sys.argv[1], "asks").exists())
+    time.sleep(0.2)
 
 with connect() as worker:
     worker.progress(steps=3)
@@ -42,13 +46,17 @@ with connect() as worker:
     if worker.global_rank == 0:
         {end}
     until(lambda: len(worker.gather(0)) == 2)  # ranks 1 and 2
+    Path(sys.argv[1], "asks").touch()
     if worker.is_leader:
         Path(sys.argv[1], f"by {{worker.global_rank}}").touch()
     worker.barrier()
 """
 
 
-@pytest.mark.parametrize("end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"])
+# The last one has left the job when it is known that it fails.
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)", "worker.close(); slowly(); raise OSError"]
+)
 def test_another_worker_becomes_the_leader(run_job, tmp_path, end):
     outcome = run_job(LEADER.format(end=end), workers=3)
     assert [path.name for path in tmp_path.glob("by *")] == ["by 1"], outcome.logs

@@ -1,0 +1,44 @@
+"""Which worker does what one worker does for all."""
+
+from __future__ import annotations
+
+import time
+
+from platoon_base.worker.connection import Connection
+
+__all__ = ["Leadership"]
+
+_UNDECIDED_S = 5.0  # for the process of a leader that has left to end: only then is known whether it failed
+_POLL_S = 0.01
+
+
+class Leadership:
+    """Tells whether this worker is the leader; see `Worker.is_leader`.
+
+    Parameters
+    ----------
+    connection : Connection
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._job_state, self._rank = connection.job_state, connection.identity.rank
+        self._waited_for = -1
+
+    def held(self) -> bool:
+        """Return whether this worker is the leader; if the leader has just left, wait until it is known why."""
+        leader = self._job_state.leader
+        may_change = leader != self._rank and self._waited_for != leader and not self._connection.closed
+        if may_change and self._job_state.row(leader)["left"]:
+            self._await_end(leader)
+        leads = self._job_state.leader == self._rank
+        if leads and self._rank:
+            self._connection.progress.row["led"] = 1  # the launcher says who has taken the role over
+        return leads
+
+    def _await_end(self, leader: int) -> None:
+        deadline = time.monotonic() + _UNDECIDED_S
+        while not self._job_state.row(leader)["ending"] and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        time.sleep(_POLL_S)  # how it ended is written first, and who leads then
+        self._waited_for = leader
