@@ -21,11 +21,14 @@ class _Course:
     def __init__(self) -> None:
         self.points: deque[Progress] = deque()
         self.waits, self.waits_since = -1, 0.0
+        self.longest_pause_s = 0.0  # such as a validation
 
     def take(self, progress: Progress, now: float) -> None:
         points = self.points
         if points and (progress.steps < points[-1].steps or progress.started != points[-1].started):
             points.clear()  # another process of this rank
+        if points and progress.steps > points[-1].steps:
+            self.longest_pause_s = max(self.longest_pause_s, progress.updated - points[-1].updated)
         if progress.started and (not points or progress.steps > points[-1].steps):
             points.append(progress)
         while len(points) > 2 and points[1].updated <= points[-1].updated - _WINDOW_S:
@@ -101,7 +104,8 @@ class Recent:
             return 0.0
         seconds = self.now - progress.updated
         usual = (progress.updated - progress.started) / made
-        return seconds if seconds > _WINDOW_S + 3 * usual else 0.0
+        overdue = seconds > max(_WINDOW_S + 3 * usual, 2 * self._courses[rank].longest_pause_s)
+        return seconds if overdue else 0.0
 
     def _progress(self, rank: int) -> Progress:
         progress = {} if self.snapshot is None else self.snapshot.progress

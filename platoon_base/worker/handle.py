@@ -579,6 +579,9 @@ class Worker:
     def progress(self, *, steps: int = 0, epoch: int | None = None, loss: float | None = None) -> None:
         """Tell those who watch how far this worker is; costs a few memory accesses.
 
+        Without arguments it says that this worker goes on, for instance in a long validation. Those that wait for it
+        give it up only once it has shown no progress for as long as they may wait (``timeout_s``).
+
         Parameters
         ----------
         steps : int

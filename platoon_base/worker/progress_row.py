@@ -35,6 +35,10 @@ class ProgressRow:
 
     def add(self, steps: int, epoch: int | None, loss: float | None) -> None:
         """Take note of steps that were made; see `Worker.progress`."""
+        if not steps and epoch is None and loss is None:
+            if self.row["started"]:
+                self.row["updated"] = time.monotonic()
+            return
         row = self._touched()
         if steps and self._counted_for_it:  # they are among those told now
             row["steps"] -= min(steps, self._counted_for_it)

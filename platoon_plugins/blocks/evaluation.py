@@ -12,6 +12,7 @@ from fuel.schemes import BatchSizeScheme
 from fuel.streams import DataStream
 from fuel.transformers import FilterSources, Mapping, Padding, Rename, SourcewiseTransformer
 
+from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.blocks.aggregation import Accumulators, RecordedQuantities
 from platoon_plugins.blocks.data import with_scheme
@@ -71,7 +72,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         with training.center():
             while True:
                 shard = Shard(ranks.index(training.worker.global_rank), len(ranks), training.worker.seed)
-                share = self._accumulate(stream if sharded else _part(stream, shard))
+                share = self._accumulate(stream if sharded else _part(stream, shard), training.worker)
                 combined, contributors = _combine(
                     training, name, ranks, share, self._accumulators, self.monitored_quantities_buffer, not sharded
                 )
@@ -85,7 +86,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         training.begin_round()
         return values
 
-    def _accumulate(self, batches: Any) -> Share:
+    def _accumulate(self, batches: Any, worker: Worker) -> Share:
         self.initialize_aggregators()
         if not hasattr(self, "_aggregate_fun"):
             self._compile()
@@ -93,6 +94,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
         if self._aggregate_fun is not None:
             for batch in _epoch(batches):
                 self.process_batch(batch)
+                worker.progress()  # those that wait for this worker see that it goes on
                 count += 1
         return Share(count, self._accumulators.values(), self.monitored_quantities_buffer.records)
 

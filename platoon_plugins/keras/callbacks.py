@@ -133,6 +133,10 @@ class _First(keras.callbacks.Callback):  # type: ignore[misc]
         if self._fits.testing is not None:
             self._fits.testing.test_begins()
 
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._fits.testing is not None:
+            self._fits.worker.progress()  # those that wait for it see that it goes on
+
     def on_test_end(self, logs: Any = None) -> None:
         if self._fits.testing is not None:
             self._fits.testing.test_ends({} if logs is None else logs)

@@ -84,7 +84,7 @@ def evaluate(
     with worker.center_params(timeout_s=timeout_s):
         while True:
             start, stop = shard_bounds(count, ranks.index(worker.global_rank), len(ranks))
-            pairs = _evaluate_rows(val_fn, data, range(start, stop), rows_in_call)
+            pairs = _evaluate_rows(val_fn, data, range(start, stop), rows_in_call, worker)
             sums, contributors = worker.sum_pairs(name, pairs, timeout_s=timeout_s)
             if contributors == ranks:
                 break
@@ -105,11 +105,14 @@ def _rows_in_call(batch_size: int | None, num_slices: int | None, count: int, wo
     return -(-count // (workers * num_slices))
 
 
-def _evaluate_rows(val_fn: Callable[..., Any], data: Sequence[Any], rows: range, batch_size: int) -> Pairs:
+def _evaluate_rows(
+    val_fn: Callable[..., Any], data: Sequence[Any], rows: range, batch_size: int, worker: Worker
+) -> Pairs:
     accumulator = MeanAccumulator()
     for start in range(rows.start, rows.stop, batch_size):
         batch = slice(start, min(start + batch_size, rows.stop))
         values = val_fn(*(array[batch] for array in data))
         named = {_SCALAR: values} if np.ndim(values) == 0 else {str(i): v for i, v in enumerate(values)}
         accumulator.add({key: float(value) for key, value in named.items()}, weight=batch.stop - batch.start)
+        worker.progress()  # those that wait for this worker see that it goes on
     return accumulator.pairs

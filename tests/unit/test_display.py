@@ -143,6 +143,14 @@ def test_a_worker_that_makes_no_step_is_seen_to_stall():
     assert plain_line(recent)[0] != key
 
 
+def test_a_pause_as_long_as_one_before_is_no_stall():
+    recent = recent_of(snapshot([steps(100, 110.0)]), snapshot([steps(101, 140.0)]), snapshot([steps(200, 150.0)]))
+    recent.take(recent.snapshot, 190.0)
+    assert recent.stalled_s(0) == 0
+    recent.take(recent.snapshot, 220.0)
+    assert recent.stalled_s(0) == 70
+
+
 def test_a_worker_is_seen_to_wait_at_the_first_look():
     """As `platoon jobs` does, which looks once."""
     recent = recent_of(snapshot([steps(100, 110.0, waits=3)]), now=140.0)

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from watching import until
 
 from platoon_base import ASGD, EASGD
 from platoon_base.errors import ConfigurationError, NonFiniteError, ProtocolError
@@ -239,6 +241,18 @@ def test_progress_is_counted(job_of_one, job_state_of_one):
     seen = job_state_of_one.progress(0)
     assert (seen.steps, seen.epoch, seen.loss) == (5, 1, 0.5)
     assert seen.updated >= seen.started > 0
+
+
+def test_a_worker_says_that_it_goes_on_without_a_step(job_of_one, job_state_of_one):
+    job_of_one.progress()
+    assert job_state_of_one.progress(0).started == 0  # the first step is still to come
+    job_of_one.progress(steps=1, loss=0.5)
+    before = job_state_of_one.progress(0)
+    until(lambda: time.monotonic() > before.updated)
+    job_of_one.progress()
+    seen = job_state_of_one.progress(0)
+    assert seen.updated > before.updated
+    assert seen._replace(updated=0.0) == before._replace(updated=0.0)
 
 
 def test_synchronizations_and_copies_are_counted_apart(job_of_one, job_state_of_one):
