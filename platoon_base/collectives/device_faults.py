@@ -10,7 +10,7 @@ from platoon_base.shm.calls import Call
 from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.movement import standstill
 
-__all__ = ["Fault", "find_fault"]
+__all__ = ["Fault", "find_fault", "ranks_behind"]
 
 SETTLED_S = 10.0  # after so long a call that all ranks have begun counts as completed
 
@@ -27,6 +27,11 @@ class Fault(NamedTuple):
 
     error: PlatoonError
     interrupt: bool
+
+
+def ranks_behind(mine: Call, others: Sequence[int], liveness: Liveness) -> list[int]:
+    """List the other ranks that have not made a rank's latest call yet."""
+    return [rank for rank in others if liveness.latest_call(rank).number < mine.number]
 
 
 def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float) -> Fault | None:
@@ -51,7 +56,7 @@ def find_fault(mine: Call, others: Sequence[int], liveness: Liveness, now: float
             "the same calls, with arrays of the same shapes and dtypes, in the same order"
         )
         return Fault(ConfigurationError(text), interrupt=True)
-    behind = [rank for rank, call in calls.items() if call.number < mine.number]
+    behind = ranks_behind(mine, others, liveness)
     dead = [rank for rank in others if liveness.died(rank)]
     why = liveness.why_absent(behind or dead) if behind or dead else ""
     if why:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from platoon_base.collectives.device_faults import Fault, find_fault
+from platoon_base.collectives.device_faults import Fault, find_fault, ranks_behind
 from platoon_base.collectives.device_guard import DeviceGuard
 from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import Call
@@ -141,11 +141,18 @@ class DeviceWatch:
             if fault is not None:
                 self._break(fault)
                 return
-            if self._guard is not None and time.monotonic() > call.deadline and call is self._call:
-                moved = self._liveness.moved(self._others)  # a slow rank is not absent
-                self._guard.expect(max(call.deadline, moved + call.deadline - call.begun))
-                if call is not self._call:  # another has begun meanwhile
-                    self._guard.expect(self._call.deadline)
+            self._extend_guard(call)
+
+    def _extend_guard(self, call: Call) -> None:
+        """Let the guard wait longer for ranks that are behind and go on."""
+        if self._guard is None or time.monotonic() <= call.deadline:
+            return
+        behind = ranks_behind(call, self._others, self._liveness)
+        if behind:
+            moved = self._liveness.moved(behind)
+            self._guard.expect(max(call.deadline, moved + call.deadline - call.begun))
+        if call is not self._call:  # another has begun meanwhile
+            self._guard.expect(self._call.deadline)
 
     def _break(self, fault: Fault) -> None:
         self.broken = fault.error

@@ -33,7 +33,8 @@ class Worker:
     """One of the cooperating processes of a job.
 
     `platoon_base.connect` makes it. All calls that wait take ``timeout_s``, in seconds; the environment variable
-    ``PLATOON_TIMEOUT_S`` sets the default, 300, which also holds for waits within compiled functions.
+    ``PLATOON_TIMEOUT_S`` sets the default, 300, which also holds for waits within compiled functions. In collective
+    calls the time counts from the last sign of progress of the workers that are missing: a slow one is waited for.
 
     Parameters
     ----------

@@ -82,6 +82,7 @@ def start_training(
             "with more workers"
         )
     participants = worker.meet(name, binds=True, timeout_s=timeout_s)
+    worker.announce(bound=True)
     if once_met is not None:
         once_met(participants)
     if values:
