@@ -6,11 +6,12 @@ closed. A child that was forked has copies of all descriptors, so it would keep 
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 __all__ = ["disown", "own"]
 
-_owned: dict[int, int | None] = {}
+_owned: dict[int, tuple[os.stat_result, int | None]] = {}
 _registered = False
 
 
@@ -24,7 +25,7 @@ def own(fd: int, twin: int | None = None) -> None:
         A descriptor of the same file, opened by itself, which takes its place there. Left out, an empty file does.
     """
     global _registered
-    _owned[fd] = twin
+    _owned[fd] = os.fstat(fd), twin
     if not _registered and hasattr(os, "register_at_fork"):
         _registered = True
         os.register_at_fork(after_in_child=_replace_all)
@@ -40,7 +41,9 @@ def _replace_all() -> None:
     if not _owned:
         return
     empty = os.memfd_create("platoon") if hasattr(os, "memfd_create") else os.open(os.devnull, os.O_RDWR)
-    for fd, twin in _owned.items():
-        os.dup2(empty if twin is None else twin, fd, inheritable=False)
+    for fd, (status, twin) in _owned.items():
+        with contextlib.suppress(OSError):  # it is closed
+            if os.path.samestat(os.fstat(fd), status):  # and not another file's number by now
+                os.dup2(empty if twin is None else twin, fd, inheritable=False)
     os.close(empty)
     _owned.clear()

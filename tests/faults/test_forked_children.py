@@ -7,6 +7,7 @@ import pytest
 
 from platoon_base.shm.segments import Segment
 from platoon_base.system.folder_lock import FolderLock, is_locked
+from platoon_base.system.own_locks import disown, own
 
 pytestmark = pytest.mark.base
 
@@ -202,3 +203,19 @@ def test_a_child_does_not_free_the_lock_of_a_folder(tmp_path):
     assert in_child(lambda: lock.close() or 0) == 0
     assert is_locked(tmp_path)
     lock.close()
+
+
+def test_a_child_leaves_a_file_alone_that_has_the_number_of_a_lock_now(tmp_path):
+    (tmp_path / "of a lock").touch()
+    (tmp_path / "another").write_text("7")
+    fd = os.open(tmp_path / "of a lock", os.O_RDWR)
+    own(fd)
+    os.close(fd)  # without a word
+    other = os.open(tmp_path / "another", os.O_RDONLY)
+    try:
+        os.dup2(other, fd)
+        assert in_child(lambda: int(os.pread(fd, 1, 0))) == 7
+    finally:
+        disown(fd)
+        for each in {fd, other}:
+            os.close(each)
