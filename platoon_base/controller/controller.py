@@ -406,7 +406,8 @@ class Controller:
         if self._signal is not None:
             status = 128 + self._signal
         failed = first_failure([ended for ended in self._exits if ended in self._failed])
-        stopped_by = stop_cause(self._job_state.stop_reason, self._stopped_at, failed)
+        reason = "" if self._fatal is not None else self._job_state.stop_reason  # which is that failure
+        stopped_by = stop_cause(reason, self._stopped_at, failed)
         seconds = time.monotonic() - self._began
         reported = dict(self._coordinator.reported)
         interrupted = self._signal is not None

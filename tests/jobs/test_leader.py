@@ -1,6 +1,7 @@
 """Rank 0 fails: who is the leader then, what the launcher says, and which failures end the job."""
 
 import json
+import re
 
 import pytest
 from asking import Job
@@ -131,7 +132,8 @@ def test_a_fatal_failure_ends_the_job(platoon, write_script, tmp_path, text, opt
     process = platoon("launch", "-n", "2", "--log-dir", tmp_path / "logs", "--summary", summary, *options, script)
     assert process.returncode == 1, process.stdout
     assert said in " ".join(process.stdout.split())
-    assert json.loads(summary.read_text())["stopped_by"].startswith("worker 1: ValueError: a wrong option")
+    found = json.loads(summary.read_text())["stopped_by"]
+    assert re.fullmatch(r"worker 1: ValueError: a wrong option \(script\.py:\d+\)", found), found
 
 
 @pytest.mark.parametrize(("text", "options"), [(EARLY, ["--allow-failures"]), (LATE, [])])
