@@ -106,7 +106,7 @@ def iterate_minibatches(
         epoch = _next_epoch(worker) if options["shuffle"] else 0
     rows = worker.shard(count, shuffle=options["shuffle"], epoch=epoch, uneven=uneven)
     if told:
-        _tell(worker, epoch, -(-len(rows) // rows_in_batch))
+        _tell(worker, epoch, skip, -(-len(rows) // rows_in_batch))
     return _batches(data, rows, rows_in_batch, skip)
 
 
@@ -116,15 +116,20 @@ def _next_epoch(worker: Worker) -> int:
     return epoch
 
 
-def _tell(worker: Worker, epoch: int, batches: int) -> None:
+def _tell(worker: Worker, epoch: int, skip: int, batches: int) -> None:
     """Tell those who watch which epoch begins; other loops over the same epoch, such as validations, tell nothing."""
-    if worker not in _told_epochs and epoch < worker.resume_at.epoch and (worker.late or not worker.global_rank):
+    start = worker.resume_at
+    begins_anew = worker not in _told_epochs and (epoch, skip) < (start.epoch, start.epoch_steps)
+    if begins_anew and (worker.late or not worker.global_rank):
         log.warning(
-            "rank %d: this training had come to epoch %d, and its loop begins again at %d, with the weights that it "
-            "had: let it begin with epoch connect().resume_at.epoch, and pass skip=connect().resume_at.done_in(epoch)",
+            "rank %d: this training had come to epoch %d, mini-batch %d, and its loop begins again at epoch %d, "
+            "mini-batch %d, with the weights that it had: let it begin with epoch connect().resume_at.epoch, and pass "
+            "skip=connect().resume_at.done_in(epoch)",
             worker.global_rank,
-            worker.resume_at.epoch,
+            start.epoch,
+            start.epoch_steps,
             epoch,
+            skip,
         )
     if _told_epochs.get(worker) != epoch:
         _told_epochs[worker] = epoch

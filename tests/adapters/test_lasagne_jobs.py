@@ -407,7 +407,13 @@ def test_a_loop_that_begins_anew_in_a_resumed_job_is_told(solo_worker, monkeypat
     assert not caplog.records
     for epoch in range(2):
         list(iterate_minibatches(x, 2, epoch=epoch, worker=solo_worker))
-    assert caplog.text.count("had come to epoch 3, and its loop begins again at 0") == 1
+    assert caplog.text.count("had come to epoch 3, mini-batch 2, and its loop begins again at epoch 0") == 1
+    caplog.clear()
+    without_skip = solo()
+    monkeypatch.setattr(without_skip, "resume_at", Position(3, 2, 32))
+    list(iterate_minibatches(x, 2, epoch=3, worker=without_skip))
+    without_skip.close()
+    assert "begins again at epoch 3, mini-batch 0" in caplog.text
     caplog.clear()
     going_on = solo()
     monkeypatch.setattr(going_on, "resume_at", Position(3, 2, 32))
