@@ -21,9 +21,9 @@ from platoon_base.controller import child
 from platoon_base.controller.program import Program, python_main
 from platoon_base.data.batch_address import report_failure
 from platoon_base.errors import ConfigurationError
-from platoon_base.system.environment import JOB, RANK
+from platoon_base.system.environment import JOB, LAUNCHER, RANK
+from platoon_base.system.orphan import DATA_SERVER, end_with
 from platoon_base.system.own_files import open_log
-from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
 
 __all__ = ["LOG_FILE", "data_server", "data_server_option", "split_words"]
 
@@ -32,7 +32,6 @@ log = logging.getLogger(__name__)
 LOG_FILE = "data_server.log"
 _OWN_END_S = 1.0  # that it has to end in by itself once all workers have left
 _END_S = 2.0  # after SIGTERM
-_OF_THE_LAUNCHER = "PLATOON_LAUNCHER_PID"
 
 
 def split_words(text: str | None) -> list[str]:
@@ -74,7 +73,7 @@ def data_server(words: Sequence[str], folder: str, environment: Mapping[str, str
     if not words:
         yield
         return
-    variables = {**environment, JOB: folder, _OF_THE_LAUNCHER: str(os.getpid())}
+    variables = {**environment, JOB: folder, LAUNCHER: str(os.getpid())}
     variables.pop(RANK, None)
     with os.fdopen(open_log(log_folder / LOG_FILE), "ab", 0) as output:
         process = subprocess.Popen(
@@ -125,10 +124,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def main() -> None:
     """Run the script on the command line, until it ends or the launcher does."""
-    prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() == int(os.environ.pop(_OF_THE_LAUNCHER, str(os.getppid()))):  # else it is gone already
-        with _told(os.environ[JOB]):
-            child.main("data server")
+    child.set_up_logging()
+    end_with(int(os.environ.pop(LAUNCHER)), DATA_SERVER)
+    with _told(os.environ[JOB]):
+        child.main("data server")
 
 
 @contextlib.contextmanager

@@ -41,9 +41,9 @@ from platoon_base.errors import (
     PlatoonError,
     WorkerLostError,
 )
+from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.liveness import Liveness
 from platoon_base.shm.movement import standstill
-from platoon_base.shm.segments import Name
 
 __all__ = ["HostCollective"]
 
@@ -91,7 +91,7 @@ class HostCollective:
     @classmethod
     def create(
         cls,
-        name: Name,
+        name: str | HiddenName,
         ranks: Iterable[int],
         index: int,
         liveness: Liveness,
@@ -125,7 +125,7 @@ class HostCollective:
 
     @classmethod
     def attach(
-        cls, name: Name, ranks: Iterable[int], index: int, liveness: Liveness, *, fused: bool | None = None
+        cls, name: str | HiddenName, ranks: Iterable[int], index: int, liveness: Liveness, *, fused: bool | None = None
     ) -> HostCollective:
         """Open the segment that another rank has made; parameters as those of `create`.
 

@@ -15,8 +15,9 @@ from platoon_base.controller.breakpoints import hook_breakpoints
 from platoon_base.controller.failure import recorded
 from platoon_base.controller.program import Program
 from platoon_base.devices import checks, isolation
-from platoon_base.system.environment import DEVICE, JOB, RANK
+from platoon_base.system.environment import DEVICE, JOB, LAUNCHER, RANK
 from platoon_base.system.interrupts import accept_interrupts
+from platoon_base.system.orphan import end_with, is_watched
 from platoon_base.system.title import set_title
 
 __all__ = ["main", "run", "set_up_logging", "show"]
@@ -50,7 +51,10 @@ def show(program: Program, role: str = "") -> None:
 
 
 def run(program: Program, args: Sequence[str]) -> None:
-    """Run a program; the exception that ends it goes to this worker's error file."""
+    """Run a program; the exception that ends it goes to this worker's error file. It ends after its launcher."""
+    launcher = os.environ.pop(LAUNCHER, "")  # processes that the script starts have another parent
+    if launcher.isdigit() and not is_watched():
+        end_with(int(launcher))
     hook_breakpoints()
     with recorded(program.folder):
         program.run(args)

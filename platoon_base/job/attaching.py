@@ -16,6 +16,7 @@ from platoon_base.shm.liveness import JobLiveness
 from platoon_base.shm.segments import Segment, abandoned
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import require_descriptors
+from platoon_base.system.orphan import end_without, found_out, is_watched
 from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.connection import Connection, Identity
 from platoon_base.worker.handle import Worker
@@ -46,7 +47,7 @@ def attach(
     with contextlib.ExitStack() as undo:
         segment = Segment.attach(files.job_state)
         undo.callback(_close_segment, files, segment)
-        channel = backends.connect_to(files, lambda: segment.locked(CONTROLLER_LOCK))
+        channel = backends.connect_to(files, lambda: _controller_lives(segment))
         undo.callback(channel.close)
         job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=False)
         undo.callback(job_state.let_go)
@@ -56,8 +57,23 @@ def attach(
         if identity.local_size < len(os.sched_getaffinity(0)):
             channel.spin_s = _SPIN_S
         worker = Worker(_connection(files, segment, job_state, channel, identity))
+        if not is_watched() and files.origin.pid != os.getpid():
+            end_without(lambda: _watched_for(segment))
         undo.pop_all()
     return worker, files
+
+
+def _controller_lives(segment: Segment) -> bool:
+    alive = segment.locked(CONTROLLER_LOCK)
+    if not (alive or segment.closed):
+        found_out()
+    return alive
+
+
+def _watched_for(segment: Segment) -> bool | None:
+    """Tell whether the controller lives; None once this worker has left the job."""
+    alive = segment.locked(CONTROLLER_LOCK)
+    return None if segment.closed else alive
 
 
 def _close_segment(files: JobFiles, segment: Segment) -> None:
@@ -89,7 +105,7 @@ def _connection(
         job_state,
         AdvisoryLock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
         centers=lambda parameters, rule: backends.center_for(files, identity.size, liveness, parameters, rule),
-        controller_alive=lambda: segment.locked(CONTROLLER_LOCK),
+        controller_alive=lambda: _controller_lives(segment),
         on_close=on_close,
         collectives=lambda client: backends.JobCollectives(
             Membership(client, identity.rank, files.size, liveness),

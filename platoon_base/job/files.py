@@ -27,19 +27,9 @@ from platoon_base.system.environment import JOB, NAMESPACE
 from platoon_base.system.folder_lock import FolderLock, is_locked
 from platoon_base.system.limits import require_room
 from platoon_base.system.own_files import open_own
-from platoon_base.system.process import pid_namespace
+from platoon_base.system.process import pid_namespace, working_folder
 
-__all__ = [
-    "JobFiles",
-    "Leftover",
-    "Origin",
-    "data_socket",
-    "leftovers",
-    "remove",
-    "running",
-    "segment_prefix",
-    "working_folder",
-]
+__all__ = ["JobFiles", "Leftover", "Origin", "data_socket", "leftovers", "remove", "running", "segment_prefix"]
 
 log = logging.getLogger(__name__)
 
@@ -257,14 +247,6 @@ class JobFiles(msgspec.Struct, frozen=True):
         for path in SHM_FOLDER.glob(f"{segment_prefix()[1:]}{self.job}-*"):
             Segment.unlink(f"/{path.name}")
         _remove_folder(Path(self.folder))
-
-
-def working_folder() -> str:
-    """Return the folder that this process works in; empty if it is gone."""
-    try:
-        return os.getcwd()
-    except OSError:
-        return ""
 
 
 def data_socket(port: int) -> str:

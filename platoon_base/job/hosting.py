@@ -26,7 +26,7 @@ from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
-from platoon_base.system.environment import ERROR_FILE, JOB, MAX_WORKERS, RANK
+from platoon_base.system.environment import ERROR_FILE, JOB, LAUNCHER, MAX_WORKERS, RANK
 from platoon_base.system.limits import require_descriptors
 from platoon_base.system.sigchld import default_sigchld
 
@@ -224,7 +224,7 @@ class Job:
 
     def placed(self, start: Start) -> Start:
         """Add the variables by which a worker finds the job to its environment."""
-        variables = {JOB: self.files.folder, RANK: str(start.rank)}
+        variables = {JOB: self.files.folder, RANK: str(start.rank), LAUNCHER: str(os.getpid())}
         if start.log_file is not None:
             variables[ERROR_FILE] = str(error_file(start.log_file).absolute())
         return start._replace(environment={**start.environment, **variables})

@@ -10,6 +10,7 @@ __all__ = [
     "FRAMEWORK_RANK",
     "HOSTS",
     "JOB",
+    "LAUNCHER",
     "LISTEN",
     "MAX_WORKERS",
     "NAMESPACE",
@@ -29,6 +30,7 @@ PREFIX = "PLATOON_"  # of every name here
 
 # Set by the launcher.
 JOB, RANK, DEVICE = "PLATOON_JOB", "PLATOON_RANK", "PLATOON_DEVICE"
+LAUNCHER = "PLATOON_LAUNCHER_PID"  # the process with which this one is to end
 REPORTS_AT_ONCE = "PLATOON_REPORTS_AT_ONCE"  # every reported value is sent, as `platoon tune` needs it
 ERROR_FILE = "PLATOON_ERROR_FILE"  # where a worker writes the exception that ends it
 TERMINAL = "PLATOON_TERMINAL"  # which rank 0 may use for a debugger

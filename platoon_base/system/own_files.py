@@ -91,7 +91,7 @@ def write_whole(path: Path, data: bytes) -> None:
 def write_where_named(path: Path, data: bytes) -> None:
     """Write a file whose path the user gave, as a whole.
 
-    A link of this user, or of root, is followed. What is no plain file, such as ``/dev/stdout``, is written to.
+    A link of this user, or of root, is followed. A terminal or a pipe, such as ``/dev/stdout``, is written to.
 
     Raises
     ------

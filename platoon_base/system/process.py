@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-__all__ = ["PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "is_subreaper", "pid_namespace", "prctl"]
+__all__ = ["PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "is_subreaper", "pid_namespace", "prctl", "working_folder"]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
 
@@ -31,3 +31,11 @@ def pid_namespace() -> int:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         return 0
+
+
+def working_folder() -> str:
+    """Return the folder that this process works in; empty if it is gone."""
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

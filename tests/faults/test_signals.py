@@ -13,7 +13,7 @@ import sys
 import time
 
 import pytest
-from watching import PATIENCE_S, await_file
+from watching import PATIENCE_S, await_file, until
 
 from platoon_base.job.files import JobFiles
 
@@ -580,6 +580,17 @@ while True:
 """,
         ["controller of this job is gone|rank . (is lost|has left)"] * 3,
     ),
+    "in no call": (
+        """
+try:
+    tell(f"now{rank}")
+    while True:
+        pass
+except KeyboardInterrupt:
+    tell(f"interrupted{rank}")
+""",
+        ["", "", ""],
+    ),
     "before they join": ("", ["controller of this job is gone|PLATOON_JOB"] * 3),
 }
 
@@ -622,8 +633,37 @@ def test_workers_of_a_launcher_that_is_killed_end_by_themselves(launch, tmp_path
     for rank, reason in enumerate(reasons):
         path = tmp_path / f"error{rank}"
         error = path.read_text() if path.exists() else ""
-        if reason:
+        if not reason:
+            assert error == "", (rank, error)
+        elif not error.startswith("KeyboardInterrupt"):  # else it took its time to find out
             assert re.search(reason, error), (rank, error)
             assert error.startswith(("WorkerLostError", "ConfigurationError")), error
-        else:
-            assert error == "", (rank, error)
+
+
+def test_a_late_joiner_that_makes_no_call_ends_after_the_launcher(launch, output_of, tmp_path, write_script):
+    launcher = launch(
+        JOIN
+        + "(FOLDER / 'job').write_text(os.environ['PLATOON_JOB'])\ntell('ready')\nuntil((FOLDER / 'go on').exists)",
+        1,
+    )
+    await_file(tmp_path / "ready", launcher)
+    files = JobFiles.read((tmp_path / "job").read_text())
+    script = write_script(
+        HEAD
+        + JOIN
+        + "try:\n    tell('joined')\n    while True: pass\nexcept KeyboardInterrupt:\n    tell('interrupted')"
+    )
+    command = [sys.executable, "-m", "platoon_base", "join", files.job, str(script), str(tmp_path)]
+    with open(tmp_path / "joiner", "w") as output, subprocess.Popen(command, stderr=output) as joiner:
+        try:
+            await_file(tmp_path / "joined", joiner)
+            launcher.kill()
+            launcher.wait()
+            (tmp_path / "go on").touch()  # the launched one ends by itself
+            assert joiner.wait(PATIENCE_S) == 0
+        finally:
+            joiner.kill()
+    assert (tmp_path / "interrupted").exists()
+    assert "the launcher of this job is gone" in output_of("joiner")
+    until(lambda: not files.alive)
+    files.remove()

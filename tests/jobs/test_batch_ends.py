@@ -1,12 +1,18 @@
 """Batches at the ends of things: of a loop, of the data, of a server, of the room for messages."""
 
 import itertools
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
+from watching import await_file
 
+from platoon_base.controller.descriptors import readable
 from platoon_base.data import BatchReader, BatchServer, load_ahead
 from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
+from platoon_base.job.files import JobFiles
 
 pytestmark = pytest.mark.base
 
@@ -72,3 +78,21 @@ def test_a_launched_server_that_ends_before_it_listens_is_reported_at_once(plato
     log = (logs / "rank0.log").read_text()
     assert f"the data server has ended ({how}" in log
     assert (f"the data server ended: {how}" in done.stdout + done.stderr) == bool(last)
+
+
+def test_a_data_server_ends_with_a_launcher_that_is_killed_and_so_do_its_children(write_script, tmp_path):
+    rest = "open(f'new {name}', 'w').write(str(os.getpid()))\nos.rename(f'new {name}', name)\ntime.sleep(600)"
+    write_script(f"import os, time\nname = 'server' if os.fork() else 'child'\n{rest}", "server.py")
+    script = write_script(
+        f"import os, time\nname = 'worker'\nopen('job', 'w').write(os.environ['PLATOON_JOB'])\n{rest}"
+    )
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n1", "-D", "cpu", "--log-dir", "logs"]
+    with subprocess.Popen([*command, "--data-server", "server.py", script], cwd=tmp_path) as launcher:
+        names = ("server", "child", "worker")
+        pidfds = [os.pidfd_open(int(await_file(tmp_path / name, launcher))) for name in names]
+        launcher.kill()
+    for pidfd in pidfds:
+        assert readable(pidfd, 60), "it goes on without its launcher"
+        os.close(pidfd)
+    JobFiles.read((tmp_path / "job").read_text()).remove()
+    assert "the launcher of this job is gone" in (tmp_path / "logs" / "data_server.log").read_text()

@@ -82,6 +82,34 @@ def test_the_memory_is_reserved_at_once(name):
         assert path(name).stat().st_blocks * 512 >= 1 << 20
 
 
+def test_memory_that_is_added_is_reserved_at_once(name):
+    with Segment.create(name, 4096) as segment:
+        segment.grow(1 << 20)
+        assert path(name).stat().st_blocks * 512 >= 1 << 20
+
+
+CREATE_ON_A_SMALL_DISK = """
+import sys
+from platoon_base.errors import BackendUnavailableError
+from platoon_base.shm.segments import Segment
+
+try:
+    Segment.create(sys.argv[1], 1 << 21)
+except BackendUnavailableError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs to mount, as root")
+def test_where_there_is_too_little_the_creation_fails_and_no_later_access(name):
+    code = 'mount -t tmpfs -o size=1m none /dev/shm; exec "$@"'
+    done = subprocess.run(
+        ["unshare", "-m", "sh", "-c", code, "sh", sys.executable, "-c", CREATE_ON_A_SMALL_DISK, name],
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert done.stdout.startswith("needs 2 MB of shared memory, /dev/shm has 1 MB free"), done
+
+
 def test_a_leftover_of_that_name_is_replaced(name):
     with Segment.create(name, 4096) as old:
         old.buffer[0] = 9

@@ -11,8 +11,9 @@ import click
 from platoon_base.cli.commands.words import job_argument
 from platoon_base.cli.job_list import program_of
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
-from platoon_base.job.files import JobFiles, running, working_folder
+from platoon_base.job.files import JobFiles, running
 from platoon_base.job.observing import Observer, kill
+from platoon_base.system.process import working_folder
 
 __all__ = ["command"]
 

@@ -1,0 +1,135 @@
+"""The end of a process whose launcher is gone: it is interrupted, so that it may save, and killed if it goes on.
+
+Workers find out by themselves in most of their calls. A thread sees to those that make none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+__all__ = ["DATA_SERVER", "WORKER", "Patience", "end_with", "end_without", "found_out", "is_watched"]
+
+log = logging.getLogger(__name__)
+
+_POLL_INTERVAL_S = 1.0
+_found_out = threading.Event()
+_watched_pid = 0  # the process that has a thread: a forked child has none
+
+
+class Patience(NamedTuple):
+    """How a process is ended whose launcher is gone.
+
+    Attributes
+    ----------
+    notice_s : float
+        That it has to find out by itself.
+    own_end_s : float
+        That it has to end in by itself once it has found out.
+    first : Signals
+        Sent after that.
+    grace_s : float
+        From the first signal to SIGKILL.
+    """
+
+    notice_s: float
+    own_end_s: float
+    first: signal.Signals
+    grace_s: float
+
+
+WORKER = Patience(4.0, 60.0, signal.SIGINT, 10.0)
+DATA_SERVER = Patience(0.0, 0.0, signal.SIGTERM, 2.0)
+
+
+def end_with(launcher: int, patience: Patience = WORKER) -> None:
+    """End this process after a process of this host: by a thread, which waits for that.
+
+    Parameters
+    ----------
+    launcher : int
+        Process id.
+    patience : Patience
+    """
+    try:
+        fd = os.pidfd_open(launcher)
+    except ProcessLookupError:
+        _start(lambda: True, patience)
+        return
+    except OSError as exc:
+        log.warning("the launcher cannot be watched (%s): this process does not notice its end by itself", exc)
+        return
+
+    def has_ended() -> bool:
+        poller = select.poll()
+        poller.register(fd, select.POLLIN)
+        poller.poll()
+        return True
+
+    _start(has_ended, patience)
+
+
+def end_without(alive: Callable[[], bool | None], patience: Patience = WORKER) -> None:
+    """End this process once ``alive()`` is False; None ends the watch."""
+
+    def has_ended() -> bool:
+        while answer := alive():
+            time.sleep(_POLL_INTERVAL_S)
+        return answer is False
+
+    _start(has_ended, patience)
+
+
+def found_out() -> None:
+    """Take note that this process knows that its launcher is gone, and may be about to save and to end."""
+    _found_out.set()
+
+
+def is_watched() -> bool:
+    """Tell whether a thread sees to the end of this process already."""
+    return _watched_pid == os.getpid()
+
+
+def _start(has_ended: Callable[[], bool], patience: Patience) -> None:
+    global _watched_pid
+    _watched_pid = os.getpid()
+    threading.Thread(target=_watch, args=(has_ended, patience), name="platoon-orphan", daemon=True).start()
+
+
+def _watch(has_ended: Callable[[], bool], patience: Patience) -> None:
+    global _watched_pid
+    if not has_ended():
+        _watched_pid = 0
+        return
+    if _found_out.wait(patience.notice_s):
+        time.sleep(patience.own_end_s)
+    if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
+        log.warning("the launcher of this job is gone: the job has ended")  # a person decides about this process
+        return
+    log.warning(
+        "the launcher of this job is gone, as after kill -9 or for want of memory: this process gets %s, and is killed "
+        "if it still runs after %g s",
+        patience.first.name,
+        patience.grace_s,
+    )
+    _signal(patience.first)
+    time.sleep(patience.grace_s)
+    _signal(signal.SIGKILL)
+
+
+def _signal(number: signal.Signals) -> None:
+    """Signal this process, and what it has started if it leads its process group."""
+    pid = os.getpid()
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        if os.getpgrp() == pid and os.getsid(0) == pid:  # not the group of a shell's job
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)

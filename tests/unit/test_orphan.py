@@ -1,0 +1,86 @@
+"""How a process ends whose launcher is gone: by itself if it has found out, else interrupted, else killed."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from platoon_base.system.orphan import DATA_SERVER, WORKER
+
+pytestmark = pytest.mark.base
+
+HEAD = """
+import os, signal, sys, time
+from platoon_base.system.orphan import Patience, end_with, end_without, found_out, is_watched
+
+patience = Patience(notice_s=0.2, own_end_s=60, first=signal.SIGINT, grace_s=0.2)
+
+def begin():
+    end_with(int(sys.argv[1]), patience)
+    assert is_watched()
+    print("watched", flush=True)
+
+def rest(seconds):
+    for _ in range(round(100 * seconds)):
+        time.sleep(0.01)
+"""
+
+
+@pytest.fixture
+def orphan():
+    """Run a script whose launcher is killed once it watches it; return its exit status and its output."""
+
+    def run(text, kill_first=False):
+        launcher = subprocess.Popen(["sleep", "600"])
+        if kill_first:
+            launcher.kill()
+            launcher.wait()
+        try:
+            with subprocess.Popen(
+                [sys.executable, "-c", HEAD + text, str(launcher.pid)],
+                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+            ) as process:  # fmt: skip
+                assert process.stdout.readline() == "watched\n"
+                launcher.kill()
+                launcher.wait()
+                output = process.communicate(timeout=60)[0]
+            return process.returncode, output
+        finally:
+            launcher.kill()
+            launcher.wait()
+
+    return run
+
+
+@pytest.mark.parametrize("kill_first", [False, True])
+def test_one_that_goes_on_is_interrupted_and_told_why(orphan, kill_first):
+    text = "begin()\ntry:\n    rest(60)\nexcept KeyboardInterrupt:\n    print('saved')"
+    status, output = orphan(text, kill_first)
+    assert status == 0
+    assert "the launcher of this job is gone, as after kill -9" in output
+    assert output.endswith("saved\n")
+
+
+def test_one_that_minds_no_interrupt_is_killed_with_what_it_has_started(orphan):
+    """Its children hold the pipe that is read here to the end."""
+    text = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nbegin()\nos.fork()\nrest(60)"
+    assert orphan(text)[0] == -signal.SIGKILL
+
+
+def test_one_that_has_found_out_has_time_to_save(orphan):
+    status, output = orphan("found_out()\nbegin()\nrest(1)\nprint('saved')")
+    assert (status, output) == (0, "saved\n")
+
+
+def test_a_watch_may_end(orphan):
+    """As that of a worker that has left its job."""
+    text = "answers = [True, None]\nend_without(lambda: answers.pop(0), patience)\nprint('watched', flush=True)\n"
+    text += "deadline = time.monotonic() + 60\nwhile is_watched() and time.monotonic() < deadline: time.sleep(0.01)\n"
+    assert orphan(text + "rest(0.5)") == (0, "")
+
+
+def test_workers_have_time_and_data_servers_end_at_once():
+    assert (WORKER.first, WORKER.grace_s) == (signal.SIGINT, 10)
+    assert WORKER.notice_s < 5 < WORKER.own_end_s
+    assert (DATA_SERVER.first, DATA_SERVER.notice_s) == (signal.SIGTERM, 0)
