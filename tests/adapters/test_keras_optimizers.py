@@ -189,7 +189,10 @@ def test_a_copy_of_a_synchronous_model_does_not_train_alone(run_keras):
         else:
             raise AssertionError
         model.fit(*shard(x, y), verbose=0, callbacks=distribute(rule=EASGD()))
-        model.train_on_batch(*own)
+        assert not model.optimizer.name.startswith("distributed_")
+        copy = keras.models.clone_model(model)
+        copy.compile(model.optimizer.from_config(model.optimizer.get_config()), loss="categorical_crossentropy")
+        copy.train_on_batch(*own)
         model = loaded(sgd())
         model.optimizer.name = "mine"
         model.train_on_batch(*own)
