@@ -12,8 +12,10 @@ from platoon_base.compat.theano_flags import worker_flags
 from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.system.environment import DEVICE, FRAMEWORK_RANK
 
-__all__ = ["log_file", "worker_environment", "worker_starts"]
+__all__ = ["THREAD_VARIABLES", "log_file", "worker_environment", "worker_starts"]
 
+_LIMITED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = (*_LIMITED, "GOTO_NUM_THREADS", "BLIS_NUM_THREADS")
 _KERNEL_CACHE = "GPUARRAY_CACHE_PATH"
 _ADDRESSES = "KERAS_DISTRIBUTION_JOB_ADDRESSES"
 
@@ -26,15 +28,16 @@ def log_file(folder: Path, rank: int) -> Path:
 def worker_environment(device: str, workers: int, base: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of one worker.
 
-    Variables that the user has set stay. Besides the device, it limits the threads of each worker, so that all workers
-    together use no more threads than there are cores.
+    Variables that the user has set stay. Besides the device, it limits the threads of each of several workers, so that
+    all together use no more threads than there are cores; not if the user has set any of `THREAD_VARIABLES`.
     """
     environment = dict(base)
     environment[DEVICE] = device
     environment.setdefault("PYTHONUNBUFFERED", "1")
-    threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
-    for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        environment.setdefault(name, threads)
+    # One for OpenBLAS or MKL would count before the user's OMP_NUM_THREADS.
+    if workers > 1 and not any(environment.get(name) for name in THREAD_VARIABLES):
+        threads = str(max(1, len(os.sched_getaffinity(0)) // workers))
+        environment.update(dict.fromkeys(_LIMITED, threads))
     if device != "cpu":
         environment.setdefault(_KERNEL_CACHE, str(Path.home() / ".cache" / "platoon" / "gpuarray"))
     environment["THEANO_FLAGS"] = worker_flags(device, environment)
