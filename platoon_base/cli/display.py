@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -18,9 +15,8 @@ from platoon_base.checkpoints.writer import Tally
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.table import plain_line, table
 from platoon_base.controller.controller import Result, Snapshot
-from platoon_base.system.own_files import write_where_named
 
-__all__ = ["Display", "is_live", "summary", "write_summary"]
+__all__ = ["Display", "is_live", "summary"]
 
 _LINES_ABOVE, _LEAST_HEIGHT = 3, 4  # there is room for output of the workers above the table
 _LEAST_S, _LONGEST_S = 2.0, 60.0  # between two lines in a pipe
@@ -34,13 +30,23 @@ class Display:
     console : rich.console.Console
         A terminal gets a table that is drawn again and again. A pipe, or a terminal that cannot move its cursor
         (TERM=dumb), gets a short line for each change.
+    summary_follows : bool
+        Whether the reported values are left out once all workers have gone, since a summary shows them.
+
+    Attributes
+    ----------
+    unfinished : str
+        A line to show above the table for the time being, such as a progress bar.
     """
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, summary_follows: bool = False) -> None:
         self._console = console
+        self._summary_follows = summary_follows
         self._live = None
+        self._table = _Table()
         if is_live(console):
-            self._live = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+            self._live = Live(self._table, console=console, auto_refresh=False, vertical_overflow="crop")
+        self.unfinished = ""
         self._paused = False
         self._recent = Recent()
         self._printed: tuple[str, ...] = ()
@@ -54,22 +60,35 @@ class Display:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        snapshot = self._recent.snapshot
+        if self._summary_follows and snapshot is not None:
+            self._recent.snapshot = snapshot._replace(reported={})
         if self._live is not None:
+            self._draw()
             self._live.stop()
-        else:
-            self._print(least_s=0.0)
+        else:  # values alone are not worth a line if they follow
+            self._print(least_s=math.inf if self._summary_follows else 0.0)
 
     def show(self, snapshot: Snapshot, draw: bool = True) -> None:
-        """Show the state of the job; on a terminal without ``draw`` only when something is printed above it."""
+        """Show the state of the job; on a terminal without ``draw`` with what is printed next above the table."""
+        if self._summary_follows and all(each.phase.gone for each in snapshot.participants):
+            snapshot = snapshot._replace(reported={})
         self._recent.take(snapshot, time.monotonic())
         if self._paused:
             return
         if self._live is not None:
-            size = self._console.size
-            lines = table(self._recent, size.width, max(_LEAST_HEIGHT, size.height - _LINES_ABOVE))
-            self._live.update(Text("\n".join(lines), no_wrap=True, overflow="crop"), refresh=draw)
+            self._draw()
+            if draw:
+                self._live.refresh()
         else:
             self._print(_LEAST_S)
+
+    def _draw(self) -> None:
+        size = self._console.size
+        above = [self.unfinished[: size.width]] if self.unfinished else []
+        height = max(_LEAST_HEIGHT, size.height - _LINES_ABOVE - len(above))
+        lines = [*above, *table(self._recent, size.width, height)]
+        self._table.text = Text("\n".join(lines), no_wrap=True, overflow="crop")
 
     def pause(self) -> bool:
         """Show nothing from now on, since a debugger has the terminal; tells whether that is new."""
@@ -94,18 +113,34 @@ class Display:
             self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
+class _Table:
+    """The table of the moment, for a `Live` that draws it with everything printed above."""
+
+    def __init__(self) -> None:
+        self.text = Text()
+
+    def __rich__(self) -> Text:
+        return self.text
+
+
 def is_live(console: Console) -> bool:
     """Whether a console can draw over what it has drawn."""
     return console.is_terminal and not console.is_dumb_terminal
 
 
 def summary(result: Result, workers: int) -> dict[str, Any]:
-    """Return the summary of a job that ended: the reported values, and how it ended."""
+    """Return the summary of a job that ended: the reported values, and how it ended.
+
+    Where the workers' scripts ended by themselves, ``stopped_by`` is what they reported by that name, if they did.
+    """
+    of_script = result.reported.get("stopped_by") if result.stopped_by.startswith("end of script") else None
     return {
         **result.reported,
         "workers": workers,
+        "joined": result.joined,
         "seconds": round(result.seconds, 3),
-        "stopped_by": result.stopped_by,
+        "stopped_by": of_script or result.stopped_by,
+        "first_failure": result.first_failure,
         "restarts": result.restarts,
         "shared_nothing": list(result.shared_nothing),
         **_of_checkpoints(result.checkpoints),
@@ -118,9 +153,3 @@ def _of_checkpoints(tally: Tally | None) -> dict[str, Any]:
         return {}
     found = {"checkpoints": tally.written, "checkpoints_missed": tally.missed}
     return {**found, "not_saved": tally.unsaved} if tally.unsaved else found
-
-
-def write_summary(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a summary as JSON, which knows no NaN and no infinity: null stands for them."""
-    plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
-    write_where_named(path, (json.dumps(plain, indent=2) + "\n").encode())

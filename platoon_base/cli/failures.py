@@ -63,6 +63,13 @@ class Failures:
     folder : Path
         That of the logs.
     workers : int
+
+    Attributes
+    ----------
+    latest : dict
+        The failures that were read since the dict was emptied, by rank.
+    failing : set of int
+        The ranks that an exception, other than Ctrl-C's, is ending or has ended.
     """
 
     def __init__(self, folder: Path, workers: int) -> None:
@@ -73,6 +80,7 @@ class Failures:
         self._said: list[Failure] = []
         self._held: list[Failure] = []
         self.latest: dict[int, Failure] = {}
+        self.failing: set[int] = set()
 
     def new(self, failed: Sequence[Exit] = (), stopping: bool = False, last: bool = False) -> Iterator[str]:
         """Yield a text for each failure since the last call.
@@ -111,7 +119,9 @@ class Failures:
                 continue
             self._stamps[rank] = stamp
             failure = read_failure(path, rank)
+            self.failing.discard(rank)  # the file of a process that was started again is gone
             if failure is not None:
+                self.failing |= set() if failure.kind == INTERRUPTED else {rank}
                 self.latest[rank] = failure
                 if _has_reason(failure):  # else the end of its log says more, once the process has ended
                     yield failure

@@ -1,4 +1,4 @@
-"""New lines of growing log files: those with a mark, and of some files all of them."""
+"""New lines of growing log files: the warnings of this package, and of some files all lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _CHUNK_BYTES = 2**20  # at most so much of each file in one look, however much a
 _BEHIND_BYTES = 2**24  # one that is further behind reads on near the end
 _LINE_BYTES = 2**16  # a longer line is a progress bar's
 _SHOWN_BYTES = 2000
-_NOISE = re.compile(rb"\d rank \d+ (?:INFO|DEBUG) platoon_(?:base|plugins)\.|PlatoonWarning: ")
+_LOGGED = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank [\d-]+ (?:%s) platoon_(?:base|plugins)[\w.]*"
+_NOISE = re.compile(_LOGGED % b"INFO|DEBUG")
+# As `child.set_up_logging` has them written; as Python does, in processes that a worker has started.
+_WARNING = re.compile(_LOGGED % b"WARNING|ERROR|CRITICAL" + rb": |:\d+: PlatoonWarning: ")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f]")
 
 
@@ -27,13 +30,14 @@ class NewLine(NamedTuple):
     file : int
         The number of the file.
     text : str
-        At most 2000 bytes of the line; of one with the mark what follows that.
-    marked : bool
+        At most 2000 bytes of the line; of a warning only what it says.
+    is_warning : bool
+        Whether it is a warning of this package.
     """
 
     file: int
     text: str
-    marked: bool
+    is_warning: bool
 
 
 class _Log:
@@ -86,19 +90,15 @@ class LogLines:
     ----------
     paths : sequence of Path
         Files; one that does not exist yet may come.
-    mark : str
-        Lines with it are shown, without what stands before the mark.
     whole : collection of int
-        The numbers of the files of which all lines are shown, except those that this package logs for the record.
+        The numbers of the files of which all lines are shown, except those that this package logs for the record; of
+        others the warnings of this package.
     most_bytes : int
         In one look at most so much of a file is shown: its newest lines, with a line that tells what is left out.
     """
 
-    def __init__(
-        self, paths: Sequence[Path], mark: str, whole: Collection[int] = (), most_bytes: int = _CHUNK_BYTES
-    ) -> None:
+    def __init__(self, paths: Sequence[Path], whole: Collection[int] = (), most_bytes: int = _CHUNK_BYTES) -> None:
         self._logs = [_Log(path) for path in paths]
-        self._mark = mark.encode()
         self._whole = frozenset(whole)
         self._most_bytes = most_bytes
 
@@ -127,7 +127,7 @@ class LogLines:
                 data += more
             lines = log.lines(data, last)
             if i not in self._whole:
-                yield from (line for line in self._found(i, lines) if line.marked)
+                yield from (line for line in self._found(i, lines) if line.is_warning)
                 continue
             first, size = len(lines), 0
             while first and size <= self._most_bytes:
@@ -135,19 +135,30 @@ class LogLines:
                 size += min(len(lines[first]), _SHOWN_BYTES) + 1
             left_out += sum(map(len, lines[:first])) + first
             if left_out:
-                yield from (line for line in self._found(i, lines[:first]) if line.marked)
+                yield from (line for line in self._found(i, lines[:first]) if line.is_warning)
                 yield NewLine(i, f"... {left_out:,} bytes left out, see {log.path}", False)
             yield from self._found(i, lines[first:])
+
+    def unfinished(self, file: int) -> str:
+        """Return the line of a file that has no end yet, such as a progress bar."""
+        rest = self._logs[file].rest
+        return "" if _NOISE.search(rest[:_SHOWN_BYTES]) else _plain(rest)
 
     def _found(self, file: int, lines: Sequence[bytes]) -> Iterator[NewLine]:
         is_source = False  # Python shows the line that has warned after the warning
         for line in lines:
-            _, mark, text = line.partition(self._mark)
-            if mark:
-                yield NewLine(file, text[:_SHOWN_BYTES].decode(errors="replace"), True)
-            elif not (is_source and line.startswith(b"  ")) and not _NOISE.search(line[:_SHOWN_BYTES]):
+            warning = _WARNING.search(line)
+            logged = _NOISE.search(line) if warning is None else warning
+            if logged is not None:
+                # A progress bar, whose line has no end, may stand before what is logged.
+                bar = line[: logged.start()] if logged[0][:1].isdigit() else b""
+                if bar:
+                    yield NewLine(file, _plain(bar), False)
+            elif not (is_source and line.startswith(b"  ")):
                 yield NewLine(file, _plain(line), False)
-            is_source = b"PlatoonWarning: " in line
+            if warning is not None:
+                yield NewLine(file, line[warning.end() :][:_SHOWN_BYTES].decode(errors="replace").rstrip(), True)
+            is_source = warning is not None and b"PlatoonWarning: " in warning[0]
 
 
 def _plain(line: bytes) -> str:

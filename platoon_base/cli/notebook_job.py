@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from platoon_base.cli.failures import describe
 from platoon_base.cli.launcher import choose_center, launch, require_runnable
 from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder
 from platoon_base.cli.log_lines import LogLines
+from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.outcome import Result
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
@@ -44,17 +46,17 @@ def run(
     with LogFolder(folder), tempfile.TemporaryDirectory(prefix="platoon-notebook-") as box, StopSignals() as signals:
         call, returned = Path(box, "call"), Path(box, "returned")
         call.write_bytes(_pickled(function, args))
-        shown = LogLines([log_file(folder, 0)], "\0", whole={0})
+        output = _Output(folder, len(chosen))
         options = JobOptions(
             seed=seed,
             center=choose_center("auto", chosen),
-            observer=lambda snapshot: _show(shown),
+            observer=lambda snapshot: output.show(),
             observe_every_s=_LOOK_EVERY_S,
             fail_fast="early",
             grace_s=grace_s,
         )
         result = launch(_PROGRAM, [str(call), str(returned)], chosen, folder, options, signals)
-        _show(shown, last=True)
+        output.show(last=True)
         _require_success(result, folder)
         if not returned.exists():
             raise WorkerFailedError(
@@ -90,10 +92,24 @@ def _pickled(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
     return pickled
 
 
-def _show(lines: LogLines, last: bool = False) -> None:
-    for line in lines.new(last):
-        sys.stdout.write(f"{line.text}\n")
-    sys.stdout.flush()
+class _Output:
+    """Shows what rank 0 prints, and the warnings of all workers, in the notebook's cell."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self._lines = LogLines([log_file(folder, rank) for rank in range(workers)], whole={0})
+        self._warnings = WorkerWarnings(workers)
+
+    def show(self, last: bool = False) -> None:
+        """Show what is new."""
+        now = time.monotonic()
+        for line in self._lines.new(last):
+            if line.is_warning:
+                self._warnings.take(line, now)
+            else:
+                sys.stdout.write(f"{line.text}\n")
+        for text in self._warnings.new(now, last):
+            sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
 
 
 def _require_success(result: Result, folder: Path) -> None:

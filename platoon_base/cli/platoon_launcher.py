@@ -20,6 +20,8 @@ import click
 from platoon_base.cli import report
 from platoon_base.cli.configuration import chosen_devices, require_this_host
 from platoon_base.cli.log_folder import new_log_folder
+from platoon_base.cli.output import lenient_output, watch_output
+from platoon_base.cli.screen import Screen
 from platoon_base.controller.program import Program, python_main
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import require_devices
@@ -40,6 +42,8 @@ _WITH_TEXT = ("-c", "--controller-args", "-w", "--workers-args")
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: one of the five above."""
     try:
+        watch_output()
+        lenient_output()
         args = _parser().parse_args(_attached(sys.argv[1:] if argv is None else argv))
         with default_sigchld():
             return _run(args)
@@ -91,14 +95,16 @@ def _run(args: argparse.Namespace) -> int:
     require_devices(chosen.devices)
     words = ["--single", *_split(args.controller_args, "-c")]
     _split(args.workers_args, "-w")  # before a log folder is made
-    console = report.open_console()
+    console = report.open_console(plain=True)
     report.log_to(console)
     own = None if controller.files() else _own_controller_arguments(words)
     folder = _new_folder(Path(args.experiment_name).name)
     report.print_line(console, report.opening(chosen, "host", folder))
+    screen = Screen(console, folder, len(chosen.devices), tee="none")  # of warnings and failures
     if own is None:
         words = [args.experiment_name, str(folder), "-D", *chosen.devices, *words]
-        status = _run_script(controller, [*words, f"--workers-args={args.workers_args}"])
+        with screen:
+            status = _run_script(controller, [*words, f"--workers-args={args.workers_args}"])
         if status:
             how = f"exit status {status}" if status > 0 else f"signal {signal.Signals(-status).name}"
             logs = f"its output is above, that of the workers in {folder}"
@@ -109,9 +115,10 @@ def _run(args: argparse.Namespace) -> int:
         log_directory=str(folder),
         worker_args=args.workers_args,
     )
-    status = serving.serve()
+    with screen:
+        status = serving.serve()
     if serving.result is not None:
-        report.print_result(console, serving.result, len(chosen.devices), folder)
+        report.print_result(console, serving.result, len(chosen.devices), folder, screen.failures)
     return OK if status == 0 else FAILED
 
 

@@ -11,14 +11,26 @@ from platoon_base.shm.job_state import Progress
 __all__ = ["Recent"]
 
 _WINDOW_S = 10.0
+_LEAST_S = 1.0  # in a shorter window a rate is chance
+_LEAST_TO_ESTIMATE_S = 3.0
 _WAITS_S = 3.0  # a shorter wait is part of training
 _FRESH_S = 2.0  # a wait for arrays that was seen later than this is over
 
 
 class _Course:
-    """The latest steps of one worker."""
+    """The latest steps of one worker.
 
-    def __init__(self) -> None:
+    The first steps, in which frameworks compile, are left out: the course begins with the first snapshot that has any.
+
+    Parameters
+    ----------
+    seen_late : bool
+        Whether the worker has made steps before the first snapshot. Then its whole time is better than nothing.
+    """
+
+    def __init__(self, seen_late: bool) -> None:
+        self._seen_late = seen_late
+        self.first: Progress | None = None
         self.points: deque[Progress] = deque()
         self.waits, self.waits_since = -1, 0.0
         self.longest_pause_s = 0.0  # such as a validation
@@ -27,22 +39,37 @@ class _Course:
         points = self.points
         if points and (progress.steps < points[-1].steps or progress.started != points[-1].started):
             points.clear()  # another process of this rank
+            self.first, self._seen_late = None, False
         if points and progress.steps > points[-1].steps:
             self.longest_pause_s = max(self.longest_pause_s, progress.updated - points[-1].updated)
-        if progress.started and (not points or progress.steps > points[-1].steps):
+        if _made(progress) > 0 and (not points or progress.steps > points[-1].steps):
             points.append(progress)
+            self.first = self.first or progress
         while len(points) > 2 and points[1].updated <= points[-1].updated - _WINDOW_S:
             points.popleft()
         if progress.waits != self.waits:
             first = self.waits < 0  # then it may have begun any time since the latest step
             self.waits, self.waits_since = progress.waits, progress.updated if first and progress.updated else now
 
-    def before(self, last: Progress) -> tuple[float, float, int]:
-        """Return time, seconds of synchronization and steps at the begin of the latest seconds."""
-        first = self.points[0]
-        if first is last or first.updated == last.updated:
-            return first.started, 0.0, first.steps_before_start
-        return first.updated, first.sync_seconds, first.steps
+    def since(self, first: Progress | None, least_s: float) -> tuple[float, float, int] | None:
+        """Return seconds, seconds of synchronization and steps from a point to the latest; None if that is too short.
+
+        Of a worker that was seen late a window that begins with the latest point begins with the worker.
+        """
+        if first is None:
+            return None
+        last = self.points[-1]
+        seconds, synced, steps = last.updated - first.updated, last.sync_seconds - first.sync_seconds, last.steps
+        if seconds > 0:
+            steps -= first.steps
+        elif self._seen_late:
+            seconds, synced, steps = last.updated - last.started, last.sync_seconds, _made(last)
+        return (seconds, synced, steps) if seconds >= least_s and steps > 0 else None
+
+
+def _made(progress: Progress) -> int:
+    """Return how many steps this process has made."""
+    return progress.steps - progress.steps_before_start if progress.started else 0
 
 
 class Recent:
@@ -59,34 +86,40 @@ class Recent:
     def __init__(self) -> None:
         self.snapshot: Snapshot | None = None
         self.now = 0.0
+        self._is_first = True
         self._courses: dict[int, _Course] = {}
 
     def take(self, snapshot: Snapshot, now: float) -> None:
         """Take a snapshot in."""
         self.snapshot, self.now = snapshot, now
         for rank, progress in snapshot.progress.items():
-            self._courses.setdefault(rank, _Course()).take(progress, now)
+            course = self._courses.get(rank)
+            if course is None:
+                course = self._courses[rank] = _Course(seen_late=self._is_first and _made(progress) > 0)
+            course.take(progress, now)
+        self._is_first = False
 
     def rate(self, rank: int) -> float:
-        """Mini-batches per second in the latest seconds: 0 if there were none though one was due, NaN before any."""
-        last, course = self._last(rank)
-        if last is None:
+        """Mini-batches per second in the latest seconds: 0 if there were none though one was due, NaN if not known.
+
+        It is known a second after the first steps.
+        """
+        points = self._courses[rank].points
+        window = self._window(rank)
+        if window is None:
             return math.nan
-        began, _, steps = course.before(last)
-        seconds = last.updated - began
-        if seconds <= 0 or last.steps <= steps:
-            return math.nan
-        rate = (last.steps - steps) / seconds
-        return rate if self.now - last.updated <= _WINDOW_S + 3 / rate else 0.0
+        seconds, _, steps = window
+        rate = steps / seconds
+        return rate if self.now - points[-1].updated <= _WINDOW_S + 3 / rate else 0.0
 
     def sync_share(self, rank: int) -> float:
-        """Part of the latest seconds that was spent in synchronization; NaN before the first step."""
-        last, course = self._last(rank)
-        if last is None:
-            return math.nan
-        began, spent, _ = course.before(last)
-        seconds = last.updated - began
-        return (last.sync_seconds - spent) / seconds if seconds > 0 else math.nan
+        """Part of the latest seconds that was spent in synchronization; NaN if not known."""
+        window = self._window(rank)
+        return math.nan if window is None else window[1] / window[0]
+
+    def _window(self, rank: int) -> tuple[float, float, int] | None:
+        course = self._courses[rank]
+        return course.since(course.points[0] if course.points else None, _LEAST_S)
 
     def waiting(self, rank: int) -> bool:
         """Whether a worker has been in one collective call for seconds."""
@@ -99,7 +132,7 @@ class Recent:
     def stalled_s(self, rank: int) -> float:
         """Return for how long a worker that trains has made no step; 0 where one is not overdue, or it waits."""
         progress = self._progress(rank)
-        made = progress.steps - progress.steps_before_start
+        made = _made(progress)
         if made <= 0 or self.waiting(rank):
             return 0.0
         seconds = self.now - progress.updated
@@ -125,29 +158,27 @@ class Recent:
 
         ::
 
-            left := (last step - steps) * seconds since its first step / steps since then
+            left := (last step - steps) * seconds since its first steps / steps since then
 
-        Pauses, such as validations, count, which is why these are not the latest seconds.
+        Pauses, such as validations, count, which is why these are not the latest seconds. The first steps do not.
         """
         if self.snapshot is None:
             return math.nan
         here = [each.rank for each in self.snapshot.participants if not each.phase.gone]
         if any(self.stalled_s(rank) for rank in here):  # nobody knows
             return math.nan
-        left = [self._left(self.snapshot.progress[rank]) for rank in here]
+        left = [self._left(rank) for rank in here]
         known = [each for each in left if not math.isnan(each)]
         return max(known) if known else math.nan
 
-    def _left(self, progress: Progress) -> float:
-        made = progress.steps - progress.steps_before_start
-        steps = steps_left(progress)
-        if made <= 0 or math.isnan(steps):
-            return math.nan
-        return max(0.0, steps * (progress.updated - progress.started) / made - (self.now - progress.updated))
-
-    def _last(self, rank: int) -> tuple[Progress | None, _Course]:
+    def _left(self, rank: int) -> float:
         course = self._courses[rank]
-        return (course.points[-1] if course.points else None), course
+        window = course.since(course.first, _LEAST_TO_ESTIMATE_S)
+        if window is None:
+            return math.nan
+        last = course.points[-1]
+        left = steps_left(last) * window[0] / window[2] - (self.now - last.updated)
+        return left if left > 0 else math.nan  # the end, or a step that is overdue
 
 
 def steps_left(progress: Progress) -> float:

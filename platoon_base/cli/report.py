@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+import click
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,8 +16,10 @@ from rich.text import Text
 from platoon_base.checkpoints.files import About
 from platoon_base.cli.display import is_live, summary
 from platoon_base.cli.failures import Failures, name_workers
+from platoon_base.cli.output import lost_output
 from platoon_base.cli.table import cut
 from platoon_base.controller.controller import Result
+from platoon_base.controller.failure import INTERRUPTED
 from platoon_base.controller.processes import Exit
 from platoon_base.devices.discovery import Choice
 
@@ -27,14 +31,19 @@ __all__ = [
     "print_line",
     "print_result",
     "resumed_from",
+    "say_what_was_lost",
 ]
 
 _VALUE_CHARACTERS = 500
 
 
-def open_console(stderr: bool = False) -> Console:
-    """Return a console that prints texts as they are: brackets in one are no commands."""
-    return Console(stderr=stderr, markup=False, emoji=False, highlight=False)
+def open_console(stderr: bool = False, plain: bool = False) -> Console:
+    """Return a console that prints texts as they are: brackets in one are no commands.
+
+    With ``plain`` it takes a terminal for a pipe: others write there too, so nothing may be drawn over.
+    """
+    terminal = False if plain else None
+    return Console(stderr=stderr, force_terminal=terminal, markup=False, emoji=False, highlight=False)
 
 
 def log_to(console: Console) -> None:
@@ -106,13 +115,16 @@ def print_result(
     _print_failures(console, told.new(causes, result.interrupted, last=True))
     by_end: dict[str, list[Exit]] = {}
     for ended in failed:
-        by_end.setdefault(str(ended), []).append(ended)
+        by_end.setdefault(_end_of(ended, result.interrupted), []).append(ended)
     for end, group in by_end.items():
         log = group[0].log_file if len(group) == 1 else folder
         print_line(console, f"{name_workers(ended.rank for ended in group)}: {end}{f', see {log}' if log else ''}")
     table = Table(box=None, show_header=False, pad_edge=False)
-    for name, value in summary(result, workers).items():
-        if value != []:
+    values = summary(result, workers)
+    if values["first_failure"] == values["stopped_by"]:
+        del values["first_failure"]
+    for name, value in values.items():
+        if value not in ([], "") and (name, value) != ("joined", 0):
             table.add_row(name, f"{value:.6g}" if isinstance(value, float) else cut(str(value), _VALUE_CHARACTERS))
     console.print(table)
     if result.shared_nothing:
@@ -122,6 +134,23 @@ def print_result(
     if result.checkpoints is not None and result.checkpoints.unsaved:
         text = f"WARNING: the end of this job is in no checkpoint: {result.checkpoints.unsaved}"
         print_line(console, text, style="bold red")
+
+
+def _end_of(ended: Exit, interrupted: bool) -> str:
+    """Say how a worker ended; one of an interrupted job may have been killed, as it took too long over its end."""
+    kind = INTERRUPTED if ended.failure is None else ended.failure.kind
+    by_signal = ended.status in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
+    if not interrupted or not (by_signal or (ended.failure is not None and kind == INTERRUPTED)):
+        return str(ended)
+    return "interrupted" if kind == INTERRUPTED else f"failed ({kind}), and was interrupted"
+
+
+def say_what_was_lost(folder: Path) -> None:
+    """Say on standard error if a part of this command's output could not be written."""
+    reason = lost_output()
+    if reason:
+        text = f"platoon: a part of this output could not be written ({reason}); the workers' output is in {folder}"
+        click.echo(text, err=True)
 
 
 def _trained_alone(ranks: Sequence[int], workers: int) -> str:

@@ -1,32 +1,38 @@
-"""The screen of a running job: the workers' output and failures above the table, shown by a thread of its own.
+"""The screen of a running job: the workers' output, warnings and failures above the table.
 
-A terminal that is stopped, or a pipe that nobody reads, keeps that thread waiting, and not the job.
+A thread of its own shows it. A terminal that is stopped, or a pipe that nobody reads, keeps that thread waiting, and
+not the job. An error in the screen ends the screen alone.
 """
 
 from __future__ import annotations
 
 import copy
+import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
+from platoon_base.cli.data_server import LOG_FILE
 from platoon_base.cli.display import Display, is_live
 from platoon_base.cli.failures import Failures
 from platoon_base.cli.log_folder import log_file
-from platoon_base.cli.log_lines import LogLines, NewLine
+from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.report import as_text
 from platoon_base.cli.tensorboard import EventFiles
+from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.breakpoints import wish_file
 from platoon_base.controller.controller import Snapshot
 from platoon_base.controller.departures import leader_of
-from platoon_base.system.warn import LOG_MARK
 
 __all__ = ["TEES", "Screen"]
+
+log = logging.getLogger(__name__)
 
 TEES = ("0", "all", "none")
 _LOOK_S, _DRAW_S = 0.2, 0.9  # failures are shown at the next look, all else less often: to draw takes long
@@ -52,20 +58,22 @@ class Screen:
         self, console: Console, folder: Path, workers: int, tee: str = "0", events: EventFiles | None = None
     ) -> None:
         self._console = console
-        self._display = Display(console)
+        self._display = Display(console, summary_follows=True)
         self._events = events
         self.failures = Failures(folder, workers)
         self._wish = wish_file(folder)
         self._follows_leader = tee == "0"
         whole: Sequence[int] = range(workers) if tee == "all" else [0] if tee == "0" else []
-        paths = [log_file(folder, rank) for rank in range(workers)]
-        self._lines = LogLines(paths, LOG_MARK, whole, _TERMINAL_BYTES if console.is_terminal else _PIPE_BYTES)
+        self._shows_rank_0 = 0 in whole
+        paths = [*(log_file(folder, rank) for rank in range(workers)), folder / LOG_FILE]
+        self._lines = LogLines(paths, whole, _TERMINAL_BYTES if console.is_terminal else _PIPE_BYTES)
+        self._warnings = WorkerWarnings(workers)
         self._thread = threading.Thread(target=self._run, name="screen", daemon=True)
         self._end = threading.Event()
         self._next_draw = 0.0
         self._snapshot: Snapshot | None = None
         self._shown: Snapshot | None = None
-        self._error: BaseException | None = None
+        self._ended = False
 
     def __enter__(self) -> Screen:
         self._display.__enter__()
@@ -77,28 +85,28 @@ class Screen:
     ) -> None:
         self._end.set()
         self._thread.join()
-        try:
-            if self._error is None:
-                self._look(last=True)
-        finally:
-            self._close_events()
-            self._display.__exit__(kind, error, trace)
-        if self._error is not None and error is None:
-            raise self._error
+        self._guarded(self._look, last=True)
+        self._guarded(self._close_events)
+        self._display.__exit__(kind, error, trace)
 
     def observe(self, snapshot: Snapshot) -> None:
         """Take the state of the job, and have it shown soon."""
-        if self._error is not None:
-            raise self._error
         participants = [copy.copy(participant) for participant in snapshot.participants]
         self._snapshot = snapshot._replace(participants=participants, reported=dict(snapshot.reported))
 
     def _run(self) -> None:
+        while not self._end.wait(_LOOK_S) and not self._ended:
+            self._guarded(self._look)
+
+    def _guarded(self, call: Callable[..., None], **kwargs: Any) -> None:
+        """Make a call; an exception ends the screen, and not the job."""
+        if self._ended:
+            return
         try:
-            while not self._end.wait(_LOOK_S):
-                self._look()
-        except BaseException as exc:  # a pipe whose reader has gone, for instance: the job learns of it
-            self._error = exc
+            call(**kwargs)
+        except Exception:
+            self._ended = True
+            log.exception("nothing more is shown of this job, which goes on")
 
     def _hand_over(self) -> None:
         """Take the table away where a worker has come to a breakpoint."""
@@ -121,17 +129,20 @@ class Screen:
         if not (told or last) and time.monotonic() < self._next_draw:
             return
         self._next_draw = time.monotonic() + _DRAW_S
-        texts = [self._output(line) for line in self._lines.new(last)] + [as_text(each) for each in told]
-        is_new = snapshot is not None and snapshot is not self._shown
+        texts = [*self._new_output(last), *map(as_text, told)]
+        self._display.unfinished = self._lines.unfinished(0) if self._shows_rank_0 else ""
+        new = snapshot if snapshot is not self._shown else None
         self._shown = snapshot
-        if snapshot is not None and is_new:
-            self._record(snapshot)
+        if new is not None:
+            self._record(new)
+        if snapshot is not None:
+            snapshot = snapshot._replace(failing=frozenset(self.failures.failing))
+        drawn = snapshot is not None and bool(texts) and is_live(self._console)
+        if snapshot is not None and drawn:
+            self._display.show(snapshot, draw=False)  # with what is printed now
         if texts:
-            if snapshot is not None and is_live(self._console):
-                self._display.show(snapshot, draw=False)
-                is_new = False
             self._print(Text("\n").join(texts))
-        if snapshot is not None and is_new:
+        if snapshot is not None and new is not None and not drawn:
             self._display.show(snapshot)
 
     def _record(self, snapshot: Snapshot) -> None:
@@ -156,11 +167,17 @@ class Screen:
         text = f"WARNING: nothing more is written for TensorBoard: {type(error).__name__}: {error}"
         self._print(Text(text, style="bold red"))
 
-    def _output(self, line: NewLine) -> Text:
-        if line.marked:
-            return Text(f"WARNING, worker {line.file}: {line.text}", style="bold red")
-        text = Text(f"[{line.file}] ", style="dim") if line.file else Text()
-        return text.append_text(Text.from_ansi(line.text)) if "\x1b" in line.text else text.append(line.text)
+    def _new_output(self, last: bool) -> Iterator[Text]:
+        """Yield what the workers have written, then their warnings that are due."""
+        now = time.monotonic()
+        for line in self._lines.new(last):
+            if line.is_warning:
+                self._warnings.take(line, now)
+                continue
+            text = Text(f"[{line.file}] ", style="dim") if line.file else Text()
+            yield text.append_text(Text.from_ansi(line.text)) if "\x1b" in line.text else text.append(line.text)
+        for warning in self._warnings.new(now, last):
+            yield Text(warning, style="bold red")
 
     def _print(self, text: Text) -> None:
         """Print at once what is new: on a terminal the table is drawn anew for each call."""

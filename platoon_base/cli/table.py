@@ -89,7 +89,7 @@ def _block(rows: Sequence[_Row]) -> list[str]:
 
 def _row(recent: Recent, snapshot: Snapshot, participant: Participant) -> _Row:
     progress = snapshot.progress[participant.rank]
-    state = _state_of(recent, participant, progress)
+    state = _state_of(recent, snapshot, participant)
     gone = participant.phase.gone
     cells = [
         f"{participant.rank} {participant.device}".strip(),
@@ -102,14 +102,17 @@ def _row(recent: Recent, snapshot: Snapshot, participant: Participant) -> _Row:
     return _Row(participant.rank, state, cells)
 
 
-def _state_of(recent: Recent, participant: Participant, progress: Progress) -> str:
+def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> str:
     """Name what a worker does.
 
     Before it joins, a script is imported; the models of those that have met, but not trained yet, are being compiled.
     """
-    phase = participant.phase
-    if phase.gone:
-        return phase.name.lower()
+    phase, progress = participant.phase, snapshot.progress[participant.rank]
+    if phase is Phase.LEFT:
+        return "lost" if participant.rank in snapshot.failing else "finished"
+    if phase is Phase.LOST:
+        failed = any(ended.rank == participant.rank for ended in snapshot.failed)
+        return "interrupted" if snapshot.interrupted and not failed else "lost"
     if phase is Phase.EXPECTED:
         return "importing"
     if recent.waiting(participant.rank):
@@ -193,8 +196,8 @@ def workers_line(recent: Recent) -> str:
         return ""
     states = []
     for each in snapshot.participants:
-        state = _state_of(recent, each, snapshot.progress[each.rank])
-        named = each.phase is Phase.LOST or state.startswith(_STALLED)
+        state = _state_of(recent, snapshot, each)
+        named = state == "lost" or state.startswith(_STALLED)
         states.append(f"worker {each.rank} {state}" if named else state)
     counts = Counter(states)
     return ", ".join(state if state.startswith("worker ") else f"{count} {state}" for state, count in counts.items())
@@ -223,7 +226,7 @@ def plain_line(recent: Recent) -> tuple[tuple[str, ...], str]:
         items.append(f"epoch {epoch}")
         rate = recent.total_rate()
         items += [] if math.isnan(rate) else [f"{rate:.1f} batches/s"]
-        items += [f"loss {sum(losses) / len(losses):.4g}"] if losses else []
+        items += [f"loss {sum(losses) / len(losses):.4g}"] if losses and "loss" not in snapshot.reported else []
         items += _limits(recent, snapshot)
     lines = _wrapped([*items, *values], _LINE_CHARACTERS)
     more = f"{_GAP}..." if len(lines) > 1 else ""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,8 +14,11 @@ from rich.console import Console
 
 from platoon_base.cli.failures import describe
 from platoon_base.cli.launcher import choose_center, launch
+from platoon_base.cli.log_folder import log_file
+from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.report import print_line
 from platoon_base.cli.study import Method, Outcome, Point, Trial, Watched, choose, common_end, guess, outcomes
+from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.controller import Reported, Result
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
@@ -26,9 +28,8 @@ from platoon_base.job.hosting import JobOptions
 from platoon_base.rules import at_period, default_period, parse_rule
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
-from platoon_base.system.own_files import write_where_named
 
-__all__ = ["Tuning", "tune", "write_results"]
+__all__ = ["Tuning", "tune"]
 
 _GRACE_S = 5.0
 _REPORT = (
@@ -95,13 +96,20 @@ def tune(tuning: Tuning, console: Console, signals: StopSignals) -> tuple[int, d
         If plain training fails, or tells nothing that could be compared.
     """
     trials: list[Trial] = []
+    warnings = WorkerWarnings(len(tuning.devices))
     watched: Watched | None = None
     fixed = ""
     order = [(method, seed) for seed in range(tuning.seeds) for method in tuning.methods]
     for number, (method, seed) in enumerate(order, 1):
         if fixed and method.rule and not _same_rule(method, fixed):
             continue
-        trial, result = _run(tuning, method, seed, signals, tuning.folder / f"run{number}")
+        folder = tuning.folder / f"run{number}"
+        lines = LogLines([log_file(folder, rank) for rank in range(method.workers)])
+        trial, result = _run(tuning, method, seed, signals, folder)
+        for line in lines.new(last=True):
+            warnings.take(line, now=0.0)
+        for text in warnings.new(now=0.0, last=True):  # those that earlier runs did not give
+            print_line(console, text, style="bold red")
         if result.interrupted:
             break
         watched = watched or _watched(tuning, trial)
@@ -329,16 +337,3 @@ def _results(tuning: Tuning, found: Sequence[Outcome], watched: Watched, trials:
             for trial in trials
         ],
     }
-
-
-def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Write the results as JSON, which knows no NaN and no infinity: null stands for them."""
-    write_where_named(path, (json.dumps(_plain(results), indent=2) + "\n").encode())
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

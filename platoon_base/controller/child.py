@@ -19,6 +19,7 @@ from platoon_base.system.environment import DEVICE, JOB, LAUNCHER, RANK
 from platoon_base.system.interrupts import accept_interrupts
 from platoon_base.system.orphan import end_with, is_watched
 from platoon_base.system.title import set_title
+from platoon_base.system.warn import log_warnings
 
 __all__ = ["main", "run", "set_up_logging", "show"]
 
@@ -64,7 +65,7 @@ def set_up_logging() -> None:
     """Log what this package says to standard error, each line with this worker's rank.
 
     The root logger is left as Python makes it: a script's `logging.basicConfig` works, and libraries say no more than
-    they do without us.
+    they do without us. `PlatoonWarning`s are logged too.
     """
     handler = logging.StreamHandler()
     rank = os.environ.get(RANK, "-")
@@ -73,6 +74,7 @@ def set_up_logging() -> None:
         log = logging.getLogger(name)
         log.handlers, log.propagate = [handler], False
         log.setLevel(logging.INFO)
+    log_warnings()
 
 
 if __name__ == "__main__":

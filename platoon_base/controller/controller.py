@@ -15,7 +15,16 @@ from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
 from platoon_base.controller.departures import fatal, lost_leader
-from platoon_base.controller.outcome import UNSAVED, Reported, Result, Snapshot, first_failure, stop_cause
+from platoon_base.controller.outcome import (
+    STOPPED_FROM_OUTSIDE,
+    UNSAVED,
+    Reported,
+    Result,
+    Snapshot,
+    first_failure,
+    how_far_of,
+    stop_cause,
+)
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
@@ -107,7 +116,6 @@ class Controller:
         self._next_look = self._began
         self._exits: list[Exit] = []
         self._failed: list[Exit] = []  # also those that are started again
-        self._stopped_at = math.inf
         self._ending_since = -math.inf
         self._adopted: set[int] = set()
         self._policy = RestartPolicy(max_restarts, has_checkpoints=checkpointer is not None)
@@ -133,8 +141,6 @@ class Controller:
             while self._children.running or self._awaits_some_by_hand():
                 requests, ready = self._server.wait(self._sleep_s(), [signals.fd, *self._children.fds])
                 now = time.monotonic()
-                if self._stopped_at == math.inf and self._job_state.stopping:
-                    self._stopped_at = time.time()
                 for received in requests:
                     self._requests.receive(received, now)
                 if signals.fd in ready:
@@ -192,7 +198,6 @@ class Controller:
         else:
             self._ending_since = time.monotonic()
         self._signal = self._signal or number
-        self._stopped_at = min(self._stopped_at, time.time())
         self._job_state.stop(reason)
         self._children.stop(grace_s)
 
@@ -202,10 +207,10 @@ class Controller:
             text = f"got protocol {request.protocol}, this job speaks {msg.PROTOCOL}; use the version that started it"
             return msg.Failure(kind="ProtocolError", message=text)
         if isinstance(request, msg.Watch):
-            reason = self._job_state.stop_reason or None  # also that of a signal
-            return self._snapshot(time.monotonic())._replace(stop_reason=reason).to_message()
+            return self._snapshot(time.monotonic()).to_message()
         if request.sent_at > self._ending_since:
-            self._end(signal.SIGINT, "platoon stop", self._grace_s if request.grace_s is None else request.grace_s)
+            grace_s = self._grace_s if request.grace_s is None else request.grace_s
+            self._end(signal.SIGINT, STOPPED_FROM_OUTSIDE, grace_s)
         return msg.Done()
 
     def _awaits_some_by_hand(self) -> bool:
@@ -243,7 +248,7 @@ class Controller:
         shown = self._children.stopping or self._observer is not None
         level = logging.WARNING if lost and not (shown and ended.status) else logging.INFO
         how = " without leaving the job" if present else ""
-        log.log(level, "rank %d ended%s: %s", ended.rank, how, ended)
+        log.log(level, "rank %d ended%s: %s%s", ended.rank, how, ended.cause if ended.status else ended, log_file)
         self._requests.carry_out(self._coordinator.worker_ended(ended.rank, lost))
         self._note_failure(ended)
         if not self._start_again(ended):
@@ -364,10 +369,11 @@ class Controller:
             list(coordinator.roster.values()),
             {rank: self._job_state.progress(rank) for rank in coordinator.roster},
             coordinator.reported,
-            coordinator.stop_reason,
+            self._job_state.stop_reason or None,  # also that of a signal
             now - self._began,
             tally.missed,
             list(self._failed),
+            self._signal is not None,
         )
 
     def _keep_to_budget(self) -> None:
@@ -406,14 +412,17 @@ class Controller:
         if self._signal is not None:
             status = 128 + self._signal
         failed = first_failure([ended for ended in self._exits if ended in self._failed])
-        reason = "" if self._fatal is not None else self._job_state.stop_reason  # which is that failure
-        stopped_by = stop_cause(reason, self._stopped_at, failed)
+        # A fatal failure is the reason itself.
+        reason = "" if self._fatal is not None else self._job_state.stop_reason
+        ended_well = [ended.rank for ended in self._exits if ended.status == 0 and self._fatal is None]
+        how_far = how_far_of(self._job_state.progress(rank) for rank in ended_well)
+        stopped_by = stop_cause(reason, failed, bool(ended_well), how_far)
         seconds = time.monotonic() - self._began
         reported = dict(self._coordinator.reported)
         interrupted = self._signal is not None
         again = self._policy.all_again(
             interrupted,
-            some_ended_well=any(ended.status == 0 for ended in self._exits),
+            some_ended_well=bool(ended_well),
             checkpoint_unfinished=self._checkpointer is not None and self._checkpointer.writing,
         )
         tally = self._tally
@@ -431,7 +440,8 @@ class Controller:
             self._shared_nothing(),
             tally,
             failed,
-            self._lost_leader(),
+            lost_leader=self._lost_leader(),
+            joined=max(0, len(self._coordinator.roster) - self._coordinator.roster.size),
         )
 
     def _lost_leader(self) -> str:

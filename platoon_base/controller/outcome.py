@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from platoon_base.checkpoints.writer import Tally
@@ -12,9 +12,19 @@ from platoon_base.coordination.budget import Spent
 from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 
-__all__ = ["UNSAVED", "Reported", "Result", "Snapshot", "first_failure", "stop_cause"]
+__all__ = [
+    "STOPPED_FROM_OUTSIDE",
+    "UNSAVED",
+    "Reported",
+    "Result",
+    "Snapshot",
+    "first_failure",
+    "how_far_of",
+    "stop_cause",
+]
 
 _SENT = 500  # characters of a value
+STOPPED_FROM_OUTSIDE = "platoon stop"  # the reason
 UNSAVED = 2  # the status of a job whose workers have ended well, and whose end is in no checkpoint
 
 
@@ -28,6 +38,8 @@ class Snapshot(NamedTuple):
     seconds: float
     missed_checkpoints: int = 0
     failed: Sequence[Exit] = ()  # so far, also those that were started again
+    interrupted: bool = False  # whether a signal or ``platoon stop`` ends the job
+    failing: Collection[int] = ()  # workers that an exception ends, whose processes may still be there
 
     def to_message(self) -> msg.Seen:
         """Return it for somebody who looks at the job from outside, without the failures."""
@@ -51,6 +63,8 @@ class Snapshot(NamedTuple):
     @classmethod
     def of_message(cls, seen: msg.Seen) -> Snapshot:
         """Return what `to_message` was made of; raises TypeError for the progress of another version."""
+        # The signals' reasons; a failure is not told apart in another process.
+        interrupted = seen.stop.startswith("SIG") or seen.stop == STOPPED_FROM_OUTSIDE
         return cls(
             [Participant(each.rank, each.launched, Phase(each.phase), device=each.device) for each in seen.workers],
             {each.rank: Progress(*each.progress) for each in seen.workers},  # type: ignore[arg-type]
@@ -58,6 +72,7 @@ class Snapshot(NamedTuple):
             seen.stop or None,
             seen.seconds,
             seen.missed_checkpoints,
+            interrupted=interrupted,
         )
 
 
@@ -91,7 +106,8 @@ class Result(NamedTuple):
     seconds : float
         From the start of the controller to the end of the last worker.
     stopped_by : str
-        The reason of the common stop, the signal, the first failure, or "end of script".
+        What ended the job: the reason of the common stop, the signal, the first failure if no worker ended well, or
+        "end of script", with the epoch if that is not the last one.
     reported : mapping
         The last value of everything that workers reported.
     exits : list of Exit
@@ -108,9 +124,11 @@ class Result(NamedTuple):
     checkpoints : Tally or None
         The outcome of the checkpoints, if there were to be any. A job whose end is not saved is no success.
     failed : Exit or None
-        The worker that failed first.
+        The worker that failed first, though others may have gone on to the end.
     lost_leader : str
         What did not happen because rank 0 has failed; empty if nothing.
+    joined : int
+        How many workers have joined the running job.
     """
 
     status: int
@@ -125,6 +143,12 @@ class Result(NamedTuple):
     checkpoints: Tally | None = None
     failed: Exit | None = None
     lost_leader: str = ""
+    joined: int = 0
+
+    @property
+    def first_failure(self) -> str:
+        """The worker that failed first and why, in a line; empty if none failed."""
+        return "" if self.failed is None else f"worker {self.failed.rank}: {self.failed.cause}"
 
     def with_failures_allowed(self) -> Result:
         """Return a success if one worker ended well and nobody stopped the job; otherwise this result as it is."""
@@ -140,19 +164,27 @@ def first_failure(exits: Sequence[Exit]) -> Exit | None:
     return min(failed, key=lambda ended: (follows[ended.rank], ended.at), default=None)
 
 
-def stop_cause(reason: str | None, stopped_at: float, failed: Exit | None) -> str:
-    """Say in a line what ended a job: a reason to stop, the first failure, or both in the order in which they came.
+def stop_cause(reason: str | None, failed: Exit | None, some_ended_well: bool, how_far: str = "") -> str:
+    """Say in a line what ended a job: a reason to stop, the end of the script, or a failure.
 
     Parameters
     ----------
     reason : str or None
-    stopped_at : float
-        When that was, in seconds since the epoch.
     failed : Exit or None
+    some_ended_well : bool
+    how_far : str
+        As `how_far_of` returns it.
     """
-    if failed is None:
-        return reason or "end of script"
-    failure = f"worker {failed.rank}: {failed.cause}"
-    if not reason:
-        return failure
-    return f"{failure}; then {reason}" if failed.at < stopped_at else f"{reason}; then {failure}"
+    if reason:
+        return reason
+    if failed is None or some_ended_well:
+        return f"end of script{how_far}"
+    return f"worker {failed.rank}: {failed.cause}"
+
+
+def how_far_of(progress: Iterable[Progress]) -> str:
+    """Say how far workers came that ended before the last epoch, as by EarlyStopping; empty if they did not."""
+    far = max(progress, key=lambda each: each.epoch, default=None)
+    if far is None or not 0 < far.epoch < far.last_epoch:
+        return ""
+    return f", after epoch {far.epoch} of {far.last_epoch}{f' ({far.limit})' if far.limit else ''}"

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
 from platoon_base import Worker
-from platoon_base.errors import PlatoonWarning
 from platoon_base.sharding import shard_seed, take
+from platoon_base.worker import warn_once
 from platoon_plugins.keras import seeds
 from platoon_plugins.keras.parts import Cut, Part, leaves, map_arrays, part_at, part_of
 
@@ -56,11 +55,9 @@ class Reshuffling:
             self._why_not = self._why_not or "another worker cannot"
             self._inputs = None
         if self._why_not and self._worker.global_rank == leader:
-            warnings.warn(
+            warn_once(
                 f"every worker keeps its rows in all epochs of this fit: {self._why_not}; prepare arrays before shard, "
-                "and pass what it returns to fit, or say shard(..., reshuffle=False)",
-                PlatoonWarning,
-                stacklevel=2,
+                "and pass what it returns to fit, or say shard(..., reshuffle=False)"
             )
         self._seed = shard_seed(self._worker.seed, number) if number else self._worker.seed
 

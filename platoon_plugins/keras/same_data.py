@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import sys
-import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -12,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from platoon_base import Worker
-from platoon_base.errors import ConfigurationError, PlatoonError, PlatoonWarning
+from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.fingerprint import fingerprint
-from platoon_base.worker import kind_of
+from platoon_base.worker import kind_of, warn_once
 from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 
 __all__ = ["SameBatches", "data_of_fit", "require_same_data", "sources", "warn_if_not_sharded"]
@@ -172,11 +171,9 @@ def warn_if_not_sharded(data: tuple[Any, ...] | None, worker: Worker) -> None:
     told = worker.gather([worker.global_rank, mine], name="keras fit data")
     first = told[0][0] == worker.global_rank
     if first and mine is not None and len(told) > 1 and all(other == mine for _, other in told):
-        warnings.warn(
+        warn_once(
             f"the {len(told)} workers train on the same data: each of them goes through all of it in every epoch; "
-            "divide it among them by fit(*shard(x, y)), fit(shard(dataset)) or fit(shard(loader))",
-            PlatoonWarning,
-            stacklevel=2,
+            "divide it among them by fit(*shard(x, y)), fit(shard(dataset)) or fit(shard(loader))"
         )
 
 

@@ -70,13 +70,15 @@ def test_other_splits_on_each_worker_are_refused(run_keras):
 
 def test_a_fit_of_the_same_data_on_all_workers_says_so(run_keras):
     """And a torch DataLoader that is sharded trains as one process does."""
-    run_keras(
+    outcome = run_keras(
         """
         import warnings
+        from platoon_base.system.warn import said as said_before
         x, y = data(64)
 
         def fit(*data, model=None, epochs=1, **options):
             model = model or dense()
+            said_before.clear()
             with warnings.catch_warnings(record=True) as said:
                 warnings.simplefilter("always")
                 model.fit(*data, epochs=epochs, verbose=0, callbacks=distribute(), **options)
@@ -120,3 +122,5 @@ def test_a_fit_of_the_same_data_on_all_workers_says_so(run_keras):
             assert fit(mine.batch(8))[1] == 0
         """
     ).require_success()
+    text = " WARNING platoon_base.system.warn: the 2 workers train on the same data"  # which the launcher shows
+    assert [text in log for log in outcome.logs] == [True, False]

@@ -160,8 +160,9 @@ def test_asynchronous_training_goes_on_wherever_a_worker_dies(run_job, caplog, p
     assert outcome.result.status == WAYS[way]
     assert ("RuntimeError: on purpose" in outcome.logs[victim]) == (way == "raises")
     first = {"killed": "killed by SIGKILL", "raises": "RuntimeError: on purpose"}
-    cause = f"worker {victim}: {first[way]}" if way in first else "end of script"
-    assert outcome.result.stopped_by.startswith(cause)
+    assert outcome.result.first_failure.startswith(f"worker {victim}: {first[way]}" if way in first else "")
+    assert bool(outcome.result.first_failure) == (way in first)
+    assert outcome.result.stopped_by == "end of script"
     assert not outcome.result.interrupted
     if way == "exits" and point != "before it joins":
         assert f"rank {victim} ended without leaving the job: exit status 0" in caplog.text

@@ -100,8 +100,11 @@ def test_a_failure_is_shown_while_the_others_go_on(start, write_script, tmp_path
     rest = launcher.stdout.read().decode()
     assert launcher.wait(60) == 128 + signal.SIGINT
     assert "Traceback" not in rest, "the failure is shown once, and that of Ctrl-C is none"
-    stopped_by = json.loads((tmp_path / "out.json").read_text())["stopped_by"]
-    assert stopped_by == "worker 1: RuntimeError: the reason why (script.py:6); then SIGINT"
+    summary = json.loads((tmp_path / "out.json").read_text())
+    assert summary["stopped_by"] == "SIGINT"
+    assert summary["first_failure"] == "worker 1: RuntimeError: the reason why (script.py:6)"
+    assert "\nworker 0: interrupted, see logs/rank0.log\n" in rest, "no signal's name: Ctrl-C is no failure"
+    assert not re.search(r"worker 0 lost|SIGINT, see", rest)
 
 
 def test_a_failure_is_shown_though_the_process_does_not_end(start, write_script, tmp_path):
@@ -163,8 +166,9 @@ def test_those_that_fail_because_another_is_gone_are_told_after_it(platoon, writ
     text = done.stdout
     assert "worker 1: killed by SIGKILL; the end of" in text
     assert "Traceback" not in text[: text.index("SIGKILL")]
-    stopped_by = json.loads((tmp_path / "out.json").read_text())["stopped_by"]
-    assert stopped_by == "worker 1: killed by SIGKILL"
+    summary = json.loads((tmp_path / "out.json").read_text())
+    assert summary["first_failure"] == "worker 1: killed by SIGKILL"
+    assert summary["stopped_by"] == "end of script", "the others have trained to the end"
 
 
 def test_a_worker_that_writes_much_without_an_end_of_line_disturbs_nothing(start, write_script, tmp_path):

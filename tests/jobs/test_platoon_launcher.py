@@ -28,6 +28,11 @@ args = parser.parse_args()
 worker = Worker(**Worker.default_arguments(args))
 total = worker.all_reduce(numpy.ones(1), '+')[0]
 print("worker", worker.global_rank, "of", int(total), "on", os.environ['PLATOON_DEVICE'], repr(args.text))
+if args.text == 'fail' and worker.global_rank == 1:
+    import warnings
+    from platoon_base.errors import PlatoonWarning
+    warnings.warn('of a worker', PlatoonWarning)
+    raise RuntimeError('the reason why')
 if args.text == 'ask':
     print(worker.send_req('hello', 1))
 sys.exit(args.exit if worker.global_rank == 1 else 0)
@@ -112,6 +117,21 @@ def test_a_worker_that_fails_is_exit_status_1(launcher, tmp_path, own_controller
         assert re.search(r"worker 1: exit status 9 \(demo_worker.py:\d+\); the end of", done.stdout)
     else:
         assert "platoon-launcher: demo_controller.py ended with exit status 9; its output is above" in done.stderr
+
+
+@pytest.mark.parametrize("own_controller", [False, True])
+def test_the_cause_of_a_failure_and_warnings_are_shown_once(launcher, tmp_path, own_controller):
+    words = ["demo", "-D", "cpu", "cpu", "-w", "--text=fail"]
+    if own_controller:
+        (tmp_path / "demo_controller.py").write_text(CONTROLLER)
+        words += ["-c", f"--control-port={free_port()}"]
+    done = launcher(*words)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.count("worker 1 failed: RuntimeError: the reason why\n  at ") == 1, done.stdout
+    assert done.stdout.count("Traceback") == 1
+    assert done.stdout.count("WARNING, worker 1: of a worker\n") == 1
+    shown = " ".join((done.stdout + done.stderr).split())
+    assert re.search(r"rank 1 ended[^:]*: RuntimeError: the reason why \(demo_worker.py:\d+\), see /", shown), shown
 
 
 @pytest.mark.parametrize(

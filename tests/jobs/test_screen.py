@@ -82,3 +82,52 @@ def test_a_terminal_shows_what_is_expected(terminal, write_script, tmp_path, wid
         pytest.fail(f"instead of {wanted}:\n{seen[0]}")
     terminal("send-keys", "C-c")
     until(lambda: not terminal("list-sessions"))
+
+
+# As Keras prints with verbose=1 and 2: a line for each batch or epoch, some drawn over themselves.
+PRINTING = """
+    import time
+    from pathlib import Path
+    from platoon_base import connect
+
+    worker = connect()
+    i = 0
+    while not Path("stop").exists():
+        i += 1
+        {prints}
+        worker.report({{"measure": i}})
+        time.sleep(0.02)  # or rank 0 would print as much as there is room for
+"""
+
+
+@pytest.mark.parametrize(
+    "prints",
+    [
+        'print(f"line {i}", flush=True)',
+        'print(f"line {i - 1}" + "\\b" * 9 + f"\\rline {i}", flush=True)',
+        'print(f"\\rline {i}", flush=True) if i % 500 == 0 else print(f"\\rbar {i}", end="", flush=True)',
+    ],
+    ids=["lines", "lines drawn over", "a bar"],
+)
+def test_the_table_goes_on_below_what_rank_0_prints(terminal, write_script, tmp_path, prints):
+    script = write_script(PRINTING.format(prints=prints))
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", 1, "--log-dir", "logs", script]
+    terminal("new-session", "-d", "-x", 80, "-y", 24, shlex.join(map(str, command)))
+    last = [0]
+
+    def measured():
+        """Take a picture; return the value that the table shows, if the script's newest line is right above it."""
+        lines = terminal("capture-pane", "-p").rstrip().splitlines()
+        found = [i for i, line in enumerate(lines) if line.startswith("worker ")]
+        value = re.search(r"^measure (\d+)$", "\n".join(lines), re.MULTILINE)
+        if not found or value is None or not re.fullmatch(r"(line|bar) \d+ *", lines[found[-1] - 1]):
+            return 0
+        last[0] = max(last[0], int(value[1]))
+        return last[0]
+
+    until(lambda: measured() > 0, 90)
+    for _ in range(3):
+        before = last[0]
+        until(lambda before=before: measured() > before, 90)
+    (tmp_path / "stop").touch()
+    until(lambda: not terminal("list-sessions"), 90)

@@ -285,18 +285,38 @@ def test_what_the_user_has_chosen_stays(tmp_path):
     assert worker_environment("cuda0", 1, {"GPUARRAY_CACHE_PATH": "x"})["GPUARRAY_CACHE_PATH"] == "x"
 
 
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+@base
+@pytest.mark.parametrize("chosen", [*THREADS, "GOTO_NUM_THREADS", "BLIS_NUM_THREADS"])
+def test_a_number_of_threads_that_the_user_has_set_is_left_alone_and_is_the_only_one(chosen):
+    """PyTorch reads MKL's before OpenMP's, OpenBLAS its own before that."""
+    environment = worker_environment("cpu", 2, {chosen: "3"})
+    assert {name: value for name, value in environment.items() if name.endswith("_THREADS")} == {chosen: "3"}
+
+
+@base
+def test_threads_are_limited_for_several_workers_alone():
+    cores = len(os.sched_getaffinity(0))
+    several = worker_environment("cpu", 2, {})
+    assert [several[name] for name in THREADS] == [str(max(1, cores // 2))] * 3
+    assert not [name for name in worker_environment("cpu", 1, {}) if name.endswith("_THREADS")]
+
+
 @base
 def test_marked_lines_are_found_once_and_whole(tmp_path):
     logs = [tmp_path / "a", tmp_path / "b"]
-    logs[0].write_text("MARK of an earlier run\n")
-    lines = LogLines(logs, "MARK ")
+    mark = "2026-11-24 16:12:47,123 rank 1 WARNING platoon_base.some: "
+    logs[0].write_text(f"{mark}of an earlier run\n")
+    lines = LogLines(logs)
     assert list(lines.new()) == []
     with logs[0].open("a") as file:
-        file.write("x\n12:00 MARK one\nMA")
+        file.write(f"x\n{mark}one\n{mark[:-10]}")
     assert list(lines.new()) == [(0, "one", True)]
     with logs[0].open("a") as file:
-        file.write("RK two\n")
-    logs[1].write_bytes(b"MARK \xff\n" + b"." * 2**20 + b"\nMARK end\n")
+        file.write(f"{mark[-10:]}two\n")
+    logs[1].write_bytes(mark.encode() + b"\xff\n" + b"." * 2**20 + f"\n{mark}end\n".encode())
     assert list(lines.new()) == [(0, "two", True), (1, "\ufffd", True)]
     assert list(lines.new()) == [(1, "end", True)]
 
@@ -307,10 +327,10 @@ def afresh(monkeypatch):
 
 
 @base
-def test_arrays_of_a_worker_with_a_gpu_are_on_the_host(afresh, caplog):
-    with pytest.warns(PlatoonWarning, match="given cuda0, but all its parameters are in the memory of the host"):
+def test_arrays_of_a_worker_with_a_gpu_are_on_the_host(afresh):
+    text = "given cuda0, but all its parameters are in the memory of the host.*REALLY COMPUTES ON THE CPU"
+    with pytest.warns(PlatoonWarning, match=text):
         warn_if_not_on_device("cuda0", [np.zeros(2, "float32")])
-    assert "REALLY COMPUTES ON THE CPU" in caplog.text
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_if_not_on_device("cuda0", [np.zeros(2, "float32")])  # said already
@@ -367,7 +387,8 @@ def test_float64_and_parameters_left_on_the_host_are_reported(platoon, write_scr
     assert "WARNING, worker 0: theano.config.floatX is float64 on opencl0:0" in done.stdout
     assert "WARNING, worker 0: w: float64 on opencl0:0" in done.stdout
     assert "these parameters are in the memory of the host, and are copied at every step: v." in done.stdout
-    assert "PlatoonWarning: theano.config.floatX is float64" in (tmp_path / "logs" / "rank0.log").read_text()
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    assert log.count("WARNING platoon_base.system.warn: theano.config.floatX is float64") == 1
 
 
 @theano

@@ -10,13 +10,16 @@ import time
 import pytest
 from rich.console import Console
 
-from platoon_base.cli.display import Display, summary, write_summary
+from platoon_base.cli.display import Display, summary
 from platoon_base.cli.job_list import listing
+from platoon_base.cli.json_file import write_json
 from platoon_base.cli.log_folder import tail
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.report import print_line
 from platoon_base.cli.table import duration, plain_line, table
 from platoon_base.controller.controller import Result, Snapshot
+from platoon_base.controller.outcome import how_far_of, stop_cause
+from platoon_base.controller.processes import Exit
 from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
 
@@ -93,8 +96,38 @@ def test_a_step_that_takes_minutes_has_a_rate():
 
 def test_a_worker_that_was_started_again_has_a_new_rate():
     recent = recent_of(snapshot([steps(100, 110.0)]), snapshot([steps(100, 110.0, steps_before_start=100, began=0.0)]))
-    recent.take(snapshot([steps(130, 121.0, began=120.0, steps_before_start=100)]), 121.0)
+    for i in (1, 2):
+        recent.take(snapshot([steps(100 + 30 * i, 120.0 + i, began=120.0, steps_before_start=100)]), 120.0 + i)
     assert recent.rate(0) == pytest.approx(30.0)
+
+
+def test_the_first_steps_count_neither_for_the_rate_nor_for_the_time_left():
+    """A worker that compiles for 20 s in its first step, and makes ten steps a second then."""
+    began = steps(0, 100.0, last_step=200)
+    compiled = [steps(5 + 10 * i, 120.5 + i, last_step=200) for i in range(6)]
+    recent = recent_of(snapshot([NOT_YET]), snapshot([began]), snapshot(compiled[:1]))
+    assert math.isnan(recent.rate(0))
+    assert math.isnan(recent.seconds_left())
+    for each in compiled[1:]:
+        recent.take(snapshot([each]), each.updated)
+    assert recent.rate(0) == pytest.approx(10.0)
+    assert recent.seconds_left() == pytest.approx(14.5)
+
+
+def test_a_rate_needs_a_second():
+    recent = recent_of(snapshot([NOT_YET]), snapshot([steps(7, 100.003)]), snapshot([steps(600, 100.3)]))
+    assert math.isnan(recent.rate(0))
+    recent.take(snapshot([steps(1007, 101.003)]), 101.003)
+    assert recent.rate(0) == pytest.approx(1000.0)
+
+
+def test_no_time_is_left_of_a_step_that_is_overdue_and_of_the_last_one():
+    course = [snapshot([NOT_YET]), *(snapshot([steps(10 * i, 100.0 + i, last_step=100)]) for i in range(1, 10))]
+    recent = recent_of(*course)
+    assert recent.seconds_left() == pytest.approx(1.0)
+    recent.take(course[-1], 200.0)
+    assert math.isnan(recent.seconds_left())
+    assert "left" not in plain_line(recent)[1]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +200,7 @@ def test_a_worker_is_seen_to_wait_at_the_first_look():
         (Phase.TRAINING, COMPILING._replace(syncs=3), "training"),  # a plain loop that tells no steps
         (Phase.JOINED, steps(1, 101.0), "training"),
         (Phase.TRAINING, NOT_YET._replace(syncs=1), "training"),
-        (Phase.LEFT, steps(1, 101.0), "left"),
+        (Phase.LEFT, steps(1, 101.0), "finished"),
         (Phase.LOST, steps(1, 101.0), "lost"),
     ],
 )
@@ -228,6 +261,43 @@ def test_a_terminal_whose_cursor_cannot_be_moved_gets_lines():
     assert console.file.getvalue().splitlines() == ["[  12.5 s] 1 compiling"]
 
 
+def test_what_is_printed_above_the_table_draws_it_anew():
+    """Else it stands still for as long as a worker prints."""
+    console = terminal(TERM="xterm")
+    with Display(console) as display:
+        display.show(snapshot([steps(1, 101.0)], {"loss": 0.5}))
+        display.show(snapshot([steps(2, 102.0)], {"loss": 0.25}), draw=False)
+        assert "loss 0.25" not in console.file.getvalue()
+        console.print("a line of the script")
+        assert "loss 0.25" in console.file.getvalue().partition("a line of the script")[2]
+
+
+@pytest.mark.parametrize("live", [True, False])
+def test_final_values_are_left_to_the_summary(live):
+    console = terminal(TERM="xterm" if live else "dumb")
+    with Display(console, summary_follows=True) as display:
+        display.show(snapshot([steps(1, 101.0)], {"val": 0.5}))
+        display.show(snapshot([steps(2, 102.0)], {"val": 0.25}, phases=[Phase.LEFT]))
+    text = console.file.getvalue()
+    assert "val 0.5" in text
+    assert "finished" in text
+    assert "0.25" not in text
+
+
+def test_workers_that_ctrl_c_ends_are_interrupted_and_one_that_failed_before_is_lost():
+    progress = [steps(1, 101.0)] * 3
+    seen = snapshot(progress, stop_reason="SIGINT", phases=[Phase.LOST, Phase.LOST, Phase.TRAINING])
+    recent = recent_of(seen._replace(failed=[Exit(1, 1)], interrupted=True))
+    assert plain_line(recent)[1].startswith("stopping: SIGINT  1 interrupted, worker 1 lost, 1 training")
+    assert [line.split()[2] for line in table(recent, 80, 24)[1:4]] == ["interrupted", "lost", "training"]
+
+
+def test_a_worker_that_an_exception_ends_has_not_finished():
+    """It leaves the job in order while the exception goes up, and its process may take seconds to end."""
+    recent = recent_of(snapshot([steps(1, 101.0)] * 2, phases=[Phase.LEFT] * 2)._replace(failing=[1]))
+    assert plain_line(recent)[1] == "1 finished, worker 1 lost"
+
+
 def test_a_pipe_gets_a_short_line_for_each_change_and_the_last():
     out = io.StringIO()
     now = time.monotonic()
@@ -241,8 +311,8 @@ def test_a_pipe_gets_a_short_line_for_each_change_and_the_last():
     assert out.getvalue().splitlines() == [
         "[  12.5 s] 2 importing",
         "[  12.5 s] 2 compiling",
-        "[  12.5 s] 2 training  epoch 1/5  20.0 batches/s  loss 0.25  val 0.5",
-        "[  12.5 s] 2 training  epoch 1/5  20.0 batches/s  loss 0.125  val 0.25",
+        "[  12.5 s] 2 training  epoch 1/5  loss 0.25  val 0.5",
+        "[  12.5 s] 2 training  epoch 1/5  loss 0.125  val 0.25",
     ]
 
 
@@ -296,14 +366,40 @@ def test_the_summary_holds_what_was_reported_and_how_it_ended(tmp_path):
     assert values == {
         "test_accuracy": 0.97,
         "workers": 4,
+        "joined": 0,
         "seconds": 1.235,
         "stopped_by": "SIGINT",
+        "first_failure": "",
         "restarts": 0,
         "shared_nothing": [],
         "status": 3,
     }
-    write_summary(tmp_path / "s.json", values)
+    assert write_json(tmp_path / "s.json", values)
     assert json.loads((tmp_path / "s.json").read_text()) == values
+
+
+def test_the_script_may_report_what_has_ended_its_training():
+    result = Result(status=0, seconds=1.0, stopped_by="end of script", reported={"stopped_by": "patience"}, exits=[])
+    assert summary(result, workers=1)["stopped_by"] == "patience"
+    assert summary(result._replace(stopped_by="SIGTERM"), workers=1)["stopped_by"] == "SIGTERM"
+
+
+@pytest.mark.parametrize(
+    ("reason", "failed", "ended_well", "stopped_by"),
+    [
+        (None, None, True, "end of script, after epoch 7 of 50 (patience 3/3)"),
+        (None, Exit(1, 137), True, "end of script, after epoch 7 of 50 (patience 3/3)"),
+        (None, Exit(1, 137), False, "worker 1: killed by SIGKILL"),
+        ("SIGINT", Exit(1, 137), False, "SIGINT"),
+        ("enough", None, True, "enough"),
+    ],
+)
+def test_the_first_failure_and_what_has_ended_the_job_are_two_things(reason, failed, ended_well, stopped_by):
+    progress = [steps(9, 101.0, epoch=epoch, last_epoch=50, limit="patience 3/3") for epoch in (6, 7)]
+    assert stop_cause(reason, failed, ended_well, how_far_of(progress)) == stopped_by
+    result = Result(status=0, seconds=1.0, stopped_by=stopped_by, reported={}, exits=[], failed=failed)
+    assert summary(result, 2)["first_failure"] == ("worker 1: killed by SIGKILL" if failed else "")
+    assert how_far_of([steps(9, 101.0, epoch=50, last_epoch=50), steps(9, 101.0)]) == ""
 
 
 @pytest.mark.parametrize(
@@ -362,10 +458,9 @@ def test_jobs_are_listed_from_a_folder_that_is_gone(monkeypatch, tmp_path):
 def test_a_summary_into_a_named_pipe_needs_a_reader(tmp_path):
     pipe = tmp_path / "summary"
     os.mkfifo(pipe)
-    with pytest.raises(OSError, match="No such device or address"):
-        write_summary(pipe, {"status": 0})
+    assert not write_json(pipe, {"status": 0})
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
-    write_summary(pipe, {"status": 0})
+    assert write_json(pipe, {"status": 0})
     assert json.loads(os.read(reader, 1000)) == {"status": 0}
     os.close(reader)
 

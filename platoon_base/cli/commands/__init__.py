@@ -5,14 +5,17 @@ A subcommand's module is imported when that command is given: ``platoon --help``
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import io
 import os
 import sys
+from collections.abc import Iterator
 
 import click
 
 from platoon_base import __version__
+from platoon_base.cli.output import lenient_output, lost_output, output_error, watch_output
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.system.sigchld import default_sigchld
 
@@ -85,17 +88,39 @@ def main(argv: list[str] | None = None) -> None:
     argv = sys.argv[1:] if argv is None else argv
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: a path that is not UTF-8 ends no job
+    if not {"run", "join"} & set(argv[:1]):  # their output is the script's, as under python
+        watch_output()
     try:
-        with default_sigchld():
+        with default_sigchld(), _flushed():
             commands(spread_devices(argv), prog_name="platoon")
     except PlatoonError as exc:
         click.echo(f"platoon: {exc}", err=True)
         sys.exit(2)
-    except FileNotFoundError:
-        if _has_working_folder():
+    except OSError as exc:
+        error = output_error()
+        if error is None or error.errno != exc.errno:
+            if isinstance(exc, FileNotFoundError) and not _has_working_folder():
+                click.echo(_NO_FOLDER, err=True)
+                sys.exit(2)
             raise
-        click.echo("platoon: the working directory is gone: something has removed it; cd to one that exists", err=True)
-        sys.exit(2)
+        why = lost_output()  # a reader that has gone wants to hear nothing
+        lenient_output()
+        if why:
+            click.echo(f"platoon: the output cannot be written: {why}", err=True)
+        sys.exit(1)
+
+
+@contextlib.contextmanager
+def _flushed() -> Iterator[None]:
+    """Write all output at the end of the ``with`` block, while an error can still be shown."""
+    try:
+        yield
+    finally:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+
+
+_NO_FOLDER = "platoon: the working directory is gone: something has removed it; cd to one that exists"
 
 
 def _has_working_folder() -> bool:

@@ -14,9 +14,11 @@ from platoon_base.cli import report
 from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
 from platoon_base.cli.configuration import chosen_devices, require_this_host
 from platoon_base.cli.data_server import data_server_option
-from platoon_base.cli.display import summary, write_summary
+from platoon_base.cli.display import summary
+from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
+from platoon_base.cli.output import lenient_output
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.controller.breakpoints import lend_terminal
@@ -152,10 +154,12 @@ def command(
     A worker on a GPU has Theano's device set, and floatX=float32 and dnn.enabled=False unless you have set them.
 
     The exit status is the worst of all workers', or, with --allow-failures, the best; that of a worker that was started
-    again is its last. Ctrl-C ends all workers: at once those that do not handle it, others after --grace seconds.
+    again is its last. Output or a summary that cannot be written changes nothing of it. Ctrl-C ends all workers: at
+    once those that do not handle it, others after --grace seconds.
     """
     if fail_fast and allow_failures:
         raise click.UsageError("got --fail-fast and --allow-failures: either a failure ends the job, or it does not")
+    lenient_output()
     console = report.open_console()
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
@@ -187,7 +191,8 @@ def command(
             result = result.with_failures_allowed()
         report.print_result(console, result, len(chosen.devices), folder, screen.failures)
         if summary_file is not None:
-            write_summary(summary_file, summary(result, len(chosen.devices)))
+            write_json(summary_file, summary(result, len(chosen.devices)))
+        report.say_what_was_lost(folder)
         signals.ignore_from_now_on()
     sys.exit(result.status)
 

@@ -11,10 +11,12 @@ import click
 from platoon_base.cli import report
 from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
 from platoon_base.cli.configuration import chosen_devices, require_this_host
+from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
 from platoon_base.cli.log_folder import new_log_folder
+from platoon_base.cli.output import lenient_output
 from platoon_base.cli.study import Method, built_in, read_method
-from platoon_base.cli.tune import Tuning, tune, write_results
+from platoon_base.cli.tune import Tuning, tune
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
 
@@ -93,6 +95,7 @@ def command(
 
     The script runs many times in this folder, and writes its files each time. It must begin anew each time.
     """
+    lenient_output()
     console = report.open_console()
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
@@ -131,6 +134,7 @@ def command(
             signals,
         )
         if summary_file is not None:
-            write_results(summary_file, results)
+            write_json(summary_file, results)
+        report.say_what_was_lost(folder)
         signals.ignore_from_now_on()
     sys.exit(status)

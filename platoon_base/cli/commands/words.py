@@ -29,9 +29,15 @@ job_argument = click.argument("job", default="", shell_complete=_jobs)
 
 
 def require_folder_of(summary_file: Path | None) -> None:
-    """Raise `ConfigurationError` if the summary would have no folder."""
-    if summary_file is not None and not summary_file.resolve().parent.is_dir():
+    """Raise `ConfigurationError` if the summary could not be written at the end."""
+    if summary_file is None:
+        return
+    if not summary_file.resolve().parent.is_dir():
         raise ConfigurationError(f"--summary {summary_file}: there is no folder {summary_file.parent}; make it first")
+    if summary_file.is_dir():
+        raise ConfigurationError(f"--summary {summary_file}: this is a folder; name a file")
+    if not os.access(summary_file if summary_file.exists() else summary_file.resolve().parent, os.W_OK):
+        raise ConfigurationError(f"--summary {summary_file}: you may not write there; name another file")
 
 
 def program_and_args(words: Sequence[str]) -> tuple[Program, list[str]]:

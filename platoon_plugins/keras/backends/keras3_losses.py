@@ -6,14 +6,13 @@ import contextlib
 import functools
 import math
 import threading
-import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import keras
 from keras.src.backend import get_keras_mask  # no public function tells it, on JAX nothing else does
 
-from platoon_base.errors import ConfigurationError, PlatoonWarning
+from platoon_base.errors import ConfigurationError
 from platoon_base.worker import warn_once
 from platoon_plugins.keras.batch_losses import ADDED
 
@@ -142,12 +141,10 @@ def require_one_kind(weight: BatchWeight, terms: list[Term], model: Any) -> None
         )
     names = [term.loss.name for term in terms if term.loss.reduction != "sum" and not _rank(term.values)]
     if names:
-        warnings.warn(
+        warn_once(
             f"the loss {names[0]!r} returns one number for a batch; it is taken for a mean over rows. If it is "
             "divided by something else, such as a number of tokens, several workers do not train as one process "
-            "does: return one value for each row or token, and let Keras apply the mask or the weights",
-            PlatoonWarning,
-            stacklevel=2,
+            "does: return one value for each row or token, and let Keras apply the mask or the weights"
         )
     _warn_of_added(model)
 

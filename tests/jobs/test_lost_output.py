@@ -1,0 +1,169 @@
+"""Output that cannot be written: the job goes on, its end is saved, and the exit status is that of the training."""
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.base
+
+LAUNCH = [sys.executable, "-m", "platoon_base", "launch"]
+TRAINING = """
+    from pathlib import Path
+    import numpy as np
+    from watching import await_file
+    from platoon_base import connect
+
+    w = np.zeros(10)
+    with connect() as worker:
+        worker.init_shared_params([w])
+        print("begun", flush=True)
+        worker.report({"rank": worker.global_rank})
+        if worker.global_rank == 0:
+            await_file(Path("go"))
+        worker.barrier()
+        for step in range(30):
+            w += 1
+            worker.sync_params()
+            worker.progress(steps=1)
+            print("step", step, "x" * 1000, flush=True)
+    print("trained to the end")
+"""
+OPTIONS = ["-n", "2", "--checkpoint-every", "100", "--log-dir", "logs", "--summary", "out.json"]
+
+
+def require_whole(folder):
+    """Fail unless the job has trained to its end and saved everything."""
+    for rank in range(2):
+        assert (folder / "logs" / f"rank{rank}.log").read_text().endswith("trained to the end\n")
+    summary = json.loads((folder / "out.json").read_text())
+    assert (summary["status"], summary["stopped_by"]) == (0, "end of script")
+    assert summary["checkpoints"] >= 1
+    assert list((folder / "logs" / "checkpoints").glob("*.npz"))
+
+
+@pytest.fixture
+def script(write_script):
+    return write_script(TRAINING)
+
+
+def test_a_reader_that_has_gone(script, tmp_path):
+    """As with ``| head -1``."""
+    launcher = subprocess.Popen(
+        [*LAUNCH, *OPTIONS, script], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    launcher.stdout.readline()
+    launcher.stdout.close()
+    (tmp_path / "go").touch()
+    errors = launcher.stderr.read()
+    assert launcher.wait(60) == 0
+    assert errors == ""
+    launcher.stderr.close()
+    require_whole(tmp_path)
+
+
+def test_a_full_disk_under_the_output(script, tmp_path):
+    with open("/dev/full", "w") as full:
+        launcher = subprocess.Popen(
+            [*LAUNCH, *OPTIONS, script], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True
+        )
+    (tmp_path / "go").touch()
+    errors = launcher.stderr.read()
+    assert launcher.wait(60) == 0
+    launcher.stderr.close()
+    assert errors == (
+        "platoon: a part of this output could not be written (No space left on device); the workers' output is in "
+        "logs\n"
+    )
+    require_whole(tmp_path)
+
+
+def test_a_terminal_that_has_gone(script, tmp_path):
+    """Where nohup or the like keeps the job from SIGHUP."""
+    ours, theirs = pty.openpty()
+    launcher = subprocess.Popen(
+        [*LAUNCH, *OPTIONS, script], cwd=tmp_path, stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**os.environ, "TERM": "xterm"}, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )  # fmt: skip
+    os.close(theirs)
+    read = b""
+    while b"begun" not in read:
+        read += os.read(ours, 4096)
+    os.close(ours)
+    (tmp_path / "go").touch()
+    assert launcher.wait(60) == 0
+    require_whole(tmp_path)
+
+
+@pytest.mark.parametrize("closed", ["1>&-", "0<&- 1>&- 2>&-"])
+def test_output_that_is_closed_from_the_begin(script, tmp_path, closed):
+    command = f'exec "$@" {closed}'
+    launcher = subprocess.Popen(["sh", "-c", command, "sh", *LAUNCH, *OPTIONS, script], cwd=tmp_path)
+    (tmp_path / "go").touch()
+    assert launcher.wait(60) == 0
+    require_whole(tmp_path)
+
+
+def test_a_summary_that_cannot_be_written_is_said_and_changes_no_status(platoon, write_script):
+    done = platoon("launch", "-n", 1, "--summary", "/dev/full", write_script("print('trained')"))
+    assert done.returncode == 0
+    first, *lines = done.stderr.splitlines()
+    assert first == "platoon: the summary cannot be written to /dev/full (No space left on device). It is:"
+    assert json.loads("\n".join(lines))["stopped_by"] == "end of script"
+
+
+def test_nobody_takes_an_earlier_summary_for_that_of_a_job_that_could_write_none(platoon, write_script, tmp_path):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    script = write_script("import shutil; shutil.rmtree('gone')")
+    done = platoon("launch", "-n", 1, "--summary", folder / "out.json", script)
+    assert done.returncode == 0
+    assert "cannot be written to" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--summary", "."], ["--summary", "none/out.json"]])
+def test_a_summary_that_can_never_be_written_is_refused_at_the_start(platoon, write_script, tmp_path, words):
+    done = platoon("launch", "-n", 1, *words, write_script("open('ran', 'w')"))
+    assert done.returncode == 2
+    assert "--summary" in done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("words", [["jobs", "--json"], ["logs", "logs"], ["doctor"], ["--version"]])
+def test_other_commands_say_that_their_output_cannot_be_written(words, tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.log").write_text("a line\n")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "platoon_base", *words],
+            cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "platoon: the output cannot be written: No space left on device\n"
+
+
+def test_logs_that_are_followed_end_with_their_reader(script, tmp_path):
+    launcher = subprocess.Popen([*LAUNCH, "-n", "2", "--log-dir", "logs", script], cwd=tmp_path, stdout=subprocess.PIPE)
+    try:
+        line = b""
+        while b"begun" not in line:
+            line = launcher.stdout.readline()
+        viewer = subprocess.Popen(
+            [sys.executable, "-m", "platoon_base", "logs", "-f"],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        viewer.stdout.readline()
+        viewer.stdout.close()
+        (tmp_path / "go").touch()
+        launcher.stdout.read()
+        assert viewer.wait(60) in (0, 1)
+        assert viewer.stderr.read() == ""
+        viewer.stderr.close()
+    finally:
+        launcher.stdout.close()
+        assert launcher.wait(60) == 0
