@@ -1,4 +1,4 @@
-"""What the end of one worker means for the job: whether the others go on, and who leads them."""
+"""Consequences of the end of one worker: the others go on or not, and one of them leads."""
 
 from __future__ import annotations
 

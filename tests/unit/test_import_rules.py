@@ -370,7 +370,7 @@ def test_arrays_are_laid_on_memory_by_the_one_function_that_keeps_it_mapped(path
     assert not made or path.name == "views.py"
 
 
-LONGEST_FILE, LONGEST_FUNCTION = 450, 60
+LONGEST_FILE, LONGEST_FUNCTION = 500, 60
 LONGER_FILES = {"worker/handle.py"}  # flat on purpose: it is the contract with scripts and adapters
 
 
@@ -399,7 +399,7 @@ def test_files_and_functions_are_short(path):
 # How tests and benchmarks are written.
 
 # Private names of others than this project, which tests cannot do without: of Python, Blocks and Keras.
-PRIVATE_OF_OTHERS = {"_exit", "_replace", "_asdict", "_fields", "_make"}
+PRIVATE_OF_OTHERS = {"_exit", "_is_protocol", "_replace", "_asdict", "_fields", "_make"}
 PRIVATE_OF_OTHERS |= {"algorithm._function", "_build_aggregator", "_learning_rate"}
 PRIVATE_ATTRIBUTE = re.compile(r"(?:\w+|\)|\])\._[A-Za-z]\w*")
 PRIVATE_BY_NAME = re.compile(r"(?:attr|patch|object)\([^()\"']*[\"'](?:[\w.]*\.)?(_[A-Za-z]\w*)[\"']")
