@@ -65,12 +65,13 @@ def keep_epochs(worker: Worker, done: int, stopped_of: int = 0) -> None:
         worker.keep(_KEPT, [done, stopped_of])
 
 
-def agree_to_resume(worker: Worker) -> Resumption | None:
+def agree_to_resume(worker: Worker, has_center: bool = True) -> Resumption | None:
     """Return how far this fit was before the job was resumed, the same on all workers; a collective call.
 
     None for a new job, and for all fits but the first with a center.
     """
-    found = [kept for kept in worker.gather(worker.take_kept(_KEPT), name="keras fit resumed") if kept is not None]
+    mine = worker.take_kept(_KEPT) if has_center else None
+    found = [kept for kept in worker.gather(mine, name="keras fit resumed") if kept is not None]
     # A checkpoint may lie between the words of two workers: an epoch that is made again does no harm.
     return Resumption(*min(found)) if found else None
 

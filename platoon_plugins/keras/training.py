@@ -182,8 +182,8 @@ class Training:
     def _once_met(self, participants: list[int]) -> None:
         self._release_earlier()
         trained.models.add(self._model)
-        if self._mode.rule is not None and self._backend.begins_where_told:
-            self._resumption = agree_to_resume(self._worker)
+        if self._backend.begins_where_told:  # also without a center: other workers may have one, which is refused next
+            self._resumption = agree_to_resume(self._worker, self._mode.rule is not None)
         if self._mode.rule is not None:
             self._shares_next = True
             _trained_by_rule.update(optimizers_of(self._model))
