@@ -46,7 +46,7 @@ def watch_fits() -> None:
 
     @functools.wraps(step)
     def train_on_batch(model: Any, *args: Any, **options: Any) -> Any:
-        if model in trained.models:
+        if model in trained.models and model not in trained.in_loops:
             _refuse_trained(model, "train_on_batch", _LOOP)
         return step(model, *args, **options)
 

@@ -7,9 +7,11 @@ from typing import Any
 
 from platoon_base import Worker
 
-__all__ = ["models", "sharing"]
+__all__ = ["in_loops", "models", "sharing"]
 
 # Models that a fit with `distribute` has trained on several workers.
 models: weakref.WeakSet[Any] = weakref.WeakSet()
 # Workers whose parameters a fit shares at the moment.
 sharing: weakref.WeakSet[Worker] = weakref.WeakSet()
+# Models that a loop of Keras 2 trains at the moment, which may make its steps by `train_on_batch`.
+in_loops: weakref.WeakSet[Any] = weakref.WeakSet()

@@ -297,7 +297,8 @@ def make():
     rule = AllReduceGradients(Scale(0.1)) if SYNC else Scale(0.1)
     path = os.path.join(tmp, "loop.tar")
     return loop(network()[0], shard_stream(examples(), uneven="drop"), [
-        ParameterSync(None) if SYNC else ParameterSync(EASGD(), every_n_batches=1), StopTogether(),
+        # Without a common stop each asynchronous worker makes two batches, however fast the other is.
+        *([ParameterSync(None), StopTogether()] if SYNC else [ParameterSync(EASGD(), every_n_batches=1)]),
         FinishAfter(after_n_batches=2), Checkpoint(path)], rule), path
 main_loop, path = make()
 main_loop.run()

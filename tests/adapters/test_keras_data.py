@@ -39,6 +39,7 @@ class Place:
 
     def __init__(self, rank, size, seed):
         self.global_rank, self.global_size, self.seed = rank, size, seed
+        self.is_leader = rank == 0
 
     def require_same(self, name, fingerprint, remedy):
         """What that does is tested with real workers, in test_keras_same_data.py."""

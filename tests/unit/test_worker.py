@@ -197,7 +197,7 @@ def test_after_close_is_refused(solo_worker, call):
     [
         ([], EASGD(), {}, "no parameters"),
         (np.zeros(3), EASGD(), {}, "pass a list"),
-        ([3.0], EASGD(), {}, "shared variables or NumPy arrays"),
+        ([3.0], EASGD(), {}, "NumPy arrays, Theano shared variables or tensors of torch"),
         ([np.zeros(3, int)], EASGD(), {}, "int64"),
         ([np.zeros(3)], 0.5, {}, "got rule=0.5: pass a rule"),
         ([np.zeros(3)], EASGD, {}, "got rule=<class.*: pass a rule"),
