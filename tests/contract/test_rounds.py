@@ -335,7 +335,7 @@ def test_a_death_in_the_midst_of_the_step_is_made_good_by_the_next(open_centers,
 def test_a_death_within_the_loops_of_a_step_makes_no_element_move_twice(open_centers, form, monkeypatch):
     """As SIGKILL does within the loops in C: a part of a block has its step, and its totals are cleared."""
     shapes, rule = [(2 * BLOCK + 5,), (3,)], DiLoCo(0.5, 0.5)
-    one, two = open_centers(rule, model(0, shapes), 2)
+    one, two, late = open_centers(rule, model(0, shapes), 3)
     real_step, deadly = RoundKernels.step, []
 
     def step(self, rule, block, *args):
@@ -348,13 +348,15 @@ def test_a_death_within_the_loops_of_a_step_makes_no_element_move_twice(open_cen
     c, m = 0.0, 0.0
     for number in range(1, 6):
         x = model(c, shapes)
-        for center in (one, two):
+        for center in (one, two, late):
             center.read(x, True, 10, begin=True)
+        for center in (one, two):
             center.contribute(plus(number, x), 1.0, 10)
         deadly += [True] + [False] * (number % 3)
         with pytest.raises(Died):
             two.take_over(rule, model(0, shapes), number, 10)
-        assert two.contribute(plus(100, x), 1.0, 10) is None
+        for center in (two, late):  # neither a second time nor in the midst of the step
+            assert center.contribute(plus(100, x), 1.0, 10) is None
         one.take_over(rule, x, number, 10)
         m = 0.5 * m + number
         c += 0.5 * (number + 0.5 * m)

@@ -6,8 +6,8 @@ import re
 import pytest
 from asking import Job
 
-from platoon_base.controller.departures import fatal
-from platoon_base.controller.failure import Failure
+from platoon_base.controller.departures import fatal, lost_leader
+from platoon_base.controller.failure import INTERRUPTED, Failure
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination import messages as msg
 from platoon_base.shm.job_state import Progress
@@ -98,6 +98,18 @@ def test_an_exception_before_the_first_step_is_fatal(made):
 def test_a_worker_that_is_killed_before_its_first_step_is_not_fatal_unless_asked():
     assert fatal(Exit(1, 137), NEW, "early") == ""
     assert "--fail-fast" in fatal(Exit(1, 137), NEW, "always")
+
+
+def test_a_worker_that_is_interrupted_before_its_first_step_does_not_end_the_job():
+    """As by Ctrl-C in one of several terminals."""
+    assert fatal(Exit(1, 130, failure=Failure(1, INTERRUPTED, "", 0.0)), NEW, "early") == ""
+
+
+def test_only_a_leader_that_ended_well_is_said_to_have_led():
+    exits = [Exit(0, 1), Exit(1, 1), Exit(2, 0), Exit(3, 0)]
+    assert "Worker 2 was the leader" in lost_leader(exits, 3, [1, 2])
+    assert "if it asks worker.is_leader instead" in lost_leader(exits, 3, [1])
+    assert lost_leader(exits[1:], 3, [1, 2]) == lost_leader(exits[:2], 3, [1]) == ""
 
 
 EARLY = """

@@ -81,6 +81,18 @@ def test_lines_of_logs_are_told_apart(tmp_path):
     ]
 
 
+def test_the_rest_of_what_is_shown_otherwise_is_left_out_though_its_begin_was_read(tmp_path):
+    """A traceback that is still being written, which the launcher shows by itself."""
+    path = tmp_path / "rank0.log"
+    lines = LogLines([path], whole=[0])
+    path.write_text("one\nthe begin\n")
+    assert [line.text for line in lines.new()] == ["one", "the begin"]
+    lines.skip(0, len("one\n"), len("one\nthe begin\nthe end\n"))
+    with path.open("a") as file:
+        file.write("the end\ntwo\n")
+    assert [line.text for line in lines.new()] == ["two"]
+
+
 def test_workers_that_say_the_same_are_named_together():
     found = WorkerWarnings(4)
 
@@ -94,8 +106,9 @@ def test_workers_that_say_the_same_are_named_together():
     give(0, "rank 0: w stands still", 12.0)
     assert list(found.new(20.0)) == [], "it has been said"
     give(1, "rank 1: w stands still", 20.0)
-    give(3, "rank 3: w stands still", 20.0)
-    assert list(found.new(20.0)) == ["WARNING, workers 1, 3 too: w stands still..."], "nobody is left to wait for"
+    assert list(found.new(20.5)) == [], "the last one may say it too"
+    give(3, "rank 3: w stands still", 20.5)
+    assert list(found.new(20.5)) == ["WARNING, workers 1, 3 too: w stands still..."], "nobody is left to wait for"
     give(4, "the server is slow", 30.0)
     assert list(found.new(30.0, last=True)) == ["WARNING, data server: the server is slow"]
 
@@ -105,3 +118,6 @@ def test_a_worker_that_warns_all_the_time_does_not_fill_the_screen():
     for step in range(100):
         found.take(NewLine(0, f"step {step}: too large", True), 0.0)
     assert len(list(found.new(5.0))) == 5
+    for length in range(1100):
+        found.take(NewLine(0, "x" * length, True), 10.0)
+    assert 900 < len(list(found.new(15.0))) < 1000, "texts that are all different have an end too"

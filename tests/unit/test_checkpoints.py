@@ -536,6 +536,15 @@ def test_too_little_room_for_later_checkpoints_is_said_at_the_first(folder, monk
     assert caplog.text.count("later ones will fail; make room") == (files < 2)
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_one_without_a_center_takes_no_place_of_one_that_has_it(folder, resumed):
+    """Workers that have let go of their parameters, or a resumed job before it shares them."""
+    writer = CheckpointWriter(Saving(folder, 1000.0), lambda layout: Center(), resumed)
+    write_all(writer, [None, None] if resumed else [None, make().about.layout, None, None])
+    writer.close()
+    assert writer.tally.written == (0 if resumed else 2)
+
+
 def test_what_gets_on_is_waited_for_however_long_it_takes():
     patience = Patience(300)
     assert not any(patience.over(now=1000 + 299 * i, progress=i) for i in range(100))

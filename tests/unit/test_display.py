@@ -18,7 +18,8 @@ from platoon_base.cli.recent import Recent
 from platoon_base.cli.report import print_line
 from platoon_base.cli.table import duration, plain_line, table
 from platoon_base.controller.controller import Result, Snapshot
-from platoon_base.controller.outcome import how_far_of, stop_cause
+from platoon_base.controller.failure import Failure
+from platoon_base.controller.outcome import first_failure, how_far_of, stop_cause
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination.roster import Participant, Phase
 from platoon_base.shm.job_state import Progress
@@ -125,8 +126,9 @@ def test_no_time_is_left_of_a_step_that_is_overdue_and_of_the_last_one():
     course = [snapshot([NOT_YET]), *(snapshot([steps(10 * i, 100.0 + i, last_step=100)]) for i in range(1, 10))]
     recent = recent_of(*course)
     assert recent.seconds_left() == pytest.approx(1.0)
-    recent.take(course[-1], 200.0)
-    assert math.isnan(recent.seconds_left())
+    for late in (111.0, 200.0):
+        recent.take(course[-1], late)
+        assert math.isnan(recent.seconds_left())
     assert "left" not in plain_line(recent)[1]
 
 
@@ -149,6 +151,7 @@ def test_the_time_left_follows_from_the_nearest_limit(limits, left):
 def test_the_job_takes_as_long_as_its_slowest_worker():
     recent = recent_of(snapshot([steps(100, 110.0, last_step=200), steps(50, 110.0, last_step=200)]))
     assert recent.seconds_left() == pytest.approx(30.0)
+    assert "batch 50/200" in plain_line(recent)[1]
 
 
 def test_a_worker_in_a_long_collective_call_waits():
@@ -157,6 +160,8 @@ def test_a_worker_in_a_long_collective_call_waits():
     recent = recent_of(snapshot(waiting), now=102.0)
     recent.take(snapshot(waiting), 110.0)
     assert [line.split()[2] for line in table(recent, 80, 24)[1:3]] == ["training", "waiting"]
+    recent.take(snapshot(waiting), 180.0)
+    assert [recent.stalled_s(rank) for rank in range(2)] == [79.0, 0.0]
 
 
 def test_a_worker_that_makes_no_step_is_seen_to_stall():
@@ -172,6 +177,10 @@ def test_a_worker_that_makes_no_step_is_seen_to_stall():
     assert line.startswith("1 training, worker 1 no step for 30 s, 1 waiting")
     recent.take(recent.snapshot, 141.0)
     assert plain_line(recent)[0] == key  # no new line in a pipe for each second
+    recent.take(recent.snapshot, 150.0)
+    key, _ = plain_line(recent)
+    recent.take(recent.snapshot, 165.0)
+    assert plain_line(recent)[0] == key
     recent.take(recent.snapshot, 175.0)
     assert plain_line(recent)[0] != key
 
@@ -292,6 +301,16 @@ def test_workers_that_ctrl_c_ends_are_interrupted_and_one_that_failed_before_is_
     assert [line.split()[2] for line in table(recent, 80, 24)[1:4]] == ["interrupted", "lost", "training"]
 
 
+@pytest.mark.parametrize(
+    ("reason", "state"), [("SIGINT", "interrupted"), ("platoon stop", "interrupted"), (None, "lost")]
+)
+def test_a_job_seen_from_outside_tells_who_was_interrupted(reason, state):
+    """As `platoon jobs` shows it."""
+    seen = snapshot([steps(1, 101.0)], {"loss": 0.5}, stop_reason=reason, phases=[Phase.LOST])
+    recent = recent_of(Snapshot.of_message(seen.to_message()))
+    assert table(recent, 80, 24)[1].split()[2] == state
+
+
 def test_a_worker_that_an_exception_ends_has_not_finished():
     """It leaves the job in order while the exception goes up, and its process may take seconds to end."""
     recent = recent_of(snapshot([steps(1, 101.0)] * 2, phases=[Phase.LEFT] * 2)._replace(failing=[1]))
@@ -336,7 +355,9 @@ def test_lost_workers_are_named_in_a_line_and_a_long_line_is_cut_between_values(
 
 
 def test_the_reason_of_a_stop_is_shown():
-    recent = recent_of(snapshot([steps(1, 101.0, last_step=5)], stop_reason="no improvement"))
+    going = snapshot([steps(100, 110.0, last_step=200)])
+    assert "about 10 s left" in plain_line(recent_of(going))[1]
+    recent = recent_of(going._replace(stop_reason="no improvement"))
     assert any(line.startswith("stopping: no improvement") for line in table(recent, 80, 24))
     assert plain_line(recent)[1].startswith("stopping: no improvement  1 training")
     assert "left" not in plain_line(recent)[1]
@@ -376,6 +397,9 @@ def test_the_summary_holds_what_was_reported_and_how_it_ended(tmp_path):
     }
     assert write_json(tmp_path / "s.json", values)
     assert json.loads((tmp_path / "s.json").read_text()) == values
+    assert write_json(tmp_path / "s.json", {"reported": [math.nan, math.inf, -math.inf, 0.5]})
+    text = (tmp_path / "s.json").read_text()
+    assert json.loads(text, parse_constant=pytest.fail) == {"reported": [None, None, None, 0.5]}
 
 
 def test_the_script_may_report_what_has_ended_its_training():
@@ -400,6 +424,15 @@ def test_the_first_failure_and_what_has_ended_the_job_are_two_things(reason, fai
     result = Result(status=0, seconds=1.0, stopped_by=stopped_by, reported={}, exits=[], failed=failed)
     assert summary(result, 2)["first_failure"] == ("worker 1: killed by SIGKILL" if failed else "")
     assert how_far_of([steps(9, 101.0, epoch=50, last_epoch=50), steps(9, 101.0)]) == ""
+
+
+def test_a_worker_that_fails_since_another_is_gone_is_not_the_first_failure():
+    """Its process may end before that of the other."""
+    lost = Failure(1, "WorkerLostError", "rank 0 is lost", 0.0, follows=True)
+    exits = [Exit(2, 0, at=1.0), Exit(1, 1, at=2.0, failure=lost), Exit(0, 1, at=3.0), Exit(3, 1, at=4.0)]
+    assert first_failure(exits) == exits[2]
+    assert first_failure(exits[:2]) == exits[1]
+    assert first_failure(exits[:1]) is None
 
 
 @pytest.mark.parametrize(

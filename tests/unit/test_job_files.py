@@ -662,6 +662,7 @@ def test_a_log_is_never_written_through_a_link(tmp_path):
     log.unlink()
     for line in (b"one\n", b"two\n"):
         with os.fdopen(open_log(log), "ab") as file:
+            assert os.get_blocking(file.fileno()), "the workers inherit it"
             file.write(line)
     assert (log.read_text(), precious.read_text()) == ("one\ntwo\n", "precious")
 
@@ -673,6 +674,23 @@ def test_what_is_written_as_a_whole_takes_the_place_of_a_link(tmp_path):
     assert not (tmp_path / "error.json").is_symlink()
     assert [(tmp_path / name).read_text() for name in ("error.json", "precious")] == ["new", "precious"]
     assert sorted(os.listdir(tmp_path)) == ["error.json", "precious"]
+
+
+def test_what_cannot_be_written_as_a_whole_leaves_nothing_behind(tmp_path):
+    (tmp_path / "error.json").mkdir()
+    with pytest.raises(IsADirectoryError):
+        write_whole(tmp_path / "error.json", b"new")
+    assert os.listdir(tmp_path) == ["error.json"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a link of root, as root")
+def test_a_file_that_the_user_names_goes_through_a_link_of_root(tmp_path, monkeypatch):
+    """Such as /dev/stdout."""
+    (tmp_path / "real").write_text("old")
+    (tmp_path / "summary").symlink_to("real")
+    monkeypatch.setattr(os, "geteuid", lambda: 65534)
+    write_where_named(tmp_path / "summary", b"new")
+    assert (tmp_path / "real").read_text() == "new"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link away")

@@ -175,3 +175,42 @@ def test_two_views_of_one_memory_are_refused():
 def test_what_is_no_list_is_refused(wrong):
     with pytest.raises(ConfigurationError):
         Parameters(wrong)
+
+
+class OnDevice:
+    """A parameter of an adapter whose copies are started first, and waited for afterwards."""
+
+    def __init__(self, name, calls):
+        self.name = name
+        self._calls = calls
+        self._copy = np.zeros(3)
+
+    def prefetch(self):
+        self._calls.append("prefetch")
+
+    def borrow(self):
+        self._calls.append("borrow")
+        return self._copy
+
+    def give_back(self, array):
+        self._calls.append("give_back")
+
+    def flush(self):
+        self._calls.append("flush")
+
+    def memory(self):
+        return None
+
+    def on_device(self):
+        return None
+
+
+def test_the_copies_of_all_parameters_are_started_before_one_is_waited_for():
+    calls = []
+    parameters = Parameters([OnDevice("w", calls), np.ones(2), OnDevice("b", calls)])
+    calls.clear()
+    borrowed = parameters.borrow()
+    assert calls == ["prefetch", "prefetch", "borrow", "borrow"]
+    calls.clear()
+    parameters.give_back(borrowed)
+    assert calls == ["give_back", "give_back", "flush", "flush"]

@@ -240,8 +240,11 @@ def test_who_is_slow_is_waited_for_until_it_stands_still():
     assert job.coordinator.next_deadline is None
     job.ask(0, msg.Sum(name="epoch", timeout_s=5.0, patience_s=10.0))
     assert job.coordinator.next_deadline == 115
-    moved[1] = 114.0
-    answered = replies(job.tick(115, moved.get))
+    moved.update({1: 110.0, 2: 109.0})
+    assert replies(job.tick(115, moved.get)) == {"0": msg.AskAgain(seconds=4.0)}, "the patience counts from there"
+    job.ask(0, msg.Sum(name="epoch", timeout_s=4.0, patience_s=10.0))
+    moved[1] = 118.0
+    answered = replies(job.tick(119, moved.get))
     require_failure(answered["0"], "CollectiveTimeoutError", "rank 2 (joined, no progress for 10 s)")
     assert "rank 1" not in answered["0"].message
 

@@ -12,6 +12,7 @@ import pytest
 
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.job.files import segment_prefix
+from platoon_base.shm import segments
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 
 pytestmark = pytest.mark.base
@@ -147,6 +148,14 @@ def test_too_much_is_refused_with_both_sizes_and_leaves_nothing(name):
     assert "needs 1125899907 MB" in text
     assert "MB free" in text
     assert "--shm-size" in text
+    assert not path(name).exists()
+
+
+def test_more_than_the_machine_has_is_refused_before_a_page_is_taken(name, monkeypatch):
+    """The kernel would take pages until there are none, and then kill processes."""
+    monkeypatch.setattr(segments, "available_memory", lambda: 1 << 27)
+    with pytest.raises(BackendUnavailableError, match="the machine 134 MB of memory"):
+        Segment.create(name, (1 << 27) + 4096)
     assert not path(name).exists()
 
 
