@@ -452,6 +452,20 @@ def test_a_reader_refuses_what_is_no_batch(address, frame):
                     reader.receive()
 
 
+def test_a_process_that_has_ended_is_seen_though_others_hold_its_socket():
+    """Also before its parent has waited for it."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        link = Link(ours.dup(), process.pid)
+        assert not link.dead
+        link.close()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        link = Link(ours, process.pid)
+        assert link.dead
+        link.close()
+
+
 def test_memory_that_could_be_cut_off_is_refused(tmp_path):
     """Reading past the end of a file that was cut off ends the process."""
     path = tmp_path / "file"
