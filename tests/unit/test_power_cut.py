@@ -156,7 +156,7 @@ def test_new_folders_are_there_after_a_cut_too(tmp_path, monkeypatch, is_removed
         forced.clear()
     kept.save(make(1))
     kept.close()
-    assert {folder.stat().st_ino for folder in (kept.path, *kept.path.parents[:3])} <= forced
+    assert {folder.stat().st_ino for folder in (kept.path, *list(kept.path.parents)[:3])} <= forced
 
 
 def test_a_half_written_file_would_be_noticed(tmp_path):
