@@ -17,7 +17,7 @@ from platoon_base.worker import warn_once
 __all__ = ["watch_saving"]
 
 _REMEDY = (
-    "save on one worker, `if connect().global_rank == 0: model.save(path)`, or give each a path of its own; a "
+    "save on one worker, `if connect().is_leader: model.save(path)`, or give each a path of its own; a "
     "KerasTuner needs a directory for each worker"
 )
 
