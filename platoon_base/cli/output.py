@@ -13,13 +13,15 @@ import select
 import sys
 from typing import Any
 
-__all__ = ["OutputFile", "lenient_output", "lost_output", "output_error", "watch_output"]
+__all__ = ["OutputBuffer", "lenient_output", "lost_output", "output_error", "watch_output"]
 
 _READER_HAS_GONE = (errno.EPIPE, errno.ECONNRESET)
 
 
-class OutputFile(io.RawIOBase):
-    """A file descriptor to write to, which notes the first error, such as that of a full disk or a lost terminal.
+class OutputBuffer(io.BufferedIOBase):
+    """A buffer in front of a file descriptor, which notes the first error, such as that of a full disk.
+
+    Ctrl-C may come at any moment and loses nothing: what is written, and what is left, the buffer in C knows.
 
     Parameters
     ----------
@@ -31,12 +33,13 @@ class OutputFile(io.RawIOBase):
     error : OSError or None
         The first one.
     lenient : bool
-        Whether errors are not raised. Each write tries anew, so output goes on once the disk has room again.
+        Whether errors are not raised. What could not be written is lost; output goes on once the disk has room again.
     """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
+        self._file = _file_on(descriptor)
         self.error: OSError | None = None
         self.lenient = False
 
@@ -53,45 +56,72 @@ class OutputFile(io.RawIOBase):
         return os.isatty(self._descriptor)
 
     def write(self, data: Any) -> int:
-        """Write what can be written; returns the number of bytes that are done with."""
+        """Take data; returns the number of bytes that are done with, which is all."""
+        size = memoryview(data).nbytes
+        rest = memoryview(data)
+        while rest.nbytes:
+            try:
+                rest = rest[self._file.write(rest) :]
+            except BlockingIOError as exc:
+                rest = rest[exc.characters_written :]
+                self._wait()
+            except OSError as exc:
+                self._lose(exc)
+                break
+        return size
+
+    def flush(self) -> None:
+        """Write what was taken."""
         while True:
             try:
-                return os.write(self._descriptor, data)
+                return self._file.flush()
             except BlockingIOError:  # the descriptor is another process's too, which wants it so
-                with contextlib.suppress(OSError):
-                    select.select([], [self._descriptor], [])
+                self._wait()
             except OSError as exc:
-                self.error = self.error or exc
-                if not self.lenient:
-                    raise
-                return memoryview(data).nbytes
+                return self._lose(exc)
+
+    def _wait(self) -> None:
+        with contextlib.suppress(OSError):
+            select.select([], [self._descriptor], [])
+
+    def _lose(self, error: OSError) -> None:
+        """Note an error; if it is not raised, forget what could not be written."""
+        self.error = self.error or error
+        if not self.lenient:
+            raise error
+        self._file.raw.close()
+        self._file = _file_on(self._descriptor)
+
+
+def _file_on(descriptor: int) -> io.BufferedWriter:
+    return open(descriptor, "wb", closefd=False)
 
 
 def watch_output() -> None:
-    """Have `OutputFile` write standard output and standard error; one that is closed leads nowhere from now on."""
+    """Have `OutputBuffer` write standard output and standard error; one that is closed leads nowhere from now on."""
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - for as long as the process lives
         elif stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             stream.flush()
-            buffer = io.BufferedWriter(OutputFile(stream.fileno()))
             lines = stream.line_buffering or name == "stderr"
+            buffer = OutputBuffer(stream.fileno())
             setattr(sys, name, io.TextIOWrapper(buffer, stream.encoding, stream.errors, line_buffering=lines))
 
 
 def lenient_output() -> None:
     """From now on raise nothing when output cannot be written; the last flush changes no exit status either."""
     for stream in (sys.stdout, sys.stderr):
-        file = _file_of(stream)
-        if file is not None:
-            file.lenient = True
+        buffer = _buffer_of(stream)
+        if buffer is not None:
+            buffer.lenient = True
 
 
 def output_error() -> OSError | None:
     """Return the first error of standard output, if there was any."""
-    file = _file_of(sys.stdout)
-    return None if file is None else file.error
+    buffer = _buffer_of(sys.stdout)
+    return None if buffer is None else buffer.error
 
 
 def lost_output() -> str:
@@ -100,6 +130,6 @@ def lost_output() -> str:
     return "" if error is None or error.errno in _READER_HAS_GONE else error.strerror or str(error)
 
 
-def _file_of(stream: Any) -> OutputFile | None:
-    raw = getattr(getattr(stream, "buffer", None), "raw", None)
-    return raw if isinstance(raw, OutputFile) else None
+def _buffer_of(stream: Any) -> OutputBuffer | None:
+    buffer = getattr(stream, "buffer", None)
+    return buffer if isinstance(buffer, OutputBuffer) else None

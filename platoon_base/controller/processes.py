@@ -89,6 +89,7 @@ class WorkerProcesses:
         self._fork_server: ForkServer | None = None
         self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
         self._stopping = False
+        self._killed_by: list[signal.Signals] = []  # what all were sent after SIGINT
         self._collected: list[Exit] = []  # ended, and not returned by `reap` yet
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
@@ -224,9 +225,13 @@ class WorkerProcesses:
         failure = read_failure(error_file(log_file), rank) if ended.status and log_file is not None else None
         if failure is not None and failure.kind == INTERRUPTED:
             failure = None
+        why = ended.why
+        for number in self._killed_by if not why else ():
+            if ended.status == 128 + number:
+                why = f"killed by {number.name} when the time to end was over"
         at = time.time() if failure is None else failure.at
         begin = self._log_begins.get(rank, 0)
-        self._collected.append(Exit(rank, ended.status, log_file, ended.why, failure, begin, at))
+        self._collected.append(Exit(rank, ended.status, log_file, why, failure, begin, at))
 
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Begin to end all processes; call `escalate` again and again until none is running.
@@ -259,6 +264,8 @@ class WorkerProcesses:
             self._fork_server.signal(number)
         for child in self._children.values():
             child.signal(number)
+        if number != signal.SIGINT:
+            self._killed_by.append(number)
         if number == signal.SIGKILL:
             self._let_go_of([rank for rank, child in self._children.items() if isinstance(child, LockHolder)])
 

@@ -64,10 +64,11 @@ class Fits:
 
     def first_epoch(self, model: Any, epochs: int | None, given: int) -> int:
         """Return the epoch at which the next fit begins, asked for before its callbacks are: on Keras 2."""
-        averages = average_of_model(model) is not None
-        if averages or self._settings.rule is None or self.worker.late:
+        if self.worker.late:
             return given
-        resumption = agree_to_resume(self.worker)
+        # Asked without a center too: other workers may have one, which is refused when they meet.
+        has_center = self._settings.rule is not None and average_of_model(model) is None
+        resumption = agree_to_resume(self.worker, has_center)
         return given if resumption is None else resumption.first_epoch(epochs, given)
 
     def prepare(self, model: Any) -> None:

@@ -310,7 +310,7 @@ TRAINS = textwrap.dedent(
 
 def test_doctor_knows_a_checkout_and_how_to_install_blocks(platoon, blocks_env, tmp_path):
     def line_and_remedy(path):
-        lines = platoon("doctor", environment={"PYTHONPATH": path}).stdout.splitlines()
+        lines = platoon("doctor", "--all", environment={"PYTHONPATH": path}).stdout.splitlines()
         (number,) = (i for i, line in enumerate(lines) if line.split()[1:2] == ["Blocks"])
         return lines[number], lines[number + 1]
 

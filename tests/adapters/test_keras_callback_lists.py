@@ -114,7 +114,7 @@ def test_a_file_that_two_workers_write_is_noticed(run_keras, tmp_path):
                     model.save_weights(path)
                 except PlatoonError as exc:
                     assert "another worker is writing" in str(exc)
-                    assert "if connect().global_rank == 0" in str(exc)
+                    assert "if connect().is_leader" in str(exc)
                 else:
                     raise AssertionError("written")
         """

@@ -144,19 +144,25 @@ def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_
 def test_nothing_that_made_the_fork_server_end_early_is_left_in_a_worker(run_forked):
     outcome = run_forked(
         """
-        import ctypes, os, signal
+        import contextlib, ctypes, os, signal
         value = ctypes.c_int(-1)
         assert ctypes.CDLL(None).prctl(2, ctypes.byref(value), 0, 0, 0) == 0  # PR_GET_PDEATHSIG
         print(value.value, signal.getitimer(signal.ITIMER_REAL), signal.getsignal(signal.SIGALRM).name)
         print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
-        print(sorted(os.listdir("/proc/self/fd")))
+        for fd in sorted(os.listdir("/proc/self/fd"), key=int):
+            with contextlib.suppress(OSError):  # that of the listing
+                print(os.readlink(f"/proc/self/fd/{fd}"))
+                watched = open(f"/proc/self/fdinfo/{fd}").read().partition("Pid:")[2].split()[:1]
+        print(watched)
         """
     )
     assert outcome.result.status == 0, outcome.logs
-    first, second, descriptors = outcome.logs[0].splitlines()
+    first, second, *descriptors, watched = outcome.logs[0].splitlines()
     assert first == "0 (0.0, 0.0) SIG_DFL"
     assert second == "True"
-    assert descriptors == str(["0", "1", "2", "3"])  # 3 is that of the listing
+    log = str(outcome.result.exits[0].log_file)
+    assert descriptors == ["/dev/null", log, log, "anon_inode:[pidfd]"]
+    assert watched == str([str(os.getpid())])  # a worker ends after its launcher
 
 
 def test_forked_workers_train_together(run_forked):
