@@ -53,25 +53,32 @@ class Steps(keras.callbacks.Callback):
 
 
 class Fits:
-    """One model, and the data to fit it to."""
+    """A model for fits alone and one for those of all workers, and the data to fit them to."""
 
     def __init__(self, worker, units, batches):
         self.worker, self.batches = worker, batches
-        layers = [keras.layers.Dense(n, activation="relu") for n in units[1:-1]]
-        last = keras.layers.Dense(units[-1], activation="softmax")
-        self.model = keras.Sequential([keras.layers.InputLayer((units[0],)), *layers, last])
-        self.model.compile(keras.optimizers.SGD(1e-3), "categorical_crossentropy")
+        # A model that was trained together is refused by a fit of this worker alone.
+        self.alone, self.together = self.make(units), self.make(units)
         rng = np.random.default_rng(worker.global_rank)
         rows = (SKIPPED + batches + 1) * BATCH_SIZE
         self.x = rng.standard_normal((rows, units[0]), np.float32)
         self.y = np.eye(units[-1], dtype="float32")[rng.integers(units[-1], size=rows)]
+
+    @staticmethod
+    def make(units):
+        layers = [keras.layers.Dense(n, activation="relu") for n in units[1:-1]]
+        last = keras.layers.Dense(units[-1], activation="softmax")
+        model = keras.Sequential([keras.layers.InputLayer((units[0],)), *layers, last])
+        model.compile(keras.optimizers.SGD(1e-3), "categorical_crossentropy")
+        return model
 
     def step_s(self, way):
         """Return the mean time of a step, and the median over tens of steps, each with one synchronization."""
         steps, every = Steps(SKIPPED + self.batches), WAYS[way]
         callbacks = distribute([steps], rule=EASGD(), every_n_batches=every) if every else [steps]
         self.worker.barrier(way)
-        self.model.fit(self.x, self.y, BATCH_SIZE, 1, verbose=0, shuffle=False, callbacks=callbacks)
+        model = self.together if every else self.alone
+        model.fit(self.x, self.y, BATCH_SIZE, 1, verbose=0, shuffle=False, callbacks=callbacks)
         begun = np.array(steps.begun[SKIPPED:])
         return [(begun[-1] - begun[0]) / self.batches, float(np.median(np.diff(begun[::EVERY]))) / EVERY]
 

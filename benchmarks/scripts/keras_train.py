@@ -53,32 +53,31 @@ class Begins(keras.callbacks.Callback):
         self.epochs[-1].append((time.perf_counter(), time.process_time()))
 
 
-class Switch(keras.callbacks.Callback):
-    """Stands for our first callback, and is deaf to the batches of every other block: their steps are plain ones."""
+class Switch:
+    """Makes our first callback deaf to the batches of every other block: their steps are plain ones."""
 
     def __init__(self, ours):
-        super().__init__()
-        self.ours, self.begun, self.inside = ours, [], 0.0
-        # Where ours has no hook of its own, Keras does not look at the ends of batches; so it must be here.
+        self.begun, self.inside = [], 0.0
+        self.on_begin, self.on_end = ours.on_train_batch_begin, ours.on_train_batch_end
+        ours.on_train_batch_begin = self.begin
+        # Where ours has no hook of its own, Keras does not look at the ends of batches.
         if type(ours).on_train_batch_end is not keras.callbacks.Callback.on_train_batch_end:
-            self.on_train_batch_end = self.pass_on_the_end
-        for name in ("set_params", "set_model", "on_train_begin", "on_epoch_begin", "on_epoch_end", "on_train_end"):
-            setattr(self, name, getattr(ours, name))
+            ours.on_train_batch_end = self.end
 
-    def pass_on_the_end(self, batch, logs=None):
+    def begin(self, batch, logs=None):
+        self.begun.append((time.perf_counter(), time.process_time()))
+        if self.hears(batch):
+            self.on_begin(batch, logs)
+            self.inside += time.perf_counter() - self.begun[-1][0]
+
+    def end(self, batch, logs=None):
         if self.hears(batch):
             begin = time.perf_counter()
-            self.ours.on_train_batch_end(batch, logs)
+            self.on_end(batch, logs)
             self.inside += time.perf_counter() - begin
 
     def hears(self, batch):
         return batch // BLOCK % 2
-
-    def on_train_batch_begin(self, batch, logs=None):
-        self.begun.append((time.perf_counter(), time.process_time()))
-        if self.hears(batch):
-            self.ours.on_train_batch_begin(batch, logs)
-            self.inside += time.perf_counter() - self.begun[-1][0]
 
 
 def build(units, averaged):
@@ -96,12 +95,13 @@ def build(units, averaged):
 
 
 class Fits:
-    """One model, plain and with a distributed optimizer, and the data to fit it to."""
+    """A model for fits alone, one for rules, one with a distributed optimizer, and the data to fit them to."""
 
     def __init__(self, worker, units, batches):
         self.worker = worker
-        self.models = {averaged: build(units, averaged) for averaged in (False, True)}
-        self.weights = sum(w.size for w in self.models[False].get_weights())
+        # A model that was trained together is refused by a fit of this worker alone.
+        self.models = {kind: build(units, averaged=kind == "averaged") for kind in ("alone", "rule", "averaged")}
+        self.weights = sum(w.size for w in self.models["alone"].get_weights())
         rng = np.random.RandomState(worker.global_rank)
         self.x = rng.randn(batches * BATCH_SIZE, units[0]).astype("float32")
         self.y = np.eye(units[-1], dtype="float32")[rng.randint(units[-1], size=len(self.x))]
@@ -113,7 +113,8 @@ class Fits:
         callbacks = [begins] if options is None else distribute([begins], **options)
         rows = slice(batches * BATCH_SIZE)
         self.worker.barrier(way)
-        self.models[averaged].fit(
+        kind = "alone" if options is None else "averaged" if averaged else "rule"
+        self.models[kind].fit(
             self.x[rows], self.y[rows], BATCH_SIZE, epochs, verbose=0, shuffle=False, callbacks=callbacks
         )
         return begins.epochs
@@ -128,12 +129,12 @@ class Fits:
         """Return times and CPU times of a batch, in blocks of one epoch: with our hooks, and in its neighbours."""
         options, averaged = WAYS[way]
         pairs //= BLOCK // 25  # longer ones need not be as many
-        ours, last = distribute([], **options)
-        switch, batches = Switch(ours), (2 * pairs + 1) * BLOCK + 1
+        callbacks = distribute([], **options)
+        switch, batches = Switch(callbacks[0]), (2 * pairs + 1) * BLOCK + 1
         rows = np.arange(batches * BATCH_SIZE) % len(self.x)
         self.worker.barrier(way)
-        self.models[averaged].fit(
-            self.x[rows], self.y[rows], BATCH_SIZE, 1, verbose=0, shuffle=False, callbacks=[switch, last]
+        self.models["averaged" if averaged else "rule"].fit(
+            self.x[rows], self.y[rows], BATCH_SIZE, 1, verbose=0, shuffle=False, callbacks=callbacks
         )
         begun = np.array(switch.begun)
         ends = np.arange(BLOCK, len(begun), BLOCK)
@@ -204,7 +205,7 @@ def main(args):
             "between_epochs_s": in_pairs(partial(fits.between_epochs_s, epochs=5), ways, args.rounds),
             "blocks_s": {way: fits.in_blocks_s(way, args.blocks) for way in ("callbacks", "EASGD")},
             "all_reduce_s": all_reduce_s(worker, fits.weights, 31),
-            "cold_all_reduce_s": cold_all_reduce_s(worker, fits.models[False].get_weights(), 31),
+            "cold_all_reduce_s": cold_all_reduce_s(worker, fits.models["rule"].get_weights(), 31),
         }
     Path(args.folder, f"{worker.global_rank}.json").write_text(json.dumps(result))
 
