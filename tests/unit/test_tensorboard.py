@@ -1,6 +1,7 @@
 """Event files for TensorBoard, read back by the one who defined them, or by tensorboardX's own reader of records."""
 
 import contextlib
+import functools
 import importlib.util
 import math
 import struct
@@ -41,21 +42,23 @@ def scalars(folder):
     return found
 
 
-STARTED = time.monotonic() - 30.0
+@pytest.fixture
+def snapshot():
+    """Snapshots of a worker that has begun half a minute ago and makes ten steps a second."""
+    return functools.partial(_snapshot, time.monotonic() - 30.0)
 
 
-def snapshot(steps, loss, reported):
-    """A worker that makes ten steps a second."""
+def _snapshot(started, steps, loss, reported):
     roster = [Participant(rank, True, phase=Phase.TRAINING) for rank in range(2)]
     progress = {
-        0: Progress(1, steps, 0, loss, 0.0, STARTED, STARTED + steps / 10),
+        0: Progress(1, steps, 0, loss, 0.0, started, started + steps / 10),
         1: Progress(0, 0, 0, math.nan, 0.0, 0.0, 0.0),
     }
     return Snapshot(roster, progress, reported, None, 1.0)
 
 
 @needs_writer
-def test_workers_and_reported_values_are_runs_of_their_own(tmp_path):
+def test_workers_and_reported_values_are_runs_of_their_own(tmp_path, snapshot):
     with contextlib.closing(EventFiles(tmp_path, every_s=0.0)) as events:
         events.take(snapshot(0, math.nan, {}))
         events.take(snapshot(100, 0.5, {"val": 0.25, "note": "text"}))
@@ -72,7 +75,7 @@ def test_workers_and_reported_values_are_runs_of_their_own(tmp_path):
 
 
 @needs_writer
-def test_the_end_of_a_course_is_written(tmp_path):
+def test_the_end_of_a_course_is_written(tmp_path, snapshot):
     with contextlib.closing(EventFiles(tmp_path, every_s=1e6)) as events:
         events.take(snapshot(100, 0.5, {}))
         events.take(snapshot(300, 0.125, {}))
