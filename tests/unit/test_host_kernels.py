@@ -136,6 +136,12 @@ def adopted(before, remembering, momenta):
     return after
 
 
+def with_states(count):
+    """A rule of so many local states, all of which remember the center, and a center state, a momentum."""
+    names = tuple(f"state {i}" for i in range(count - 1))
+    return type("WithStates", (EASGD,), {"local_state": names, "center_state": ("m",)})(0.5)
+
+
 # Rules, with the places of the states that remember, of the momenta, and of all center states.
 ADOPTED = [
     (EASGD(0.5), [], [], []),
@@ -166,6 +172,16 @@ def test_alone_both_forms_give_the_bits_of_the_equations(form, rule, remembering
         for got, new, old in zip(now, after, before):
             assert got.tobytes() == np.where(finite, new, old).tobytes()
         assert told == (None if finite.all() else (0, int(np.argmin(finite))))
+
+
+@pytest.mark.parametrize("count", [64, 65])
+def test_alone_a_rule_may_have_any_number_of_states(count):
+    """The loops in C have room for 64."""
+    rule = with_states(count)
+    before = arrays(rule, 1025, "float32")
+    now = [array.copy() for array in before]
+    apply(Adopt(rule), [(now[0], now[1], tuple(now[2:-1]), (now[-1],))])
+    np.testing.assert_array_equal(now, adopted(before, range(2, count + 1), [count + 1]))
 
 
 def test_alone_a_piece_may_begin_anywhere(form):
