@@ -32,6 +32,8 @@ NO_TESTS = 5  # pytest's exit status
 AT_ONCE = min(max(2, (os.cpu_count() or 1) * 3 // 2), 8)
 # Without GPUs: each of the tests' processes would take most of the memory of one.
 ON_THE_CPU = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+# Several tests at once keep the cores busy; with as many threads each, half of the time was spent waiting for one's own.
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # A third of the time of JAX's tests is LLVM's, which optimizes programs that run for milliseconds.
 QUICKLY_COMPILED = "--xla_backend_optimization_level=0"
 
@@ -43,7 +45,7 @@ def run_pytest(title: str, python: Path, *arguments: str, may_be_empty: bool = F
     print(f"\n== {title}", flush=True)
     began = time.monotonic()
     command = [str(python), "-m", "pytest", "-n", str(AT_ONCE), "--dist", "worksteal", *arguments]
-    status = subprocess.run(command, cwd=ROOT, env={**os.environ, **environment}).returncode
+    status = subprocess.run(command, cwd=ROOT, env={**ONE_THREAD, **os.environ, **environment}).returncode
     if status == NO_TESTS and may_be_empty:
         return "no tests selected"
     minutes = f"{(time.monotonic() - began) / 60:.1f} min"
