@@ -32,7 +32,7 @@ NO_TESTS = 5  # pytest's exit status
 AT_ONCE = min(max(2, (os.cpu_count() or 1) * 3 // 2), 8)
 # Without GPUs: each of the tests' processes would take most of the memory of one.
 ON_THE_CPU = {"TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-# Several tests at once keep the cores busy; with as many threads each, half of the time was spent waiting for one's own.
+# Several tests at once keep the cores busy: with a thread for each core they wait for their own threads.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 # A third of the time of JAX's tests is LLVM's, which optimizes programs that run for milliseconds.
 QUICKLY_COMPILED = "--xla_backend_optimization_level=0"
