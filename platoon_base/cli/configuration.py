@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from platoon_base.devices.discovery import Choice, choose_devices
 from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.place import Place
 from platoon_base.system.environment import DEVICES, HOSTS, RC_FILES
 
-__all__ = ["chosen_devices", "require_this_host"]
+__all__ = ["chosen_devices", "require_one_host", "require_this_host"]
 
 _FILE = ".platoonrc"
 _THIS_HOST = ("localhost", "127.0.0.1")
@@ -63,6 +64,16 @@ def require_this_host(words: Sequence[str]) -> None:
         raise ConfigurationError(
             f"{given.origin} names host {', '.join(others)}: a job runs on one host, this one ({os.uname().nodename}); "
             "several hosts are not supported yet. Name this host alone, or localhost"
+        )
+
+
+def require_one_host(place: Place) -> None:
+    """Raise `ConfigurationError` if an engine has started launchers for one job on several hosts."""
+    if place.hosts > 1:
+        raise ConfigurationError(
+            f"this is host {place.host} of {place.hosts}, says {place.told_by}: a job runs on one host, several hosts "
+            "are not supported yet, and each launcher would train a model of its own. Start one (srun -N1 -n1, "
+            "mpirun -np 1), or say --nnodes 1 for jobs of their own"
         )
 
 

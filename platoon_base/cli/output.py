@@ -33,7 +33,7 @@ class OutputBuffer(io.BufferedIOBase):
     error : OSError or None
         The first one.
     lenient : bool
-        Whether errors are not raised. What could not be written is lost; output goes on once the disk has room again.
+        Whether errors are not raised. Output that could not be written is lost; later output may find room again.
     """
 
     def __init__(self, descriptor: int) -> None:

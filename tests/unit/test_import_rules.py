@@ -29,7 +29,7 @@ ROOMS = [
     {"collectives", "controller"},
     {"centers", "channels"},
     {"coordination", "shm", "checkpoints"},
-    {"rules", "devices"},
+    {"rules", "devices", "hosts"},
     {"compat", "vocabulary"},
     {"system"},
     {"errors"},
@@ -60,6 +60,7 @@ PURE = [
     "metrics",
     "errors",
     "fingerprint",
+    "hosts.place",
 ]
 IMPURE = {"zmq", "posix_ipc", "mmap", "fcntl", "socket", "subprocess", "threading", "multiprocessing", "psutil"}
 IMPURE_OF_OURS = {

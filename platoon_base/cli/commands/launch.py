@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import sys
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import click
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
 from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
-from platoon_base.cli.configuration import chosen_devices, require_this_host
+from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.display import summary
 from platoon_base.cli.json_file import write_json
@@ -24,6 +25,7 @@ from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.controller.breakpoints import lend_terminal
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.hosts.place import find_place
 from platoon_base.job.hosting import JobOptions
 
 __all__ = ["command"]
@@ -66,6 +68,16 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     type=click.Path(path_type=Path),
     help="Folder for the workers' logs; those of an earlier run are moved to earlier/ in it.  "
     "[platoon_logs/SCRIPT/TIME]",
+)
+@click.option(
+    "--nnodes",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="On how many hosts the job runs: on one so far. Where an engine has started several launchers (srun, "
+    "mpirun), 1 makes each a job of its own.  [what the engine or PET_NNODES says]",
+)
+@click.option(
+    "--node-rank", type=click.IntRange(min=0), metavar="I", help="Which of the hosts this is.  [what the engine says]"
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Common to all workers.  [0, or the checkpoint's]")
 @click.option(
@@ -130,6 +142,8 @@ def command(
     devices: tuple[str, ...],
     center: str,
     log_dir: Path | None,
+    nnodes: int | None,
+    node_rank: int | None,
     seed: int | None,
     max_restarts: int,
     checkpoint_every: float | None,
@@ -164,6 +178,7 @@ def command(
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
     require_this_host(())
+    require_one_host(find_place(os.environ, nnodes, node_rank))
     chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)
     center = choose_center(center, chosen.devices)

@@ -1,0 +1,89 @@
+"""Which of the hosts of a job a launcher is on, by options and by the variables of engines."""
+
+import pytest
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.place import LOCAL, Place, find_place
+
+pytestmark = pytest.mark.base
+
+
+def srun(processes, rank, tasks, node=0):
+    return {
+        "SLURM_STEP_NUM_TASKS": str(processes),
+        "SLURM_PROCID": str(rank),
+        "SLURM_STEP_TASKS_PER_NODE": tasks,
+        "SLURM_NODEID": str(node),
+    }
+
+
+def mpirun(processes, rank, here):
+    names = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE")
+    return dict(zip(names, map(str, (processes, rank, here))))
+
+
+# As the engines set them: Slurm 22.05, Open MPI 4.1 and MPICH 4.
+PLACES = {
+    "none": ({}, (1, 0)),
+    "a batch script of four hosts": ({"SLURM_JOB_NUM_NODES": "4", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}, (1, 0)),
+    "srun -N1": (srun(1, 0, "1"), (1, 0)),
+    "srun -N3": (srun(3, 2, "1(x3)", 2), (3, 2)),
+    "srun of uneven hosts, on one with one task": (srun(4, 3, "1(x2),1,1", 3), (4, 3)),
+    "mpirun -np 1": (mpirun(1, 0, 1), (1, 0)),
+    "mpirun -np 2": (mpirun(2, 1, 1), (2, 1)),
+    "mpirun within srun": ({**srun(2, 0, "1(x2)"), **mpirun(3, 2, 1)}, (3, 2)),
+    "mpirun -np 1 within srun": ({**srun(2, 0, "1(x2)"), **mpirun(1, 0, 1)}, (1, 0)),
+    "mpiexec of MPICH": ({"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}, (2, 1)),
+    "torchrun's variables": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, (2, 1)),
+    "those before an engine's": ({"PET_NNODES": "2", "PET_NODE_RANK": "0", **srun(4, 3, "1(x4)", 3)}, (2, 0)),
+    "an indexed job": ({"PET_NNODES": "2", "JOB_COMPLETION_INDEX": "1"}, (2, 1)),
+    "an index alone": ({"JOB_COMPLETION_INDEX": "1"}, (1, 0)),
+    "empty": ({"PET_NNODES": "", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": ""}, (1, 0)),
+}
+
+
+@pytest.mark.parametrize("case", PLACES)
+def test_the_place(case):
+    environment, (hosts, index) = PLACES[case]
+    found = find_place(environment)
+    assert found[:2] == (hosts, index)
+    assert bool(found.told_by) == (hosts > 1)
+
+
+def test_options_count_first():
+    environment = {"PET_NNODES": "3", "PET_NODE_RANK": "1", **mpirun(4, 3, 1)}
+    assert find_place(environment, 2, 0) == Place(2, 0, "--nnodes")
+    assert find_place(environment, 2)[:2] == (2, 1)
+    assert find_place(environment, 1) == find_place(mpirun(4, 3, 4), 1) == LOCAL
+
+
+@pytest.mark.parametrize(
+    ("environment", "said"),
+    [
+        (srun(4, 1, "2(x2)", 0), ["got 4 launchers from srun", "2 of them on this host", "--ntasks-per-node=1"]),
+        (srun(5, 4, "1,2(x2)", 2), ["got 5 launchers from srun", "2 of them on this host"]),
+        (mpirun(4, 1, 4), ["got 4 launchers from mpirun", "4 of them on this host", "--nnodes 1"]),
+        ({"PET_NNODES": "2"}, ["2 hosts from PET_NNODES", "--node-rank 0 on the first host"]),
+        ({"PET_NNODES": "1:4"}, ["PET_NNODES='1:4'", "a whole number"]),
+        ({"PET_NNODES": "0", "PET_NODE_RANK": "0"}, ["got 0 hosts from PET_NNODES"]),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "2"}, ["got host 2 of 2", "0 to 1"]),
+        ({"PET_NNODES": "2", "PET_NODE_RANK": "-1"}, ["PET_NODE_RANK='-1'", "a whole number"]),
+        (mpirun(2, "x", 1), ["OMPI_COMM_WORLD_RANK='x'"]),
+    ],
+)
+def test_what_makes_no_sense_is_refused(environment, said):
+    with pytest.raises(ConfigurationError) as caught:
+        find_place(environment)
+    for part in said:
+        assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("variables", [srun(2, 1, "1(x2)", 1), mpirun(2, 1, 1)])
+def test_a_launcher_of_several_trains_no_model_of_its_own(platoon, write_script, tmp_path, variables):
+    script = write_script("print('trained')")
+    done = platoon("launch", "-n", 1, script, environment=variables)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "this is host 1 of 2, says" in done.stderr
+    assert "--nnodes 1" in done.stderr
+    assert not (tmp_path / "platoon_logs").exists()
+    assert "trained" in platoon("launch", "--nnodes", 1, "-n", 1, script, environment=variables).stdout
