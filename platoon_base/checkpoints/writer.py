@@ -258,7 +258,10 @@ class CheckpointWriter:
 
     def _warn_of_little_room(self, first: Path) -> None:
         """Warn if later checkpoints will not fit: an unfinished one lies beside those that are kept."""
-        size_bytes, free_bytes = first.stat().st_size, shutil.disk_usage(self.folder).free
+        try:
+            size_bytes, free_bytes = first.stat().st_size, shutil.disk_usage(self.folder).free
+        except OSError:  # somebody has removed it: it was written all the same
+            return
         if free_bytes < KEPT_FILES * size_bytes:
             log.warning(
                 "%s has %.1f MB free, and checkpoints of %.1f MB need room for %d more: later ones will fail; make "

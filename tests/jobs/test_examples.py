@@ -69,7 +69,7 @@ def test_lasagne_digits_alone(tmp_path):
 
 @needs_keras
 @pytest.mark.parametrize(
-    ("workers", "options", "epochs"), [(2, [], 15), (2, ["--sync"], 15), (3, ["--conv"], 10)], ids=str
+    ("workers", "options", "epochs"), [(2, [], 15), (2, ["--sync"], 15), (3, ["--conv"], 15)], ids=str
 )
 @pytest.mark.slow
 def test_keras_digits(platoon, tmp_path, workers, options, epochs):

@@ -536,6 +536,24 @@ def test_too_little_room_for_later_checkpoints_is_said_at_the_first(folder, monk
     assert caplog.text.count("later ones will fail; make room") == (files < 2)
 
 
+class Removed(CheckpointFolder):
+    """Somebody removes it at once after a checkpoint has been written."""
+
+    def save(self, checkpoint):
+        path = super().save(checkpoint)
+        shutil.rmtree(self.path)
+        return path
+
+
+def test_a_checkpoint_that_is_removed_at_once_was_written(tmp_path):
+    removed = Removed(tmp_path / "kept")
+    writer = CheckpointWriter(Saving(removed, 1000.0), lambda layout: Center())
+    write_all(writer, [make().about.layout])
+    writer.close()
+    removed.close()
+    assert (writer.tally, writer.take_problem()) == ((1, 0, ""), "")
+
+
 @pytest.mark.parametrize("resumed", [False, True])
 def test_one_without_a_center_takes_no_place_of_one_that_has_it(folder, resumed):
     """Workers that have let go of their parameters, or a resumed job before it shares them."""
