@@ -61,6 +61,7 @@ class Rendezvous:
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
         self._waits: dict[_Name, dict[int, _Wait]] = {}
+        self._earliest = math.inf  # no deadline is before it
 
     def enter(
         self, call: msg.CollectiveCall, terms: Terms, participant: Participant, asker: Asker, now: float
@@ -71,7 +72,9 @@ class Rendezvous:
             return [Complete({participant.rank: asker}, {participant.rank: call}, binds=False)]
         outcomes = self.withdraw(participant.rank)
         name = _Name(type(call), call.title)
-        self._waits.setdefault(name, {})[participant.rank] = _Wait(asker, call, terms, now + call.timeout_s)
+        deadline = now + call.timeout_s
+        self._earliest = min(self._earliest, deadline)
+        self._waits.setdefault(name, {})[participant.rank] = _Wait(asker, call, terms, deadline)
         return outcomes + (self._complete(name) or self._refuse_cross_wait())
 
     def withdraw(self, rank: int) -> list[Outcome]:
@@ -106,6 +109,8 @@ class Rendezvous:
             ``moved(rank)`` returns when that worker has last shown that it goes on.
         """
         outcomes: list[Outcome] = []
+        if now < self._earliest:
+            return outcomes
         for name, waits in list(self._waits.items()):
             late = {rank: wait for rank, wait in waits.items() if wait.deadline <= now}
             since = {rank: moved(rank) for rank in self._missing(waits)} if late else {}
@@ -120,14 +125,16 @@ class Rendezvous:
                     outcomes.append(refuse(wait.asker, "CollectiveTimeoutError", text))
             if not waits:
                 del self._waits[name]
+        deadlines = (wait.deadline for waits in self._waits.values() for wait in waits.values())
+        self._earliest = min(deadlines, default=math.inf)
         return outcomes
 
     @property
     def next_deadline(self) -> float | None:
-        """The time at which `tick` has something to do, or None."""
-        return min((wait.deadline for waits in self._waits.values() for wait in waits.values()), default=None)
+        """A time before which `tick` has nothing to do; None if nobody waits."""
+        return self._earliest if self._waits else None
 
-    def _missing(self, waits: dict[int, _Wait]) -> set[int]:
+    def _missing(self, waits: dict[int, _Wait]) -> frozenset[int]:
         missing = self._roster.awaited.difference(waits)
         launched_only = any(wait.terms.launched_only for wait in waits.values())
         return missing - self._roster.late if launched_only else missing
@@ -135,6 +142,9 @@ class Rendezvous:
     def _complete(self, name: _Name) -> list[Outcome]:
         """Take a call out if all have come to it, or nobody is left in it."""
         waits = self._waits[name]
+        # Counted before it is looked at who they are: for all but the last of many that is all there is to do.
+        if waits and len(waits) < len(self._roster.awaited) - len(self._roster.late):
+            return []
         if waits and self._missing(waits):
             return []
         return self._take_out(name)
@@ -151,8 +161,10 @@ class Rendezvous:
 
     def _refuse_cross_wait(self) -> list[Outcome]:
         """End all waits at once if everybody waits, but not for the same: no wait could ever end well."""
-        names = {rank: name for name, waits in self._waits.items() for rank in waits}
         awaited = self._roster.awaited
+        if sum(map(len, self._waits.values())) < len(awaited):
+            return []
+        names = {rank: name for name, waits in self._waits.items() for rank in waits}
         if not awaited or not awaited <= set(names):
             return []
         unequal = {names[rank] for rank in awaited if self._waits[names[rank]][rank].terms.leaves_out}
@@ -161,8 +173,7 @@ class Rendezvous:
         late = awaited & self._roster.late
         if late and any(self._roster[rank].launched for rank in names):
             # One that came later is in another part of the script: the others go on, and it waits until they come by.
-            for rank in late:
-                self._roster[rank].in_step = False
+            self._roster.fall_out(late)
             return [outcome for name in list(self._waits) for outcome in self._complete(name)]
         text = _cross_wait_text(names)
         waits = [wait for waits in self._waits.values() for wait in waits.values()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import enum
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -87,9 +88,17 @@ class Roster(Mapping[int, Participant]):
         self.by_hand = by_hand
         self._participants = {rank: Participant(rank, launched=True, in_step=True) for rank in range(size)}
         self._by_peer: dict[bytes, Participant] = {}
+        # By host, in order; those not heard of yet, which were launched on this host, have none.
+        self._ranks_on: dict[str, list[int]] = {"": list(range(size))}
         # Looked for when they are asked for, since the controller asks after each request.
         self._living: int | None = None
         self._leader: int | None = None
+        self._awaited: frozenset[int] | None = None
+        self._late: frozenset[int] | None = None
+
+    def _forget(self) -> None:
+        """Look anew for what depends on who is there, at the next question."""
+        self._living = self._leader = self._awaited = self._late = None
 
     def __getitem__(self, rank: int) -> Participant:
         return self._participants[rank]
@@ -101,9 +110,11 @@ class Roster(Mapping[int, Participant]):
         return len(self._participants)
 
     @property
-    def awaited(self) -> set[int]:
+    def awaited(self) -> frozenset[int]:
         """Ranks that collective calls wait for."""
-        return {rank for rank, participant in self._participants.items() if participant.awaited}
+        if self._awaited is None:
+            self._awaited = frozenset(rank for rank, participant in self._participants.items() if participant.awaited)
+        return self._awaited
 
     @property
     def living(self) -> int:
@@ -134,9 +145,11 @@ class Roster(Mapping[int, Participant]):
         return [rank for rank, participant in self._participants.items() if participant.phase is Phase.EXPECTED]
 
     @property
-    def late(self) -> set[int]:
+    def late(self) -> frozenset[int]:
         """Ranks that were not launched with the others."""
-        return {rank for rank, participant in self._participants.items() if not participant.launched}
+        if self._late is None:
+            self._late = frozenset(rank for rank, participant in self._participants.items() if not participant.launched)
+        return self._late
 
     @property
     def lost(self) -> list[int]:
@@ -171,9 +184,13 @@ class Roster(Mapping[int, Participant]):
         if participant is not None and participant.phase.present:
             taken = f"rank {rank} is taken by process {participant.pid} on {participant.host}"
             return msg.Failure(kind="ConfigurationError", message=f"{taken}; a process joins once")
+        if participant is None or participant.phase is not Phase.EXPECTED:
+            self._forget()
         if participant is None:
             participant = self._participants[rank] = Participant(rank, launched=False)
-        self._living = self._leader = None
+            bisect.insort(self._ranks_on[""], rank)
+        self._ranks_on[participant.host].remove(rank)
+        bisect.insort(self._ranks_on.setdefault(hello.host, []), rank)
         participant.phase, participant.peer, participant.pid = Phase.JOINED, peer, hello.pid
         participant.pid_namespace, participant.host, participant.device = hello.pid_namespace, hello.host, hello.device
         self._by_peer[peer] = participant
@@ -186,14 +203,13 @@ class Roster(Mapping[int, Participant]):
         return next((rank for rank in range(self.size, MAX_WORKERS) if rank not in self), None)
 
     def _welcome(self, participant: Participant) -> msg.Welcome:
-        # Those not heard of yet were launched on this host; those that left are counted still.
-        here = [other for other in self.values() if other.host in ("", participant.host)]
-        participant.local_rank = sum(other.rank < participant.rank for other in here)
+        here = [self._ranks_on[host] for host in {"", participant.host}]  # those that left are counted still
+        participant.local_rank = sum(bisect.bisect_left(ranks, participant.rank) for ranks in here)
         return msg.Welcome(
             rank=participant.rank,
             size=max(self.size, participant.rank + 1),
             local_rank=participant.local_rank,
-            local_size=len(here),
+            local_size=sum(map(len, here)),
             seed=self.seed,
             late=not participant.launched,
             resume_at=participant.resume_at,
@@ -202,14 +218,14 @@ class Roster(Mapping[int, Participant]):
 
     def depart(self, participant: Participant, phase: Phase) -> None:
         """Note that a participant has left or was lost."""
-        self._living = self._leader = None
+        self._forget()
         participant.phase = phase
         self._by_peer.pop(participant.peer, None)
 
     def expect_again(self, rank: int, resume_at: Position, for_center: int) -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         gone = self[rank]
-        self._living = self._leader = None
+        self._forget()
         self._participants[rank] = Participant(
             rank,
             launched=False,
@@ -223,4 +239,12 @@ class Roster(Mapping[int, Participant]):
     def fall_in(self, ranks: Iterable[int]) -> None:
         """Note that these ranks have met: from now on collective calls wait for them."""
         for rank in ranks:
-            self[rank].in_step = True
+            if not self[rank].in_step:
+                self[rank].in_step = True
+                self._forget()
+
+    def fall_out(self, ranks: Iterable[int]) -> None:
+        """Note that these ranks are elsewhere in the script: collective calls wait for them no more."""
+        for rank in ranks:
+            self[rank].in_step = False
+        self._forget()

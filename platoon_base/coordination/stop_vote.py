@@ -47,7 +47,7 @@ class StopPoll:
         """Forget the vote of a rank that is gone."""
         self._voters.discard(rank)
 
-    def count(self, awaited: set[int]) -> list[Action]:
+    def count(self, awaited: frozenset[int]) -> list[Action]:
         """Stop the job, once, if the votes suffice among the ranks that collective calls wait for."""
         if self._latest is None or self.reason is not None:
             return []

@@ -128,6 +128,15 @@ def test_batches_are_padded_to_their_longest_review_and_differ_between_workers(l
     assert any((a[0].shape != b[0].shape) for a, b in zip(batches, lstm_model.reviews(20, 100, seed=2)))
 
 
+def test_calls_of_many_members_are_timed(tmp_path):
+    command = [sys.executable, BENCHMARKS / "rendezvous.py", "--members", "3", "40", "--rounds", "2", "--out", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    seconds = json.loads((tmp_path / "rendezvous.json").read_text())["seconds"]
+    assert set(seconds) == {"3", "40"}
+    assert all(0 < took < 100 for kinds in seconds.values() for took in kinds.values())
+
+
 def test_failures_are_timed(tmp_path):
     command = [sys.executable, BENCHMARKS / "failures.py", "--jobs", "1", "--out", tmp_path]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)

@@ -1,10 +1,13 @@
 """The roster: ranks are given once, ends are noted, late joiners get new ranks."""
 
+import random
+
 import pytest
 from asking import DONE, Job, hello, require_failure, total
 
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.roster import Phase
+from platoon_base.coordination.roster import Phase, Roster
+from platoon_base.sharding import START
 from platoon_base.system.environment import MAX_WORKERS
 
 pytestmark = pytest.mark.base
@@ -110,3 +113,47 @@ def test_a_process_that_fails_after_its_goodbye_is_lost():
 
 def test_the_end_of_a_process_that_is_no_worker_does_nothing():
     assert Job(2).coordinator.worker_ended(99, lost=True) == []
+
+
+def require_exact(roster):
+    """Compare what is kept with what the participants say."""
+    members = roster.values()
+    assert roster.awaited == {each.rank for each in members if each.in_step and not each.phase.gone}
+    assert roster.late == {each.rank for each in members if not each.launched}
+    assert roster.living == sum(not each.phase.gone for each in members)
+    left = [each.rank for each in members if each.phase is not Phase.LOST]
+    assert roster.leader == min([rank for rank in left if rank < roster.size] or left, default=0)
+
+
+def require_place(roster, welcome):
+    """Compare a worker's place on its host with that among all who are there, or have not been heard of."""
+    host = roster[welcome.rank].host
+    here = sorted(rank for rank, each in roster.items() if each.host in ("", host))
+    assert (welcome.local_rank, welcome.local_size) == (here.index(welcome.rank), len(here))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_kept_is_what_the_participants_say(seed):
+    """Joins, ends, returns and meetings in any order."""
+    rng = random.Random(seed)
+    roster = Roster(rng.randint(0, 6), 0, by_hand=rng.random() < 0.3)
+    for step in range(60):
+        ranks = list(roster)
+        rank = rng.choice(ranks) if ranks else None
+        act = rng.choice(["join", "join", "join late", "depart", "again", "in", "out"])
+        if act.startswith("join"):
+            asked = rank if act == "join" else None
+            welcome = roster.join(hello(rank=asked, host=rng.choice("abc")), b"%d" % step)
+            if isinstance(welcome, msg.Welcome):
+                require_place(roster, welcome)
+        elif rank is None:
+            continue
+        elif act == "depart" and roster[rank].phase.present:
+            roster.depart(roster[rank], rng.choice([Phase.LEFT, Phase.LOST]))
+        elif act == "again" and roster[rank].phase.gone:
+            roster.expect_again(rank, START, 0)
+        elif act == "in":
+            roster.fall_in([rank])
+        elif act == "out":
+            roster.fall_out([rank])
+        require_exact(roster)
