@@ -342,6 +342,9 @@ class Training:
         except (CollectiveTimeoutError, WorkerLostError) as error:  # the others still train, or the controller is gone
             log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
             together = None
+        except KeyboardInterrupt:  # Blocks has taken its handler away; as with it, what saves is to run
+            log.warning("rank %d was interrupted at its end: it waits for nobody any longer", self.worker.global_rank)
+            together = None
         if together is None:
             self._leave(self.timeout_s)
             return

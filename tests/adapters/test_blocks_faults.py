@@ -145,6 +145,36 @@ def test_ctrl_c_ends_all_main_loops_with_what_was_trained(write_script, tmp_path
     assert "Traceback" not in logs or not all(ended), logs
 
 
+@pytest.mark.parametrize("way", ["sync", "async"])
+@pytest.mark.slow
+def test_ctrl_c_in_the_last_wait_leaves_time_to_save(run_blocks, tmp_path, way):
+    """Blocks has taken its handler away by then."""
+    outcome = run_blocks(
+        f"""
+        import signal
+        sync = {way == "sync"}
+        together = ParameterSync(None) if sync else ParameterSync(EASGD(), every_n_batches=2)
+        rule = AllReduceGradients(Scale(0.1)) if sync else Scale(0.1)
+        main_loop = loop(network()[0], shard_stream(stream(80), uneven="drop"), [
+            together, FinishAfter(after_n_epochs=1), Checkpoint(tmp + "/saved.tar", save_main_loop=False)], rule)
+
+        from platoon_plugins.blocks.training import END, Training
+        meet = Training.meet
+        def interrupted(self, point, *args):
+            if point == END and rank == 0:
+                os.kill(os.getpid(), signal.SIGINT)
+            return meet(self, point, *args)
+        Training.meet = interrupted
+        main_loop.run()
+        print("ran to the end")
+        """
+    )
+    outcome.require_success()
+    assert (tmp_path / "saved.tar").exists()
+    assert "interrupted at its end" in outcome.logs[0]
+    assert all("ran to the end" in log for log in outcome.logs)
+
+
 REFUSED = {
     "two ParameterSync": (
         "[ParameterSync(EASGD()), ParameterSync(EASGD(), name='again')]", "Scale(0.1)", "ParameterSync twice",
