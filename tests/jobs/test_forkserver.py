@@ -160,7 +160,7 @@ def test_nothing_that_made_the_fork_server_end_early_is_left_in_a_worker(run_for
     first, second, *descriptors, watched = outcome.logs[0].splitlines()
     assert first == "0 (0.0, 0.0) SIG_DFL"
     assert second == "True"
-    log = str(outcome.result.exits[0].log_file)
+    (log,) = (str(ended.log_file) for ended in outcome.result.exits if ended.rank == 0)
     assert descriptors == ["/dev/null", log, log, "anon_inode:[pidfd]"]
     assert watched == str([str(os.getpid())])  # a worker ends after its launcher
 
