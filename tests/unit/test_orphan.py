@@ -68,6 +68,34 @@ def test_one_that_minds_no_interrupt_is_killed_with_what_it_has_started(orphan):
     assert orphan(text)[0] == -signal.SIGKILL
 
 
+# The first process is a shell's; its child is the one whose launcher is gone, and another one is beside that.
+OF_A_SHELL = """
+import subprocess
+sides, told = os.pipe()
+pid = os.fork()
+if pid == 0:
+    if {own_group}:
+        os.setpgid(0, 0)
+    os.write(told, b".")
+    begin()
+    rest(60)
+    os._exit(0)
+os.read(sides, 1)
+beside = subprocess.Popen(["sleep", "60"], preexec_fn=lambda: os.setpgid(0, pid if {own_group} else os.getpgid(0)))
+status = os.waitpid(pid, 0)[1]
+print(status != 0, beside.poll())
+beside.kill()
+"""
+
+
+@pytest.mark.parametrize("own_group", [False, True])
+def test_what_a_shell_has_started_beside_it_goes_on(orphan, own_group):
+    """In the group of the shell, or in one of their own, as the members of a pipe."""
+    status, output = orphan(OF_A_SHELL.format(own_group=own_group))
+    assert status == 0
+    assert output.endswith("True None\n")
+
+
 def test_one_that_has_found_out_has_time_to_save(orphan):
     status, output = orphan("found_out()\nbegin()\nrest(1)\nprint('saved')")
     assert (status, output) == (0, "saved\n")
