@@ -73,7 +73,7 @@ def require_one_host(place: Place) -> None:
         raise ConfigurationError(
             f"this is host {place.host} of {place.hosts}, says {place.told_by}: a job runs on one host, several hosts "
             "are not supported yet, and each launcher would train a model of its own. Start one (srun -N1 -n1, "
-            "mpirun -np 1), or say --nnodes 1 for jobs of their own"
+            "mpirun -np 1), or say --nnodes 1 (PET_NNODES=1 in the environment) for jobs of their own"
         )
 
 

@@ -21,7 +21,8 @@ _READER_HAS_GONE = (errno.EPIPE, errno.ECONNRESET)
 class OutputBuffer(io.BufferedIOBase):
     """A buffer in front of a file descriptor, which notes the first error, such as that of a full disk.
 
-    Ctrl-C may come at any moment and loses nothing: what is written, and what is left, the buffer in C knows.
+    Ctrl-C may come at any moment, and nothing is written twice: what is written, and what is left, the buffer in C
+    knows. An interrupt may lose what comes in at that moment.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ class OutputBuffer(io.BufferedIOBase):
     def __init__(self, descriptor: int) -> None:
         super().__init__()
         self._descriptor = descriptor
-        self._file = _file_on(descriptor)
+        self._file = open(descriptor, "wb", closefd=False)  # noqa: SIM115 - for as long as the process lives
         self.error: OSError | None = None
         self.lenient = False
 
@@ -61,11 +62,11 @@ class OutputBuffer(io.BufferedIOBase):
         rest = memoryview(data)
         while rest.nbytes:
             try:
-                rest = rest[self._file.write(rest) :]
+                rest = rest[self._opened().write(rest) :]
             except BlockingIOError as exc:
                 rest = rest[exc.characters_written :]
                 self._wait()
-            except OSError as exc:
+            except (OSError, ValueError) as exc:
                 self._lose(exc)
                 break
         return size
@@ -74,27 +75,30 @@ class OutputBuffer(io.BufferedIOBase):
         """Write what was taken."""
         while True:
             try:
-                return self._file.flush()
+                return self._opened().flush()
             except BlockingIOError:  # the descriptor is another process's too, which wants it so
                 self._wait()
-            except OSError as exc:
+            except (OSError, ValueError) as exc:
                 return self._lose(exc)
 
     def _wait(self) -> None:
         with contextlib.suppress(OSError):
             select.select([], [self._descriptor], [])
 
-    def _lose(self, error: OSError) -> None:
+    def _opened(self) -> io.BufferedWriter:
+        """Return the buffer in C: another one, if what the earlier one holds was given up."""
+        if self._file.closed:
+            self._file = open(self._descriptor, "wb", closefd=False)  # noqa: SIM115
+        return self._file
+
+    def _lose(self, error: Exception) -> None:
         """Note an error; if it is not raised, forget what could not be written."""
-        self.error = self.error or error
+        if isinstance(error, OSError):
+            self.error = self.error or error
         if not self.lenient:
             raise error
-        self._file.raw.close()
-        self._file = _file_on(self._descriptor)
-
-
-def _file_on(descriptor: int) -> io.BufferedWriter:
-    return open(descriptor, "wb", closefd=False)
+        if isinstance(error, OSError):  # else another thread has just given the buffer up
+            self._file.raw.close()
 
 
 def watch_output() -> None:

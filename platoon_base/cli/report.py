@@ -138,9 +138,9 @@ def print_result(
 
 def _end_of(ended: Exit, interrupted: bool) -> str:
     """Say how a worker ended; one of an interrupted job may have been killed, as it took too long over its end."""
-    if ended.why:
-        return ended.why
     kind = INTERRUPTED if ended.failure is None else ended.failure.kind
+    if ended.why:
+        return ended.why if kind == INTERRUPTED else f"failed ({kind}), and was {ended.why}"
     by_signal = ended.status in (128 + signal.SIGINT, 128 + signal.SIGTERM, 128 + signal.SIGHUP)
     if not interrupted or not (by_signal or (ended.failure is not None and kind == INTERRUPTED)):
         return str(ended)

@@ -42,7 +42,7 @@ class Exit(NamedTuple):
     log_file : Path or None
         Where its output went, if it was started here.
     why : str
-        Why the status is not the process's own; empty if it is.
+        Why the status is not the process's own, such as a signal that all were sent; empty if it is.
     failure : Failure or None
         The exception that ended its script, if it has written one.
     log_begin : int
@@ -89,7 +89,7 @@ class WorkerProcesses:
         self._fork_server: ForkServer | None = None
         self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
         self._stopping = False
-        self._killed_by: list[signal.Signals] = []  # what all were sent after SIGINT
+        self._killed_by: dict[int, str] = {}  # the signals that all were sent after SIGINT, and why
         self._collected: list[Exit] = []  # ended, and not returned by `reap` yet
 
     def start(self, rank: int, command: Sequence[str], environment: Mapping[str, str], log_file: Path | None) -> None:
@@ -226,9 +226,8 @@ class WorkerProcesses:
         if failure is not None and failure.kind == INTERRUPTED:
             failure = None
         why = ended.why
-        for number in self._killed_by if not why else ():
-            if ended.status == 128 + number:
-                why = f"killed by {number.name} when the time to end was over"
+        if not why and ended.status - 128 in self._killed_by:
+            why = f"killed by {signal.Signals(ended.status - 128).name}, {self._killed_by[ended.status - 128]}"
         at = time.time() if failure is None else failure.at
         begin = self._log_begins.get(rank, 0)
         self._collected.append(Exit(rank, ended.status, log_file, why, failure, begin, at))
@@ -259,13 +258,13 @@ class WorkerProcesses:
             else:
                 self._signal(number)
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _signal(self, number: signal.Signals, why: str = "as its time to end was over") -> None:
         if self._fork_server is not None:
             self._fork_server.signal(number)
         for child in self._children.values():
             child.signal(number)
         if number != signal.SIGINT:
-            self._killed_by.append(number)
+            self._killed_by[number] = why
         if number == signal.SIGKILL:
             self._let_go_of([rank for rank, child in self._children.items() if isinstance(child, LockHolder)])
 
@@ -292,7 +291,7 @@ class WorkerProcesses:
     def kill(self) -> None:
         """Kill all processes and collect them; the next `reap` returns how they ended."""
         self._stopping, self._stages = True, []
-        self._signal(signal.SIGKILL)
+        self._signal(signal.SIGKILL, "as it was to end at once")
         deadline = time.monotonic() + _KILL_TO_LET_GO_S
         while self._children or self._fork_server is not None:
             self._collected = self.reap()

@@ -5,6 +5,7 @@ All of them are read here, and nowhere else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -42,27 +43,24 @@ class _Engine(NamedTuple):
     processes, rank : str
         How many processes it has started in all, and which of them this is.
     here : str
-        How many of them are on this host; empty if that is not told.
-    per_host : str
-        How to have it start one on each host.
+        How many of them are on this host; empty for Slurm, which has a list of all hosts.
     """
 
     name: str
     processes: str
     rank: str
     here: str
-    per_host: str
 
 
 _OMPI = "OMPI_COMM_WORLD"
-# In this order: mpirun within a job of Slurm passes on what it was given. Of Slurm those of a step count, as a batch
-# script of several hosts runs on the first one alone.
+_HYDRA = _Engine("mpiexec", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS")
+# The inner one first: mpirun within a job of Slurm passes on what it was given. Of Slurm those of a step count, as a
+# batch script of several hosts runs on the first one alone. It sets PMI_SIZE too, without MPI_LOCALNRANKS.
 _ENGINES = (
-    _Engine(
-        "mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", "--map-by ppr:1:node"
-    ),
-    _Engine("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "", "--ntasks-per-node=1"),
-    _Engine("mpiexec", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS", "-ppn 1"),
+    _Engine("mpirun", f"{_OMPI}_SIZE", f"{_OMPI}_RANK", f"{_OMPI}_LOCAL_SIZE"),
+    _HYDRA,
+    _Engine("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", ""),
+    _HYDRA._replace(here="PMI_LOCAL_SIZE"),
 )
 
 
@@ -83,14 +81,18 @@ def find_place(environment: Mapping[str, str], hosts: int | None = None, index: 
     told_by = "--nnodes"
     if hosts is None:
         hosts, told_by = _number(environment, "PET_NNODES"), "PET_NNODES"
-    if index is None:
-        index = _number(environment, "PET_NODE_RANK")
-    if hosts is None:
-        return _of_engine(environment)
-    if hosts == 1:
+    if hosts == 1 and not index:
         return LOCAL
     if index is None:
+        index = _number(environment, "PET_NODE_RANK")
+    if hosts is None and index:
+        raise ConfigurationError(f"got host {index}, and nothing says of how many: say --nnodes too")
+    if hosts is None:
+        return _of_engine(environment)
+    if index is None:
         index = _number(environment, "JOB_COMPLETION_INDEX")  # of an indexed job of Kubernetes
+    if index is None and (place := _of_engine(environment)).hosts == hosts:
+        index = place.host
     if index is None:
         raise ConfigurationError(
             f"got {hosts} hosts from {told_by}, and nothing says which of them this is: say --node-rank 0 on the first "
@@ -101,6 +103,8 @@ def find_place(environment: Mapping[str, str], hosts: int | None = None, index: 
 
 def _of_engine(environment: Mapping[str, str]) -> Place:
     for engine in _ENGINES:
+        if engine is _HYDRA and engine.here not in environment:
+            continue
         processes, rank = _number(environment, engine.processes), _number(environment, engine.rank)
         if processes is None or rank is None:
             continue
@@ -108,9 +112,9 @@ def _of_engine(environment: Mapping[str, str]) -> Place:
         here = _number(environment, engine.here) if engine.here else _tasks_here(environment)
         if here is not None and here > 1:
             raise ConfigurationError(
-                f"got {processes} launchers from {told_by}, {here} of them on this host: start one on a host, which "
-                f"starts the workers there, as many as -n says ({engine.name} {engine.per_host}), or say --nnodes 1 "
-                "for jobs of their own"
+                f"got {processes} launchers from {told_by}, {here} of them on this host: one launcher starts all "
+                "workers, as many as -n says. Start one (srun -N1 -n1, mpirun -np 1), or say --nnodes 1 (PET_NNODES=1 "
+                "in the environment) for jobs of their own"
             )
         return LOCAL if processes == 1 else _checked(Place(processes, rank, told_by))
     return LOCAL
@@ -120,9 +124,11 @@ def _tasks_here(environment: Mapping[str, str]) -> int | None:
     """Return how many tasks of this step Slurm has started on this host, of a list such as ``2(x3),1``."""
     text, node = environment.get("SLURM_STEP_TASKS_PER_NODE", ""), _number(environment, "SLURM_NODEID")
     numbers: list[int] = []
-    for part in filter(None, text.split(",")):
-        number, _, times = part.partition("(x")
-        numbers += [int(number)] * int(times.rstrip(")") or 1)
+    for part in text.split(","):
+        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
+        if found is None:
+            return None
+        numbers += [int(found[1])] * int(found[2] or 1)
     return numbers[node] if node is not None and node < len(numbers) else None
 
 
@@ -140,6 +146,9 @@ def _number(environment: Mapping[str, str], name: str) -> int | None:
     text = environment.get(name, "").strip()
     if not text:
         return None
+    least, colon, most = text.partition(":")
+    if colon and least == most:  # as torchrun says a number that is not elastic
+        text = least
     if not text.isdecimal():
         raise ConfigurationError(f"got {name}={text!r}: it must be a whole number")
     return int(text)

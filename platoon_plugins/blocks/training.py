@@ -333,26 +333,31 @@ class Training:
         """End together if the others end too, with the center's values in the parameters; leave the job otherwise."""
         if self.worker.closed or self.finished:
             return
-        stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
         self.finished, self._evaluated = True, []
         try:
-            if not stays:  # what the last record of a monitoring is about
-                self.synchronize()  # the center takes in the latest steps
-            together = self.meet(END)
+            together = self._end_together()
         except (CollectiveTimeoutError, WorkerLostError) as error:  # the others still train, or the controller is gone
             log.warning("rank %d leaves the job without waiting any longer: %s", self.worker.global_rank, error)
-            together = None
+            together = False
         except KeyboardInterrupt:  # Blocks has taken its handler away; as with it, what saves is to run
             log.warning("rank %d was interrupted at its end: it waits for nobody any longer", self.worker.global_rank)
-            together = None
-        if together is None:
+            together = False
+        if not together:
             self._leave(self.timeout_s)
-            return
+
+    def _end_together(self) -> bool:
+        """Wait for the others' ends, and take the center's values; tells whether they end too."""
+        stays = self._validated_at == self._main_loop.status["iterations_done"] and not self._in_rounds
+        if not stays:  # what the last record of a monitoring is about
+            self.synchronize()  # the center takes in the latest steps
+        if self.meet(END) is None:
+            return False
         self.average_statistics()
         if self.worker.shares:
             self.worker.copy_to_local(timeout_s=self.timeout_s)
         if not self.averages:
             self.worker.release_shared_params(timeout_s=self.timeout_s)
+        return True
 
     def abandon(self, error: BaseException) -> None:
         """Leave the job after an error: nobody waits for this worker, and extensions then save the center."""

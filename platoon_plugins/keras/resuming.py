@@ -72,7 +72,7 @@ def agree_to_resume(worker: Worker, has_center: bool = True) -> Resumption | Non
     None for a new job, and for all fits but the first with a center.
     """
     mine = worker.take_kept(_KEPT) if has_center else None
-    found = [kept for kept in worker.gather(mine, name="keras fit resumed") if kept is not None]
+    found = [kept for kept in worker.gather(mine, name="keras fit begins") if kept is not None]
     # A checkpoint may lie between the words of two workers: an epoch that is made again does no harm.
     return Resumption(*min(found)) if found else None
 

@@ -1,5 +1,9 @@
 """Which of the hosts of a job a launcher is on, by options and by the variables of engines."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from platoon_base.errors import ConfigurationError
@@ -34,9 +38,16 @@ PLACES = {
     "mpirun within srun": ({**srun(2, 0, "1(x2)"), **mpirun(3, 2, 1)}, (3, 2)),
     "mpirun -np 1 within srun": ({**srun(2, 0, "1(x2)"), **mpirun(1, 0, 1)}, (1, 0)),
     "mpiexec of MPICH": ({"PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"}, (2, 1)),
+    "mpiexec of MPICH within srun": (
+        {**srun(1, 0, "1"), "PMI_SIZE": "2", "PMI_RANK": "1", "MPI_LOCALNRANKS": "1"},
+        (2, 1),
+    ),
+    "srun with PMI": ({**srun(2, 1, "1(x2)", 1), "PMI_SIZE": "2", "PMI_RANK": "1"}, (2, 1)),
+    "a list of tasks that nobody knows": (srun(2, 1, "?", 1), (2, 1)),
     "torchrun's variables": ({"PET_NNODES": "2", "PET_NODE_RANK": "1"}, (2, 1)),
     "those before an engine's": ({"PET_NNODES": "2", "PET_NODE_RANK": "0", **srun(4, 3, "1(x4)", 3)}, (2, 0)),
     "an indexed job": ({"PET_NNODES": "2", "JOB_COMPLETION_INDEX": "1"}, (2, 1)),
+    "torchrun's number that is not elastic": ({"PET_NNODES": "2:2", "PET_NODE_RANK": "1"}, (2, 1)),
     "an index alone": ({"JOB_COMPLETION_INDEX": "1"}, (1, 0)),
     "empty": ({"PET_NNODES": "", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": ""}, (1, 0)),
 }
@@ -54,15 +65,27 @@ def test_options_count_first():
     environment = {"PET_NNODES": "3", "PET_NODE_RANK": "1", **mpirun(4, 3, 1)}
     assert find_place(environment, 2, 0) == Place(2, 0, "--nnodes")
     assert find_place(environment, 2)[:2] == (2, 1)
+    assert find_place(srun(2, 1, "1(x2)", 1), 2) == Place(2, 1, "--nnodes")
+    assert find_place({"PET_NODE_RANK": "x"}, 1) == LOCAL
+    with pytest.raises(ConfigurationError, match="got host 1 of 1"):
+        find_place({}, 1, 1)
+    with pytest.raises(ConfigurationError, match="got host 1, and nothing says of how many"):
+        find_place({}, None, 1)
     assert find_place(environment, 1) == find_place(mpirun(4, 3, 4), 1) == LOCAL
 
 
 @pytest.mark.parametrize(
     ("environment", "said"),
     [
-        (srun(4, 1, "2(x2)", 0), ["got 4 launchers from srun", "2 of them on this host", "--ntasks-per-node=1"]),
+        (srun(4, 1, "2(x2)", 0), ["got 4 launchers from srun", "2 of them on this host", "srun -N1 -n1"]),
         (srun(5, 4, "1,2(x2)", 2), ["got 5 launchers from srun", "2 of them on this host"]),
         (mpirun(4, 1, 4), ["got 4 launchers from mpirun", "4 of them on this host", "--nnodes 1"]),
+        (
+            {**srun(1, 0, "1"), "PMI_SIZE": "4", "PMI_RANK": "2", "MPI_LOCALNRANKS": "4"},
+            ["got 4 launchers from mpiexec", "4 of them on this host"],
+        ),
+        ({"PMI_SIZE": "4", "PMI_RANK": "2", "PMI_LOCAL_SIZE": "2"}, ["got 4 launchers from mpiexec", "2 of them"]),
+        ({"PET_NODE_RANK": "1"}, ["got host 1, and nothing says of how many"]),
         ({"PET_NNODES": "2"}, ["2 hosts from PET_NNODES", "--node-rank 0 on the first host"]),
         ({"PET_NNODES": "1:4"}, ["PET_NNODES='1:4'", "a whole number"]),
         ({"PET_NNODES": "0", "PET_NODE_RANK": "0"}, ["got 0 hosts from PET_NNODES"]),
@@ -87,3 +110,27 @@ def test_a_launcher_of_several_trains_no_model_of_its_own(platoon, write_script,
     assert "--nnodes 1" in done.stderr
     assert not (tmp_path / "platoon_logs").exists()
     assert "trained" in platoon("launch", "--nnodes", 1, "-n", 1, script, environment=variables).stdout
+
+
+@pytest.mark.parametrize("command", [["tune"], ["launch"]])
+def test_every_command_that_starts_workers_refuses(platoon, write_script, command):
+    done = platoon(*command, "-n", 2, write_script("print('trained')"), environment=srun(2, 1, "1(x2)", 1))
+    assert done.returncode == 2
+    assert "this is host 1 of 2, says srun" in done.stderr
+
+
+def test_the_originals_launcher_refuses(write_script, tmp_path):
+    for role in ("worker", "controller"):
+        write_script("print('trained')", f"it_{role}.py")
+    command = [
+        sys.executable,
+        "-c",
+        "from platoon_base.cli.platoon_launcher import main; raise SystemExit(main())",
+        "it",
+        "-D",
+        "cpu",
+    ]
+    environment = {**os.environ, **srun(2, 1, "1(x2)", 1)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 2
+    assert "this is host 1 of 2, says srun" in done.stderr

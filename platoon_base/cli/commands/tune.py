@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 
 from platoon_base.cli import report
 from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
-from platoon_base.cli.configuration import chosen_devices, require_this_host
+from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, require_runnable
 from platoon_base.cli.log_folder import new_log_folder
@@ -19,6 +20,7 @@ from platoon_base.cli.study import Method, built_in, read_method
 from platoon_base.cli.tune import Tuning, tune
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.place import find_place
 
 __all__ = ["command"]
 
@@ -100,6 +102,7 @@ def command(
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
     require_this_host(())
+    require_one_host(find_place(os.environ))
     chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)
     count = len(chosen.devices)
