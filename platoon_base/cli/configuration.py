@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from platoon_base.devices.discovery import Choice, choose_devices
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.place import Place
+from platoon_base.hosts.place import START_ONE, find_place
 from platoon_base.system.environment import DEVICES, HOSTS, RC_FILES
 
 __all__ = ["chosen_devices", "require_one_host", "require_this_host"]
@@ -67,13 +67,19 @@ def require_this_host(words: Sequence[str]) -> None:
         )
 
 
-def require_one_host(place: Place) -> None:
-    """Raise `ConfigurationError` if an engine has started launchers for one job on several hosts."""
+def require_one_host(hosts: int | None = None, index: int | None = None) -> None:
+    """Raise `ConfigurationError` if an engine has started launchers for one job on several hosts.
+
+    Parameters
+    ----------
+    hosts, index : int, optional
+        As ``--nnodes`` and ``--node-rank`` say.
+    """
+    place = find_place(os.environ, hosts, index)
     if place.hosts > 1:
         raise ConfigurationError(
             f"this is host {place.host} of {place.hosts}, says {place.told_by}: a job runs on one host, several hosts "
-            "are not supported yet, and each launcher would train a model of its own. Start one (srun -N1 -n1, "
-            "mpirun -np 1), or say --nnodes 1 (PET_NNODES=1 in the environment) for jobs of their own"
+            f"are not supported yet, and each launcher would train a model of its own; {START_ONE}"
         )
 
 

@@ -58,11 +58,13 @@ class OutputBuffer(io.BufferedIOBase):
 
     def write(self, data: Any) -> int:
         """Take data; returns the number of bytes that are done with, which is all."""
-        size = memoryview(data).nbytes
-        rest = memoryview(data)
-        while rest.nbytes:
+        rest = memoryview(data).cast("B")
+        size = len(rest)
+        while rest:
             try:
-                rest = rest[self._opened().write(rest) :]
+                if self._file.closed:  # it was given up: there may be room again
+                    self._file = open(self._descriptor, "wb", closefd=False)  # noqa: SIM115
+                rest = rest[self._file.write(rest) :]
             except BlockingIOError as exc:
                 rest = rest[exc.characters_written :]
                 self._wait()
@@ -73,9 +75,9 @@ class OutputBuffer(io.BufferedIOBase):
 
     def flush(self) -> None:
         """Write what was taken."""
-        while True:
+        while not self._file.closed:  # or else it was given up, with all that was in it
             try:
-                return self._opened().flush()
+                return self._file.flush()
             except BlockingIOError:  # the descriptor is another process's too, which wants it so
                 self._wait()
             except (OSError, ValueError) as exc:
@@ -84,12 +86,6 @@ class OutputBuffer(io.BufferedIOBase):
     def _wait(self) -> None:
         with contextlib.suppress(OSError):
             select.select([], [self._descriptor], [])
-
-    def _opened(self) -> io.BufferedWriter:
-        """Return the buffer in C: another one, if what the earlier one holds was given up."""
-        if self._file.closed:
-            self._file = open(self._descriptor, "wb", closefd=False)  # noqa: SIM115
-        return self._file
 
     def _lose(self, error: Exception) -> None:
         """Note an error; if it is not raised, forget what could not be written."""

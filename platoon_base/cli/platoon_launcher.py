@@ -26,7 +26,6 @@ from platoon_base.controller.program import Program, python_main
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.place import find_place
 from platoon_base.platoon_api.channel import Controller
 from platoon_base.system.sigchld import default_sigchld
 
@@ -90,7 +89,7 @@ def _attached(argv: Sequence[str]) -> list[str]:
 
 def _run(args: argparse.Namespace) -> int:
     require_this_host(args.hosts)
-    require_one_host(find_place(os.environ))
+    require_one_host()
     worker, controller = (Program(f"{args.experiment_name}_{role}.py") for role in ("worker", "controller"))
     _require_experiment(args.experiment_name, worker)
     chosen = chosen_devices(None, args.devices)

@@ -258,7 +258,7 @@ class WorkerProcesses:
             else:
                 self._signal(number)
 
-    def _signal(self, number: signal.Signals, why: str = "as its time to end was over") -> None:
+    def _signal(self, number: signal.Signals, why: str = "as the time to end was over") -> None:
         if self._fork_server is not None:
             self._fork_server.signal(number)
         for child in self._children.values():
@@ -291,7 +291,7 @@ class WorkerProcesses:
     def kill(self) -> None:
         """Kill all processes and collect them; the next `reap` returns how they ended."""
         self._stopping, self._stages = True, []
-        self._signal(signal.SIGKILL, "as it was to end at once")
+        self._signal(signal.SIGKILL, "as the job was to end at once")
         deadline = time.monotonic() + _KILL_TO_LET_GO_S
         while self._children or self._fork_server is not None:
             self._collected = self.reap()

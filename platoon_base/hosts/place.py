@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["Place", "find_place"]
+__all__ = ["START_ONE", "Place", "find_place"]
 
 
 class Place(NamedTuple):
@@ -43,7 +43,8 @@ class _Engine(NamedTuple):
     processes, rank : str
         How many processes it has started in all, and which of them this is.
     here : str
-        How many of them are on this host; empty for Slurm, which has a list of all hosts.
+        How many of them are on this host: one that is not there was not set by this engine. Empty if none tells it;
+        Slurm has a list of all hosts.
     """
 
     name: str
@@ -53,14 +54,18 @@ class _Engine(NamedTuple):
 
 
 _OMPI = "OMPI_COMM_WORLD"
-_HYDRA = _Engine("mpiexec", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS")
-# The inner one first: mpirun within a job of Slurm passes on what it was given. Of Slurm those of a step count, as a
-# batch script of several hosts runs on the first one alone. It sets PMI_SIZE too, without MPI_LOCALNRANKS.
+_MPIEXEC = _Engine("mpiexec", "PMI_SIZE", "PMI_RANK", "MPI_LOCALNRANKS")
+# The inner one first: MPI within a job of Slurm passes on what it was given. Of Slurm those of a step count, as a batch
+# script of several hosts runs on the first one alone. It may set PMI_SIZE too, without a number for this host.
 _ENGINES = (
     _Engine("mpirun", f"{_OMPI}_SIZE", f"{_OMPI}_RANK", f"{_OMPI}_LOCAL_SIZE"),
-    _HYDRA,
+    _MPIEXEC,
     _Engine("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", ""),
-    _HYDRA._replace(here="PMI_LOCAL_SIZE"),
+    _MPIEXEC._replace(here="PMI_LOCAL_SIZE"),
+    _MPIEXEC._replace(here=""),
+)
+START_ONE = (
+    "start one (srun -N1 -n1, mpirun -np 1), or say --nnodes 1 (PET_NNODES=1 in the environment) for jobs of their own"
 )
 
 
@@ -103,18 +108,15 @@ def find_place(environment: Mapping[str, str], hosts: int | None = None, index: 
 
 def _of_engine(environment: Mapping[str, str]) -> Place:
     for engine in _ENGINES:
-        if engine is _HYDRA and engine.here not in environment:
-            continue
         processes, rank = _number(environment, engine.processes), _number(environment, engine.rank)
-        if processes is None or rank is None:
+        if processes is None or rank is None or (engine.here and engine.here not in environment):
             continue
         told_by = f"{engine.name} ({engine.processes}={processes}, {engine.rank}={rank})"
         here = _number(environment, engine.here) if engine.here else _tasks_here(environment)
         if here is not None and here > 1:
             raise ConfigurationError(
                 f"got {processes} launchers from {told_by}, {here} of them on this host: one launcher starts all "
-                "workers, as many as -n says. Start one (srun -N1 -n1, mpirun -np 1), or say --nnodes 1 (PET_NNODES=1 "
-                "in the environment) for jobs of their own"
+                f"workers, as many as -n says; {START_ONE}"
             )
         return LOCAL if processes == 1 else _checked(Place(processes, rank, told_by))
     return LOCAL

@@ -64,12 +64,11 @@ class Fits:
 
     def first_epoch(self, model: Any, epochs: int | None, given: int) -> int:
         """Return the epoch at which the next fit begins, asked for before its callbacks are: on Keras 2."""
-        averages, rule = average_of_model(model) is not None, self._settings.rule
-        refused = rule not in ("auto", None) if averages else rule is None
-        if self.worker.late or refused:  # the latter is told in a moment, and nobody shall be waited for
+        if self.worker.late:
             return given
         # Asked without a center too: other workers may have one, which is refused when they meet.
-        resumption = agree_to_resume(self.worker, not averages)
+        has_center = self._settings.rule is not None and average_of_model(model) is None
+        resumption = agree_to_resume(self.worker, has_center)
         return given if resumption is None else resumption.first_epoch(epochs, given)
 
     def prepare(self, model: Any) -> None:

@@ -2,7 +2,7 @@
 
 import math
 
-import keras_here  # noqa: F401 - without Keras the file is skipped, before the next but one import fails
+import keras_here  # noqa: F401 - without Keras it skips this file, which could not import our adapter
 import pytest
 
 from platoon_base.checkpoints.files import CheckpointFolder

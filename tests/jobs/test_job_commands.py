@@ -242,13 +242,13 @@ def test_the_time_to_save_may_be_given_and_a_second_stop_waits_no_longer(platoon
     assert platoon("top", "--once").stdout.count("stopping: platoon stop") == 1
     assert platoon("stop", job.job).returncode == 0
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
-    assert "workers 0, 1: killed by SIGKILL, as it was to end at once" in (job.folder / "output").read_text()
+    assert "workers 0, 1: killed by SIGKILL, as the job was to end at once" in (job.folder / "output").read_text()
 
     os.remove(job.folder / "ready0"), os.remove(job.folder / "ready1")
     job = launch("--grace", "600", text=STUBBORN)
     assert platoon("stop", "--grace", 0).returncode == 0
     assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
-    assert "workers 0, 1: killed by SIGTERM, as its time to end was over" in (job.folder / "output").read_text()
+    assert "workers 0, 1: killed by SIGTERM, as the time to end was over" in (job.folder / "output").read_text()
 
 
 PATIENT = """

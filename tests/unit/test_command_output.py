@@ -55,6 +55,21 @@ def test_output_to_a_descriptor_that_was_closed_is_lost():
     assert buffer.error.errno == errno.EBADF
 
 
+def test_what_was_lost_is_not_asked_for_at_the_end():
+    """When the buffer is collected, at the end of the interpreter, hardly anything can be called."""
+    code = """
+import os
+from platoon_base.cli.output import OutputBuffer
+reader, writer = os.pipe()
+os.close(reader)
+buffer = OutputBuffer(writer)
+buffer.lenient = True
+buffer.write(b"x" * 100_000)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_threads_may_lose_output_at_the_same_time(descriptor):
     buffer = OutputBuffer(descriptor)
     buffer.lenient = True

@@ -35,6 +35,6 @@ def test_both_are_taken(how):
 
 
 def test_handlers_of_the_script_stay():
-    how = "signal(signal.SIGINT, lambda *_: print('mine', flush=True)); signal.alarm(1)"
+    how = "signal(signal.SIGINT, lambda *_: (print('mine', flush=True), signal.alarm(1)))"
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(how=how)], capture_output=True, text=True, timeout=30)
     assert (done.stdout, done.returncode) == ("mine\n", -signal.SIGALRM), done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import sys
 from pathlib import Path
 
@@ -25,7 +24,6 @@ from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
 from platoon_base.controller.breakpoints import lend_terminal
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
-from platoon_base.hosts.place import find_place
 from platoon_base.job.hosting import JobOptions
 
 __all__ = ["command"]
@@ -178,7 +176,7 @@ def command(
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
     require_this_host(())
-    require_one_host(find_place(os.environ, nnodes, node_rank))
+    require_one_host(nnodes, node_rank)
     chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)
     center = choose_center(center, chosen.devices)

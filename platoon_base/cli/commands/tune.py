@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -20,7 +19,6 @@ from platoon_base.cli.study import Method, built_in, read_method
 from platoon_base.cli.tune import Tuning, tune
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError
-from platoon_base.hosts.place import find_place
 
 __all__ = ["command"]
 
@@ -102,7 +100,7 @@ def command(
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
     require_this_host(())
-    require_one_host(find_place(os.environ))
+    require_one_host()
     chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)
     count = len(chosen.devices)
