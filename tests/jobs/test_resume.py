@@ -256,7 +256,10 @@ def test_what_cannot_be_resumed_is_refused(finish, platoon, write_script, script
     text = COUNT.replace("np.zeros(4)", "np.zeros(5)")
     model = platoon("launch", "-n", 2, "--log-dir", "l", "--resume", kept, write_script(text, "other.py"), tmp_path, 0)
     assert model.returncode == 1
-    assert "the checkpoint's is parameter 0 float64[4]" in (tmp_path / "l" / "rank0.log").read_text()
+    # The worker that comes first to it ends the job: the other one may still import.
+    assert any(
+        "the checkpoint's is parameter 0 float64[4]" in path.read_text() for path in (tmp_path / "l").glob("rank?.log")
+    )
     # It did not put anything in the place of the good one.
     assert newest(kept).center[0][0] == 80
     for wrong, complaint in ((["--resume", ""], "empty name"), (["--checkpoint-every", "nan"], "positive number")):
