@@ -21,6 +21,7 @@ import msgspec
 
 from platoon_base.channels.keys import Keys
 from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned, in_use
 from platoon_base.system.environment import JOB, NAMESPACE
@@ -89,6 +90,8 @@ class JobFiles(msgspec.Struct, frozen=True):
     keys : Keys or None
         The keys by which a process proves to a controller at another address that it belongs to the job.
     origin : Origin
+    world : World
+        The hosts that the job runs on; these files are those of one of them.
     """
 
     job: str
@@ -99,6 +102,7 @@ class JobFiles(msgspec.Struct, frozen=True):
     endpoint: str = ""
     keys: Optional[Keys] = None
     origin: Origin = Origin()
+    world: World = ONE_HOST
 
     @property
     def address(self) -> str:

@@ -179,27 +179,33 @@ class Segment:
             After `close`, which another thread or a signal handler may have called.
         """
         try:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
+            taken = self._lock_call(fcntl.F_OFD_SETLK, _flock(fcntl.F_WRLCK, byte))
         except BlockingIOError:
             return False
-        except ValueError:  # I/O operation on closed file
-            raise self._closed_error() from None
+        if taken is None:
+            raise self._closed_error()
         return True
 
     def unlock(self, byte: int, count: int = 1) -> None:
         """Free the locks of one byte, or of ``count``; those that this handle does not hold stay as they are."""
-        try:
-            fcntl.fcntl(self._file, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))
-        except ValueError:
-            pass  # close() has freed them all
+        self._lock_call(fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))  # close() has freed them all
 
     def locked(self, byte: int) -> bool:
         """Tell whether another handle holds the lock of this byte; False after `close`, when nobody can know."""
+        answer = self._lock_call(fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
+        return answer is not None and bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+
+    def _lock_call(self, command: int, lock: bytes) -> bytes | None:
+        """Ask the kernel about a lock; None after `close`, which another thread may call at any moment."""
         try:
-            answer = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
-        except ValueError:
-            return False
-        return bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
+            answer: bytes = fcntl.fcntl(self._file, command, lock)
+            return answer
+        except ValueError:  # I/O operation on closed file
+            return None
+        except OSError as exc:
+            if exc.errno == errno.EBADF and self.closed:  # closed after fcntl had the number
+                return None
+            raise
 
     def _closed_error(self) -> ConfigurationError:
         return ConfigurationError(f"shared memory {self.name} is closed: nothing can be done after close()")

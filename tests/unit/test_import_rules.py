@@ -24,11 +24,12 @@ ROOMS = [
     {"platoon_api"},
     {"theano_ops"},
     {"data"},
+    {"multihost"},
     {"job"},
     {"worker"},
-    {"collectives", "controller"},
+    {"collectives", "controller", "courier"},
     {"centers", "channels"},
-    {"coordination", "shm", "checkpoints"},
+    {"coordination", "shm", "checkpoints", "links"},
     {"rules", "devices", "hosts"},
     {"compat", "vocabulary"},
     {"system"},
@@ -61,6 +62,7 @@ PURE = [
     "errors",
     "fingerprint",
     "hosts.place",
+    "hosts.world",
 ]
 IMPURE = {"zmq", "posix_ipc", "mmap", "fcntl", "socket", "subprocess", "threading", "multiprocessing", "psutil"}
 IMPURE_OF_OURS = {

@@ -295,6 +295,25 @@ def test_arrays_outlive_close_but_locks_and_use_do_not(name):
     assert abandoned(name)
 
 
+@pytest.mark.parametrize("ask", ["try_lock", "unlock", "locked"])
+def test_a_segment_that_another_thread_closes_during_the_call_is_closed(name, monkeypatch, ask):
+    segment = Segment.create(name, 4096)
+    fcntl = segments.fcntl.fcntl
+
+    def closed_meanwhile(file, *args):
+        number = file.fileno()
+        monkeypatch.undo()
+        segment.close()  # as by another thread, between the look at the number and the call of the kernel
+        return fcntl(number, *args)
+
+    monkeypatch.setattr(segments.fcntl, "fcntl", closed_meanwhile)
+    if ask == "try_lock":
+        with pytest.raises(ConfigurationError, match="closed"):
+            segment.try_lock(3)
+    else:
+        assert not getattr(segment, ask)(3)
+
+
 def test_closing_twice_is_harmless(name):
     segment = Segment.create(name, 4096)
     assert not segment.closed

@@ -1,0 +1,1 @@
+"""Connections between hosts that carry arrays."""
