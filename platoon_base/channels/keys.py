@@ -6,6 +6,8 @@ workers know that they speak to their own controller, and one that all its worke
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 from typing import Annotated, NamedTuple
 
@@ -15,7 +17,7 @@ from zmq.utils import z85
 
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["Doorkeeper", "Keys", "ServerKeys", "new_keys"]
+__all__ = ["Doorkeeper", "Keys", "ServerKeys", "keys_of_secret", "new_keys"]
 
 log = logging.getLogger(__name__)
 
@@ -73,15 +75,36 @@ def new_keys() -> tuple[ServerKeys, Keys]:
     BackendUnavailableError
         If this libzmq cannot encrypt, or cannot be trusted on a network.
     """
+    _require_curve()
+    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+    client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
+    return ServerKeys(server_secret, frozenset([client_public])), Keys(server_public, client_public, client_secret)
+
+
+def keys_of_secret(secret: bytes) -> tuple[ServerKeys, Keys]:
+    """Make the keys that all who know a secret can make: those of the first host of a job, and those of the others.
+
+    Raises
+    ------
+    BackendUnavailableError
+        See `new_keys`.
+    """
+    _require_curve()
+    server_secret, client_secret = (
+        z85.encode(hmac.new(secret, b"platoon " + end, hashlib.sha256).digest()) for end in (b"server", b"client")
+    )
+    server_public, client_public = (zmq.curve_public(key).decode() for key in (server_secret, client_secret))
+    keys = Keys(server_public, client_public, client_secret.decode())
+    return ServerKeys(server_secret.decode(), frozenset([client_public])), keys
+
+
+def _require_curve() -> None:
     if not zmq.has("curve") or zmq.zmq_version_info() < _OLDEST_LIBZMQ:
         raise BackendUnavailableError(
             f"jobs over a network need libzmq 4.3.3 or newer with CURVE, this is {zmq.zmq_version()} with"
             f"{'' if zmq.has('curve') else 'out'} it: install pyzmq from its wheel, `pip install --force-reinstall "
             "--only-binary pyzmq pyzmq`"
         )
-    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
-    client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
-    return ServerKeys(server_secret, frozenset([client_public])), Keys(server_public, client_public, client_secret)
 
 
 class Doorkeeper:

@@ -25,7 +25,7 @@ from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 
-__all__ = ["ZmqClient", "ZmqServer"]
+__all__ = ["ZmqClient", "ZmqServer", "admit_only", "use_keys"]
 
 _LOOK_S = 0.25  # how often a waiting client looks whether the controller still lives, and lets other threads in
 _HAND_OVER_S = 1e-3
@@ -49,6 +49,26 @@ def _require_keys(address: str, keys: Keys | ServerKeys | None) -> None:
             f"got address {address!r} without keys: whoever reaches it could read and send this job's messages. "
             "Give the keys made by platoon_base.channels.keys.new_keys(), or an ipc:// address within this host"
         )
+
+
+def use_keys(socket: zmq.Socket[bytes], keys: Keys) -> None:
+    """Let a socket connect only to the controller of these keys, encrypted."""
+    socket.curve_serverkey = keys.server_public.encode()
+    socket.curve_publickey = keys.client_public.encode()
+    socket.curve_secretkey = keys.client_secret.encode()
+
+
+def admit_only(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> Doorkeeper:
+    """Let only those who have the job's keys connect to a socket; the `Doorkeeper` returned must be asked to answer."""
+    socket.curve_server = True
+    socket.curve_secretkey = keys.secret.encode()
+    # No doorkeeper, no admittance: libzmq asks one only for a named domain, and by default does without.
+    socket.zap_domain = b"platoon"
+    socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
+    socket.handshake_ivl = _milliseconds(HANDSHAKE_S)
+    socket.maxmsgsize = 2 * MAX_BYTES  # holds for strangers too, and there may be many
+    socket.backlog = _BACKLOG
+    return Doorkeeper(context, keys.clients)
 
 
 class ZmqClient:
@@ -96,9 +116,7 @@ class ZmqClient:
         self.spin_s = 0.0
         try:
             if keys is not None:
-                self._socket.curve_serverkey = keys.server_public.encode()
-                self._socket.curve_publickey = keys.client_public.encode()
-                self._socket.curve_secretkey = keys.client_secret.encode()
+                use_keys(self._socket, keys)
                 self._refusals = self._socket.get_monitor_socket(_REFUSED)
             self._socket.connect(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
@@ -237,23 +255,12 @@ class ZmqServer:
         self._fds: list[int] = []
         try:
             if keys is not None:
-                self._admit_only(keys)
+                self.doorkeeper = admit_only(self._socket, self._context, keys)
             self._socket.bind(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
             raise ConfigurationError(f"cannot listen at {address!r} ({exc}): give another address or port") from exc
         self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
-
-    def _admit_only(self, keys: ServerKeys) -> None:
-        self._socket.curve_server = True
-        self._socket.curve_secretkey = keys.secret.encode()
-        # No doorkeeper, no admittance: libzmq asks one only for a named domain, and by default does without.
-        self._socket.zap_domain = b"platoon"
-        self._socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
-        self._socket.handshake_ivl = _milliseconds(HANDSHAKE_S)
-        self._socket.maxmsgsize = 2 * MAX_BYTES  # holds for strangers too, and there may be many
-        self._socket.backlog = _BACKLOG
-        self.doorkeeper = Doorkeeper(self._context, keys.clients)
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
         """See `ServerChannel.wait`; with keys it may return before the time is over, with nothing.

@@ -32,6 +32,7 @@ from platoon_base.coordination.actions import Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
+from platoon_base.coordination.roster import Participant
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.shm.movement import Movement
@@ -74,6 +75,8 @@ class Controller:
         For how long the job has run before it was resumed.
     fail_fast, grace_s : str, float
         See `JobOptions`.
+    adopt_elsewhere : callable, optional
+        Watches a worker that has joined late on another host.
     """
 
     def __init__(
@@ -94,7 +97,9 @@ class Controller:
         seconds_before: float = 0.0,
         fail_fast: str = "never",
         grace_s: float = GRACE_S,
+        adopt_elsewhere: Callable[[Participant], None] | None = None,
     ) -> None:
+        self._adopt_elsewhere = adopt_elsewhere
         self._server = server
         self._job_state = job_state
         self._movement = Movement(job_state)
@@ -123,6 +128,7 @@ class Controller:
         self._seconds_before = seconds_before
         self._signal: signal.Signals | None = None
         self._signals_taken = 0
+        self._signalled_elsewhere = False
 
     def serve(self, signals: StopSignals | None = None) -> Result:
         """Serve until every worker has ended; SIGINT, SIGTERM and SIGHUP end them all, the second one at once.
@@ -188,6 +194,15 @@ class Controller:
 
     def _take_signals(self, signals: list[signal.Signals]) -> None:
         for number in signals:
+            if self._signalled_elsewhere:  # an engine signals the launchers of all hosts
+                self._signalled_elsewhere = False
+            else:
+                self._end(number, number.name, self._grace_s)
+
+    def take_signal(self, number: signal.Signals) -> None:
+        """End the job because the launcher of another host got a signal."""
+        if not self._signals_taken:
+            self._signalled_elsewhere = True
             self._end(number, number.name, self._grace_s)
 
     def _end(self, number: signal.Signals, reason: str, grace_s: float) -> None:
@@ -227,6 +242,9 @@ class Controller:
             if started_here or not late.phase.present or late.rank in self._children.running:
                 continue
             self._adopted.add(late.rank)
+            if late.host_index and self._adopt_elsewhere is not None:
+                self._adopt_elsewhere(late)
+                continue
             self._children.adopt(
                 late.rank,
                 late.pid if late.pid_namespace == self._pid_namespace != 0 else None,

@@ -18,6 +18,7 @@ from platoon_base.coordination.records import Records
 from platoon_base.coordination.rendezvous import Complete, Outcome, Rendezvous
 from platoon_base.coordination.roster import Participant, Phase, Roster
 from platoon_base.coordination.stop_vote import StopPoll
+from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.sharding import Position
 
 __all__ = ["Coordinator"]
@@ -32,8 +33,8 @@ class Coordinator:
         Number of workers that the launcher starts: ranks 0 .. size - 1.
     seed : int
         Common to all workers.
-    by_hand : bool
-        Whether the user starts the workers, see `Roster`.
+    by_hand, world : bool, World
+        See `Roster`.
 
     Attributes
     ----------
@@ -44,8 +45,8 @@ class Coordinator:
         Whether the workers need each other, so that one that comes again alone has no part.
     """
 
-    def __init__(self, size: int, seed: int = 0, by_hand: bool = False) -> None:
-        self.roster = Roster(size, seed, by_hand)
+    def __init__(self, size: int, seed: int = 0, by_hand: bool = False, world: World = ONE_HOST) -> None:
+        self.roster = Roster(size, seed, by_hand, world)
         self.cooperated: set[int] = set()
         self.bound = False
         self._rounds = 0

@@ -133,7 +133,12 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def create(
-        cls, size: int, center_memory: str = "host", checkpoint: str = "", origin: Origin | None = None
+        cls,
+        size: int,
+        center_memory: str = "host",
+        checkpoint: str = "",
+        origin: Origin | None = None,
+        world: World = ONE_HOST,
     ) -> JobFiles:
         """Make the folder of a new job that this process controls, from now on."""
         job = secrets.token_hex(6)
@@ -147,7 +152,7 @@ class JobFiles(msgspec.Struct, frozen=True):
             pid_namespace=pid_namespace(),
             working_folder=working_folder(),
         )
-        files = cls(job, str(folder), size, center_memory, checkpoint, origin=origin)
+        files = cls(job, str(folder), size, center_memory, checkpoint, origin=origin, world=world)
         if len(os.fsencode(files.address)) > _LONGEST_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(

@@ -10,6 +10,7 @@ __all__ = [
     "FRAMEWORK_RANK",
     "HOSTS",
     "JOB",
+    "KEY_FILE",
     "LAUNCHER",
     "LISTEN",
     "MAX_WORKERS",
@@ -42,8 +43,9 @@ HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # where to run, if no argum
 RC_FILES = "PLATOONRC"  # files that say so too, beside .platoonrc
 TIMEOUT_S = "PLATOON_TIMEOUT_S"
 RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # where the script names none
+KEY_FILE = "PLATOON_KEY_FILE"  # the key of this user's jobs on several hosts
 LISTEN = "PLATOON_LISTEN"  # the address at which controllers of platoon_api listen, if not on the loopback
 NAMESPACE = "PLATOON_NAMESPACE"  # jobs of another one are neither seen nor removed: for tests beside real jobs
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
 
-MAX_WORKERS = 256  # of one job; the memory of a job has a row for each
+MAX_WORKERS = 1024  # of one job; the memory of a job has a row for each

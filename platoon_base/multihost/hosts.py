@@ -1,0 +1,403 @@
+"""The other hosts of a job, for the launcher of the first one: relays, mirrors, gives orders and notices losses."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from platoon_base.channels.base import Received, ServerChannel
+from platoon_base.channels.host_link import SILENT_S, LinkServer
+from platoon_base.controller.processes import Exit, WorkerProcesses
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.encoding import decode_request
+from platoon_base.coordination.encoding import encode as encode_request
+from platoon_base.coordination.roster import Participant, Roster, divided_peer, relayed_peer
+from platoon_base.errors import PlatoonError, ProtocolError
+from platoon_base.hosts.world import World
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.mirror import Mirror, Sender
+from platoon_base.shm.job_state import JobState
+
+__all__ = ["HostTable", "Member", "RelayServer"]
+
+log = logging.getLogger(__name__)
+
+_MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two looks at all rows; longer in proportion to more ranks
+_LOST_STATUS = 1
+_LAST_WORD_S = 2.0  # that the end of the job has to be acknowledged in
+_END_JOB = b"end-job"
+
+
+@dataclass
+class Member:
+    """One of the other hosts.
+
+    Attributes
+    ----------
+    host : int
+    name : str
+    session : bytes
+        Of its launcher.
+    arrived : Arrive
+    lost : str
+        Why it takes part no more; empty while it does.
+    silent : bool
+        Whether it was found to be silent, and the user has been warned.
+    """
+
+    host: int
+    name: str
+    session: bytes
+    arrived: between.Arrive
+    lost: str = ""
+    silent: bool = False
+    replies: list[between.Forwarded] = field(default_factory=list)
+    sender: Sender | None = None
+    endings: dict[int, bytes] = field(default_factory=dict)
+    state: between.JobState | None = None
+    signals: int = 0
+
+
+class HostTable:
+    """The other hosts of one job.
+
+    Parameters
+    ----------
+    link : LinkServer
+    members : sequence of Member
+    world : World
+    timeout_s : float
+        A host that is silent for so long is lost.
+    """
+
+    def __init__(self, link: LinkServer, members: Sequence[Member], world: World, timeout_s: float) -> None:
+        self.world = world
+        self._link = link
+        self._members = {member.host: member for member in members}
+        self._by_session = {member.session: member for member in members}
+        self._timeout_s = timeout_s
+        self._mirror_s = _MIRROR_S * max(1.0, world.size / _MIRROR_RANKS)
+        self._next_look = 0.0
+        self._mirror: Mirror | None = None
+        self._roster: Mapping[int, Participant] = {}
+        self._children: WorkerProcesses | None = None
+        self._signalled: Callable[[signal.Signals], None] = lambda number: None
+
+    def begin(
+        self,
+        job_state: JobState,
+        state_name: str,
+        is_held: Callable[[int], bool],
+        roster: Roster,
+        children: WorkerProcesses,
+        signalled: Callable[[signal.Signals], None],
+    ) -> None:
+        """See `OtherHosts.begin`."""
+        self._mirror = Mirror(job_state, state_name)
+        self._roster, self._children, self._signalled = roster, children, signalled
+        for member in self._members.values():
+            for rank in self.world.ranks_on(member.host):
+                children.watch_remote(
+                    rank,
+                    functools.partial(self._signal_worker, member, rank),
+                    functools.partial(self._start_again, member, rank),
+                )
+            member.sender = Sender(job_state, is_held)
+            member.endings, member.state, member.replies = {}, None, []
+
+    def welcome(self, job: str, log_folder: Path, checkpoint: str, framework_address: str) -> None:
+        """Let the other hosts start their workers."""
+        for member in self._members.values():
+            world = World(self.world.workers, member.host, self.world.names, self.world.addresses, self.world.data_key)
+            self._send(member, between.Welcome(world, job, str(log_folder), checkpoint, framework_address))
+
+    @property
+    def sockets(self) -> list[Any]:
+        """What to poll."""
+        return self._link.sockets
+
+    @property
+    def sleep_s(self) -> float:
+        """How long to sleep at most, in seconds."""
+        return max(0.0, self._next_look - time.monotonic())
+
+    def serve(self) -> list[Received]:
+        """Take what has come from the other hosts, and send what is due; returns requests of workers there."""
+        requests: list[Received] = []
+        for session, body in self._link.receive():
+            member = self._by_session.get(session)
+            try:
+                message = between.decode_up(body)
+            except ProtocolError as exc:
+                log.warning("%s", exc)
+                continue
+            if member is None:
+                self._refuse_stranger(session, message)
+            elif member.lost:
+                self._send(member, between.Refused(f"the job goes on without this host, which {member.lost}"))
+            else:
+                requests += self._take(member, message)
+        now = time.monotonic()
+        for member in self._members.values():
+            if not member.lost:
+                self._look_after(member, now)
+        if now >= self._next_look:
+            self._next_look = now + self._mirror_s
+            self._send_state(everything=True)
+        self._link.tick(now)
+        return requests
+
+    def _refuse_stranger(self, session: bytes, message: between.Up) -> None:
+        if isinstance(message, between.Arrive):
+            there = self._members.get(message.host)
+            why = f"the job runs already, with hosts 0 to {self.world.hosts - 1}"
+            if there is not None:
+                why = f"host {message.host} of the job is {there.name} (process {there.arrived.pid}) already"
+            log.warning("%s has come as host %d and was refused: %s", message.name, message.host, why)
+            peer = self._link.peers[session]
+            peer.send(between.encode(between.Refused(f"{why}; give each host another --node-rank")))
+
+    def _take(self, member: Member, message: between.Up) -> list[Received]:
+        mirror = self._mirror
+        if isinstance(message, between.Requests):
+            if mirror is not None:
+                mirror.put(member.host, message.rows)
+            return [
+                Received(relayed_peer(member.host, each.peer), each.request_id, self._shifted(member, each.data))
+                for each in message.requests
+            ]
+        if isinstance(message, between.WorkerEnded):
+            log_file = Path(message.log_file) if message.log_file else None
+            self._ended(
+                Exit(
+                    message.rank,
+                    message.status,
+                    log_file,
+                    message.why,
+                    message.failure,
+                    message.log_begin,
+                    message.at,
+                )
+            )
+        elif isinstance(message, between.Signalled) and message.count > member.signals:
+            member.signals = message.count
+            self._signalled(signal.Signals(message.number))
+        return []
+
+    def _shifted(self, member: Member, data: bytes) -> bytes:
+        """Put the time within a request to end the job on this host's clock."""
+        if _END_JOB not in data[:64] or self._mirror is None:
+            return data
+        try:
+            request = decode_request(data)
+        except ProtocolError:
+            return data
+        if isinstance(request, msg.EndJob):
+            shift_s = self._mirror.shift_s(member.host)
+            return encode_request(
+                msg.EndJob(protocol=request.protocol, sent_at=request.sent_at + shift_s, grace_s=request.grace_s)
+            )
+        return data
+
+    def _ended(self, ended: Exit) -> None:
+        if self._children is not None:
+            self._children.remote_ended(ended)
+
+    def _look_after(self, member: Member, now: float) -> None:
+        peer = self._link.peers[member.session]
+        silent_s = peer.silent_s(now)
+        if peer.closed(now):
+            self._lose(member, "has ended without a word: was its launcher killed?")
+        elif silent_s > self._timeout_s:
+            self._lose(member, f"was silent for {silent_s:.1f} s")
+        elif silent_s > SILENT_S and not member.silent:
+            member.silent = True
+            log.warning(
+                "host %d (%s) is silent since %.1f s: the others go on, and wait for it up to %g s (--host-timeout)",
+                member.host, member.name, silent_s, self._timeout_s,
+            )  # fmt: skip
+        elif silent_s < SILENT_S and member.silent:
+            member.silent = False
+            log.warning("host %d (%s) answers again", member.host, member.name)
+
+    def _lose(self, member: Member, why: str) -> None:
+        member.lost = why
+        ranks = self.ranks_on(member.host)
+        log.warning("host %d (%s) is lost, with workers %s: it %s", member.host, member.name, _listed(ranks), why)
+        if self._mirror is not None:
+            self._mirror.lose(ranks)
+        for rank in ranks:
+            text = f"host {member.host} ({member.name}) is lost: it {why}"
+            self._ended(Exit(rank, _LOST_STATUS, why=text, at=time.time()))
+
+    def ranks_on(self, host: int) -> list[int]:
+        """Return the ranks of a host, those that joined late included."""
+        return [rank for rank, participant in self._roster.items() if participant.host_index == host]
+
+    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
+        """Keep an answer for a worker of another host; `flush` sends it."""
+        host, there = divided_peer(peer)
+        member = self._members.get(host)
+        if member is not None and not member.lost:
+            member.replies.append(between.Forwarded(there, request_id, data))
+
+    def flush(self) -> None:
+        """Send the answers that were kept, after what they rely on."""
+        self._send_state(everything=False)
+        for member in self._members.values():
+            if member.replies:
+                replies, member.replies = member.replies, []
+                self._send(member, between.Replies(replies))
+
+    def _send_state(self, everything: bool) -> None:
+        """Send the other hosts what has changed; without ``everything`` only what answers may rely on."""
+        if self._mirror is None:
+            return
+        job_state = self._mirror.job_state
+        endings = job_state.endings()[: len(self._roster)] if everything else None
+        for member in self._members.values():
+            sender = member.sender
+            if member.lost or sender is None:
+                continue
+            others = [rank for rank, participant in self._roster.items() if participant.host_index != member.host]
+            behind = self._link.peers[member.session].in_flight > 1
+            if behind and not member.replies:
+                continue  # the next look will see all that has changed meanwhile
+            rows = sender.changed(others) if everything else sender.newly_held(others)
+            state = between.JobState(
+                job_state.stop_reason or ("stop" if job_state.stopping else ""),
+                job_state.living,
+                job_state.leader,
+                job_state.shared_by_several,
+            )
+            ended = [] if endings is None else self._endings(member, endings)
+            if state != member.state or rows.ranks or ended:
+                member.state = state
+                self._send(
+                    member,
+                    between.JobState(state.stop, state.living, state.leader, state.several, ended, rows),
+                )
+
+    def _endings(self, member: Member, endings: Any) -> list[tuple[int, int, str]]:
+        """Return how workers ended where that has changed since it was sent."""
+        if self._mirror is None:
+            return []
+        changed = []
+        for rank in range(len(endings)):
+            ending = bytes(endings[rank])
+            if member.endings.get(rank, b"") != ending:
+                member.endings[rank] = ending
+                lives = int(self._mirror.job_state.row(rank)["lives"])
+                changed.append((rank, lives, ending.decode(errors="replace")))
+        return changed
+
+    def _signal_worker(self, member: Member, rank: int, number: signal.Signals) -> None:
+        self._send(member, between.SignalWorker(rank, number))
+
+    def _start_again(self, member: Member, rank: int) -> None:
+        if member.lost:
+            raise PlatoonError(f"host {member.host} ({member.name}) is lost: it {member.lost}")
+        self._send(member, between.StartAgain(rank))
+
+    def adopt(self, late: Participant) -> None:
+        """See `OtherHosts.adopt`."""
+        member = self._members[late.host_index]
+        if self._children is not None:
+            self._children.watch_remote(
+                late.rank,
+                functools.partial(self._signal_worker, member, late.rank),
+                functools.partial(self._start_again, member, late.rank),
+            )
+        self._send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
+
+    def relayed(self, local: ServerChannel) -> RelayServer:
+        """See `OtherHosts.relayed`."""
+        return RelayServer(local, self)
+
+    def end(self) -> None:
+        """See `OtherHosts.end`."""
+        self._children = None
+        if self._mirror is not None:
+            self._mirror.close()
+            self._mirror = None
+
+    @property
+    def lost(self) -> str:
+        """The hosts that are lost, in a line; empty if none is."""
+        return ", ".join(
+            f"host {member.host} ({member.name}) is lost, it {member.lost}"
+            for member in self._members.values()
+            if member.lost
+        )
+
+    @contextlib.contextmanager
+    def told_of_failure(self) -> Iterator[None]:
+        """Let the other hosts know if an exception ends the ``with`` block: there is no job any more."""
+        try:
+            yield
+        except BaseException as exc:
+            self.over(_LOST_STATUS, f"the first host failed: {exc}", again=False)
+            raise
+
+    def over(self, status: int, text: str, again: bool) -> None:
+        """Send the other hosts how the job ended, and wait for a moment until they have heard it."""
+        for member in self._members.values():
+            self._send(member, between.JobOver(status, text, again))
+        deadline = time.monotonic() + _LAST_WORD_S
+        while time.monotonic() < deadline and any(
+            self._link.peers[member.session].in_flight for member in self._members.values() if not member.lost
+        ):
+            self._link.receive()
+            self._link.tick(time.monotonic())
+            time.sleep(0.005)
+
+    def _send(self, member: Member, message: between.Down) -> None:
+        if not member.lost or isinstance(message, (between.Refused, between.JobOver)):
+            self._link.peers[member.session].send(between.encode(message))
+
+
+class RelayServer:
+    """The controller's end of the channels to workers of all hosts; see `ServerChannel`.
+
+    Parameters
+    ----------
+    local : ServerChannel
+        For those of this host.
+    hosts : HostTable
+        For the others.
+    """
+
+    def __init__(self, local: ServerChannel, hosts: HostTable) -> None:
+        self._local = local
+        self._hosts = hosts
+
+    def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
+        """See `ServerChannel.wait`; it may return before the time is over, with nothing."""
+        self._hosts.flush()
+        sockets = self._hosts.sockets
+        requests, ready = self._local.wait(min(timeout_s, self._hosts.sleep_s), [*fds, *sockets])
+        requests += self._hosts.serve()
+        return requests, ready.difference(sockets)
+
+    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
+        """See `ServerChannel.reply`."""
+        if divided_peer(peer)[0]:
+            self._hosts.reply(peer, request_id, data)
+        else:
+            self._local.reply(peer, request_id, data)
+
+    def close(self) -> None:
+        """See `ServerChannel.close`."""
+        self._hosts.flush()
+        self._local.close()
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks)) or "none"
