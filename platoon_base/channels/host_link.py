@@ -12,14 +12,13 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys
-from platoon_base.channels.zmq import admit_only, use_keys
+from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, admit_only, use_keys
 from platoon_base.errors import ConfigurationError
 
 __all__ = ["HEARTBEAT_S", "SILENT_S", "LinkClient", "LinkServer", "Peer"]
@@ -51,7 +50,7 @@ class Peer:
     def __init__(self, session: bytes, write: Callable[[bytes], None]) -> None:
         now = time.monotonic()
         self.session = session
-        self.heard_at = self._progress_at = self._wrote_at = now
+        self.heard_at = self._progress_at = self._wrote_at = self._ticked_at = now
         self._broken_at: float | None = None
         self._write = write
         self._sent = 0
@@ -84,7 +83,13 @@ class Peer:
         return body
 
     def tick(self, now: float) -> None:
-        """Send a heartbeat if it is time, and again what was not acknowledged for long."""
+        """Send a heartbeat if it is time, and again what was not acknowledged for long; call it several times a second.
+
+        While this process itself stood still (SIGSTOP, a suspended machine) it could hear nothing.
+        """
+        if now - self._ticked_at > _FRESH_S:
+            self.heard_at += now - self._ticked_at
+        self._ticked_at = now
         if self._unacknowledged and now - self._progress_at > _SEND_AGAIN_S:
             self.send_again(now)
         elif now - self._wrote_at >= HEARTBEAT_S:
@@ -101,9 +106,18 @@ class Peer:
         if self._broken_at is None and now - self.heard_at < _FRESH_S:
             self._broken_at = now
 
+    def acknowledge(self) -> None:
+        """Acknowledge what has come, at once."""
+        self._put(0, b"")
+
     def silent_s(self, now: float) -> float:
         """Return for how long nothing came, in seconds."""
         return now - self.heard_at
+
+    @property
+    def gone(self) -> bool:
+        """Whether the other end has closed the connection; it may come back."""
+        return self._broken_at is not None
 
     def closed(self, now: float) -> bool:
         """Tell whether the other end has closed the connection and has not come back."""
@@ -119,6 +133,13 @@ def _prepare(socket: zmq.Socket[bytes]) -> None:
     socket.sndtimeo = 0
     socket.heartbeat_ivl, socket.heartbeat_timeout = _ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS
     socket.maxmsgsize = _MAX_BYTES
+
+
+def _poll(sockets: Sequence[Any], timeout_s: float, fds: Sequence[int]) -> None:
+    poller = zmq.Poller()
+    for each in [*sockets, *fds]:
+        poller.register(each, zmq.POLLIN)
+    poller.poll(int(timeout_s * 1e3))
 
 
 class LinkServer:
@@ -164,6 +185,10 @@ class LinkServer:
     def sockets(self) -> list[Any]:
         """What to poll; `receive` when one of them can be read."""
         return [self._socket, self._doorkeeper.socket, self._monitor] if self._doorkeeper is not None else []
+
+    def poll(self, timeout_s: float, fds: Sequence[int] = ()) -> None:
+        """Sleep until something can be received, one of the file descriptors can be read, or the time is over."""
+        _poll(self.sockets, timeout_s, fds)
 
     def receive(self) -> list[tuple[bytes, bytes]]:
         """Return the messages that have come, each with its session."""
@@ -273,6 +298,10 @@ class LinkClient:
     def sockets(self) -> list[Any]:
         """What to poll; `receive` when one of them can be read."""
         return [self._socket, self._monitor]
+
+    def poll(self, timeout_s: float, fds: Sequence[int] = ()) -> None:
+        """Sleep until something can be received, one of the file descriptors can be read, or the time is over."""
+        _poll(self.sockets, timeout_s, fds)
 
     def receive(self) -> list[bytes]:
         """Return the messages that have come."""

@@ -21,20 +21,17 @@ from typing import cast
 import zmq
 
 from platoon_base.channels.base import Received
-from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys
+from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, admit_only, use_keys
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 
-__all__ = ["ZmqClient", "ZmqServer", "admit_only", "use_keys"]
+__all__ = ["ZmqClient", "ZmqServer"]
 
 _LOOK_S = 0.25  # how often a waiting client looks whether the controller still lives, and lets other threads in
 _HAND_OVER_S = 1e-3
 _CLOSE_S = 5.0  # that requests of other threads have to end in
 _BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
 _ID_BYTES = 8
-HANDSHAKE_S = 10.0  # a client that has not proved to be of the job by then is disconnected
-_BACKLOG = 512  # connections that the kernel keeps until they are accepted: all workers' of a job, and strangers'
-_ZAP_ENFORCE_DOMAIN = 93  # in zmq.h; older versions of pyzmq have no name for it
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -49,26 +46,6 @@ def _require_keys(address: str, keys: Keys | ServerKeys | None) -> None:
             f"got address {address!r} without keys: whoever reaches it could read and send this job's messages. "
             "Give the keys made by platoon_base.channels.keys.new_keys(), or an ipc:// address within this host"
         )
-
-
-def use_keys(socket: zmq.Socket[bytes], keys: Keys) -> None:
-    """Let a socket connect only to the controller of these keys, encrypted."""
-    socket.curve_serverkey = keys.server_public.encode()
-    socket.curve_publickey = keys.client_public.encode()
-    socket.curve_secretkey = keys.client_secret.encode()
-
-
-def admit_only(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> Doorkeeper:
-    """Let only those who have the job's keys connect to a socket; the `Doorkeeper` returned must be asked to answer."""
-    socket.curve_server = True
-    socket.curve_secretkey = keys.secret.encode()
-    # No doorkeeper, no admittance: libzmq asks one only for a named domain, and by default does without.
-    socket.zap_domain = b"platoon"
-    socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
-    socket.handshake_ivl = _milliseconds(HANDSHAKE_S)
-    socket.maxmsgsize = 2 * MAX_BYTES  # holds for strangers too, and there may be many
-    socket.backlog = _BACKLOG
-    return Doorkeeper(context, keys.clients)
 
 
 class ZmqClient:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import os
 import socket
@@ -15,10 +16,13 @@ import click
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.endpoint import engine_job, find_endpoint
 from platoon_base.hosts.place import Place, find_place
+from platoon_base.multihost.meeting import MeetingInterruptedError, own_address_towards
 from platoon_base.multihost.secret import key_file
 from platoon_base.system.own_files import write_whole
 
 __all__ = ["HostOptions", "host_options"]
+
+log = logging.getLogger(__name__)
 
 TIMEOUT_S, HOST_TIMEOUT_S = 600.0, 10.0
 
@@ -106,8 +110,6 @@ def _address_here() -> str:
     address = socket.gethostbyname(socket.gethostname())
     if not address.startswith("127."):
         return address
-    from platoon_base.multihost.meeting import own_address_towards
-
     for variable in ("OMPI_MCA_orte_hnp_uri", "PMIX_SERVER_URI2"):
         uri = os.environ.get(variable, "")
         for text in uri.partition("://")[2].partition(":")[0].split(","):
@@ -196,7 +198,11 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         place = find_place(os.environ, nnodes, node_rank)
         endpoint = find_endpoint(os.environ, rdzv_endpoint) if place.hosts > 1 else ""
         hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, not no_encryption)
-        return command(*args, hosts=hosts, **kwargs)
+        try:
+            return command(*args, hosts=hosts, **kwargs)
+        except MeetingInterruptedError as exc:
+            log.warning("%s: there was no job", exc)
+            raise click.exceptions.Exit(128 + exc.number) from exc
 
     wrapped: Callable[..., Any] = with_hosts
     for option in reversed(_OPTIONS):

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
@@ -26,12 +24,10 @@ from platoon_base.job.starting import worker_environment, worker_starts
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable
-from platoon_base.multihost.meeting import Here, MeetingInterruptedError, arrive, fingerprint, gather_hosts
+from platoon_base.multihost.meeting import Here, arrive, fingerprint, gather_hosts
 from platoon_base.system.folder_lock import is_locked
 
 __all__ = ["other_hosts", "serve_other_host"]
-
-_INTERRUPTED = 130
 
 
 @contextlib.contextmanager
@@ -53,15 +49,8 @@ def other_hosts(console: Console, hosts: HostOptions, here: Here, signals: StopS
         ) as table:
             hosts.forget_endpoint()
             yield table
-    except MeetingInterruptedError:
-        _exit_interrupted(console)
     finally:
         hosts.forget_endpoint()
-
-
-def _exit_interrupted(console: Console) -> NoReturn:
-    report.print_line(console, "interrupted while the hosts waited for each other")
-    sys.exit(_INTERRUPTED)
 
 
 def serve_other_host(
@@ -109,22 +98,17 @@ def serve_other_host(
 
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(StopSignals())
-        try:
-            link, welcome = stack.enter_context(
-                arrive(hosts.endpoint_there, here, signals, say, timeout_s=hosts.timeout_s)
+        link, welcome = stack.enter_context(arrive(hosts.endpoint_there, here, signals, say, timeout_s=hosts.timeout_s))
+        if problem is not None:
+            with contextlib.suppress(ConfigurationError):
+                welcome()  # the first host has heard of it, once it refuses this one
+            raise problem
+        again = True
+        while again:
+            over = _serve_job(
+                console, hosts, program, args, devices, log_folder, grace_s, server, signals, link, welcome()
             )
-            if problem is not None:
-                with contextlib.suppress(ConfigurationError):
-                    welcome()  # the first host has heard of it, once it refuses this one
-                raise problem
-            while True:
-                over = _serve_job(
-                    console, hosts, program, args, devices, log_folder, grace_s, server, signals, link, welcome()
-                )
-                if not over.again:
-                    break
-        except MeetingInterruptedError:
-            _exit_interrupted(console)
+            again = over.again
         say(f"the job has ended: {over.text}")
         signals.ignore_from_now_on()
     return over.status

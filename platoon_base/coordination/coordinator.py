@@ -93,6 +93,10 @@ class Coordinator:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         self.roster.expect_again(rank, resume_at, self._election.dropped)
 
+    def center_filled(self, host: int) -> list[Action]:
+        """Take note that the center of another host than 0 holds the values of that of host 0."""
+        return self._election.filled(host)
+
     def stop(self, reason: str) -> list[Action]:
         """Stop the job, for a reason that is none of the workers'."""
         return self._poll.decide(reason)

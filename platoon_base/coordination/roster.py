@@ -110,13 +110,13 @@ class Roster(Mapping[int, Participant]):
         self.by_hand = by_hand
         self._participants = {rank: Participant(rank, launched=True, in_step=True) for rank in range(size)}
         self._by_peer: dict[bytes, Participant] = {}
-        self._world = world
         # By host, in order; of a job on one host those not heard of yet, which were launched there, have none.
         self._ranks_on: dict[str, list[int]] = {"": list(range(size))}
         if world.several:
             self._ranks_on = {"": [], **{str(host): list(world.ranks_on(host)) for host in range(world.hosts)}}
             for rank, participant in self._participants.items():
                 participant.host_index = world.host_of(rank)
+        self.several_hosts = world.several
         # Looked for when they are asked for, since the controller asks after each request.
         self._living: int | None = None
         self._leader: int | None = None
@@ -232,7 +232,7 @@ class Roster(Mapping[int, Participant]):
 
     def _where(self, participant: Participant) -> str:
         """Name the host of a participant, as the key of the ranks there."""
-        return str(participant.host_index) if self._world.several else participant.host
+        return str(participant.host_index) if self.several_hosts else participant.host
 
     def _welcome(self, participant: Participant) -> msg.Welcome:
         here = [self._ranks_on[host] for host in {"", self._where(participant)}]  # those that left are counted still

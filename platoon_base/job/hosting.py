@@ -148,11 +148,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     ConfigurationError
         If there are too many workers, the seed is out of range, or the system does not let so many files be open.
     """
-    if not (0 if options.by_hand else 1) <= size <= MAX_WORKERS:
-        raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
-    if not 0 <= options.seed < 2**63:
-        raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
-    require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
+    _require_possible(size, options)
     pid = os.getpid()
     world = ONE_HOST if options.hosts is None else options.hosts.world
     file, about = options.resume if options.resume is not None else ("", None)
@@ -168,13 +164,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         )
         for rank, participant in coordinator.roster.items():
             job_state.start_row(rank, participant.resume_at)
-        server_keys, keys = new_keys() if options.listen else (None, None)
-        local = backends.listen_at(options.listen or files.address, server_keys)
-        stack.callback(local.close)
-        if options.listen:
-            files = msgspec.structs.replace(files, endpoint=local.address, keys=keys)
-            files.write()
-        server: ServerChannel = local if options.hosts is None else options.hosts.relayed(local)
+        files, server = _listen(files, options, stack)
         checkpointer = _checkpointer(files, options)
         if checkpointer is not None:
             stack.callback(checkpointer.close)
@@ -215,6 +205,26 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         finally:
             if os.getpid() != pid:  # a forked child exits: all of it is its parent's
                 stack.pop_all()
+
+
+def _require_possible(size: int, options: JobOptions) -> None:
+    """Raise `ConfigurationError` unless there can be a job of this size; see `host_job`."""
+    if not (0 if options.by_hand else 1) <= size <= MAX_WORKERS:
+        raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
+    if not 0 <= options.seed < 2**63:
+        raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
+    require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
+
+
+def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -> tuple[JobFiles, ServerChannel]:
+    """Open the controller's end of the channels; returns the job's files with its address, and the channels."""
+    server_keys, keys = new_keys() if options.listen else (None, None)
+    local = backends.listen_at(options.listen or files.address, server_keys)
+    stack.callback(local.close)
+    if options.listen:
+        files = msgspec.structs.replace(files, endpoint=local.address, keys=keys)
+        files.write()
+    return files, local if options.hosts is None else options.hosts.relayed(local)
 
 
 @contextlib.contextmanager

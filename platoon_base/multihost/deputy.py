@@ -9,20 +9,21 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from platoon_base.channels.base import Received
+from platoon_base.channels.base import Received, ServerChannel
 from platoon_base.channels.host_link import SILENT_S, LinkClient
-from platoon_base.channels.zmq import ZmqServer
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.encoding import encode
 from platoon_base.errors import PlatoonError
+from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.hosting import open_job_state
 from platoon_base.job.starting import placed
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
-from platoon_base.shm.segments import Segment
 from platoon_base.system.process import pid_namespace
 from platoon_base.system.sigchld import default_sigchld
 
@@ -42,10 +43,10 @@ class Deputy:
     ----------
     files : JobFiles
         Of this host.
-    segment : Segment
-        Of the job's state on this host.
     job_state : JobState
-    server : ZmqServer
+    holds_lock : callable
+        ``holds_lock(rank)`` tells whether that worker holds its lock in the memory of the job's state.
+    server : ServerChannel
         To the workers here.
     link : LinkClient
         To the first host.
@@ -58,29 +59,30 @@ class Deputy:
     def __init__(
         self,
         files: JobFiles,
-        segment: Segment,
         job_state: JobState,
-        server: ZmqServer,
+        holds_lock: Callable[[int], bool],
+        server: ServerChannel,
         link: LinkClient,
         timeout_s: float,
         grace_s: float,
     ) -> None:
         self.files = files
         self.children = WorkerProcesses()
-        self._segment = segment
+        self._holds_lock = holds_lock
         self._job_state = job_state
         self._server = server
         self._link = link
         self._timeout_s = timeout_s
         self._grace_s = grace_s
         self._mirror = Mirror(job_state, files.job_state)
-        self._sender = Sender(job_state, lambda rank: segment.locked(WORKER_LOCKS + rank))
+        self._sender = Sender(job_state, holds_lock)
         self._own = list(files.world.ranks_here)
         self._next_look = 0.0
         self._silent = False
         self._signals = 0
         self._lost_at: float | None = None
         self._over: between.JobOver | None = None
+        self._unanswered: set[tuple[bytes, bytes]] = set()  # connections and ids of requests
 
     def start(self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]) -> None:
         """Start the workers of this host; see `WorkerProcesses.start_forked` for ``preload``."""
@@ -123,6 +125,10 @@ class Deputy:
 
     def _forward(self, requests: Sequence[Received]) -> None:
         """Send requests to the first host, after the rows of workers that have just taken their lock."""
+        self._unanswered.update((request.peer, request.request_id) for request in requests)
+        if self._lost_at is not None:
+            self._refuse_unanswered()
+            return
         rows = self._sender.newly_held(self._own)
         self._send(between.Requests([between.Forwarded(*request) for request in requests], rows))
 
@@ -136,6 +142,7 @@ class Deputy:
     def _obey(self, message: between.Down) -> None:
         if isinstance(message, between.Replies):
             for each in message.replies:
+                self._unanswered.discard((each.peer, each.request_id))
                 self._server.reply(each.peer, each.request_id, each.data)
         elif isinstance(message, between.JobState):
             self._put_state(message)
@@ -173,7 +180,7 @@ class Deputy:
         self.children.adopt(
             late.rank,
             pid,
-            lambda: self._segment.locked(WORKER_LOCKS + late.rank),
+            functools.partial(self._holds_lock, late.rank),
             lambda: bool(self._job_state.row(late.rank)["left"]),
         )
 
@@ -207,6 +214,7 @@ class Deputy:
             log.warning("host 0 is lost, it %s: the workers of this host end, as nobody leads the job any more", how)
             self._lost_at = now
             self._end(between.JobOver(_STATUS_OF_LOST, f"{_FIRST_HOST_LOST}: it {how}"))
+            self._refuse_unanswered()
         elif silent_s > SILENT_S and not self._silent:
             self._silent = True
             log.warning(
@@ -217,8 +225,16 @@ class Deputy:
             self._silent = False
             log.warning("host 0 answers again")
 
+    def _refuse_unanswered(self) -> None:
+        """Answer the requests that the first host will not answer any more."""
+        refusal = encode(msg.Failure(kind="WorkerLostError", message=f"{_FIRST_HOST_LOST}: start the job again"))
+        for peer, request_id in self._unanswered:
+            self._server.reply(peer, request_id, refusal)
+        self._unanswered.clear()
+
     def _end(self, over: between.JobOver) -> None:
         """End the workers that still run, and then `serve`."""
+        self._link.peer.acknowledge()  # the first host waits for that before it ends
         if self._over is None:
             self._over = over
             if self.children.running:
@@ -260,9 +276,11 @@ def host_deputy(
         for rank in range(world.size):
             job_state.start_row(rank)
         job_state.living = world.size
-        server = ZmqServer(files.address)
+        server = backends.listen_at(files.address, None)
         stack.callback(server.close)
         stack.enter_context(default_sigchld())
-        deputy = Deputy(files, segment, job_state, server, link, timeout_s, grace_s)
+        deputy = Deputy(
+            files, job_state, lambda rank: segment.locked(WORKER_LOCKS + rank), server, link, timeout_s, grace_s
+        )
         stack.callback(deputy.close)
         yield deputy

@@ -351,12 +351,11 @@ class HostTable:
         for member in self._members.values():
             self._send(member, between.JobOver(status, text, again))
         deadline = time.monotonic() + _LAST_WORD_S
-        while time.monotonic() < deadline and any(
-            self._link.peers[member.session].in_flight for member in self._members.values() if not member.lost
-        ):
+        peers = [self._link.peers[member.session] for member in self._members.values() if not member.lost]
+        while time.monotonic() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
             self._link.receive()
             self._link.tick(time.monotonic())
-            time.sleep(0.005)
+            self._link.poll(0.05)
 
     def _send(self, member: Member, message: between.Down) -> None:
         if not member.lost or isinstance(message, (between.Refused, between.JobOver)):

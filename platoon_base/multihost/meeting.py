@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import ipaddress
+import logging
 import os
 import secrets
-import select
+import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
-
-import zmq
 
 import platoon_base
 from platoon_base.channels.host_link import LinkClient, LinkServer
@@ -28,17 +27,28 @@ from platoon_base.multihost.hosts import HostTable, Member
 from platoon_base.multihost.secret import read_key, read_or_make_key
 from platoon_base.system.environment import MAX_WORKERS
 
+log = logging.getLogger(__name__)
+
 __all__ = ["DEFAULT_PORT", "Here", "MeetingInterruptedError", "arrive", "fingerprint", "gather_hosts"]
 
 DEFAULT_PORT = 29400  # torchrun's
-_POLL_INTERVAL_S, _POLL_INTERVAL_MS = 0.1, 100
+_POLL_INTERVAL_S = 0.1
 _NEWS_S = 10.0
 _LAST_WORD_S = 1.0
 _KEY_BYTES = 32
 
 
 class MeetingInterruptedError(Exception):
-    """A signal came while the hosts waited for each other."""
+    """A signal came while the hosts waited for each other.
+
+    Attributes
+    ----------
+    number : signal.Signals
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"{number.name} came while the hosts waited for each other")
+        self.number = number
 
 
 class Here(NamedTuple):
@@ -190,6 +200,11 @@ def gather_hosts(
         link.close()
 
 
+def _require_none(taken: Sequence[signal.Signals]) -> None:
+    if taken:
+        raise MeetingInterruptedError(taken[0])
+
+
 class _Meeting:
     """The first host's list of who has come."""
 
@@ -202,13 +217,9 @@ class _Meeting:
         """Wait for all; see `gather_hosts`."""
         began = time.monotonic()
         next_news = began + _NEWS_S
-        poller = zmq.Poller()
-        for each in [*self._link.sockets, signals.fd]:
-            poller.register(each, zmq.POLLIN)
         while len(self.members) < self._here.place.hosts - 1:
-            poller.poll(_POLL_INTERVAL_MS)
-            if signals.take():
-                raise MeetingInterruptedError
+            self._link.poll(_POLL_INTERVAL_S, [signals.fd])
+            _require_none(signals.take())
             for session, body in self._link.receive():
                 self._admit(session, body)
             now = time.monotonic()
@@ -244,7 +255,7 @@ class _Meeting:
             why = f"host {arrived.host} of the job is {taken} (process {pid}) already: give each another --node-rank"
             say_why = f"{arrived.name} (process {arrived.pid}) was refused: {why}"
             self._refuse(session, why)
-            _warn(say_why)
+            log.warning("%s", say_why)
             return
         problem = self._problem(arrived)
         if problem:
@@ -278,7 +289,7 @@ class _Meeting:
         """Forget hosts whose launcher has ended meanwhile: another may come in its place."""
         for host, member in list(self.members.items()):
             if self._link.peers[member.session].closed(now):
-                _warn(f"host {host} ({member.name}) has gone again, before all had come")
+                log.warning("%s", f"host {host} ({member.name}) has gone again, before all had come")
                 del self.members[host]
 
     def _refuse(self, session: bytes, why: str) -> None:
@@ -292,13 +303,7 @@ class _Meeting:
         while time.monotonic() < deadline and any(peer.in_flight for peer in self._link.peers.values()):
             self._link.receive()
             self._link.tick(time.monotonic())
-            select.select([], [], [], 0.01)
-
-
-def _warn(text: str) -> None:
-    import logging
-
-    logging.getLogger(__name__).warning("%s", text)
+            self._link.poll(0.01)
 
 
 @contextlib.contextmanager
@@ -360,8 +365,7 @@ def _poll(ask: Callable[[], str], problem: str, signals: StopSignals, deadline: 
     while not (found := ask()):
         if time.monotonic() > deadline:
             raise ConfigurationError(problem)
-        if signals.take(_POLL_INTERVAL_S):
-            raise MeetingInterruptedError
+        _require_none(signals.take(_POLL_INTERVAL_S))
     return found
 
 
@@ -370,13 +374,9 @@ def _wait_for_welcome(
 ) -> between.Welcome:
     began = time.monotonic()
     next_news = began + _NEWS_S
-    poller = zmq.Poller()
-    for each in [*link.sockets, signals.fd]:
-        poller.register(each, zmq.POLLIN)
     while True:
-        poller.poll(_POLL_INTERVAL_MS)
-        if signals.take():
-            raise MeetingInterruptedError
+        link.poll(_POLL_INTERVAL_S, [signals.fd])
+        _require_none(signals.take())
         for body in link.receive():
             message = between.decode_down(body)
             if isinstance(message, between.Welcome):
