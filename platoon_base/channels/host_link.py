@@ -8,6 +8,7 @@ are dropped.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import secrets
 import struct
@@ -23,6 +24,8 @@ from platoon_base.errors import ConfigurationError
 
 __all__ = ["HEARTBEAT_S", "SILENT_S", "LinkClient", "LinkServer", "Peer"]
 
+log = logging.getLogger(__name__)
+
 HEARTBEAT_S = 0.25
 SILENT_S = 2.0  # without a heartbeat, after which a host counts as silent
 _BROKEN_S = 1.0  # that a connection which the other end has closed has to come back
@@ -33,6 +36,9 @@ _RECONNECT_MS = 100
 _ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 1800  # after which ZeroMQ makes a connection anew, faster than TCP goes on
 _MAX_BYTES = 1 << 24
 _HEADER = struct.Struct("<16sQQ")  # session, number (0 of a heartbeat), the latest number received
+_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_FAILURES = 5  # in a row, without a success before
+_WARN_EVERY_S = 60.0
 _SRCFD = 2  # ZMQ_SRCFD of zmq.h: the file descriptor that a message came by
 
 
@@ -166,12 +172,13 @@ class LinkServer:
         self._monitor: zmq.Socket[bytes] | None = None
         self._routes: dict[bytes, bytes] = {}  # by session
         self._fds: dict[int, bytes] = {}  # sessions by the file descriptor of their connection
+        self._next_warning = 0.0
         self.peers: dict[bytes, Peer] = {}
         try:
             _prepare(self._socket)
             self._doorkeeper = admit_only(self._socket, self._context, keys)
             self._socket.maxmsgsize = _MAX_BYTES
-            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _FAILED)
             self._socket.bind(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
@@ -230,9 +237,19 @@ class LinkServer:
         monitor = self._monitor
         while monitor is not None and monitor.poll(0):
             event = recv_monitor_message(monitor)
+            if event["event"] & _FAILED:
+                self._note_stranger()
+                continue
             peer = self.peers.get(self._fds.pop(int(event["value"]), b""))
             if peer is not None:
                 peer.broke(time.monotonic())
+
+    def _note_stranger(self) -> None:
+        """Warn of a connection without the key; seldom, since there may be many."""
+        now = time.monotonic()
+        if now >= self._next_warning:
+            self._next_warning = now + _WARN_EVERY_S
+            log.warning("refused a connection to %s: it does not have the key of this user's jobs", self.address)
 
     def tick(self, now: float) -> None:
         """Send what is due."""
@@ -270,23 +287,21 @@ class LinkClient:
     peer : Peer
         The first host.
     refused : bool
-        Whether the first host has another key than this one.
+        Whether nobody there speaks with this host: the first host has another key.
     """
 
     def __init__(self, address: str, keys: Keys) -> None:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self.refused = self.connected = False
+        self.connected = False
+        self._failures = 0
         self.peer = Peer(secrets.token_bytes(16), self._write)
         _prepare(self._socket)
         self._socket.immediate = 1  # nothing is queued where there is no connection
         self._socket.reconnect_ivl = _RECONNECT_MS
         use_keys(self._socket, keys)
         self._monitor = self._socket.get_monitor_socket(
-            zmq.EVENT_DISCONNECTED
-            | zmq.EVENT_HANDSHAKE_SUCCEEDED
-            | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-            | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED
         )
         try:
             self._socket.connect(cast(str, os.fsencode(address)))
@@ -330,7 +345,12 @@ class LinkClient:
             elif event == zmq.EVENT_DISCONNECTED:
                 self.peer.broke(now)
             else:
-                self.refused = True
+                self._failures += 1
+
+    @property
+    def refused(self) -> bool:
+        """See above. One failure may be that of a launcher which is just ending."""
+        return not self.connected and self._failures >= _FAILURES
 
     def close(self) -> None:
         """Close the socket, after half a second for what was just sent."""

@@ -54,6 +54,7 @@ class Coordinator:
         self._rendezvous = Rendezvous(self.roster)
         self._poll = StopPoll()
         self._records = Records()
+        self._lock_holder: int | None = None  # of a job on several hosts; on one the kernel knows it
 
     def take_up(
         self,
@@ -180,6 +181,17 @@ class Coordinator:
         return [SendReply(asker, self._records.compare(request, participant.rank))]
 
     @_answer.register
+    def _(self, request: msg.TakeLock, participant: Participant, asker: Asker, now: float) -> list[Action]:
+        if self._lock_holder is None:
+            self._lock_holder = participant.rank
+        return [SendReply(asker, msg.LockTaken(taken=self._lock_holder == participant.rank))]
+
+    @_answer.register
+    def _(self, request: msg.FreeLock, participant: Participant, asker: Asker, now: float) -> list[Action]:
+        self._free_lock(participant.rank)
+        return [SendReply(asker, msg.Done())]
+
+    @_answer.register
     def _(self, request: msg.Leave, participant: Participant, asker: Asker, now: float) -> list[Action]:
         return [SendReply(asker, msg.Done()), *self._depart(participant, Phase.LEFT)]
 
@@ -190,6 +202,10 @@ class Coordinator:
             return [refuse(asker, "ConfigurationError", text)]
         return [AnswerUser(asker, participant.rank, request.req, request.info)]
 
+    def _free_lock(self, rank: int) -> None:
+        if self._lock_holder == rank:
+            self._lock_holder = None
+
     # The order in which events are worked off.
 
     def _depart(self, participant: Participant, phase: Phase) -> list[Action]:
@@ -198,6 +214,7 @@ class Coordinator:
         The votes are counted before the waits end, since the answers carry the reason of the stop.
         """
         rank = participant.rank
+        self._free_lock(rank)
         self.roster.depart(participant, phase)
         self._poll.depart(rank)
         actions = self._election.depart(rank)

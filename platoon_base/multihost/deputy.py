@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _MIRROR_S = 0.1
 _STATUS_OF_LOST = 1
+_BY_THEMSELVES_S = 1.0  # that workers have to end in when the first host is lost, before they get signals
 _FIRST_HOST_LOST = "the first host of the job is lost"
 
 
@@ -203,7 +204,10 @@ class Deputy:
                 if rows.ranks:
                     self._send(between.Requests([], rows))
         self._link.peer.tick(now)
-        if self._over is None and self._lost_at is None:
+        if self._lost_at is not None:
+            if now > self._lost_at + _BY_THEMSELVES_S and not self.children.stopping:
+                self.children.stop(self._grace_s)
+        elif self._over is None:
             self._look_for_first_host(now)
 
     def _look_for_first_host(self, now: float) -> None:
@@ -213,8 +217,9 @@ class Deputy:
             how = "has ended without a word" if peer.closed(now) else f"was silent for {silent_s:.1f} s"
             log.warning("host 0 is lost, it %s: the workers of this host end, as nobody leads the job any more", how)
             self._lost_at = now
-            self._end(between.JobOver(_STATUS_OF_LOST, f"{_FIRST_HOST_LOST}: it {how}"))
-            self._refuse_unanswered()
+            self._over = between.JobOver(_STATUS_OF_LOST, f"{_FIRST_HOST_LOST}: it {how}")
+            self._job_state.stop(self._over.text)
+            self._refuse_unanswered()  # workers that learn it so can say what has ended them
         elif silent_s > SILENT_S and not self._silent:
             self._silent = True
             log.warning(

@@ -27,9 +27,9 @@ from platoon_base.multihost.hosts import HostTable, Member
 from platoon_base.multihost.secret import read_key, read_or_make_key
 from platoon_base.system.environment import MAX_WORKERS
 
-log = logging.getLogger(__name__)
-
 __all__ = ["DEFAULT_PORT", "Here", "MeetingInterruptedError", "arrive", "fingerprint", "gather_hosts"]
+
+log = logging.getLogger(__name__)
 
 DEFAULT_PORT = 29400  # torchrun's
 _POLL_INTERVAL_S = 0.1

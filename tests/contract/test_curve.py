@@ -21,7 +21,6 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from platoon_base.channels import keys as keys_module
-from platoon_base.channels import keys as keys_module
 from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, new_keys
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.errors import (
