@@ -9,6 +9,9 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
 
 from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import ControlServer, UserHandler
@@ -77,6 +80,8 @@ class Controller:
         See `JobOptions`.
     adopt_elsewhere : callable, optional
         Watches a worker that has joined late on another host.
+    on_saved : callable, optional
+        Called with what a checkpoint says and with its folder, when it begins to be written.
     """
 
     def __init__(
@@ -98,7 +103,9 @@ class Controller:
         fail_fast: str = "never",
         grace_s: float = GRACE_S,
         adopt_elsewhere: Callable[[Participant], None] | None = None,
+        on_saved: Callable[[About, Path], None] = lambda about, folder: None,
     ) -> None:
+        self._on_saved = on_saved
         self._adopt_elsewhere = adopt_elsewhere
         self._server = server
         self._job_state = job_state
@@ -353,7 +360,10 @@ class Controller:
         """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
         if self._checkpointer is not None:
             shared = self._coordinator.shared
-            self._checkpointer.begin(self._about(shared), None if shared is None else shared.layout)
+            about, layout = self._about(shared), None if shared is None else shared.layout
+            self._checkpointer.begin(about, layout)
+            parameters = [] if layout is None else [tuple(spec) for spec in layout.specs]
+            self._on_saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
 
     def _save_last(self, shared: Shared) -> None:
         """Save a center that the workers are letting go of."""

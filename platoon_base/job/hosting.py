@@ -64,6 +64,10 @@ class OtherHosts(Protocol):
         """Watch a worker that has joined late on another host."""
         ...
 
+    def saved(self, about: About, folder: Path) -> None:
+        """Let the other hosts know what a checkpoint says: they write one themselves if this host is lost."""
+        ...
+
     def end(self) -> None:
         """End the job."""
         ...
@@ -190,6 +194,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
             fail_fast=options.fail_fast,
             grace_s=options.grace_s,
             adopt_elsewhere=None if options.hosts is None else options.hosts.adopt,
+            on_saved=lambda about, folder: None if options.hosts is None else options.hosts.saved(about, folder),
         )
         if options.hosts is not None:
             options.hosts.begin(

@@ -22,6 +22,7 @@ from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.hosting import open_job_state
 from platoon_base.job.starting import placed
 from platoon_base.multihost import messages as between
+from platoon_base.multihost.last_checkpoint import LastCheckpoint
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
 from platoon_base.system.process import pid_namespace
@@ -77,6 +78,7 @@ class Deputy:
         self._grace_s = grace_s
         self._mirror = Mirror(job_state, files.job_state)
         self._sender = Sender(job_state, holds_lock)
+        self._last_checkpoint = LastCheckpoint(files, job_state)
         self._own = list(files.world.ranks_here)
         self._next_look = 0.0
         self._silent = False
@@ -117,6 +119,8 @@ class Deputy:
                 for ended in self.children.reap():
                     self._report(ended)
             self._look_around()
+        if self._lost_at is not None:
+            self._last_checkpoint.write()
         return self._over
 
     def _sleep_s(self) -> float:
@@ -147,6 +151,8 @@ class Deputy:
                 self._server.reply(each.peer, each.request_id, each.data)
         elif isinstance(message, between.JobState):
             self._put_state(message)
+        elif isinstance(message, between.SavedState):
+            self._last_checkpoint.note(message)
         elif isinstance(message, between.SignalWorker):
             self.children.signal_one(message.rank, signal.Signals(message.number))
         elif isinstance(message, between.StartAgain):
@@ -252,6 +258,7 @@ class Deputy:
     def close(self) -> None:
         """Kill what still runs, and free all locks."""
         self.children.kill()
+        self._last_checkpoint.close()
         self._mirror.close()
 
 

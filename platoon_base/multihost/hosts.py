@@ -14,6 +14,7 @@ from typing import Any
 
 from platoon_base.channels.base import Received, ServerChannel
 from platoon_base.channels.host_link import SILENT_S, LinkServer
+from platoon_base.checkpoints.files import About
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_request
@@ -316,6 +317,12 @@ class HostTable:
                 functools.partial(self._start_again, member, late.rank),
             )
         self._send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
+
+    def saved(self, about: About, folder: Path) -> None:
+        """See `OtherHosts.saved`."""
+        message = between.SavedState(about, str(folder.absolute()))
+        for member in self._members.values():
+            self._send(member, message)
 
     def relayed(self, local: ServerChannel) -> RelayServer:
         """See `OtherHosts.relayed`."""

@@ -6,6 +6,7 @@ from typing import Optional, Union
 
 import msgspec
 
+from platoon_base.checkpoints.files import About
 from platoon_base.controller.failure import Failure
 from platoon_base.errors import ProtocolError
 from platoon_base.hosts.world import World
@@ -22,6 +23,7 @@ __all__ = [
     "Replies",
     "Requests",
     "Rows",
+    "SavedState",
     "SignalWorker",
     "Signalled",
     "StartAgain",
@@ -191,6 +193,13 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
     rows: Rows = Rows()
 
 
+class SavedState(msgspec.Struct, frozen=True, tag="saved-state"):
+    """What the latest checkpoint of the first host says besides its arrays, and the folder of the checkpoints."""
+
+    about: About
+    folder: str
+
+
 class SignalWorker(msgspec.Struct, frozen=True, tag="signal-worker"):
     """Send a signal to a worker."""
 
@@ -231,7 +240,7 @@ class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
 
 
 Up = Union[Arrive, Requests, WorkerEnded, Signalled]
-Down = Union[Welcome, Refused, Replies, JobState, SignalWorker, StartAgain, AdoptWorker, JobOver]
+Down = Union[Welcome, Refused, Replies, JobState, SavedState, SignalWorker, StartAgain, AdoptWorker, JobOver]
 
 _encoder = msgspec.msgpack.Encoder()
 _ups: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
