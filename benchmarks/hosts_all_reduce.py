@@ -157,7 +157,9 @@ def run(sizes, links, names, seconds: float, torch: str) -> list[dict]:
                 results.append({**result, "rounds": len(times[names[0]])})
                 rows.append([_size(size), *middle.values(), *ratios.values()])
             headings = ["size", *(f"{name} ms" for name in names), *(f"/ {name}" for name in ratios)]
-            report.table(f"All-reduce over two hosts, {link}; medians; platoon's time over that of others", headings, rows)
+            report.table(
+                f"All-reduce over two hosts, {link}; medians; platoon's time over that of others", headings, rows
+            )
     return results
 
 

@@ -98,7 +98,20 @@ class Hosts:
                 subprocess.run([*command, "del", "dev", "eth0", "root"], stderr=subprocess.DEVNULL, check=False)
             else:
                 subprocess.check_call(
-                    [*command, "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "512kb", "latency", "50ms"]
+                    [
+                        *command,
+                        "replace",
+                        "dev",
+                        "eth0",
+                        "root",
+                        "tbf",
+                        "rate",
+                        rate,
+                        "burst",
+                        "512kb",
+                        "latency",
+                        "50ms",
+                    ]
                 )
 
     def cut(self, number: int, whole: bool = False) -> None:
@@ -111,8 +124,8 @@ class Hosts:
     def agent(self, folder: Path) -> Path:
         """Write a program by which mpirun starts processes on these hosts, by their names."""
         path = folder / "agent"
-        cases = "\n".join(f"{host.name}) exec {' '.join(host.enter())} sh -c \"$*\" ;;" for host in self.all)
-        path.write_text(f'#!/bin/sh\nhost=$1; shift\ncase $host in\n{cases}\nesac\nexit 1\n')
+        cases = "\n".join(f'{host.name}) exec {" ".join(host.enter())} sh -c "$*" ;;' for host in self.all)
+        path.write_text(f"#!/bin/sh\nhost=$1; shift\ncase $host in\n{cases}\nesac\nexit 1\n")
         path.chmod(0o755)
         return path
 

@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, NoReturn, cast
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
@@ -71,6 +71,8 @@ class HostCollective:
         Of the segment.
     """
 
+    _spins: ClassVar[dict[str, int]] = {}  # of `FusedExchange`, if not its own
+
     def __init__(self, shared: GroupSegment, index: int, liveness: Liveness, fused: bool | None) -> None:
         self.rank, self.size = index, len(shared.ranks)
         self.name = shared.segment.name
@@ -85,7 +87,7 @@ class HostCollective:
         self._headlines: dict[tuple[Any, ...], Array] = {}
         memory = shared.open_memory
         memory.tell_cores(index, os.sched_getaffinity(0))
-        self._exchange: Exchange = _exchange(memory, index, shared.direct_bytes, fused)
+        self._exchange: Exchange = _exchange(memory, index, shared.direct_bytes, fused, self._spins)
 
     @classmethod
     def create(
@@ -361,9 +363,9 @@ class _Closed:
         return []
 
 
-def _exchange(memory: Memory, rank: int, direct_bytes: int, fused: bool | None) -> Exchange:
+def _exchange(memory: Memory, rank: int, direct_bytes: int, fused: bool | None, spins: dict[str, int]) -> Exchange:
     if HAVE_FUSED if fused is None else fused:
-        return FusedExchange(memory, rank, direct_bytes)
+        return FusedExchange(memory, rank, direct_bytes, **spins)
     if not HAVE_NUMPY:
         raise BackendUnavailableError(
             "there is no C extension, and without it this processor may reorder memory accesses: install a C compiler "

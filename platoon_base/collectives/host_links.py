@@ -176,12 +176,12 @@ class Links:
             link.begin()
         self._reported = []
 
-    def announce(self, payload: bytes) -> None:
+    def announce(self, payload: bytes | memoryview) -> None:
         """Send the headline of this call to all counterparts, and a small array with it."""
-        content = self.header + payload
+        content = b"".join((self.header, payload))
         for link in self.all:
             link.stream.post(HEAD, self.call, content)
-        self.pump()
+            self._push(link)
 
     def report_wait(self, members: list[int]) -> None:
         """Report to all counterparts which members of this host keep this rank from announcing its call."""
@@ -196,15 +196,15 @@ class Links:
         for at in range(0, len(data), piece):
             link.stream.post(kind | chunk << 8, start + at, data[at : at + piece])
 
-    def pump(self) -> bool:
-        """Send and receive what can be now; tells whether anything moved."""
+    def pump(self, most: int = 16) -> bool:
+        """Send and receive what can be now, ``most`` records by a link; tells whether anything moved."""
         moved = False
         for link in self.all:
             if link.closed:
                 continue
             try:
                 some = link.stream.push()
-                if link.stream.pull(link):
+                if link.stream.pull(link, most):
                     some = True
                     link.stream.push()
             except BrokenStreamError as exc:
@@ -215,6 +215,14 @@ class Links:
                 moved = True
                 link.moved_at = time.monotonic()
         return moved
+
+    def _push(self, link: Link) -> None:
+        try:
+            if not link.closed:
+                link.stream.push()
+        except BrokenStreamError as exc:
+            self._forget(link)
+            link.close(str(exc))
 
     def _forget(self, link: Link) -> None:
         descriptor = link.stream.fileno()
@@ -245,6 +253,10 @@ class Links:
         """Tell whether the heads of this call have come by all links."""
         return all(link.head is not None for link in self.all)
 
+    def agree(self) -> bool:
+        """Tell whether the heads have come, and all counterparts make this call."""
+        return all(link.fits for link in self.all)
+
     def differ(self) -> bool:
         """Tell whether some counterpart makes another call."""
         return any(link.head is not None and not link.fits for link in self.all)
@@ -273,12 +285,7 @@ class Links:
         deadline = time.monotonic() + _FLUSH_S
         while not all(link.closed or link.stream.torn or link.stream.sent == link.stream.posted for link in self.all):
             for link in self.all:
-                if not link.closed:
-                    try:
-                        link.stream.push()
-                    except BrokenStreamError as exc:
-                        self._forget(link)
-                        link.close(str(exc))
+                self._push(link)
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 break

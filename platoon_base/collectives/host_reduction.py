@@ -21,6 +21,25 @@ __all__ = ["Reduction", "combined"]
 Array = np.ndarray[Any, Any]
 
 
+class _Silent:
+    """`numpy.errstate` that ignores everything, in a quarter of the time."""
+
+    def __init__(self) -> None:
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        self._before = np.geterrobj()
+        np.seterrobj([self._before[0], 0, None])
+
+    def __exit__(self, *exc_info: object) -> None:
+        np.seterrobj(self._before)
+
+
+def silent() -> Any:
+    """Return a context in which NumPy does not warn of overflows and the like."""
+    return _Silent() if hasattr(np, "seterrobj") else np.errstate(all="ignore")  # which is quick since NumPy 2
+
+
 def finished(total: Array, op: str, size: int) -> None:
     """Divide a sum in place, if it is to be a mean over so many ranks."""
     if op == "mean":
@@ -43,7 +62,7 @@ def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> N
         Where the result goes; may be the own share.
     """
     function = REDUCERS[op]
-    with np.errstate(all="ignore"):
+    with silent():
         total, scratch = shares[0], shares[1 if own == 0 else 0]
         for number, share in enumerate(shares[1:], 1):
             total = function(total, share, out=out if number == len(shares) - 1 else scratch)

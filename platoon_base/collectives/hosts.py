@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
 
@@ -71,6 +71,9 @@ class HostsCollective(HostCollective):
     fused : bool, optional
         See `HostCollective.create`.
     """
+
+    # Most waits end when something came by a link, so a core is of more use to the others than to a wait.
+    _spins: ClassVar[dict[str, int]] = {"roomy_spins": 50}
 
     def __init__(
         self,

@@ -18,7 +18,7 @@ LONGEST_PAYLOAD = 1 << 18  # bytes of a record
 _HEADER = struct.Struct("<IIQ")
 _AT_ONCE = 1 << 16  # bytes asked for where no record has begun: many small ones may be there
 _DIRECT = 1 << 14  # bytes from which on an unencrypted payload is received where it belongs, without a copy
-_BURST = 16  # records that a `pull` takes at most, before others get their turn
+_BURST = 16  # reads of what nobody takes any more
 _RTO_MAX_MS = getattr(socket, "TCP_RTO_MAX_MS", 44)
 _LONGEST_SILENCE_MS = 24 * 3600 * 1000
 
@@ -155,8 +155,8 @@ class Stream:
         self._sends.seal(header, payload, self._sealed[start:stop])
         return [self._sealed[:stop]]
 
-    def pull(self, receiver: Receiver) -> bool:
-        """Receive what is there, up to some records; tells whether anything was received.
+    def pull(self, receiver: Receiver, most: int = 16) -> bool:
+        """Receive what is there, up to so many records; tells whether anything was received.
 
         Raises
         ------
@@ -164,7 +164,7 @@ class Stream:
             If the other side has closed the connection, or what came is not what it sent.
         """
         moved = False
-        for _ in range(_BURST):
+        for _ in range(most):
             while not self._take(receiver):
                 if self.held:
                     return moved
