@@ -3,8 +3,8 @@
 A host's first ranks, as many as the host with the fewest ranks has, have a link each to their counterparts on all other
 hosts: the rails. A large array is combined in shared memory, each rail's rank combines its part with those of the other
 hosts, and the parts are gathered in shared memory; so all links work at the same time, on chunks that follow each
-other. A small array is combined on each host, and each rail's rank sends it whole. Where a host has more ranks than
-rails, the ranks without one get the result from those that have one.
+other. A small array is combined on each host, and its first rank exchanges it with those of the other hosts, as a
+barrier does. Where a host has more ranks than rails, the ranks without one get the result from those that have one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from platoon_base.collectives.host_exchange import (
     part_of,
 )
 from platoon_base.collectives.host_links import HEADER_BYTES, Link, Links, as_bytes
-from platoon_base.collectives.host_reduction import Reduction, combined
+from platoon_base.collectives.host_reduction import Desk, Reduction, combined
 from platoon_base.collectives.host_spread import Spread
 
 __all__ = ["HostsExchange"]
@@ -35,7 +35,8 @@ __all__ = ["HostsExchange"]
 Array = np.ndarray[Any, Any]
 Steps = Generator[int, None, None]
 
-SMALL_BYTES = 1 << 14  # up to here an array is sent whole: there is but one step, and no rank waits for another
+SMALL_BYTES = 1 << 16  # up to here the first rank of a host sends an array whole: there is but one step
+MOST_SMALL_BYTES = 1 << 18  # that it sends, to all hosts
 CHUNK_BYTES = 1 << 22  # of the whole array
 DEPTH = 4  # chunks that are begun at a time
 SHORTEST_PIECE, LONGEST_PIECE = 1 << 15, 1 << 18  # bytes of a record
@@ -53,9 +54,14 @@ class _Plan(NamedTuple):
     """Holds what is known of a small all-reduce; its headline is kept because it is known by its place in memory."""
 
     header: Array
-    part: Array
+    part: Array  # the headline of its first call among the ranks of a host
+    then: Array  # and of the second
     op: str
-    dtype: Any
+
+
+def _is_wide(dtype: Any, op: str) -> bool:
+    """Tell whether an operation is done in float32."""
+    return bool(dtype == np.float16 and op in ("sum", "prod", "mean"))
 
 
 class HostsExchange:
@@ -94,6 +100,7 @@ class HostsExchange:
         self._first: Array | None = None  # the headline, until the ranks of this host have compared it
         self._headers: dict[tuple[Any, ...], Array] = {}
         self._plans: dict[int, _Plan] = {}
+        self._desk = Desk(self._hosts)
         self.calls = 0
         self.busy = False
 
@@ -126,57 +133,91 @@ class HostsExchange:
         finally:
             self.busy = False
 
+    def _is_small(self, size_bytes: int) -> bool:
+        return size_bytes <= SMALL_BYTES and size_bytes * (self._hosts - 1) <= MOST_SMALL_BYTES
+
     def _plan(self, header: Array, array: Array) -> _Plan | None:
         """Return what is known of a small all-reduce by its headline, and keep it for the next time."""
         word, dtype = int(header[0]), array.dtype
         op = OPS[word >> 8 & 255]
-        wide = dtype == np.float16 and op in ("sum", "prod", "mean")
-        if word & 255 or wide or array.nbytes > SMALL_BYTES or not (self._even and self._has_rail):
+        if word & 255 or _is_wide(dtype, op) or not self._is_small(array.nbytes):
             return None
         part = part_of(header, "all_reduce", "sum" if op == "mean" else op, dtype.name, array.size)
-        plan = _Plan(header, part, op, dtype)
+        then = part_of(np.zeros(8, np.int64), "broadcast", "sum", dtype.name, array.size)
+        plan = _Plan(header, part, then, op)
         if len(self._plans) < _KEPT:
             self._plans[id(header)] = plan
         return plan
 
     def _begin_small(self, plan: _Plan, array: Array, out: Array, patience_s: float) -> int:
-        """Begin a small all-reduce; what `_reduced` does, quicker if nobody is late."""
+        """Begin a small all-reduce; what `_small` does, quicker if nobody is late."""
         self.busy = True
         try:
-            status = self._local.begin(plan.part, array, out, patience_s)
+            status, stage = self._local.begin(plan.part, array, out, patience_s), 0
             if status == ENDED:
                 self._first = None
-                self._within, self._owes = False, _owes_head
-                links = self._links
-                links.announce(as_bytes(out))
-                until = time.monotonic() + SPIN_S
-                while not links.agree():
-                    if not links.pump(1):
-                        os.sched_yield()
-                        if time.monotonic() > until:
-                            break
-                else:
-                    if links.sent():
-                        self._combine_heads(out, plan.op)
-                        return ENDED
+                if self._index == 0:
+                    status = self._exchange_small(plan, out)
+                if status == ENDED and self._here > 1:
+                    self._within = True
+                    status, stage = self._local.begin(plan.then, out, out, patience_s), 2
+                elif status != ENDED:
+                    stage = 1
         finally:
             self.busy = False
-        self._running = self._rest_of_small(status, plan, out)
+        if status == ENDED:
+            return ENDED
+        self._running = self._rest_of_small(status, stage, plan, out)
         return self.resume(patience_s)
 
-    def _rest_of_small(self, status: int, plan: _Plan, out: Array) -> Steps:
-        if status != ENDED:
-            yield from self._go_on(status)
-            self._links.announce(as_bytes(out))
-        yield from self._heads()
+    def _exchange_small(self, plan: _Plan, out: Array) -> int:
+        """Exchange a small array with the other hosts, if they are not late."""
+        self._within, self._owes = False, _owes_head
+        links = self._links
+        links.announce(as_bytes(out))
+        until = time.monotonic() + SPIN_S
+        while not links.agree():
+            if not links.pump(1):
+                if time.monotonic() > until:
+                    return AGAIN
+                os.sched_yield()
+        if not links.sent():
+            return AGAIN
         self._combine_heads(out, plan.op)
+        return ENDED
+
+    def _rest_of_small(self, status: int, stage: int, plan: _Plan, out: Array) -> Steps:
+        """Go on with a small all-reduce: among the ranks of this host, between hosts, or giving them the result."""
+        if stage == 0:
+            yield from self._go_on(status)
+        if self._index == 0 and stage < 2:
+            if stage == 0:
+                self._links.announce(as_bytes(out))
+            yield from self._heads()
+            self._combine_heads(out, plan.op)
+        if self._here > 1:
+            if stage < 2:
+                yield from self._inside("broadcast", "sum", out, out)
+            else:
+                yield from self._go_on(status)
+
+    def _small(self, array: Array, out: Array, op: str) -> Steps:
+        """Combine a small array: on each host, between the first ranks of the hosts, and back."""
+        yield from self._inside("all_reduce", "sum" if op == "mean" else op, array, out)
+        if self._index == 0:
+            self._links.announce(as_bytes(out))
+            yield from self._heads()
+            self._combine_heads(out, op)
+        yield from self._inside("broadcast", "sum", out, out)
 
     def _combine_heads(self, out: Array, op: str) -> None:
         """Combine this host's array, in ``out``, with those that came with the heads of all other hosts."""
-        shares: list[Array] = [out] * self._hosts
+        shares, result = self._desk.rows(out.dtype, len(out))
+        shares[self._host][...] = out
         for link in self._links.all:
-            shares[link.to.host] = np.frombuffer(link.head or b"", out.dtype, offset=HEADER_BYTES)
-        combined(op, shares, self._host, self._size, out)
+            shares[link.to.host][...] = np.frombuffer(link.head or b"", out.dtype, offset=HEADER_BYTES)
+        combined(op, shares, -1, self._size, result)
+        out[...] = result
 
     def missing(self) -> list[int]:
         """See `Exchange.missing`."""
@@ -304,13 +345,13 @@ class HostsExchange:
 
     def _barrier(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
         yield from self._inside("barrier", "sum", array, out)
-        self._links.announce(b"")
-        yield from self._heads()
-        if not self._even:
-            yield from self._inside("barrier", "sum", array, out)
+        if self._index == 0:
+            self._links.announce(b"")
+            yield from self._heads()
+        yield from self._inside("barrier", "sum", array, out)
 
     def _all_reduce(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
-        if array.dtype == np.float16 and op in ("sum", "prod", "mean"):
+        if _is_wide(array.dtype, op):
             wide = array.astype(np.float32)
             yield from self._reduced(wide, wide, op)
             with np.errstate(all="ignore"):
@@ -319,9 +360,11 @@ class HostsExchange:
             yield from self._reduced(array, out, op)
 
     def _reduced(self, array: Array, out: Array, op: str) -> Steps:
+        if self._is_small(array.nbytes):
+            yield from self._small(array, out, op)
+            return
         inner = "sum" if op == "mean" else op
-        unit = self._unit
-        body = 0 if array.nbytes <= SMALL_BYTES else len(array) // unit * unit
+        body = len(array) // self._unit * self._unit
         rest = out[body:]
         yield from self._inside("all_reduce", inner, array[body:], rest)
         if self._has_rail:
@@ -393,10 +436,10 @@ class HostsExchange:
 
     def _reduce_scatter(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
         narrow = out
-        if array.dtype == np.float16 and op in ("sum", "prod", "mean"):
+        if _is_wide(array.dtype, op):
             array, out = array.astype(np.float32), np.empty(len(out), np.float32)
         each = len(array) // self._size
-        if min(self._workers) < max(self._workers) or array.nbytes <= SMALL_BYTES:
+        if min(self._workers) < max(self._workers) or self._is_small(array.nbytes):
             whole = np.empty_like(array)
             yield from self._reduced(array, whole, op)
             own = self._firsts[self._host] + self._index
