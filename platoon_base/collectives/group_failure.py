@@ -6,24 +6,24 @@ The texts of the errors that end a call stand here too.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from platoon_base.collectives.group_segment import GroupSegment
-from platoon_base.collectives.host_exchange import ARRIVED, EXCHANGE_BYTES, describe
+from platoon_base.collectives.host_exchange import EXCHANGE_BYTES, describe
 from platoon_base.errors import ConfigurationError, PlatoonError, WorkerLostError
 from platoon_base.system.text import to_bytes
 
-__all__ = ["LOCK_BYTE", "GroupFailure", "listed"]
+__all__ = ["DIFFERED", "FAILED", "LOCK_BYTE", "GroupFailure", "listed"]
 
 Array = np.ndarray[Any, Any]
 
 LOCK_BYTE = 64  # of the segment; the rank that writes the reason holds its lock
 _LOCK_S = 1.0  # how long a rank waits for that lock: its holder may be stopped
 _REASON_BYTES = 3072
-_FAILED, _DIFFERED = 1, 2  # how a group was broken
+FAILED, DIFFERED = 1, 2  # how a group was broken
 _REASON = slice(EXCHANGE_BYTES, EXCHANGE_BYTES + _REASON_BYTES)  # of the segment, within its first page
 
 
@@ -39,6 +39,7 @@ class GroupFailure:
 
     def __init__(self, shared: GroupSegment, index: int) -> None:
         self._shared = shared
+        self._ranks = shared.ranks
         self._rank = shared.ranks[index]
 
     def tell(self, exc: BaseException, text: str) -> None:
@@ -51,10 +52,13 @@ class GroupFailure:
             `WorkerLostError`.
         text : str
         """
+        self.write(DIFFERED if isinstance(exc, ConfigurationError) else FAILED, text)
+
+    def write(self, how: int, text: str) -> None:
+        """Write down how the group was broken, `FAILED` or `DIFFERED`, and why; see `tell`."""
         memory, segment = self._shared.memory, self._shared.segment
         if memory is None:
             return
-        how = _DIFFERED if isinstance(exc, ConfigurationError) else _FAILED
         deadline = time.monotonic() + _LOCK_S
         while not memory.broken:  # or another rank breaks it at this moment
             try:
@@ -72,13 +76,16 @@ class GroupFailure:
 
     def reason(self) -> PlatoonError:
         """Return the error for a group that is broken already."""
-        raw = bytes(self._shared.segment.buffer[_REASON])
-        text = raw.partition(b"\0")[0].decode(errors="replace") or "its reason could not be told; look into the logs"
-        if self._shared.open_memory.broken == _DIFFERED:
+        text = self.written() or "its reason could not be told; look into the logs"
+        if self._shared.open_memory.broken == DIFFERED:
             return ConfigurationError(text)
         return WorkerLostError(
-            f"the collective of {listed(self._shared.ranks)} is broken since a call of one of them failed: {text}"
+            f"the collective of {listed(self._ranks)} is broken since a call of one of them failed: {text}"
         )
+
+    def written(self) -> str:
+        """Return the reason that was written down; empty if there is none."""
+        return bytes(self._shared.segment.buffer[_REASON]).partition(b"\0")[0].decode(errors="replace")
 
     # The texts of errors. ``call`` is the number of the call that ended, counted from 1.
 
@@ -100,14 +107,9 @@ class GroupFailure:
             "closed this collective meanwhile; close it after the last call"
         )
 
-    def mismatch(self, call: int) -> ConfigurationError:
-        """Return the error of a call that is not the same on all ranks."""
-        memory = self._shared.open_memory
-        did = [
-            f"rank {rank} called {describe(memory.headers[index, (call - 1) & 1])}"
-            for index, rank in enumerate(self._shared.ranks)
-            if memory.counters[index, ARRIVED] >= call
-        ]
+    def mismatch(self, call: int, called: Mapping[int, Array]) -> ConfigurationError:
+        """Return the error of a call that is not the same on all ranks; `Exchange.called` returns what they called."""
+        did = [f"rank {self._ranks[index]} called {describe(header)}" for index, header in called.items()]
         return ConfigurationError(
             f"the ranks differ in collective call {call}: {'; '.join(did)}. Every rank must make the same calls in the "
             "same order, with arrays of the same shape and dtype"

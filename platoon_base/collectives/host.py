@@ -7,7 +7,7 @@ import os
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn, cast
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from platoon_base.collectives.host_exchange import (
     ENDED,
     HAVE_FUSED,
     HAVE_NUMPY,
-    LEFT,
     Exchange,
     FusedExchange,
     Memory,
@@ -72,6 +71,8 @@ class HostCollective:
         Of the segment.
     """
 
+    _spins: ClassVar[dict[str, int]] = {}  # of `FusedExchange`, if not its own
+
     def __init__(self, shared: GroupSegment, index: int, liveness: Liveness, fused: bool | None) -> None:
         self.rank, self.size = index, len(shared.ranks)
         self.name = shared.segment.name
@@ -86,7 +87,7 @@ class HostCollective:
         self._headlines: dict[tuple[Any, ...], Array] = {}
         memory = shared.open_memory
         memory.tell_cores(index, os.sched_getaffinity(0))
-        self._exchange = _exchange(memory, index, shared.direct_bytes, fused)
+        self._exchange: Exchange = _exchange(memory, index, shared.direct_bytes, fused, self._spins)
 
     @classmethod
     def create(
@@ -202,9 +203,8 @@ class HostCollective:
         as soon as the handler has returned.
         """
         self._closing = True
-        memory = self._shared.memory
-        if memory is not None:
-            memory.counters[self.rank, LEFT] = 1
+        if self._shared.memory is not None:
+            self._exchange.leave()
         if self._busy.acquire(timeout=_CLOSE_S):
             try:
                 if self._inside:
@@ -219,7 +219,8 @@ class HostCollective:
     def _release(self) -> None:
         """Let go of the memory; the caller has the lock."""
         if self._shared.memory is not None:
-            self._exchange = _Closed()
+            self._exchange.close()
+            self._exchange = cast(Exchange, _Closed())  # of which no call asks for more
             self._shared.close()
 
     def _headline(self, kind: str, op: str, root: int, array: Array, timeout_s: float) -> Array:
@@ -311,14 +312,13 @@ class HostCollective:
         if status == BROKEN:
             raise self._failure.reason()
         if status != ENDED:
-            raise self._failure.mismatch(self._exchange.calls)
+            raise self._failure.mismatch(self._exchange.calls, self._exchange.called())
 
     def _look_after(self, header: Array, deadline: float, timeout_s: float) -> float:
         """Raise if there is no sense in waiting longer; return until when there is, as far as is known."""
-        memory = self._shared.open_memory
         if self._closing:
             raise self._failure.closed_meanwhile(self._exchange.calls)
-        left = [q for q in range(self.size) if memory.counters[q, LEFT]]
+        left = self._exchange.left()
         missing = self._exchange.missing()
         if not missing:
             return deadline
@@ -327,6 +327,7 @@ class HostCollective:
         if not why and set(left) & set(missing):
             who = listed(self._ranks[q] for q in left if q in missing)
             why = f"{who} closed the collective and will not come"
+        why = why or self._exchange.broken_link()
         # A rank that came after all, before it went, is not missed.
         if why and set(missing) & set(self._exchange.missing()):
             raise WorkerLostError(f"{self._named(header)} cannot end: {why}")
@@ -362,9 +363,9 @@ class _Closed:
         return []
 
 
-def _exchange(memory: Memory, rank: int, direct_bytes: int, fused: bool | None) -> Exchange:
+def _exchange(memory: Memory, rank: int, direct_bytes: int, fused: bool | None, spins: dict[str, int]) -> Exchange:
     if HAVE_FUSED if fused is None else fused:
-        return FusedExchange(memory, rank, direct_bytes)
+        return FusedExchange(memory, rank, direct_bytes, **spins)
     if not HAVE_NUMPY:
         raise BackendUnavailableError(
             "there is no C extension, and without it this processor may reorder memory accesses: install a C compiler "

@@ -31,7 +31,8 @@ if not os.environ.get(NO_KERNELS):
 
 __all__ = [
     "AGAIN", "ARRIVED", "BROKEN", "BUFFERS", "ENDED", "EXCHANGE_BYTES", "HAVE_FUSED", "HAVE_NUMPY", "KINDS", "LEFT",
-    "MISMATCH", "PAGE", "Exchange", "FusedExchange", "Memory", "NumpyExchange", "describe", "headline",
+    "MISMATCH", "PAGE", "REDUCERS", "Exchange", "FusedExchange", "Memory", "NumpyExchange", "describe", "headline",
+    "part_of", "toward_zero",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -48,6 +49,7 @@ BUFFERS = 4  # slots of each rank
 COMBINE_LAG, TAKE_LAG = 1, 2  # steps, as in _collectives.c
 _BROKEN_WORD = 8  # of the page
 _DIMENSIONS = 6  # that a header has room for; the last stands for all from there on
+_PART = 128  # marks the header of a `part_of` a call; in the byte of the number of dimensions
 _NAP_S = 5e-5
 _CALL, _WAITING_FOR, _UNTIL = 10, 12, 13  # of `struct state` in C
 
@@ -132,6 +134,26 @@ class Exchange(Protocol):
         """List the ranks that the call waits for."""
         ...
 
+    def left(self) -> list[int]:
+        """List the ranks that have closed the group."""
+        ...
+
+    def leave(self) -> None:
+        """Show the others that this rank has closed the group."""
+        ...
+
+    def called(self) -> dict[int, Array]:
+        """Return the `headline` of the latest call of each rank that came to it."""
+        ...
+
+    def broken_link(self) -> str:
+        """Say why the call cannot end though no rank is known to be absent; empty if it can, as far as is known."""
+        ...
+
+    def close(self) -> None:
+        """Close what the exchange has opened itself."""
+        ...
+
 
 def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Array:
     """Describe a call in eight words, which are the same on all ranks if their calls fit.
@@ -156,19 +178,71 @@ def headline(kind: str, op: str, root: int, array: Array, elements: int) -> Arra
     return header
 
 
+def part_of(outer: Array, kind: str, op: str, dtype: str, elements: int, root: int = 0) -> Array:
+    """Describe a call among the ranks of one host which is part of a call over several hosts.
+
+    Parameters
+    ----------
+    outer : ndarray
+        The `headline` of the call over several hosts, which the ranks of the host compare with this one.
+    kind, op, dtype, elements, root
+        Of the call on the host; see `headline`.
+    """
+    header = np.zeros(8, np.int64)
+    header[0] = KINDS.index(kind) | OPS.index(op) << 8 | DTYPES.index(dtype) << 16 | _PART << 24 | root << 32
+    header[1] = elements
+    header[2] = outer[0]
+    header[3:8] = outer[2:7]
+    if outer[0] >> 24 & 127 >= _DIMENSIONS:
+        header[7] *= outer[7]
+    return header
+
+
 def describe(header: Array) -> str:
     """Tell in words which call a header stands for."""
-    word = int(header[0])
+    word, dims = int(header[0]), header[2:]
+    if word >> 24 & _PART:
+        word, dims = int(header[2]), header[3:]
     kind, op, dtype = KINDS[word & 255], OPS[word >> 8 & 255], DTYPES[word >> 16 & 255]
     ndim, root = word >> 24 & 255, word >> 32
     if kind == "barrier":
         return "barrier()"
-    shape = tuple(int(n) for n in header[2 : 2 + min(ndim, _DIMENSIONS)])
+    shape = tuple(int(n) for n in dims[: min(ndim, _DIMENSIONS)])
     detail = {"broadcast": f", root={root}", "all_gather": ""}.get(kind, f", {op!r}")
     return f"{kind}({dtype} of shape {shape}{detail})"
 
 
-class FusedExchange:
+class _InMemory:
+    """The part that both forms do in the same way."""
+
+    _memory: Memory
+    _rank: int
+    calls: int
+
+    def left(self) -> list[int]:
+        """See `Exchange.left`."""
+        return [q for q in range(self._memory.size) if self._memory.counters[q, LEFT]]
+
+    def leave(self) -> None:
+        """See `Exchange.leave`."""
+        self._memory.counters[self._rank, LEFT] = 1
+
+    def called(self) -> dict[int, Array]:
+        """See `Exchange.called`."""
+        memory, calls = self._memory, self.calls
+        return {
+            q: memory.headers[q, (calls - 1) & 1] for q in range(memory.size) if memory.counters[q, ARRIVED] >= calls
+        }
+
+    def broken_link(self) -> str:
+        """See `Exchange.broken_link`: there are no links."""
+        return ""
+
+    def close(self) -> None:
+        """See `Exchange.close`: the memory is the caller's."""
+
+
+class FusedExchange(_InMemory):
     """The form in C.
 
     Parameters
@@ -205,7 +279,7 @@ class FusedExchange:
         return self._run(self._address, None, None, None, patience_s)
 
     @property
-    def calls(self) -> int:
+    def calls(self) -> int:  # type: ignore[override]
         """See `Exchange.calls`."""
         return int(self._state[_CALL])
 
@@ -218,7 +292,7 @@ def _missing(memory: Memory, rank: int, counter: int, value: int) -> list[int]:
     return [q for q in range(memory.size) if q != rank and memory.counters[q, counter] < value]
 
 
-class NumpyExchange:
+class NumpyExchange(_InMemory):
     """The form without C: it polls, and copies more; parameters as those of `FusedExchange`.
 
     It relies on processors that keep the order of stores and of loads (`HAVE_NUMPY`).
@@ -366,7 +440,7 @@ class _Work:
                 out[part] = self._slot(rank, turn)[part]
 
 
-_REDUCERS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "mean": np.add}
+REDUCERS: dict[str, Any] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "mean": np.add}
 
 
 def _combined(op: str, sources: list[Array]) -> Array:
@@ -374,15 +448,16 @@ def _combined(op: str, sources: list[Array]) -> Array:
     dtype = sources[0].dtype
     wide = np.dtype(np.float32) if dtype == np.float16 else dtype
     with np.errstate(all="ignore"):  # as in C
-        total: Array = functools.reduce(_REDUCERS[op], [source.astype(wide, copy=False) for source in sources])
+        total: Array = functools.reduce(REDUCERS[op], [source.astype(wide, copy=False) for source in sources])
         if op == "mean" and dtype.kind == "f":
             total = total / wide.type(len(sources))
         elif op == "mean":
-            total = _toward_zero(total, len(sources))
+            total = toward_zero(total, len(sources))
         return total.astype(dtype)
 
 
-def _toward_zero(total: Array, size: int) -> Array:
+def toward_zero(total: Array, size: int) -> Array:
+    """Divide integers, and round toward zero as C does; int64."""
     wide = total.astype(np.int64)
     quotient: Array = wide // size
     quotient += (wide < 0) & (quotient * size != wide)

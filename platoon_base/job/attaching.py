@@ -121,6 +121,7 @@ def _connection(
             files.collective,
             liveness,
             lambda: job_state.collectives(identity.rank),
+            files.world,
         ),
         checkpoint=lambda: read_checkpoint(files.checkpoint),
     )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from platoon_base.collectives.groups import CollectiveFactory, Membership
 from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
+from platoon_base.hosts.world import ONE_HOST, World
 
 if TYPE_CHECKING:
     from platoon_base.centers.base import CenterFactory
@@ -111,7 +112,7 @@ def _runtime_of(context: Any) -> Any:
 
 
 class JobCollectives(CollectiveFactory):
-    """Forms the groups of one job on this host.
+    """Forms the groups of one job: on this host, or of all its hosts.
 
     Parameters
     ----------
@@ -121,16 +122,30 @@ class JobCollectives(CollectiveFactory):
     liveness : Liveness
     counter : callable
         Returns the counter of this worker's collectives on devices, in the job's state.
+    world : World, optional
+        The hosts of the job; this one alone by default.
     """
 
-    def __init__(self, membership: Membership, name: Name, liveness: Liveness, counter: Callable[[], Any]) -> None:
+    def __init__(
+        self,
+        membership: Membership,
+        name: Name,
+        liveness: Liveness,
+        counter: Callable[[], Any],
+        world: World = ONE_HOST,
+    ) -> None:
+        self._world = world
         self._membership = membership
         self._name = name
         self._liveness = liveness
         self._counter = counter
 
     def host(self, timeout_s: float) -> Collective:
-        """See `CollectiveFactory.host`."""
+        """See `CollectiveFactory.host`: through shared memory, and by links between hosts."""
+        if self._world.several:
+            from platoon_base.collectives.hosts import HostsCollective
+
+            return HostsCollective.form(self._membership, self._name, self._world, self._liveness, timeout_s)
         from platoon_base.collectives.host import HostCollective
 
         def create(ranks: tuple[int, ...], index: int) -> Collective:

@@ -1,1 +1,1 @@
-"""Connections between hosts that carry arrays."""
+"""Connections between hosts that carry arrays: `stream` has their records, `handshake` opens them."""

@@ -1,0 +1,306 @@
+"""The links of one rank to its counterparts on the other hosts, as a call over several hosts uses them."""
+
+from __future__ import annotations
+
+import select
+import time
+from collections.abc import Iterable
+from typing import Any, Callable, NamedTuple, Protocol
+
+import numpy as np
+
+from platoon_base.collectives.host_exchange import describe
+from platoon_base.links.stream import BrokenStreamError, Stream
+
+__all__ = ["HEADER_BYTES", "RESULT", "SHARE", "Counterpart", "Links", "Work", "as_bytes"]
+
+Array = np.ndarray[Any, Any]
+
+# The kinds of records, in the lowest byte of a tag; the other bytes have the number of a chunk. A head begins a call:
+# its headline, and a small array; before it, a rank may report which ranks of its host keep it from the call.
+# Shares are to be combined, results are what a host has combined or sends to others.
+HEAD, SHARE, RESULT, BROKEN_CALL, LEAVING, WAITING = range(1, 7)
+HEADER_BYTES = 64  # of a headline
+_LONGEST_REASON = 4096
+_QUIET_S = 0.5  # after which a counterpart counts as missing whose data are on their way
+_CAUSE_S = 1.5  # that the cause of a broken connection has to become known in: its process has ended, say
+_FLUSH_S = 0.3  # that a last word has to leave in
+
+
+class Counterpart(NamedTuple):
+    """A rank of another host.
+
+    Attributes
+    ----------
+    host : int
+    member : int
+        Its index in the group of all hosts.
+    rank : int
+        Of the job.
+    name : str
+        For messages.
+    """
+
+    host: int
+    member: int
+    rank: int
+    name: str
+
+
+class Work(Protocol):
+    """Takes the data of a call."""
+
+    def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
+        """Return where data go that come from a host; None if they are not expected."""
+        ...
+
+    def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
+        """Take note that they are there."""
+        ...
+
+
+class Link:
+    """One connection, and what came by it: a `Receiver`."""
+
+    def __init__(self, links: Links, to: Counterpart, stream: Stream) -> None:
+        self._links = links
+        self.to = to
+        self.stream = stream
+        self.head: bytearray | None = None  # of the call that this rank is in
+        self.fits = False  # that head: its headline is that of this rank
+        self.left = self.altered = False
+        self.closed, self.closed_at = "", 0.0  # why, and when
+        self.moved_at = 0.0
+        self._buffer = bytearray()
+        self._waits_for: list[int] = []
+
+    @property
+    def missing(self) -> list[int]:
+        """The members that this link waits for: the counterpart, or those that it waits for itself."""
+        return self._waits_for if self.head is None and self._waits_for and not self.closed else [self.to.member]
+
+    def begin(self) -> None:
+        """Begin the next call."""
+        self.head, self.fits, self._waits_for = None, False, []
+
+    def place(self, tag: int, offset: int, length: int) -> memoryview | None:
+        """See `Receiver.place`."""
+        kind, links = tag & 255, self._links
+        if kind in (SHARE, RESULT) and self.head is not None:
+            if not self.fits or links.work is None:
+                return None  # the call has failed, or ends here in this moment
+            place = links.work.place(self.to.host, kind, tag >> 8, offset, length)
+            if place is None:
+                raise BrokenStreamError(f"got {length} bytes at {offset} that no call expects", altered=True)
+            return place
+        if kind in (HEAD, WAITING) and offset == links.call + 1:
+            return None  # of the next call
+        known = kind == BROKEN_CALL or (kind == LEAVING and not length)
+        if kind in (HEAD, WAITING) and offset == links.call and self.head is None:
+            known = length >= HEADER_BYTES if kind == HEAD else length % 4 == 0
+        if not known:
+            raise BrokenStreamError(f"got a record of tag {tag} out of turn", altered=True)
+        self._buffer = bytearray(length)
+        return memoryview(self._buffer)
+
+    def done(self, tag: int, offset: int, length: int) -> None:
+        """See `Receiver.done`."""
+        kind = tag & 255
+        if kind == HEAD:
+            self.head = self._buffer
+            self.fits = self._buffer.startswith(self._links.header)
+        elif kind in (SHARE, RESULT):
+            if self._links.work is not None:
+                self._links.work.done(self.to.host, kind, tag >> 8, offset, length)
+        elif kind == LEAVING:
+            self.left = True
+        elif kind == WAITING:
+            self._waits_for = np.frombuffer(self._buffer, np.int32).tolist() if length else []
+        else:
+            self._links.on_break(offset, self._buffer[:_LONGEST_REASON].decode(errors="replace"))
+
+    def describe_head(self) -> Array | None:
+        """Return the headline that came, if it can be understood."""
+        if self.head is None:
+            return None
+        header = np.frombuffer(self.head, np.int64, 8)
+        try:
+            describe(header)
+        except IndexError:
+            return None
+        return header
+
+    def close(self, why: str, altered: bool = False) -> None:
+        """Close the connection, and note why."""
+        if not self.closed:
+            self.closed, self.closed_at, self.altered = why, time.monotonic(), altered
+            self.stream.close()
+
+
+class Links:
+    """All links of a rank; none if its host has more ranks than some other.
+
+    Parameters
+    ----------
+    streams : iterable of (Counterpart, Stream)
+    on_break : callable
+        ``on_break(how, text)``, called when a counterpart reports that a call has failed.
+
+    Attributes
+    ----------
+    call : int
+        The number of the call that this rank is in, or was in last.
+    header : bytes
+        Its headline.
+    work : Work or None
+        Takes the data of that call.
+    """
+
+    def __init__(self, streams: Iterable[tuple[Counterpart, Stream]], on_break: Callable[[int, str], None]) -> None:
+        self.all = [Link(self, to, stream) for to, stream in streams]
+        self.on_break = on_break
+        self.call = 0
+        self.header = b""
+        self.work: Work | None = None
+        self._reported: list[int] = []
+        self._poll = select.poll()
+        self._mask = {link.stream.fileno(): 0 for link in self.all}
+        for descriptor in self._mask:
+            self._poll.register(descriptor, 0)
+
+    def begin(self, header: Array) -> None:
+        """Begin a call, with its headline."""
+        self.header = header.tobytes()
+        self.call += 1
+        for link in self.all:
+            link.begin()
+        self._reported = []
+
+    def announce(self, payload: bytes | memoryview) -> None:
+        """Send the headline of this call to all counterparts, and a small array with it."""
+        content = b"".join((self.header, payload))
+        for link in self.all:
+            link.stream.post(HEAD, self.call, content)
+            self._push(link)
+
+    def report_wait(self, members: list[int]) -> None:
+        """Report to all counterparts which members of this host keep this rank from announcing its call."""
+        if members != self._reported:
+            self._reported = members
+            for link in self.all:
+                link.stream.post(WAITING, self.call, np.array(members, np.int32).tobytes())
+            self.pump()
+
+    def post(self, link: Link, kind: int, chunk: int, start: int, data: memoryview, piece: int) -> None:
+        """Send bytes in pieces; ``start`` is where the receiver counts the first from."""
+        for at in range(0, len(data), piece):
+            link.stream.post(kind | chunk << 8, start + at, data[at : at + piece])
+
+    def pump(self, most: int = 16) -> bool:
+        """Send and receive what can be now, ``most`` records by a link; tells whether anything moved."""
+        moved = False
+        for link in self.all:
+            if link.closed:
+                continue
+            try:
+                some = link.stream.push()
+                if link.stream.pull(link, most):
+                    some = True
+                    link.stream.push()
+            except BrokenStreamError as exc:
+                self._forget(link)
+                link.close(str(exc), exc.altered)
+                continue
+            if some:
+                moved = True
+                link.moved_at = time.monotonic()
+        return moved
+
+    def _push(self, link: Link) -> None:
+        try:
+            if not link.closed:
+                link.stream.push()
+        except BrokenStreamError as exc:
+            self._forget(link)
+            link.close(str(exc))
+
+    def _forget(self, link: Link) -> None:
+        descriptor = link.stream.fileno()
+        if self._mask.pop(descriptor, None) is not None:
+            self._poll.unregister(descriptor)
+
+    def wait(self, timeout_s: float) -> None:
+        """Wait until something can move, or for so long."""
+        for link in self.all:
+            if not link.closed:
+                mask = 0 if link.stream.held else select.POLLIN
+                if link.stream.sent < link.stream.posted:
+                    mask |= select.POLLOUT
+                descriptor = link.stream.fileno()
+                if self._mask[descriptor] != mask:
+                    self._mask[descriptor] = mask
+                    self._poll.modify(descriptor, mask)
+        if self._mask:
+            self._poll.poll(timeout_s * 1e3)
+        else:
+            time.sleep(timeout_s)
+
+    def sent(self) -> bool:
+        """Tell whether the system has taken all that was posted."""
+        return all(link.stream.sent == link.stream.posted for link in self.all)
+
+    def heads(self) -> bool:
+        """Tell whether the heads of this call have come by all links."""
+        return all(link.head is not None for link in self.all)
+
+    def agree(self) -> bool:
+        """Tell whether the heads have come, and all counterparts make this call."""
+        return all(link.fits for link in self.all)
+
+    def differ(self) -> bool:
+        """Tell whether some counterpart makes another call."""
+        return any(link.head is not None and not link.fits for link in self.all)
+
+    def quiet(self, owes: Callable[[Link], bool]) -> list[Link]:
+        """List the links that owe data and by which nothing has moved for a while."""
+        before = time.monotonic() - _QUIET_S
+        owing = [link for link in self.all if owes(link)]
+        return [link for link in owing if link.closed or link.head is None or link.moved_at < before]
+
+    def broken(self, owes: Callable[[Link], bool]) -> str:
+        """Say which link is broken that owes data; empty if none is, or its cause may become known yet."""
+        now = time.monotonic()
+        for link in self.all:
+            if link.closed and (link.altered or now > link.closed_at + _CAUSE_S) and owes(link):
+                return f"the link to {link.to.name} is broken: {link.closed}"
+        return ""
+
+    def last_word(self, how: int | None, text: bytes) -> None:
+        """Report a failed call (``how``), or that this rank leaves (None), by all links, before anything queued."""
+        kind, offset = (LEAVING, 0) if how is None else (BROKEN_CALL, how)
+        for link in self.all:
+            if not link.closed:
+                link.stream.drop_queue()
+                link.stream.post(kind, offset, text[:_LONGEST_REASON])
+        deadline = time.monotonic() + _FLUSH_S
+        while not all(link.closed or link.stream.torn or link.stream.sent == link.stream.posted for link in self.all):
+            for link in self.all:
+                self._push(link)
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                break
+            if not self.sent():
+                time.sleep(min(left_s, 1e-3))
+
+    def close(self) -> None:
+        """Close all links; a second call does nothing."""
+        for link in self.all:
+            if not link.closed:
+                self._forget(link)
+                link.close("this rank has closed it")
+        self.work = None
+
+
+def as_bytes(array: Array) -> memoryview:
+    """Return the memory of a contiguous array."""
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

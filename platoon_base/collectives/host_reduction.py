@@ -1,0 +1,230 @@
+"""The part of an all-reduce or a reduce-scatter that passes between hosts: each host combines a part of the whole.
+
+    share[g, h]  := the part that host h combines, of what the ranks of host g have combined
+    result[h]    := op(share[0, h], ..., share[H-1, h])
+
+Each host sends every other its share and, of an all-reduce, its result. So a host sends 2 (H-1)/H of the array, which
+is the least, in two steps, whatever the number of hosts. Chunks follow each other without waiting.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import numpy as np
+
+from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
+from platoon_base.collectives.host_links import RESULT, SHARE, Links, as_bytes
+
+__all__ = ["Reduction", "combined"]
+
+Array = np.ndarray[Any, Any]
+
+
+class _Silent:
+    """`numpy.errstate` that ignores everything, in a quarter of the time."""
+
+    def __init__(self) -> None:
+        self._before: Any = None
+
+    def __enter__(self) -> None:
+        self._before = np.geterrobj()
+        np.seterrobj([self._before[0], 0, None])
+
+    def __exit__(self, *exc_info: object) -> None:
+        np.seterrobj(self._before)
+
+
+def silent() -> Any:
+    """Return a context in which NumPy does not warn of overflows and the like."""
+    return _Silent() if hasattr(np, "seterrobj") else np.errstate(all="ignore")  # which is quick since NumPy 2
+
+
+def finished(total: Array, op: str, size: int) -> None:
+    """Divide a sum in place, if it is to be a mean over so many ranks."""
+    if op == "mean":
+        if total.dtype.kind == "f":
+            np.divide(total, total.dtype.type(size), out=total)
+        else:
+            total[...] = toward_zero(total, size)
+
+
+def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> None:
+    """Combine arrays in the order of the hosts.
+
+    Parameters
+    ----------
+    shares : list of ndarray
+        Scratch memory, which is overwritten, but that of the host ``own``.
+    size : int
+        Number of ranks, by which a mean divides.
+    out : ndarray
+        Where the result goes; may be the own share.
+    """
+    function = REDUCERS[op]
+    with silent():
+        total, scratch = shares[0], shares[1 if own == 0 else 0]
+        for number, share in enumerate(shares[1:], 1):
+            total = function(total, share, out=out if number == len(shares) - 1 else scratch)
+        finished(out, op, size)
+
+
+class _Chunk:
+    """The state of one chunk, from its begin to its end."""
+
+    def __init__(self, target: Array, width: int, pieces: int, results_bytes: int) -> None:
+        self.share: Array | None = None  # this host's own
+        self.target, self.width = target, width  # width: elements of a host's part
+        self.left = pieces  # to combine
+        self.bytes_left = results_bytes  # of other hosts
+        self.marks: list[int] = []  # records of each link that belong to this chunk or one before
+
+
+class Reduction:
+    """Combines, over hosts, what each host's ranks have combined; a `Work`.
+
+    Parameters
+    ----------
+    links : Links
+    host, hosts, size : int
+        Which host this is, how many there are, and how many ranks they have.
+    op : str
+        One of `OPS`.
+    dtype : dtype
+    widths : list of int
+        Elements of a host's part of each chunk.
+    piece : int
+        Elements that are sent at a time.
+    depth : int
+        Chunks that may be begun at a time.
+    results : bool
+        Whether every host gets the results of the others.
+    """
+
+    def __init__(
+        self,
+        links: Links,
+        host: int,
+        hosts: int,
+        size: int,
+        op: str,
+        dtype: Any,
+        widths: list[int],
+        piece: int,
+        depth: int,
+        results: bool,
+    ) -> None:
+        self._links, self._host, self._hosts, self._size, self._op = links, host, hosts, size, op
+        self._dtype, self._item = dtype, dtype.itemsize
+        self._widths, self._piece, self._depth, self._results = widths, piece, depth, results
+        self._pieces = [-(-width // piece) for width in widths]
+        room = max(widths)
+        # For each chunk at a time, and each other host, the shares that came.
+        self._shares: Array = np.empty((min(depth, len(widths)), hosts, room), dtype)
+        self._bytes = as_bytes(self._shares)
+        self._arrived = [np.zeros(count, np.int32) for count in self._pieces]
+        self._chunks: dict[int, _Chunk] = {}
+        self._targets: dict[int, memoryview] = {}
+        self._combined = [0] * len(widths)  # pieces
+        self._reach = {link.to.host: 0 for link in links.all}  # bytes that came from each
+        others = sum(widths) * self._item
+        self._whole = others * 2 if results else others
+
+    def owes(self, host: int) -> bool:
+        """Tell whether data of a host are still to come."""
+        return bool(self._reach[host] < self._whole)
+
+    def begin(self, chunk: int, source: Array, target: Array) -> None:
+        """Begin a chunk: send its shares.
+
+        Parameters
+        ----------
+        source : ndarray, shape (hosts * width,)
+            What the ranks of this host have combined, contiguous.
+        target : ndarray, shape (hosts * width,), or (width,) without results
+            Where the results go: ``source`` itself, or other memory.
+        """
+        self.expect(chunk, target)
+        width = self._widths[chunk]
+        for link in self._links.all:
+            self.send_share(chunk, link.to.host, source[link.to.host * width :][:width])
+        self.own(chunk, source[self._host * width :][:width])
+
+    def expect(self, chunk: int, target: Array) -> None:
+        """Make known where the results of a chunk go."""
+        width = self._widths[chunk]
+        results_bytes = width * self._item * (self._hosts - 1) if self._results else 0
+        self._chunks[chunk] = _Chunk(target, width, self._pieces[chunk], results_bytes)
+        self._targets[chunk] = as_bytes(target)
+
+    def send_share(self, chunk: int, host: int, share: Array) -> None:
+        """Send a host its share."""
+        for link in self._links.all:
+            if link.to.host == host:
+                self._links.post(link, SHARE, chunk, 0, as_bytes(share), self._piece * self._item)
+
+    def own(self, chunk: int, share: Array) -> None:
+        """Give this host's own share, and combine what has come already."""
+        self._chunks[chunk].share = share
+        for piece in np.flatnonzero(self._arrived[chunk] == self._hosts - 1):
+            self._combine(chunk, int(piece))
+
+    def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
+        """See `Work.place`."""
+        if chunk >= len(self._widths) or offset % self._item or length % self._item:
+            return None
+        width_bytes = self._widths[chunk] * self._item
+        if offset + length > width_bytes:
+            return None
+        if kind == RESULT:
+            target = self._targets.get(chunk)
+            if target is None or not self._results:
+                return None
+            return target[host * width_bytes + offset :][:length]
+        before = chunk - self._depth
+        if before >= 0 and self._combined[before] < self._pieces[before]:
+            return None
+        if offset % (self._piece * self._item) or not length:
+            return None
+        row = chunk % len(self._shares) * self._hosts + host
+        return self._bytes[row * self._shares.shape[2] * self._item + offset :][:length]
+
+    def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
+        """See `Work.done`."""
+        self._reach[host] += length
+        if kind == RESULT:
+            self._chunks[chunk].bytes_left -= length
+            return
+        piece = offset // (self._piece * self._item)
+        self._arrived[chunk][piece] += 1
+        state = self._chunks.get(chunk)
+        if self._arrived[chunk][piece] == self._hosts - 1 and state is not None and state.share is not None:
+            self._combine(chunk, piece)
+
+    def _combine(self, chunk: int, piece: int) -> None:
+        state = self._chunks[chunk]
+        at = slice(piece * self._piece, min((piece + 1) * self._piece, state.width))
+        shares = [*self._shares[chunk % len(self._shares), :, at]]
+        shares[self._host] = cast(Array, state.share)[at]
+        start = self._host * state.width if self._results else 0
+        out = state.target[start + at.start : start + at.stop]
+        combined(self._op, shares, self._host, self._size, out)
+        self._combined[chunk] += 1
+        state.left -= 1
+        if self._results:
+            for link in self._links.all:
+                start_bytes = at.start * self._item
+                self._links.post(link, RESULT, chunk, start_bytes, as_bytes(out), out.nbytes)
+        if state.left == 0:
+            state.marks = [link.stream.posted for link in self._links.all]
+
+    def ended(self, chunk: int) -> bool:
+        """Tell whether a chunk is complete here, and all that others need of it is sent."""
+        state = self._chunks.get(chunk)
+        if state is None or state.left or state.bytes_left:
+            return False
+        return all(link.stream.sent >= mark for link, mark in zip(self._links.all, state.marks))
+
+    def forget(self, chunk: int) -> None:
+        """Let go of the arrays of a chunk that has ended."""
+        del self._chunks[chunk], self._targets[chunk]

@@ -1,0 +1,277 @@
+"""Collective operations on ndarrays of processes of several hosts: shared memory on each, links between them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, cast
+
+import msgspec
+
+from platoon_base.collectives.group_failure import GroupFailure
+from platoon_base.collectives.group_segment import CHUNK_BYTES, GroupSegment
+from platoon_base.collectives.groups import Membership
+from platoon_base.collectives.host import HostCollective
+from platoon_base.collectives.host_links import Counterpart, Links
+from platoon_base.collectives.hosts_exchange import HostsExchange
+from platoon_base.errors import PlatoonError, WorkerLostError
+from platoon_base.hosts.world import World
+from platoon_base.links.cipher import require_cipher
+from platoon_base.links.handshake import Address, Listener, open_links
+from platoon_base.links.stream import Stream
+from platoon_base.shm.hidden_names import HiddenName
+from platoon_base.shm.liveness import Liveness
+from platoon_base.system.text import to_bytes
+
+__all__ = ["HostsCollective"]
+
+_WHY_BYTES = 500
+
+
+class _Note(msgspec.Struct):
+    """Tells the others how a rank's part of the group came about.
+
+    Attributes
+    ----------
+    port : int
+        At which it listens; 0 if it does not.
+    token : bytes
+    failure : str
+    """
+
+    port: int = 0
+    token: bytes = b""
+    failure: str = ""
+
+
+class HostsCollective(HostCollective):
+    """One rank of a group of all ranks of several hosts; see `Collective`. Use `form`.
+
+    Its calls, errors and guarantees are those of `HostCollective`, with what differs between hosts: floats are combined
+    on each host in the order of its ranks, and then in the order of the hosts; a rank is absent if its host is lost,
+    and so is one whose link breaks. A cut of the network that ends before its host counts as lost does no harm. Data
+    between hosts are encrypted if the world has a data key.
+
+    A call that is refused on a rank without a link (its host has more ranks than another) is noticed on the other hosts
+    when a rank of that host comes to its next call.
+
+    Parameters
+    ----------
+    shared : GroupSegment
+        Of the ranks of this host.
+    index : int
+        This rank's index among them.
+    world : World
+        Of the ranks of the group, which are numbered 0, 1, ... there.
+    ranks : sequence of int
+        The job's ranks in the group, host by host.
+    streams : sequence of (int, Stream)
+        This rank's links: the host and the connection.
+    liveness : Liveness
+    fused : bool, optional
+        See `HostCollective.create`.
+    """
+
+    # Most waits end when something came by a link, so a core is of more use to the others than to a wait.
+    _spins: ClassVar[dict[str, int]] = {"roomy_spins": 50}
+
+    def __init__(
+        self,
+        shared: GroupSegment,
+        index: int,
+        world: World,
+        ranks: Sequence[int],
+        streams: Sequence[tuple[int, Stream]],
+        liveness: Liveness,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(shared, index, _NamingHosts(liveness, world, ranks), fused)  # type: ignore[arg-type]
+        self.rank, self.size = world.ranks_here[index], world.size
+        self._ranks = tuple(ranks)
+
+        def counterpart(host: int) -> Counterpart:
+            other = world.ranks_on(host)[index]
+            return Counterpart(host, other, ranks[other], f"rank {ranks[other]} on {_named(world, host)}")
+
+        ordered = sorted(streams, key=lambda pair: pair[0])
+        self._failure: _HostsFailure = _HostsFailure(shared, index, self._ranks)
+        links = Links([(counterpart(host), stream) for host, stream in ordered], self._failure.write)
+        self._exchange = self._failure.exchange = HostsExchange(
+            self._exchange, shared.open_memory, world.workers, world.host, index, links
+        )
+
+    def _release(self) -> None:
+        super()._release()
+        self._failure.exchange = None
+
+    @classmethod
+    def form(
+        cls, membership: Membership, name: str | HiddenName, world: World, liveness: Liveness, timeout_s: float
+    ) -> HostsCollective:
+        """Form the group of all workers launched on all hosts; a meeting of all of them.
+
+        Parameters
+        ----------
+        membership : Membership
+        name : str or HiddenName
+            Of the segment of this host's ranks.
+        world : World
+        liveness : Liveness
+        timeout_s : float
+
+        Raises
+        ------
+        PlatoonError
+            On every rank, if it cannot be formed.
+        """
+        forming = _Forming(membership, name, world, liveness, timeout_s)
+        try:
+            shared, streams = forming.run()
+        except BaseException:
+            forming.undo()
+            raise
+        index = membership.rank - world.ranks_here[0]
+        return cls(shared, index, world, range(world.size), streams, liveness)
+
+
+class _NamingHosts:
+    """`Liveness` that says on which host a rank is."""
+
+    def __init__(self, liveness: Liveness, world: World, ranks: Sequence[int]) -> None:
+        self._liveness, self._world, self._ranks = liveness, world, list(ranks)
+
+    def moved(self, ranks: Sequence[int]) -> float:
+        """See `Liveness.moved`."""
+        return self._liveness.moved(ranks)
+
+    def why_absent(self, ranks: Sequence[int]) -> str:
+        """See `Liveness.why_absent`."""
+        for rank in ranks:
+            why = self._liveness.why_absent([rank])
+            if why:
+                return f"{why}, on {_named(self._world, self._world.host_of(self._ranks.index(rank)))}"
+        return ""
+
+
+class _HostsFailure(GroupFailure):
+    """Reports to the ranks of this host by shared memory, and to those of others by the links of this rank."""
+
+    exchange: HostsExchange | None = None
+
+    def __init__(self, shared: GroupSegment, index: int, ranks: tuple[int, ...]) -> None:
+        rank = shared.ranks[index]
+        super().__init__(shared, index)
+        self._ranks, self._rank = ranks, rank
+        self._reported = False
+
+    def tell(self, exc: BaseException, text: str) -> None:
+        """See `GroupFailure.tell`; the reason that came first goes on to the other hosts."""
+        super().tell(exc, text)
+        memory = self._shared.memory
+        exchange = self.exchange
+        if memory is not None and exchange is not None and not self._reported and not exchange.busy:
+            self._reported = True
+            exchange.report(memory.broken, to_bytes(self.written(), 3000))
+
+
+def _named(world: World, host: int) -> str:
+    name = world.names[host] if host < len(world.names) else ""
+    return f"host {host} ({name})" if name else f"host {host}"
+
+
+class _Forming:
+    """The steps in which the workers form the group; each ends with a meeting, at which all learn of failures."""
+
+    def __init__(
+        self, membership: Membership, name: str | HiddenName, world: World, liveness: Liveness, timeout_s: float
+    ) -> None:
+        self._membership, self._name, self._world = membership, name, world
+        self._liveness, self._timeout_s = liveness, timeout_s
+        self._rank = membership.rank
+        self._local = tuple(world.ranks_here)
+        self._index = self._rank - self._local[0]
+        self._listener: Listener | None = None
+        self._shared: GroupSegment | None = None
+        self._streams: dict[int, Stream] = {}
+
+    def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]]]:
+        """Return this host's shared memory and this rank's links."""
+        deadline = time.monotonic() + self._timeout_s
+        notes = self._step("form the collective of all hosts", self._listen)
+        if self._index == 0:
+            self._step("share memory on each host", self._create)
+        else:
+            self._step("share memory on each host", _Note)
+        self._step("link the hosts", lambda: self._link(notes, deadline))
+        if self._listener is not None:
+            self._listener.close()
+        return cast(GroupSegment, self._shared), [
+            (self._world.host_of(rank), stream) for rank, stream in self._streams.items()
+        ]
+
+    def undo(self) -> None:
+        """Close what was opened."""
+        if self._listener is not None:
+            self._listener.close()
+        for stream in self._streams.values():
+            stream.close()
+        if self._shared is not None:
+            self._shared.close()
+            self._shared.unlink()
+
+    def _step(self, what: str, do: Callable[[], _Note]) -> dict[int, _Note]:
+        """Do something, meet the others, and raise on all ranks what has failed on one."""
+        error: Exception | None = None
+        try:
+            note = do()
+        except Exception as exc:  # of any kind: the others wait, and learn of it
+            error, note = exc, _Note(failure=to_bytes(str(exc) or repr(exc), _WHY_BYTES).decode(errors="replace"))
+        raw = self._membership.meet(what, msgspec.msgpack.encode(note), self._timeout_s)
+        if error is not None:
+            raise error
+        notes = {rank: msgspec.msgpack.decode(each, type=_Note) for rank, each in raw.items()}
+        for rank, each in notes.items():
+            if each.failure:
+                host = self._world.host_of(rank)
+                raise PlatoonError(f"cannot {what}: rank {rank} on {_named(self._world, host)}: {each.failure}")
+        return notes
+
+    @property
+    def _has_rail(self) -> bool:
+        return self._index < min(self._world.workers)
+
+    def _listen(self) -> _Note:
+        if self._world.data_key:
+            require_cipher()
+        if not self._has_rail:
+            return _Note()
+        self._listener = Listener(self._world.addresses[self._world.host])
+        return _Note(self._listener.address.port, self._listener.address.token)
+
+    def _create(self) -> _Note:
+        self._shared = GroupSegment.create(self._name, self._local, CHUNK_BYTES)
+        return _Note()
+
+    def _link(self, notes: dict[int, _Note], deadline: float) -> _Note:
+        if self._shared is None:
+            self._shared = GroupSegment.attach(self._name, self._local)
+        if self._listener is not None:
+            world = self._world
+            others = [host for host in range(world.hosts) if host != world.host]
+            counterparts = {host: world.ranks_on(host)[self._index] for host in others}
+            calls = {
+                rank: Address(world.addresses[host], notes[rank].port, notes[rank].token)
+                for host, rank in counterparts.items()
+                if host < world.host
+            }
+            expected = frozenset(rank for host, rank in counterparts.items() if host > world.host)
+            key = bytes.fromhex(world.data_key)
+            self._streams = open_links(
+                self._listener, self._rank, key, calls, expected, deadline, self._give_up_if_absent
+            )
+        return _Note()
+
+    def _give_up_if_absent(self, ranks: list[int]) -> Any:
+        why = self._liveness.why_absent(ranks)
+        if why:
+            raise WorkerLostError(f"a group of all {self._world.size} workers cannot be formed: {why}")

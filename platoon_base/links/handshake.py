@@ -1,0 +1,340 @@
+"""How the links of one process are opened: it listens and calls at the same time, and each side proves who it is.
+
+A caller sends a greeting: a random number, its own rank and the rank that it calls. The listener answers with a random
+number of its own and a proof, an HMAC of all that was said so far by the secret of the listener; then the caller proves
+itself in the same way, and the listener confirms. Nothing secret is ever sent. Strangers learn nothing but that
+somebody listens, and cost no more than a socket for `HANDSHAKE_S` seconds.
+
+The secret is made of the job's data key and of a token that the listener gave out by the control plane. Without a data
+key, where a job does not encrypt, the token alone proves that the caller belongs to the job, and what follows is
+neither encrypted nor protected against changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import os
+import secrets
+import selectors
+import socket
+import struct
+import time
+from collections.abc import Generator, Mapping
+from typing import Any, Callable, NamedTuple
+
+from platoon_base.errors import PlatoonError
+from platoon_base.links.cipher import Cipher, derive_keys
+from platoon_base.links.stream import Stream
+
+__all__ = ["HANDSHAKE_S", "Address", "Listener", "open_links"]
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_S = 5.0  # that one has to prove itself in
+MOST_PENDING = 64  # of strangers, and of those who are not known yet
+_AGAIN_S = 0.05  # between two calls of one listener
+_POLL_S = 0.2  # between two questions whether it makes sense to wait
+_GREETING = struct.Struct("<8s32sII")
+_MAGIC = b"PLTNLNK1"
+_NUMBER_BYTES = _PROOF_BYTES = 32
+_YES = b"\1"
+_READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
+
+_Steps = Generator[int, None, "tuple[int, Stream]"]  # yields the event it waits for
+
+
+class Address(NamedTuple):
+    """Where a process listens, as it tells the others of its job.
+
+    Attributes
+    ----------
+    host : str
+        An IP address.
+    port : int
+    token : bytes
+        Known to the job's processes alone.
+    """
+
+    host: str
+    port: int
+    token: bytes
+
+
+class Listener:
+    """Listens at a port of this host for the links of this process, until all of them are open.
+
+    Parameters
+    ----------
+    host : str
+        The IP address by which the other hosts reach this one.
+
+    Raises
+    ------
+    PlatoonError
+        If this host does not have that address.
+    """
+
+    def __init__(self, host: str) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            self.sock = socket.create_server((host, 0), family=family, backlog=128)
+        except OSError as exc:
+            raise PlatoonError(
+                f"cannot listen at {host} for the links of the other hosts ({exc}): that must be an address of this "
+                "host by which the others reach it"
+            ) from exc
+        self.sock.setblocking(False)
+        self.address = Address(host, self.sock.getsockname()[1], secrets.token_bytes(16))
+
+    def close(self) -> None:
+        """Stop listening; a second call does nothing."""
+        self.sock.close()
+
+
+class _RefusedError(Exception):
+    """The other side did not prove itself, or spoke another language."""
+
+
+class _Mine(NamedTuple):
+    """Describes this process in a handshake."""
+
+    rank: int
+    data_key: bytes
+    expected: frozenset[int]
+
+
+def _secret(data_key: bytes, token: bytes) -> bytes:
+    return hmac.new(data_key, token, hashlib.sha256).digest()
+
+
+def _proof(secret: bytes, role: bytes, transcript: bytes) -> bytes:
+    return hmac.new(secret, role + transcript, hashlib.sha256).digest()
+
+
+def _read(sock: socket.socket, size: int) -> Generator[int, None, bytes]:
+    parts = b""
+    while len(parts) < size:
+        try:
+            part = sock.recv(size - len(parts))
+        except BlockingIOError:
+            yield _READ
+            continue
+        if not part:
+            raise _RefusedError("it closed the connection")
+        parts += part
+    return parts
+
+
+def _stream(sock: socket.socket, mine: _Mine, secret: bytes, transcript: bytes, calls: bool) -> Stream:
+    if not mine.data_key:
+        return Stream(sock, None, None)
+    of_caller, of_listener = derive_keys(secret, transcript)
+    sends, receives = (of_caller, of_listener) if calls else (of_listener, of_caller)
+    return Stream(sock, Cipher(sends), Cipher(receives))
+
+
+def _answer(sock: socket.socket, mine: _Mine, token: bytes) -> _Steps:
+    """Take a call."""
+    greeting = yield from _read(sock, _GREETING.size)
+    magic, _, caller, called = _GREETING.unpack(greeting)
+    if magic != _MAGIC:
+        raise _RefusedError("it is no process of a job, or one of another version")
+    if called != mine.rank or caller not in mine.expected:
+        raise _RefusedError(f"it calls rank {called} as rank {caller}")
+    number, secret = secrets.token_bytes(_NUMBER_BYTES), _secret(mine.data_key, token)
+    transcript = greeting + number
+    sock.send(number + _proof(secret, b"listener", transcript))  # the first bytes that are sent always find room
+    proof = yield from _read(sock, _PROOF_BYTES)
+    if not hmac.compare_digest(proof, _proof(secret, b"caller", transcript)):
+        raise _RefusedError("it does not know this job's key")
+    sock.send(_YES)
+    return caller, _stream(sock, mine, secret, transcript, calls=False)
+
+
+def _call(sock: socket.socket, mine: _Mine, rank: int, address: Address) -> _Steps:
+    """Call the listener of a rank."""
+    code = sock.connect_ex((address.host, address.port))
+    while code:
+        yield _WRITE
+        code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+        break
+    greeting = _GREETING.pack(_MAGIC, secrets.token_bytes(_NUMBER_BYTES), mine.rank, rank)
+    sock.send(greeting)
+    answer = yield from _read(sock, _NUMBER_BYTES + _PROOF_BYTES)
+    number, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
+    secret, transcript = _secret(mine.data_key, address.token), greeting + number
+    if not hmac.compare_digest(proof, _proof(secret, b"listener", transcript)):
+        raise PlatoonError(
+            f"what listens at {address.host} port {address.port} is not rank {rank} of this job, or has another key: "
+            "start all hosts of a job with the same key file"
+        )
+    sock.send(_proof(secret, b"caller", transcript))
+    yield from _read(sock, len(_YES))
+    return rank, _stream(sock, mine, secret, transcript, calls=True)
+
+
+class _Pending(NamedTuple):
+    """Holds a handshake that has begun."""
+
+    steps: _Steps
+    called: int | None  # the rank that this process calls
+    until: float
+
+
+class _Opening:
+    """The handshakes of one process, side by side."""
+
+    def __init__(self, listener: Listener, mine: _Mine, calls: Mapping[int, Address]) -> None:
+        self._listener, self._mine = listener, mine
+        self._calls = dict(calls)
+        self._again = dict.fromkeys(calls, 0.0)  # when to call next; without those that are being called
+        self._why: dict[int, str] = {}  # the last call of a rank was in vain
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(listener.sock, _READ)
+        self._pending: dict[socket.socket, _Pending] = {}
+        self._refused = 0
+        self.open: dict[int, Stream] = {}
+
+    @property
+    def missing(self) -> list[int]:
+        """The ranks that no link leads to so far."""
+        return sorted((self._mine.expected | self._calls.keys()) - self.open.keys())
+
+    def why(self) -> str:
+        """Say what the last failures were."""
+        return "".join(f"; rank {rank} at {self._calls[rank].host}: {why}" for rank, why in self._why.items())
+
+    def step(self, until: float) -> None:
+        """Go on until a moment at most, or something has happened."""
+        now = time.monotonic()
+        for rank in [rank for rank, at in self._again.items() if at <= now]:
+            del self._again[rank]
+            address = self._calls[rank]
+            sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+            self._begin(sock, _call(sock, self._mine, rank, address), rank)
+        soonest = min([until, *self._again.values(), *(pending.until for pending in self._pending.values())])
+        for key, _ in self._selector.select(max(0.0, soonest - time.monotonic())):
+            if key.fileobj is self._listener.sock:
+                self._accept()
+            elif key.fileobj in self._pending:  # it may have been dropped for another one
+                self._go_on(key.fileobj)
+        now = time.monotonic()
+        for sock in [sock for sock, pending in self._pending.items() if pending.until <= now]:
+            self._drop(sock, f"no answer within {HANDSHAKE_S:g} s")
+
+    def _accept(self) -> None:
+        for _ in range(MOST_PENDING):
+            try:
+                sock, _ = self._listener.sock.accept()
+            except OSError:  # nobody more, or out of descriptors
+                return
+            strangers = [other for other, pending in self._pending.items() if pending.called is None]
+            if len(strangers) >= MOST_PENDING:
+                self._drop(strangers[0], "too many others came")
+            self._begin(sock, _answer(sock, self._mine, self._listener.address.token), None)
+
+    def _begin(self, sock: socket.socket, steps: _Steps, called: int | None) -> None:
+        sock.setblocking(False)
+        self._pending[sock] = _Pending(steps, called, time.monotonic() + HANDSHAKE_S)
+        self._selector.register(sock, _WRITE if called is not None else _READ)
+        self._go_on(sock)
+
+    def _go_on(self, sock: socket.socket) -> None:
+        try:
+            self._selector.modify(sock, next(self._pending[sock].steps))
+        except StopIteration as end:
+            rank, stream = end.value
+            self._selector.unregister(sock)
+            del self._pending[sock]
+            old = self.open.pop(rank, None)  # a caller that lost its first connection calls again
+            if old is not None:
+                old.close()
+            self.open[rank] = stream
+        except (_RefusedError, OSError) as exc:
+            self._drop(sock, str(exc))
+
+    def _drop(self, sock: socket.socket, why: str) -> None:
+        pending = self._pending.pop(sock)
+        self._selector.unregister(sock)
+        if pending.called is not None:
+            self._why[pending.called] = why
+            self._again[pending.called] = time.monotonic() + _AGAIN_S
+        else:
+            self._refused += 1
+            if self._refused == 1:  # and no more: they may be many
+                log.warning("refused a connection from %s to the links of this job's hosts: %s", _peer(sock), why)
+        pending.steps.close()
+        sock.close()
+
+    def close(self) -> None:
+        """Drop what has only begun."""
+        for sock in [*self._pending]:
+            self._selector.unregister(sock)
+            self._pending.pop(sock).steps.close()
+            sock.close()
+        self._selector.close()
+
+
+def _peer(sock: socket.socket) -> str:
+    try:
+        return str(sock.getpeername()[0])
+    except OSError:
+        return "an unknown address"
+
+
+def open_links(
+    listener: Listener,
+    rank: int,
+    data_key: bytes,
+    calls: Mapping[int, Address],
+    expected: frozenset[int],
+    deadline: float,
+    give_up: Callable[[list[int]], Any],
+) -> dict[int, Stream]:
+    """Open a link to each of some ranks; the listener stays open.
+
+    Parameters
+    ----------
+    listener : Listener
+        Of this process.
+    rank : int
+        Of this process.
+    data_key : bytes
+        The same on all hosts; empty if data are not encrypted.
+    calls : mapping of int to Address
+        The ranks that this one calls, and where they listen.
+    expected : frozenset of int
+        The ranks that call this one.
+    deadline : float
+        By the monotonic clock.
+    give_up : callable
+        ``give_up(ranks)``, asked several times a second with the ranks that are missing, raises if it makes no sense
+        to wait for them.
+
+    Raises
+    ------
+    PlatoonError
+        If a rank did not come by then, or what listens at its address cannot prove that it is this rank.
+    """
+    opening = _Opening(listener, _Mine(rank, data_key, expected), calls)
+    try:
+        while opening.missing:
+            now = time.monotonic()
+            if now >= deadline:
+                raise PlatoonError(
+                    f"rank {rank} has no link to the ranks {opening.missing} of other hosts in time{opening.why()}: do "
+                    "the hosts reach each other at all ports (firewalls), by the addresses that they were given?"
+                )
+            give_up(opening.missing)
+            opening.step(min(deadline, now + _POLL_S))
+        return opening.open
+    except BaseException:
+        for stream in opening.open.values():
+            stream.close()
+        raise
+    finally:
+        opening.close()

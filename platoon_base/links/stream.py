@@ -1,0 +1,254 @@
+"""A TCP connection between two processes of a job on different hosts, which carries arrays in records.
+
+Nothing here waits: `push` sends what the system takes, `pull` receives what is there, and the caller polls.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections import deque
+from typing import Protocol
+
+from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher
+
+__all__ = ["LONGEST_PAYLOAD", "BrokenStreamError", "Receiver", "Stream", "tune"]
+
+LONGEST_PAYLOAD = 1 << 18  # bytes of a record
+_HEADER = struct.Struct("<IIQ")
+_AT_ONCE = 1 << 16  # bytes asked for where no record has begun: many small ones may be there
+_DIRECT = 1 << 14  # bytes from which on an unencrypted payload is received where it belongs, without a copy
+_BURST = 16  # reads of what nobody takes any more
+_RTO_MAX_MS = getattr(socket, "TCP_RTO_MAX_MS", 44)
+_LONGEST_SILENCE_MS = 24 * 3600 * 1000
+
+
+class BrokenStreamError(Exception):
+    """The connection is of no use any more; the text says why.
+
+    Attributes
+    ----------
+    altered : bool
+        Whether somebody has changed, repeated or injected data.
+    """
+
+    def __init__(self, text: str, altered: bool = False) -> None:
+        super().__init__(text)
+        self.altered = altered
+
+
+class Receiver(Protocol):
+    """Takes the records of a `Stream`."""
+
+    def place(self, tag: int, offset: int, length: int) -> memoryview | None:
+        """Return where a payload goes, ``length`` bytes; None leaves the record, and all after it, for a later pull.
+
+        Raises
+        ------
+        BrokenStreamError
+            If no such record is expected.
+        """
+        ...
+
+    def done(self, tag: int, offset: int, length: int) -> None:
+        """Take note that the payload lies where `place` said."""
+        ...
+
+
+def tune(sock: socket.socket) -> None:
+    """Set the options of a connection: small records leave at once; a cut of the network is survived and found to end.
+
+    Whether the other process is lost is decided elsewhere, so the connection is not given up for a day. While nothing
+    comes back, Linux 6.15 and later try again every second at least, others in intervals that double.
+    """
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option, value in ((getattr(socket, "TCP_USER_TIMEOUT", None), _LONGEST_SILENCE_MS), (_RTO_MAX_MS, 1000)):
+        if option is not None:
+            try:
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            except OSError:  # an older system
+                pass
+
+
+class Stream:
+    """Records over one connection; a record has a tag, an offset and a payload of up to `LONGEST_PAYLOAD` bytes.
+
+    Parameters
+    ----------
+    sock : socket
+        Connected; this object owns it.
+    sends, receives : Cipher or None
+        How each direction is encrypted; both are None for a connection that is not.
+
+    Attributes
+    ----------
+    posted, sent : int
+        Records handed to `post`, and those of them that the system has taken.
+    held : bool
+        Whether a record waits for `Receiver.place` to take it.
+    torn : bool
+        Whether an exception, such as Ctrl-C, ended a push in the middle: what follows could not be understood.
+    """
+
+    def __init__(self, sock: socket.socket, sends: Cipher | None, receives: Cipher | None) -> None:
+        tune(sock)
+        self._sock = sock
+        self._sends, self._receives = sends, receives
+        self._queue: deque[tuple[bytes, memoryview | bytes]] = deque()
+        self._out: list[memoryview] = []  # of the record that is being sent
+        self._sealed = memoryview(bytearray(_HEADER.size + LONGEST_PAYLOAD + TAG_BYTES if sends else 0))
+        self._in = memoryview(bytearray(2 * _HEADER.size + LONGEST_PAYLOAD + TAG_BYTES + _AT_ONCE))
+        self._start = self._stop = 0  # of what was received and not yet taken
+        self._record: tuple[int, int, int] | None = None  # tag, offset, length of the payload
+        self._direct: memoryview | None = None  # the rest of a payload that is received in place
+        self.posted = self.sent = 0
+        self.held = self.torn = False
+
+    def fileno(self) -> int:
+        """Return the file descriptor, to poll; -1 after `close`."""
+        return self._sock.fileno()
+
+    def post(self, tag: int, offset: int, payload: memoryview | bytes) -> None:
+        """Queue a record. Its memory must stay as it is until the record is sent; see `sent`."""
+        if len(payload) > LONGEST_PAYLOAD:
+            raise ValueError(f"got a record of {len(payload)} bytes: at most {LONGEST_PAYLOAD} are allowed")
+        self._queue.append((_HEADER.pack(len(payload), tag, offset), payload))
+        self.posted += 1
+
+    def drop_queue(self) -> None:
+        """Forget the records of which nothing was sent."""
+        self.posted -= len(self._queue)
+        self._queue.clear()
+
+    def push(self) -> bool:
+        """Send as much as the system takes; tells whether anything was sent."""
+        if self.sent == self.posted or self.torn:
+            return False
+        moved, self.torn = False, True
+        while self._out or self._queue:
+            if not self._out:
+                self._out = self._next()
+            try:
+                count = self._sock.send(self._out[0]) if len(self._out) == 1 else self._sock.sendmsg(self._out)
+            except (BlockingIOError, InterruptedError):
+                break
+            except OSError as exc:
+                raise BrokenStreamError(str(exc)) from exc
+            moved = True
+            while self._out and count >= len(self._out[0]):
+                count -= len(self._out.pop(0))
+            if self._out:
+                self._out[0] = self._out[0][count:]
+            else:
+                self.sent += 1
+        self.torn = False
+        return moved
+
+    def _next(self) -> list[memoryview]:
+        """Take a record from the queue, and return its parts as they are sent."""
+        header, payload = self._queue.popleft()
+        if self._sends is None:
+            return [memoryview(header), memoryview(payload)] if len(payload) else [memoryview(header)]
+        start, stop = len(header), len(header) + len(payload) + TAG_BYTES
+        self._sealed[:start] = header
+        self._sends.seal(header, payload, self._sealed[start:stop])
+        return [self._sealed[:stop]]
+
+    def pull(self, receiver: Receiver, most: int = 16) -> bool:
+        """Receive what is there, up to so many records; tells whether anything was received.
+
+        Raises
+        ------
+        BrokenStreamError
+            If the other side has closed the connection, or what came is not what it sent.
+        """
+        moved = False
+        for _ in range(most):
+            while not self._take(receiver):
+                if self.held:
+                    return moved
+                if not self._receive():
+                    return moved
+                moved = True
+        return True
+
+    def _receive(self) -> bool:
+        """Ask the system once for more bytes; tells whether some came."""
+        if self._direct is not None:
+            target = self._direct
+        else:
+            if self._start == self._stop:
+                self._start = self._stop = 0
+            end = self._stop + _AT_ONCE
+            if self._record is not None:  # and the next header, but nothing that would have to be moved later
+                end = self._start + self._record[2] + (TAG_BYTES if self._receives else 0) + _HEADER.size
+            if end > len(self._in):
+                kept = bytes(self._in[self._start : self._stop])
+                self._in[: len(kept)] = kept
+                end, self._start, self._stop = end - self._start, 0, len(kept)
+            target = self._in[self._stop : end]
+        try:
+            count = self._sock.recv_into(target)
+        except (BlockingIOError, InterruptedError):
+            return False
+        except OSError as exc:
+            raise BrokenStreamError(str(exc)) from exc
+        if count == 0:
+            raise BrokenStreamError("the other side has closed it")
+        if self._direct is not None:
+            self._direct = target[count:]
+        else:
+            self._stop += count
+        return True
+
+    def _take(self, receiver: Receiver) -> bool:
+        """Hand the next record over; False if it is not there completely, or held."""
+        if self._record is None:
+            if self._stop - self._start < _HEADER.size:
+                return False
+            length, tag, offset = _HEADER.unpack_from(self._in, self._start)
+            if length > LONGEST_PAYLOAD:
+                raise BrokenStreamError(f"got a record of {length} bytes; {LONGEST_PAYLOAD} are allowed", altered=True)
+            self._record = tag, offset, length
+            self._header = bytes(self._in[self._start : self._start + _HEADER.size])
+            self._start += _HEADER.size
+        tag, offset, length = self._record
+        whole = length + (TAG_BYTES if self._receives else 0)
+        have = self._stop - self._start
+        if self._direct is None:
+            if have < whole and (self._receives is not None or length < _DIRECT):
+                return False
+            place = receiver.place(tag, offset, length)
+            self.held = place is None
+            if place is None:
+                return False
+            content = self._in[self._start : self._start + min(have, whole)]
+            self._start += len(content)
+            if self._receives is not None:
+                try:
+                    self._receives.open(self._header, content, place)
+                except AlteredError:
+                    raise BrokenStreamError("a record was changed on its way, or repeated", altered=True) from None
+            else:
+                place[: len(content)] = content
+                self._direct = place[len(content) :]
+        if self._direct is not None:
+            if len(self._direct):
+                return False
+            self._direct = None
+        self._record = None
+        receiver.done(tag, offset, length)
+        return True
+
+    def close(self) -> None:
+        """Close the connection; a second call does nothing. Data that the system has taken are still sent."""
+        try:
+            for _ in range(_BURST):  # or else the system would reset the connection, and the other side lose the last
+                if not self._sock.recv_into(self._in):
+                    break
+        except OSError:
+            pass
+        self._sock.close()
+        self._queue.clear()
+        self._out, self._direct = [], None

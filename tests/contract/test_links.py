@@ -1,0 +1,449 @@
+"""Links between hosts: who may open one, and what passes through it. All sockets are real."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import select
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from platoon_base.errors import BackendUnavailableError, PlatoonError
+from platoon_base.links import handshake
+from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher, derive_keys
+from platoon_base.links.handshake import Address, Listener, open_links
+from platoon_base.links.stream import LONGEST_PAYLOAD, BrokenStreamError, Stream
+
+pytestmark = pytest.mark.base
+
+KEY = bytes(range(32))
+PATIENCE_S = 20  # never reached by a test that passes
+SIZES = [0, 1, 15, 16, 1000, (1 << 14) - 1, 1 << 14, 70_000, LONGEST_PAYLOAD]
+
+
+def call(listener, key, rank=1, called=0, seconds=PATIENCE_S, address=None):
+    """Call a listener as a rank, and return the stream."""
+    own = Listener("127.0.0.1")
+    try:
+        deadline = time.monotonic() + seconds
+        calls = {called: address or listener.address}
+        return open_links(own, rank, key, calls, frozenset(), deadline, lambda ranks: None)[called]
+    finally:
+        own.close()
+
+
+def answer(listener, key, expected=(1,), seconds=PATIENCE_S):
+    """Let rank 0 wait for the calls of others."""
+    deadline = time.monotonic() + seconds
+    return open_links(listener, 0, key, {}, frozenset(expected), deadline, lambda ranks: None)
+
+
+@pytest.fixture
+def listener():
+    made = Listener("127.0.0.1")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def threads():
+    with ThreadPoolExecutor(8) as pool:
+        yield pool
+
+
+@pytest.fixture(params=[KEY, b""], ids=["encrypted", "plain"])
+def pair(request, listener, threads):
+    waiting = threads.submit(answer, listener, request.param)
+    caller = call(listener, request.param)
+    answered = waiting.result()[1]
+    yield caller, answered
+    caller.close()
+    answered.close()
+
+
+class Keeping:
+    """Keeps the records that come; holds those of tag 99 until it is told otherwise."""
+
+    def __init__(self):
+        self.records, self.holding = [], True
+        self._room = bytearray()
+
+    def place(self, tag, offset, length):
+        if tag == 99 and self.holding:
+            return None
+        self._room = bytearray(length)
+        return memoryview(self._room)
+
+    def done(self, tag, offset, length):
+        assert len(self._room) == length
+        self.records.append((tag, offset, bytes(self._room)))
+
+
+def pass_on(sender, receiver, keeping, count):
+    """Push and pull until so many records have come."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len(keeping.records) < count:
+        assert time.monotonic() < deadline
+        sender.push()
+        receiver.pull(keeping)
+
+
+def pull_all(stream, keeping):
+    """Receive until the stream breaks."""
+    while stream.pull(keeping) or select.select([stream], [], [], PATIENCE_S)[0]:
+        pass
+
+
+def test_records_of_all_sizes_come_as_they_were_sent(pair):
+    rng = np.random.default_rng(0)
+    for sender, receiver in (pair, pair[::-1]):
+        sent = [(i, 1 << 40 | i, rng.bytes(size)) for i, size in enumerate(SIZES * 3)]
+        keeping = Keeping()
+        for record in sent:
+            sender.post(*record)
+        pass_on(sender, receiver, keeping, len(sent))
+        assert keeping.records == sent
+        assert (sender.sent, sender.posted) == (len(sent), len(sent))
+        assert not sender.push()
+        assert not receiver.pull(keeping)
+
+
+def test_sends_in_both_directions_at_once_do_not_wait_for_each_other(pair):
+    payload = secrets.token_bytes(LONGEST_PAYLOAD)
+    for stream in pair:
+        for i in range(90):  # more than sockets hold
+            stream.post(i, 0, payload)
+    kept = [Keeping(), Keeping()]
+    deadline = time.monotonic() + PATIENCE_S
+    while min(len(each.records) for each in kept) < 90:
+        assert time.monotonic() < deadline
+        for stream, keeping in zip(pair, kept):
+            stream.push()
+            stream.pull(keeping)
+    assert all(record == (i, 0, payload) for each in kept for i, record in enumerate(each.records))
+
+
+def test_a_record_can_be_left_for_later(pair):
+    sender, receiver = pair
+    keeping = Keeping()
+    for record in ((1, 0, b"a"), (99, 0, b"b" * 100_000), (2, 0, b"c")):
+        sender.post(*record)
+    pass_on(sender, receiver, keeping, 1)
+    deadline = time.monotonic() + PATIENCE_S
+    while not receiver.held:
+        assert time.monotonic() < deadline
+        sender.push()
+        receiver.pull(keeping)
+    assert len(keeping.records) == 1
+    keeping.holding = False
+    pass_on(sender, receiver, keeping, 3)
+    assert [(tag, len(payload)) for tag, _, payload in keeping.records] == [(1, 1), (99, 100_000), (2, 1)]
+
+
+def test_the_end_of_a_connection_is_seen_after_all_that_came(pair):
+    sender, receiver = pair
+    keeping = Keeping()
+    sender.post(1, 2, b"last")
+    sender.push()
+    sender.close()
+    sender.close()
+    with pytest.raises(BrokenStreamError, match="closed"):
+        pull_all(receiver, keeping)
+    assert keeping.records == [(1, 2, b"last")]
+
+
+def test_a_record_that_is_too_long_is_refused(pair):
+    sender, _ = pair
+    with pytest.raises(ValueError, match="at most"):
+        sender.post(0, 0, bytes(LONGEST_PAYLOAD + 1))
+
+
+def two_ciphers(sock_a, sock_b):
+    keys = derive_keys(b"secret", b"transcript")
+    return Stream(sock_a, Cipher(keys[0]), Cipher(keys[1])), Stream(sock_b, Cipher(keys[1]), Cipher(keys[0]))
+
+
+def tcp_pair():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        a = socket.create_connection(server.getsockname())
+        return a, server.accept()[0]
+
+
+@pytest.mark.parametrize("change", ["payload", "header", "tag", "replay", "skip", "reorder", "length", "reflect"])
+def test_what_is_changed_between_hosts_is_refused(change):
+    """The records of one stream pass through this test, which changes them, to the other."""
+    (near, between_a), (between_b, far) = tcp_pair(), tcp_pair()
+    sender, receiver = two_ciphers(near, far)
+    size = 16 + 100 + TAG_BYTES
+    try:
+        for i in range(3):
+            sender.post(i, 0, bytes([i]) * 100)
+        sender.push()
+        raw = b""
+        while len(raw) < 3 * size:
+            raw += between_a.recv(3 * size - len(raw))
+        records = [bytearray(raw[i * size : (i + 1) * size]) for i in range(3)]
+        if change in ("payload", "header", "tag"):
+            records[1][{"payload": 20, "header": 4, "tag": size - 1}[change]] ^= 1
+        elif change == "replay":
+            records.insert(1, records[0])
+        elif change == "skip":
+            del records[1]
+        elif change == "reorder":
+            records[1:] = records[:0:-1]
+        elif change == "length":
+            records[1][:4] = (LONGEST_PAYLOAD + 1).to_bytes(4, "little")
+        keeping = Keeping()
+        if change == "reflect":
+            between_a.sendall(records[0])
+            with pytest.raises(BrokenStreamError) as caught:
+                pull_all(sender, keeping)
+        else:
+            between_b.sendall(b"".join(records))
+            with pytest.raises(BrokenStreamError) as caught:
+                pull_all(receiver, keeping)
+            assert [tag for tag, _, _ in keeping.records] == [0]
+        assert caught.value.altered
+    finally:
+        for each in (sender, receiver, between_a, between_b):
+            each.close()
+
+
+def test_nothing_that_is_encrypted_passes_in_the_clear(listener, threads):
+    seen = []
+    with socket.create_server(("127.0.0.1", 0)) as relay:
+
+        def carry():
+            near, _ = relay.accept()
+            with near, socket.create_connection((listener.address.host, listener.address.port)) as far:
+                while True:
+                    ready, _, _ = select.select([near, far], [], [], PATIENCE_S)
+                    for sock in ready:
+                        data = sock.recv(1 << 16)
+                        if not data:
+                            return
+                        seen.append(data)
+                        (far if sock is near else near).sendall(data)
+
+        carrying = threads.submit(carry)
+        waiting = threads.submit(answer, listener, KEY)
+        host, port = relay.getsockname()
+        caller = call(listener, KEY, address=Address(host, port, listener.address.token))
+        answered = waiting.result()[1]
+        caller.post(1, 0, b"plain text " * 500)
+        pass_on(caller, answered, Keeping(), 0)
+        keeping = Keeping()
+        pass_on(caller, answered, keeping, 1)
+        assert keeping.records == [(1, 0, b"plain text " * 500)]
+        caller.close()
+        answered.close()
+        carrying.result(PATIENCE_S)
+    assert sum(map(len, seen)) > 5500
+    assert b"plain text" not in b"".join(seen)
+    assert listener.address.token not in b"".join(seen)
+
+
+def test_decryption_does_without_the_newer_functions(monkeypatch):
+    """As with cryptography before version 47."""
+    keys = derive_keys(b"a", b"b")
+    first, second = (Cipher(keys[0], in_place=False) for _ in range(2))
+    sealed, out = memoryview(bytearray(5 + TAG_BYTES)), memoryview(bytearray(5))
+    first.seal(b"h", b"hello", sealed)
+    second.open(b"h", sealed, out)
+    assert bytes(out) == b"hello"
+    with pytest.raises(AlteredError):
+        second.open(b"h", sealed, out)
+
+
+def test_keys_are_those_of_hkdf():
+    """HKDF of RFC 5869 by the package that is used for the cipher."""
+    from cryptography.hazmat.primitives.hashes import SHA256
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    info = b"platoon data between hosts, version 1"
+    expected = HKDF(SHA256(), 64, salt=b"transcript", info=info).derive(b"secret")
+    assert b"".join(derive_keys(b"secret", b"transcript")) == expected
+
+
+def test_without_the_package_the_remedy_is_named():
+    code = """
+import sys
+sys.modules["cryptography"] = None
+from platoon_base.links.cipher import Cipher
+try:
+    Cipher(bytes(32))
+except Exception as exc:
+    print(type(exc).__name__, exc)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(BackendUnavailableError.__name__)
+    assert 'pip install "platoon-plugins[hosts]"' in done.stdout
+    assert "--no-encryption" in done.stdout
+
+
+@pytest.mark.parametrize("what", ["key", "token"])
+def test_a_caller_finds_that_the_listener_has_another_key(listener, threads, what):
+    waiting = threads.submit(answer, listener, KEY, seconds=2)
+    key = KEY if what == "token" else bytes(32)
+    address = listener.address._replace(token=bytes(16)) if what == "token" else None
+    with pytest.raises(PlatoonError, match="not rank 0 of this job, or has another key"):
+        call(listener, key, address=address)
+    with pytest.raises(PlatoonError, match=r"no link to the ranks \[1\]"):
+        waiting.result()
+
+
+def greeting(rank=1, called=0, magic=b"PLTNLNK1"):
+    return struct.pack("<8s32sII", magic, bytes(32), rank, called)
+
+
+STRANGERS = {
+    "garbage": secrets.token_bytes(10_000),
+    "http": b"GET / HTTP/1.1\r\nHost: a\r\n\r\n" + b"x" * 100,
+    "nothing": b"",
+    "half a greeting": greeting()[:20],
+    "a greeting and no proof": greeting(),
+    "a false proof": greeting() + bytes(32),
+    "another version": greeting(magic=b"PLTNLNK9") + bytes(32),
+    "a rank that is not expected": greeting(rank=7) + bytes(32),
+    "itself": greeting(rank=0) + bytes(32),
+    "another rank": greeting(called=3) + bytes(32),
+}
+
+
+@pytest.mark.parametrize("what", STRANGERS)
+def test_strangers_do_no_harm(listener, threads, what, caplog):
+    """They come first and stay; those of the job are let in all the same."""
+    address = listener.address.host, listener.address.port
+    strangers = [socket.create_connection(address) for _ in range(5)]
+    try:
+        for stranger in strangers:
+            stranger.sendall(STRANGERS[what])
+        with caplog.at_level(logging.WARNING):
+            waiting = threads.submit(answer, listener, KEY)
+            caller = call(listener, KEY)
+            answered = waiting.result()[1]
+        caller.post(1, 1, b"hello")
+        keeping = Keeping()
+        pass_on(caller, answered, keeping, 1)
+        caller.close()
+        answered.close()
+        assert len([r for r in caplog.records if "refused a connection from 127.0.0.1" in r.getMessage()]) <= 1
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def test_a_stranger_that_fails_is_logged_once(listener, threads, caplog):
+    address = listener.address.host, listener.address.port
+    with caplog.at_level(logging.WARNING):
+        waiting = threads.submit(answer, listener, KEY)
+        for _ in range(3):
+            with socket.create_connection(address) as stranger:
+                stranger.sendall(STRANGERS["another version"])
+                stranger.settimeout(PATIENCE_S)
+                try:
+                    assert stranger.recv(1) == b""
+                except ConnectionResetError:
+                    pass
+        call(listener, KEY).close()
+        waiting.result()[1].close()
+    (record,) = [record for record in caplog.records if "refused a connection" in record.getMessage()]
+    assert "another version" in record.getMessage()
+
+
+def test_who_is_silent_is_dropped_in_time(listener, threads, monkeypatch):
+    monkeypatch.setattr(handshake, "HANDSHAKE_S", 0.2)
+    waiting = threads.submit(answer, listener, KEY)
+    with socket.create_connection((listener.address.host, listener.address.port)) as stranger:
+        stranger.settimeout(PATIENCE_S)
+        assert stranger.recv(1) == b""  # without having said anything
+    call(listener, KEY).close()
+    waiting.result()[1].close()
+
+
+def test_a_flood_of_connections_ends_nothing(listener, threads):
+    """More than may be pending at a time come and go while one of the job calls."""
+    stop = threading.Event()
+    address = listener.address.host, listener.address.port
+    came = threading.Semaphore(0)
+
+    def flood():
+        held = []
+        while not stop.is_set():
+            try:
+                held.append(socket.create_connection(address, timeout=1))
+                held[-1].sendall(greeting()[: len(held) % 48])
+                came.release()
+            except OSError:
+                pass
+            if len(held) > 150:
+                held.pop(0).close()
+        for sock in held:
+            sock.close()
+
+    flooding = [threads.submit(flood) for _ in range(2)]
+    try:
+        waiting = threads.submit(answer, listener, KEY)
+        for _ in range(2 * handshake.MOST_PENDING):
+            assert came.acquire(timeout=PATIENCE_S)
+        caller = call(listener, KEY)
+        answered = waiting.result()[1]
+    finally:
+        stop.set()
+        for each in flooding:
+            each.result()
+    caller.close()
+    answered.close()
+
+
+def test_a_listener_that_comes_late_is_found(threads):
+    """Its port is known, but refuses at first."""
+    early = Listener("127.0.0.1")
+    address = early.address
+    early.close()
+    calling = threads.submit(call, early, KEY, 1, 0, PATIENCE_S, address)
+    while not calling.running():
+        pass
+    late = Listener.__new__(Listener)
+    late.sock = socket.create_server((address.host, address.port))
+    late.sock.setblocking(False)
+    late.address = address
+    try:
+        answered = answer(late, KEY)[1]
+        calling.result().close()
+        answered.close()
+    finally:
+        late.close()
+
+
+def test_the_wait_for_a_link_has_an_end_and_says_for_whom(listener):
+    closed = Listener("127.0.0.1")
+    closed.close()
+    deadline = time.monotonic() + 0.3
+    with pytest.raises(PlatoonError, match=r"rank 0 has no link to the ranks \[3, 5\].*rank 5 at 127.0.0.1: .*refused"):
+        open_links(listener, 0, KEY, {5: closed.address}, frozenset({3}), deadline, lambda ranks: None)
+
+
+def test_the_wait_ends_for_a_reason(listener):
+    class GoneError(Exception):
+        pass
+
+    def give_up(ranks):
+        raise GoneError(ranks)
+
+    with pytest.raises(GoneError) as caught:
+        open_links(listener, 0, KEY, {}, frozenset({3}), time.monotonic() + PATIENCE_S, give_up)
+    assert caught.value.args == ([3],)
+
+
+def test_an_address_of_another_host_is_refused():
+    with pytest.raises(PlatoonError, match="cannot listen at 192.0.2.1 .*an address of this host"):
+        Listener("192.0.2.1")

@@ -1,0 +1,92 @@
+"""Groups over several hosts within this process: ranks are threads, and each host has shared memory of its own.
+
+Real handshakes and TCP connections over 127.0.0.1 lie between the hosts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+from platoon_base.collectives.group_segment import GroupSegment
+from platoon_base.collectives.hosts import HostsCollective
+from platoon_base.hosts.world import World
+from platoon_base.job.files import segment_prefix
+from platoon_base.links.handshake import Listener, open_links
+
+KEY = "c3" * 32
+_numbers = itertools.count()
+
+
+def world_of(workers, host, key=KEY):
+    hosts = len(workers)
+    return World(list(workers), host, [f"h{i}" for i in range(hosts)], ["127.0.0.1"] * hosts, key)
+
+
+def linked(workers, key=KEY, timeout_s=20.0):
+    """Open the links of all rails; returns for each rank the pairs of a host and a stream."""
+    world = world_of(workers, 0, key)
+    rails = min(workers)
+    places = [(host, rail) for host in range(world.hosts) for rail in range(rails)]
+    listeners = {place: Listener("127.0.0.1") for place in places}
+    deadline = time.monotonic() + timeout_s
+
+    def open_those_of(host, rail):
+        rank_on = {other: world.ranks_on(other)[rail] for other in range(world.hosts)}
+        calls = {rank_on[other]: listeners[other, rail].address for other in range(host)}
+        expected = frozenset(rank_on[other] for other in range(host + 1, world.hosts))
+        mine = rank_on[host]
+        found = open_links(
+            listeners[host, rail], mine, bytes.fromhex(key), calls, expected, deadline, lambda ranks: None
+        )
+        return mine, [(world.host_of(rank), stream) for rank, stream in found.items()]
+
+    try:
+        with ThreadPoolExecutor(len(places)) as pool:
+            return dict(pool.map(lambda place: open_those_of(*place), places))
+    finally:
+        for listener in listeners.values():
+            listener.close()
+
+
+class HostsGroup:
+    """The ranks of a group over several hosts as threads, each with its own handle."""
+
+    def __init__(self, workers, form, liveness=None, chunk_bytes=4096, ranks=None, key=KEY):
+        size = sum(workers)
+        self.workers = list(workers)
+        self.liveness = liveness
+        self.ranks = list(ranks or range(size))
+        self.name = f"{segment_prefix()}test{os.getpid()}-hosts{next(_numbers)}"
+        self.members = []
+        streams = linked(workers, key)
+        for host in range(len(workers)):
+            world = world_of(workers, host, key)
+            local = tuple(self.ranks[i] for i in world.ranks_here)
+            for index, rank in enumerate(world.ranks_here):
+                if index == 0:
+                    shared = GroupSegment.create(f"{self.name}-{host}", local, chunk_bytes)
+                else:
+                    shared = GroupSegment.attach(f"{self.name}-{host}", local)
+                self.members.append(
+                    HostsCollective(shared, index, world, self.ranks, streams.get(rank, []), liveness[rank], form)
+                )
+        self._threads = ThreadPoolExecutor(size)
+
+    def start(self, call, *members):
+        """Let these members (all by default) do ``call(member)``; returns futures."""
+        return [self._threads.submit(call, member) for member in members or self.members]
+
+    def run(self, call):
+        """Let all members do ``call(member)``; returns the results."""
+        return [future.result() for future in self.start(call)]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for member in self.members:
+            member.close()
+        self._threads.shutdown()
