@@ -251,6 +251,7 @@ class Host:
         """Kill all of it at once, as a power cut does."""
         os.kill(self.init, signal.SIGKILL)
         self._holder.wait()
+        self._holder.stdout.close()
         for running in self._commands:
             running.wait()
 
@@ -259,7 +260,6 @@ class Host:
             self.kill()
         for running in self._commands:
             running.close()
-        self._holder.stdout.close()
 
 
 class Laboratory:
@@ -358,6 +358,11 @@ class Laboratory:
         """Let packets of hosts pass again."""
         for host in hosts:
             self.on_switch(f"bridge link set dev p{host.index} state 3")
+
+    def power_off(self, host):
+        """Kill a host in the silence of a machine without power: its connections are not closed."""
+        self.cut(host)
+        host.kill()
 
     def limit(self, rate):
         """Limit what each host sends to a rate, such as ``1gbit``."""

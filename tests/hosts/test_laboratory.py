@@ -1,5 +1,6 @@
 """The laboratory itself: hosts that are apart, links that are cut, slow or limited, and nothing left of any."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -39,14 +40,41 @@ with socket.socket(type=socket.SOCK_DGRAM) as sock:
         print(took)
 """
 
+# Takes ten megabytes; and sends them, and writes how long that took.
+SINK = """
+import socket
+with socket.create_server(("", 7000)) as server:
+    print("ready", flush=True)
+    connection, _ = server.accept()
+    left = 10_000_000
+    while left:
+        left -= len(connection.recv(1 << 20))
+    connection.sendall(b"x")
+    connection.close()
+"""
+SOURCE = """
+import socket, time
+with socket.create_connection(("h1", 7000)) as connection:
+    began = time.monotonic()
+    connection.sendall(bytes(10_000_000))
+    connection.recv(1)
+    print(time.monotonic() - began)
+"""
+
 
 def ask(host, name="h1", timeout_s=0.3):
     answer = host.run(sys.executable, "-c", ASK, name, timeout_s).split()[-1]
     return None if answer == "none" else float(answer)
 
 
+@contextlib.contextmanager
 def answering(host):
-    host.start(sys.executable, "-c", ECHO).until("ready")
+    echo = host.start(sys.executable, "-c", ECHO)
+    try:
+        echo.until("ready")
+        yield
+    finally:
+        echo.close()
 
 
 def test_hosts_share_one_folder_and_nothing_else(laboratory):
@@ -63,29 +91,27 @@ def test_hosts_share_one_folder_and_nothing_else(laboratory):
 
 def test_a_cut_is_silent_and_mends(laboratory):
     first, second = laboratory.hosts
-    answering(second)
-    assert ask(first) < 0.1
-    laboratory.cut(second)
-    assert ask(first) is None
-    laboratory.mend(second)
-    assert ask(first, timeout_s=5) is not None
+    with answering(second):
+        assert ask(first) < 0.1
+        laboratory.cut(second)
+        assert ask(first) is None
+        laboratory.mend(second)
+        assert ask(first, timeout_s=5) is not None
 
 
 def test_a_wire_takes_its_time(make_laboratory):
     there = make_laboratory(2, delay_ms=20)
-    answering(there.hosts[1])
-    assert 0.08 <= ask(there.hosts[0], timeout_s=5) < 0.2
+    with answering(there.hosts[1]):
+        assert 0.08 <= ask(there.hosts[0], timeout_s=5) < 0.2
 
 
 def test_a_rate_is_a_limit(laboratory):
     """Ten megabytes take 0.8 s at 100 Mbit/s."""
     laboratory.limit("100mbit")
-    sink = "import socket\nwith socket.create_server(('', 7000)) as s:\n    print('ready', flush=True)\n    c = s.accept()[0]\n"
-    sink += "    n = 0\n    while n < 10_000_000:\n        n += len(c.recv(1 << 20))\n    c.sendall(b'x')\n"
-    laboratory.hosts[1].start(sys.executable, "-c", sink).until("ready")
-    source = "import socket, time\ns = socket.create_connection(('h1', 7000))\nbegan = time.monotonic()\n"
-    source += "s.sendall(bytes(10_000_000))\ns.recv(1)\nprint(time.monotonic() - began)"
-    assert 0.7 < float(laboratory.hosts[0].run(sys.executable, "-c", source)) < 3
+    sink = laboratory.hosts[1].start(sys.executable, "-c", SINK)
+    sink.until("ready")
+    assert 0.7 < float(laboratory.hosts[0].run(sys.executable, "-c", SOURCE)) < 3
+    sink.wait()
 
 
 def test_signals_reach_the_command_and_its_status_comes_back(laboratory):
@@ -104,8 +130,8 @@ def test_a_killed_host_takes_all_with_it_and_boots_again(laboratory):
     assert not host.alive
     host.boot()
     assert laboratory.leftovers() == {}
-    answering(host)
-    assert ask(laboratory.hosts[0], timeout_s=5) is not None
+    with answering(host):
+        assert ask(laboratory.hosts[0], timeout_s=5) is not None
 
 
 def test_nothing_outlives_a_killed_test(tmp_path, make_laboratory):
@@ -119,12 +145,9 @@ def test_nothing_outlives_a_killed_test(tmp_path, make_laboratory):
         time.sleep(1000)
     """
     path = f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
-    with subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    ) as process:
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    environment = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         folder, *pids = process.stdout.readline().split()
         process.kill()
     deadline = time.monotonic() + 10

@@ -87,8 +87,8 @@ def end(job, *hosts):
 
 def test_a_host_whose_processes_die_at_once_is_lost_and_the_others_go_on(noting):
     job = noting(workers=(1, 2, 1))
-    job.laboratory.hosts[1].kill()
-    assert until_gathered(job, [0, 3]) < LOST_S + 10  # a dead machine sends no last word: --host-timeout
+    job.laboratory.hosts[1].kill()  # its kernel says that the connections are closed
+    assert until_gathered(job, [0, 3]) < LOST_S
     assert "host 1 (h1) is lost, with workers 1, 2" in job.output(0)
     assert end(job, 0, 2) == [130, 130], job.text()
 
@@ -116,11 +116,20 @@ def test_a_killed_first_launcher_ends_all_within_seconds(noting, workers):
 @pytest.mark.long
 def test_a_killed_first_host_ends_all_within_its_timeout(noting):
     job = noting("--host-timeout", "4", workers=(1, 1, 1))
-    job.laboratory.hosts[0].kill()
+    job.laboratory.power_off(job.laboratory.hosts[0])
     began = time.monotonic()
     assert [job.launchers[host].wait(20) for host in (1, 2)] == [1, 1], job.text()
     assert time.monotonic() - began < 4 + ENDED_S
     assert "host 0 is lost, it was silent for 4." in job.output(1)
+
+
+@pytest.mark.long
+def test_a_host_without_power_is_lost_after_its_timeout(noting):
+    job = noting("--host-timeout", "3", workers=(1, 1, 1))
+    job.laboratory.power_off(job.laboratory.hosts[2])
+    assert 2.5 < until_gathered(job, [0, 1]) < 4.5
+    assert "host 2 (h2) is lost, with workers 2: it was silent for 3." in job.output(0)
+    assert end(job, 0, 1) == [130, 130], job.text()
 
 
 @pytest.mark.long
@@ -141,7 +150,8 @@ def test_a_cut_that_mends_loses_nothing(noting, target, seconds):
     assert gathered(job)[1] == [0, 1, 2]
     steps_until(job, 0)
     assert end(job, 0, 1, 2) == [130] * 3, job.text()
-    assert took < 0.5, f"went on {took:.2f} s after mending"
+    # TCP waits up to as long again as the cut took; after 2 s there is a new connection.
+    assert took < (0.5 if seconds > 3 else 1.5), f"went on {took:.2f} s after mending"
     assert "is lost" not in job.output(0) + job.output(1)
     if seconds > 3:
         assert "is silent since" in job.output(0)
@@ -228,16 +238,11 @@ def test_ctrl_c_on_the_first_host_while_another_is_cut_off_for_ever(noting):
 @pytest.mark.long
 def test_a_killed_worker_of_another_host_is_noticed_everywhere(noting):
     job = noting(workers=(1, 2))
-    (pid,) = [
-        pid
-        for pid, words in job.laboratory.hosts[1].processes().items()
-        if "script.py" in words and _environment(pid).get("PLATOON_RANK") == "2"
-    ] or [None]
-    if pid is None:
-        pytest.skip("workers do not say their rank in their environment")
+    (pid,) = (pid for pid in job.laboratory.hosts[1].processes() if _environment(pid).get("PLATOON_RANK") == "2")
     os.kill(pid, signal.SIGKILL)
     assert until_gathered(job, [0, 1]) < LOST_S
-    assert end(job, 0, 1) == [137, 137], job.text()
+    assert "worker 2: killed by SIGKILL" in job.output(0)
+    assert end(job, 0, 1) == [130, 130], job.text()
 
 
 def _environment(pid):
@@ -253,8 +258,7 @@ def test_the_second_of_two_signals_kills(start_job, host):
     job.until_said("goes on")
     job.launchers[host].send_signal(signal.SIGINT)
     began = time.monotonic()
-    job.launchers[0].until("SIGINT" if False else "", 5)
-    time.sleep(1)
+    job.launchers[0].until("stopping: SIGINT")
     job.launchers[host].send_signal(signal.SIGINT)
     statuses = job.wait(20)
     assert time.monotonic() - began < 6, "the second signal has to kill, not --grace"
