@@ -78,7 +78,8 @@ class Method:
                        "--mca", "plm_rsh_agent", str(hosts.agent(folder)), "--mca", "plm_rsh_no_tree_spawn", "1",
                        "--mca", "btl", "tcp,vader,self", "--mca", "btl_vader_single_copy_mechanism", "none",
                        "--mca", "btl_tcp_if_include", network, "--mca", "oob_tcp_if_include", network,
-                       "--mca", "mpi_yield_when_idle", "1", "-x", "PYTHONPATH", *words]  # fmt: skip
+                       "--mca", "mpi_yield_when_idle", "1", "--bind-to", "none",
+                       "-x", "PYTHONPATH", *words]  # fmt: skip
             return [subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL)]
         python = torch if self.name == "gloo" else sys.executable
         each = self.ranks // 2

@@ -18,19 +18,24 @@ def problem() -> str:
     """Tell why there can be no namespaces here; empty if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    missing = [name for name in ("ip", "bridge", "tc", "nsenter", "unshare", "setpriv") if shutil.which(name) is None]
+    missing = [
+        name
+        for name in ("ip", "bridge", "tc", "nsenter", "unshare", "setpriv", "taskset")
+        if shutil.which(name) is None
+    ]
     return f"there is no {', '.join(missing)}: install iproute2 and util-linux" if missing else ""
 
 
 class Host:
-    """A host: its own network, name, System V IPC and /dev/shm; processes and files are the machine's.
+    """A host: its own network, name, System V IPC, /dev/shm and share of the cores; the rest is the machine's.
 
     Attributes
     ----------
     name, address : str
     """
 
-    def __init__(self, number: int, switch: int) -> None:
+    def __init__(self, number: int, switch: int, cores: list[int]) -> None:
+        self._cores = cores
         self.name, self.address = f"h{number}", f"10.78.0.{number + 1}"
         shell = f"hostname {self.name}; mount --make-rprivate /; mount -t tmpfs -o size=4g tmpfs /dev/shm; "
         command = [*_HOLDER, "--net", "--mount", "--uts", "--ipc", "sh", "-c", f"{shell} ip link set lo up; {_STAY}"]
@@ -51,7 +56,8 @@ class Host:
 
     def enter(self) -> list[str]:
         """Return the beginning of a command that runs on this host."""
-        return ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-i", f"--wd={os.getcwd()}"]
+        inside = ["nsenter", "-t", str(self.pid), "-n", "-m", "-u", "-i", f"--wd={os.getcwd()}"]
+        return [*inside, "taskset", "-c", ",".join(map(str, self._cores))]
 
     def close(self) -> None:
         """Remove the host."""
@@ -75,7 +81,10 @@ class Hosts:
         command = [*_HOLDER, "--net", "--uts", "sh", "-c", f"{shell} ip addr add 10.78.0.254/24 dev br0; {_STAY}"]
         self._switch = _ready(command)
         try:
-            self.all = [Host(number, self._switch.pid) for number in range(self._count)]
+            cores = sorted(os.sched_getaffinity(0))
+            each = max(1, len(cores) // self._count)
+            parts = [cores[number * each % len(cores) :][:each] for number in range(self._count)]
+            self.all = [Host(number, self._switch.pid, part) for number, part in enumerate(parts)]
         except BaseException:
             self.__exit__()
             raise

@@ -124,7 +124,7 @@ def platoon(parent, rank, size, address, first, key="5a" * 32):
     each = size // 2
     host, index = divmod(rank, each)
     listener = Listener(address)
-    name = f"/platoon-{os.getuid()}-bench{key[:2]}-hosts"
+    name = f"/platoon-{os.getuid()}-bench{key[:2]}-hosts{host}"
     local = tuple(range(host * each, host * each + each))
     shared = GroupSegment.create(name, local, CHUNK_BYTES) if index == 0 else None
     addresses = parent({"address": [address, listener.address.port, listener.address.token.hex()]})

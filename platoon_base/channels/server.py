@@ -110,7 +110,7 @@ class ControlServer:
                 self._on_made(action)
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))
-        self._job_state.living = self.coordinator.roster.living
+        self._job_state.living = self.coordinator.roster.living_on(0)
 
     def _reply(self, action: SendReply) -> None:
         if isinstance(action.reply, msg.Failure):

@@ -208,8 +208,7 @@ class Links:
                     some = True
                     link.stream.push()
             except BrokenStreamError as exc:
-                self._forget(link)
-                link.close(str(exc), exc.altered)
+                self._drop(link, exc)
                 continue
             if some:
                 moved = True
@@ -221,8 +220,17 @@ class Links:
             if not link.closed:
                 link.stream.push()
         except BrokenStreamError as exc:
-            self._forget(link)
-            link.close(str(exc))
+            self._drop(link, exc)
+
+    def _drop(self, link: Link, why: BrokenStreamError) -> None:
+        """Close a link that is broken, but first receive what came before: it may say why."""
+        try:
+            while not why.altered and link.stream.pull(link):
+                pass
+        except BrokenStreamError:
+            pass
+        self._forget(link)
+        link.close(str(why), why.altered)
 
     def _forget(self, link: Link) -> None:
         descriptor = link.stream.fileno()

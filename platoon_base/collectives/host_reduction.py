@@ -16,9 +16,12 @@ import numpy as np
 from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
 from platoon_base.collectives.host_links import RESULT, SHARE, Links, as_bytes
 
-__all__ = ["Reduction", "combined"]
+__all__ = ["Desk", "Reduction", "combined"]
 
 Array = np.ndarray[Any, Any]
+
+_LINE = 64  # bytes to which memory is aligned
+_KEPT = 64
 
 
 class _Silent:
@@ -55,7 +58,7 @@ def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> N
     Parameters
     ----------
     shares : list of ndarray
-        Scratch memory, which is overwritten, but that of the host ``own``.
+        Scratch memory, which is overwritten, but that of the host ``own`` (-1 for none).
     size : int
         Number of ranks, by which a mean divides.
     out : ndarray
@@ -67,6 +70,36 @@ def combined(op: str, shares: list[Array], own: int, size: int, out: Array) -> N
         for number, share in enumerate(shares[1:], 1):
             total = function(total, share, out=out if number == len(shares) - 1 else scratch)
         finished(out, op, size)
+
+
+class Desk:
+    """Memory in which arrays that every host combines for itself lie as they do on all others.
+
+    A loop of NumPy may take another way through memory of another alignment, and give a NaN another sign there.
+
+    Parameters
+    ----------
+    hosts : int
+    """
+
+    def __init__(self, hosts: int) -> None:
+        self._hosts = hosts
+        self._kept: dict[tuple[Any, int], tuple[list[Array], Array]] = {}
+
+    def rows(self, dtype: Any, count: int) -> tuple[list[Array], Array]:
+        """Return an array for each host, and one for the result; they are used again for arrays like these."""
+        found = self._kept.get((dtype, count))
+        if found is None:
+            size_bytes = count * dtype.itemsize
+            each = -(-size_bytes // _LINE) * _LINE
+            room = np.empty((self._hosts + 1) * each + _LINE, np.uint8)
+            start = -room.ctypes.data % _LINE
+            starts = [start + row * each for row in range(self._hosts + 1)]
+            rows = [room[at : at + size_bytes].view(dtype) for at in starts]
+            found = rows[:-1], rows[-1]
+            if len(self._kept) < _KEPT:
+                self._kept[dtype, count] = found
+        return found
 
 
 class _Chunk:

@@ -3,101 +3,46 @@
 A host's first ranks, as many as the host with the fewest ranks has, have a link each to their counterparts on all other
 hosts: the rails. A large array is combined in shared memory, each rail's rank combines its part with those of the other
 hosts, and the parts are gathered in shared memory; so all links work at the same time, on chunks that follow each
-other. A small array is combined on each host, and each rail's rank sends it whole. Where a host has more ranks than
-rails, the ranks without one get the result from those that have one.
+other. A small array is combined on each host, and its first rank exchanges it with those of the other hosts, as a
+barrier does. Where a host has more ranks than rails, the ranks without one get the result from those that have one.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Sequence
-from typing import Any, Callable, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from platoon_base.collectives.base import OPS
-from platoon_base.collectives.host_exchange import (
-    AGAIN,
-    BROKEN,
-    ENDED,
-    MISMATCH,
-    Exchange,
-    Memory,
-    part_of,
-)
-from platoon_base.collectives.host_links import HEADER_BYTES, Link, Links, as_bytes
-from platoon_base.collectives.host_reduction import Reduction, combined
+from platoon_base.collectives.host_exchange import AGAIN, BROKEN, ENDED, part_of
+from platoon_base.collectives.host_links import as_bytes
 from platoon_base.collectives.host_spread import Spread
+from platoon_base.collectives.hosts_reducing import CHUNK_BYTES, NO_BYTES, SMALL_BYTES, HostsReducing, is_wide
+from platoon_base.collectives.hosts_waits import KEPT, SPIN_S, Steps, owes_head
 
 __all__ = ["HostsExchange"]
 
 Array = np.ndarray[Any, Any]
-Steps = Generator[int, None, None]
-
-SMALL_BYTES = 1 << 14  # up to here an array is sent whole: there is but one step, and no rank waits for another
-CHUNK_BYTES = 1 << 22  # of the whole array
-DEPTH = 4  # chunks that are begun at a time
-SHORTEST_PIECE, LONGEST_PIECE = 1 << 15, 1 << 18  # bytes of a record
-SPIN_S = 2e-4  # for which a wait looks again and again, giving its core to others in between, before it sleeps
-_SLEEP_S = 0.02  # between two looks whether a rank of this host has failed
-_PUMP_S = 2e-3  # the same, whether a link can move, while this rank waits in shared memory
-_ALIGN = 16  # elements
-
-_KEPT = 1024  # headlines: scripts repeat the same few calls
-
-_NO_BYTES = np.zeros(0, np.uint8)
 
 
 class _Plan(NamedTuple):
     """Holds what is known of a small all-reduce; its headline is kept because it is known by its place in memory."""
 
     header: Array
-    part: Array
+    part: Array  # the headline of its first call among the ranks of a host
+    then: Array  # and of the second
     op: str
-    dtype: Any
 
 
-class HostsExchange:
+class HostsExchange(HostsReducing):
     """See `Exchange`; indices are those of the group of all hosts, in which ranks are numbered host by host.
 
-    Parameters
-    ----------
-    local : Exchange
-        Among the ranks of this host.
-    memory : Memory
-        Theirs.
-    workers : sequence of int
-        The number of ranks on each host.
-    host, index : int
-        Which host this is, and this rank's index on it.
-    links : Links
-        To the counterparts on all other hosts; none if this rank is no rail's.
+    Parameters are those of `HostsWaits`.
     """
 
-    def __init__(
-        self, local: Exchange, memory: Memory, workers: Sequence[int], host: int, index: int, links: Links
-    ) -> None:
-        self._local, self._memory, self._links = local, memory, links
-        self._workers, self._host, self._index = list(workers), host, index
-        self._hosts, self._size, self._here = len(workers), sum(workers), workers[host]
-        self._rails = min(workers)
-        self._firsts = [sum(workers[:h]) for h in range(len(workers))]
-        parts = self._rails * self._hosts
-        self._unit = parts * max(1, min(_ALIGN, 4096 // parts))  # elements of which all parts have as many
-        self._has_rail = index < self._rails
-        self._even = self._here == self._rails
-        self._running: Steps = iter(())  # type: ignore[assignment]
-        self._until = 0.0
-        self._within = True  # this rank waits for those of its host
-        self._owes: Callable[[Link], bool] = lambda link: False
-        self._first: Array | None = None  # the headline, until the ranks of this host have compared it
-        self._headers: dict[tuple[Any, ...], Array] = {}
-        self._plans: dict[int, _Plan] = {}
-        self.calls = 0
-        self.busy = False
-
-    # ---- Exchange ---------------------------------------------------------------------------------------------------
+    _plans: dict[int, _Plan]
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
         """See `Exchange.begin`."""
@@ -125,58 +70,6 @@ class HostsExchange:
             return ENDED
         finally:
             self.busy = False
-
-    def _plan(self, header: Array, array: Array) -> _Plan | None:
-        """Return what is known of a small all-reduce by its headline, and keep it for the next time."""
-        word, dtype = int(header[0]), array.dtype
-        op = OPS[word >> 8 & 255]
-        wide = dtype == np.float16 and op in ("sum", "prod", "mean")
-        if word & 255 or wide or array.nbytes > SMALL_BYTES or not (self._even and self._has_rail):
-            return None
-        part = part_of(header, "all_reduce", "sum" if op == "mean" else op, dtype.name, array.size)
-        plan = _Plan(header, part, op, dtype)
-        if len(self._plans) < _KEPT:
-            self._plans[id(header)] = plan
-        return plan
-
-    def _begin_small(self, plan: _Plan, array: Array, out: Array, patience_s: float) -> int:
-        """Begin a small all-reduce; what `_reduced` does, quicker if nobody is late."""
-        self.busy = True
-        try:
-            status = self._local.begin(plan.part, array, out, patience_s)
-            if status == ENDED:
-                self._first = None
-                self._within, self._owes = False, _owes_head
-                links = self._links
-                links.announce(as_bytes(out))
-                until = time.monotonic() + SPIN_S
-                while not links.agree():
-                    if not links.pump(1):
-                        os.sched_yield()
-                        if time.monotonic() > until:
-                            break
-                else:
-                    if links.sent():
-                        self._combine_heads(out, plan.op)
-                        return ENDED
-        finally:
-            self.busy = False
-        self._running = self._rest_of_small(status, plan, out)
-        return self.resume(patience_s)
-
-    def _rest_of_small(self, status: int, plan: _Plan, out: Array) -> Steps:
-        if status != ENDED:
-            yield from self._go_on(status)
-            self._links.announce(as_bytes(out))
-        yield from self._heads()
-        self._combine_heads(out, plan.op)
-
-    def _combine_heads(self, out: Array, op: str) -> None:
-        """Combine this host's array, in ``out``, with those that came with the heads of all other hosts."""
-        shares: list[Array] = [out] * self._hosts
-        for link in self._links.all:
-            shares[link.to.host] = np.frombuffer(link.head or b"", out.dtype, offset=HEADER_BYTES)
-        combined(op, shares, self._host, self._size, out)
 
     def missing(self) -> list[int]:
         """See `Exchange.missing`."""
@@ -224,212 +117,14 @@ class HostsExchange:
             self._links.last_word(None, b"")
         self._links.close()
 
-    # ---- Waiting ----------------------------------------------------------------------------------------------------
-
-    def _inside(self, kind: str, op: str, array: Array, out: Array, root: int = 0) -> Steps:
-        """Make a call among the ranks of this host."""
-        elements = len(array) // self._here if kind == "reduce_scatter" else len(array)
-        if self._first is not None:
-            header = part_of(self._first, kind, op, array.dtype.name, elements, root)
-        elif self._here == 1:
-            if out is not array and kind != "barrier":
-                out[...] = array
-            return
-        else:
-            key = kind, op, array.dtype, elements, root
-            known = self._headers.get(key)
-            if known is None:
-                known = part_of(np.zeros(8, np.int64), kind, op, array.dtype.name, elements, root)
-                if len(self._headers) < _KEPT:
-                    self._headers[key] = known
-            header = known
-        self._within = True
-        yield from self._go_on(self._local.begin(header, array, out, self._patience()))
-
-    def _go_on(self, status: int) -> Steps:
-        """Go on with a call among the ranks of this host until it has ended."""
-        while status != ENDED:
-            if status != AGAIN:
-                yield status
-            self._links.pump()
-            if self._memory.broken:
-                yield BROKEN
-            if time.monotonic() >= self._until:
-                yield AGAIN
-            status = self._local.resume(self._patience())
-        self._first = None
-
-    def _patience(self) -> float:
-        left_s = max(self._until - time.monotonic(), 0.0)
-        return min(left_s, _PUMP_S) if self._links.work is not None or not self._links.sent() else left_s
-
-    def _wait(self, done: Callable[[], bool], owes: Callable[[Link], bool]) -> Steps:
-        """Wait for the links until ``done()``; ``owes(link)`` tells what for."""
-        self._within = False
-        self._owes = owes
-        links, since = self._links, 0.0
-        while not done():
-            if links.pump():
-                since = 0.0
-                if links.differ():
-                    yield MISMATCH
-                continue
-            if self._memory.broken:
-                yield BROKEN
-            if links.differ():
-                yield MISMATCH
-            now = time.monotonic()
-            if now >= self._until:
-                yield AGAIN
-                continue
-            since = since or now
-            if now - since < SPIN_S:
-                os.sched_yield()
-            else:
-                links.wait(min(self._until - now, _SLEEP_S))
-        if links.differ():
-            yield MISMATCH
-
-    def _heads(self) -> Steps:
-        """Wait until the counterparts have come to this call, and what was sent to them is gone."""
-        if self._has_rail:
-            links = self._links
-            yield from self._wait(lambda: links.heads() and links.sent(), _owes_head)
-
-    def _payload(self, link: Link) -> memoryview:
-        """Return what came with a head."""
-        return memoryview(link.head or b"")[HEADER_BYTES:]
-
     # ---- Calls ------------------------------------------------------------------------------------------------------
 
     def _barrier(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
         yield from self._inside("barrier", "sum", array, out)
-        self._links.announce(b"")
-        yield from self._heads()
-        if not self._even:
-            yield from self._inside("barrier", "sum", array, out)
-
-    def _all_reduce(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
-        if array.dtype == np.float16 and op in ("sum", "prod", "mean"):
-            wide = array.astype(np.float32)
-            yield from self._reduced(wide, wide, op)
-            with np.errstate(all="ignore"):
-                out[...] = wide
-        else:
-            yield from self._reduced(array, out, op)
-
-    def _reduced(self, array: Array, out: Array, op: str) -> Steps:
-        inner = "sum" if op == "mean" else op
-        unit = self._unit
-        body = 0 if array.nbytes <= SMALL_BYTES else len(array) // unit * unit
-        rest = out[body:]
-        yield from self._inside("all_reduce", inner, array[body:], rest)
-        if self._has_rail:
-            self._links.announce(as_bytes(rest))
-        if body:
-            yield from self._chunks(array[:body], out[:body], op, inner)
-        yield from self._heads()
-        if len(rest) and self._has_rail:
-            self._combine_heads(rest, op)
-        if not self._even and len(rest):
-            yield from self._inside("broadcast", "sum", rest, rest)
-
-    def _chunks(self, array: Array, out: Array, op: str, inner: str) -> Steps:
-        """Combine a large array, whose length has a factor of rails times hosts."""
-        rails, hosts, item, n, unit = self._rails, self._hosts, array.itemsize, len(array), self._unit
-        most = max(CHUNK_BYTES // item // unit * unit, unit)
-        count = -(-n // most)
-        width = -(-n // count // unit) * unit
-        bounds = [(start, min(start + width, n)) for start in range(0, n, width)]
-        count, depth = len(bounds), min(DEPTH, len(bounds))
-        share = width // rails // hosts
-        reduction = None
-        if self._has_rail:
-            widths = [(stop - start) // rails // hosts for start, stop in bounds]
-            reduction = Reduction(
-                self._links, self._host, hosts, self._size, op, array.dtype, widths, _piece(share, item), depth, True
-            )
-            self._links.work = reduction
-        parts = [np.empty(width // rails, array.dtype) for _ in range(depth)] if self._even and rails > 1 else []
-        for turn in range(count + depth - 1):
-            if turn < count:
-                start, stop = bounds[turn]
-                yield from self._to_links(turn, array[start:stop], out[start:stop], parts, inner, reduction)
-            ready = turn - depth + 1
-            if ready >= 0:
-                start, stop = bounds[ready]
-                if reduction is not None:
-                    yield from self._wait(lambda: reduction.ended(ready), _owes_data(reduction))  # noqa: B023
-                    reduction.forget(ready)
-                yield from self._from_links(out[start:stop], parts[ready % depth] if parts else None)
-        self._links.work = None
-
-    def _to_links(
-        self, chunk: int, array: Array, out: Array, parts: list[Array], inner: str, reduction: Reduction | None
-    ) -> Steps:
-        """Combine a chunk on this host, and let the links begin with this rank's part."""
-        each = len(array) // self._rails
-        source = target = out[self._index * each :][:each]
-        if parts:
-            source = target = parts[chunk % len(parts)][:each]
-            yield from self._inside("reduce_scatter", inner, array, target)
-        elif self._here == 1:
-            source = array
-        else:
-            yield from self._inside("all_reduce", inner, array, out)
-        if reduction is not None:
-            reduction.begin(chunk, source, target)
-            self._links.pump()
-
-    def _from_links(self, out: Array, part: Array | None) -> Steps:
-        """Give a chunk, which is complete in parts, to all ranks of this host."""
-        each = len(out) // self._rails
-        if part is not None:
-            yield from self._inside("all_gather", "sum", part[:each], out)
-        elif not self._even:
-            for rail in range(self._rails):
-                piece = out[rail * each :][:each]
-                yield from self._inside("broadcast", "sum", piece, piece, rail)
-
-    def _reduce_scatter(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
-        narrow = out
-        if array.dtype == np.float16 and op in ("sum", "prod", "mean"):
-            array, out = array.astype(np.float32), np.empty(len(out), np.float32)
-        each = len(array) // self._size
-        if min(self._workers) < max(self._workers) or array.nbytes <= SMALL_BYTES:
-            whole = np.empty_like(array)
-            yield from self._reduced(array, whole, op)
-            own = self._firsts[self._host] + self._index
-            out[...] = whole[own * each :][:each]
-        else:
-            yield from self._scattered(array, out, op, each)
-        if narrow is not out:
-            with np.errstate(all="ignore"):
-                narrow[...] = out
-
-    def _scattered(self, array: Array, out: Array, op: str, each: int) -> Steps:
-        """Combine for each host what its ranks keep, each rank's part by its own rail."""
-        inner = "sum" if op == "mean" else op
-        links = self._links
-        piece = _piece(each, array.itemsize)
-        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, [each], piece, 1, False)
-        reduction.expect(0, out)
-        yield from self._inside("barrier", "sum", _NO_BYTES, _NO_BYTES)
-        links.work = reduction
-        links.announce(b"")
-        for step in range(1, self._hosts + 1):
-            host = (self._host + step) % self._hosts  # its own last
-            start = self._firsts[host] * each
-            share = np.empty(each, array.dtype)
-            yield from self._inside("reduce_scatter", inner, array[start:][: each * self._here], share)
-            if host == self._host:
-                reduction.own(0, share)
-            else:
-                reduction.send_share(0, host, share)
-            links.pump()
-        yield from self._wait(lambda: reduction.ended(0), _owes_data(reduction))
-        yield from self._heads()
-        links.work = None
+        if self._index == 0:
+            self._links.announce(b"")
+            yield from self._heads()
+        yield from self._inside("barrier", "sum", array, out)
 
     def _broadcast(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
         data = array.view(np.uint8)
@@ -441,7 +136,7 @@ class HostsExchange:
         if source:
             yield from self._inside("broadcast", "sum", rest, rest, inner_root)
         else:
-            yield from self._inside("barrier", "sum", _NO_BYTES, _NO_BYTES)
+            yield from self._inside("barrier", "sum", NO_BYTES, NO_BYTES)
         spread = Spread(self._links, self._host, self._rails, self._index, {host: data[:body]}, CHUNK_BYTES)
         self._links.work = spread if self._has_rail else None
         if self._has_rail:
@@ -503,16 +198,69 @@ class HostsExchange:
                 if h != self._host and len(rest):
                     yield from self._inside("broadcast", "sum", rest, rest)
 
+    # ---- Small all-reduces ------------------------------------------------------------------------------------------
 
-def _owes_head(link: Link) -> bool:
-    return link.head is None or link.stream.sent < link.stream.posted
+    def _plan(self, header: Array, array: Array) -> _Plan | None:
+        """Return what is known of a small all-reduce by its headline, and keep it for the next time."""
+        word, dtype = int(header[0]), array.dtype
+        op = OPS[word >> 8 & 255]
+        if word & 255 or is_wide(dtype, op) or not self._is_small(array.nbytes):
+            return None
+        part = part_of(header, "all_reduce", "sum" if op == "mean" else op, dtype.name, array.size)
+        then = part_of(np.zeros(8, np.int64), "broadcast", "sum", dtype.name, array.size)
+        plan = _Plan(header, part, then, op)
+        if len(self._plans) < KEPT:
+            self._plans[id(header)] = plan
+        return plan
 
+    def _begin_small(self, plan: _Plan, array: Array, out: Array, patience_s: float) -> int:
+        """Begin a small all-reduce; what `_small` does, quicker if nobody is late."""
+        self.busy = True
+        try:
+            status, stage = self._local.begin(plan.part, array, out, patience_s), 0
+            if status == ENDED:
+                self._first = None
+                if self._index == 0:
+                    status = self._exchange_small(plan, out)
+                if status == ENDED and self._here > 1:
+                    self._within = True
+                    status, stage = self._local.begin(plan.then, out, out, patience_s), 2
+                elif status != ENDED:
+                    stage = 1
+        finally:
+            self.busy = False
+        if status == ENDED:
+            return ENDED
+        self._running = self._rest_of_small(status, stage, plan, out)
+        return self.resume(patience_s)
 
-def _owes_data(reduction: Reduction) -> Callable[[Link], bool]:
-    return lambda link: _owes_head(link) or reduction.owes(link.to.host)
+    def _exchange_small(self, plan: _Plan, out: Array) -> int:
+        """Exchange a small array with the other hosts, if they are not late."""
+        self._within, self._owes = False, owes_head
+        links = self._links
+        links.announce(as_bytes(out))
+        until = time.monotonic() + SPIN_S
+        while not links.agree():
+            if not links.pump(1):
+                if time.monotonic() > until:
+                    return AGAIN
+                os.sched_yield()
+        if not links.sent():
+            return AGAIN
+        self._combine_heads(out, plan.op)
+        return ENDED
 
-
-def _piece(share: int, item: int) -> int:
-    """Choose the elements of a record, for parts of so many: a few each, that one follows the other."""
-    size = min(max(share * item // 4, SHORTEST_PIECE), LONGEST_PIECE)
-    return max(size // item // _ALIGN * _ALIGN, _ALIGN)
+    def _rest_of_small(self, status: int, stage: int, plan: _Plan, out: Array) -> Steps:
+        """Go on with a small all-reduce: among the ranks of this host, between hosts, or giving them the result."""
+        if stage == 0:
+            yield from self._go_on(status)
+        if self._index == 0 and stage < 2:
+            if stage == 0:
+                self._links.announce(as_bytes(out))
+            yield from self._heads()
+            self._combine_heads(out, plan.op)
+        if self._here > 1:
+            if stage < 2:
+                yield from self._inside("broadcast", "sum", out, out)
+            else:
+                yield from self._go_on(status)

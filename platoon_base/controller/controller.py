@@ -9,7 +9,6 @@ import math
 import signal
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 import msgspec
 
@@ -18,6 +17,7 @@ from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
 from platoon_base.controller.departures import fatal, lost_leader
+from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.controller.outcome import (
     STOPPED_FROM_OUTSIDE,
     UNSAVED,
@@ -31,11 +31,10 @@ from platoon_base.controller.outcome import (
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Shared
+from platoon_base.coordination.actions import CenterMade, Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
-from platoon_base.coordination.roster import Participant
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.shm.movement import Movement
@@ -78,10 +77,8 @@ class Controller:
         For how long the job has run before it was resumed.
     fail_fast, grace_s : str, float
         See `JobOptions`.
-    adopt_elsewhere : callable, optional
-        Watches a worker that has joined late on another host.
-    on_saved : callable, optional
-        Called with what a checkpoint says and with its folder, when it begins to be written.
+    hosts : OtherHosts, optional
+        The other hosts of the job.
     """
 
     def __init__(
@@ -102,11 +99,9 @@ class Controller:
         seconds_before: float = 0.0,
         fail_fast: str = "never",
         grace_s: float = GRACE_S,
-        adopt_elsewhere: Callable[[Participant], None] | None = None,
-        on_saved: Callable[[About, Path], None] = lambda about, folder: None,
+        hosts: OtherHosts | None = None,
     ) -> None:
-        self._on_saved = on_saved
-        self._adopt_elsewhere = adopt_elsewhere
+        self._hosts = hosts
         self._server = server
         self._job_state = job_state
         self._movement = Movement(job_state)
@@ -122,7 +117,14 @@ class Controller:
         self._on_report = on_report
         self._budget = None if budget is None else BudgetWatch(budget)
         self._requests = ControlServer(
-            coordinator, job_state, server.reply, handler, self._save_last, self._take_report, self._answer_observer
+            coordinator,
+            job_state,
+            server.reply,
+            handler,
+            self._save_last,
+            self._take_report,
+            self._answer_observer,
+            self._center_made,
         )
         self._began = time.monotonic()
         self._next_look = self._began
@@ -249,8 +251,8 @@ class Controller:
             if started_here or not late.phase.present or late.rank in self._children.running:
                 continue
             self._adopted.add(late.rank)
-            if late.host_index and self._adopt_elsewhere is not None:
-                self._adopt_elsewhere(late)
+            if late.host_index and self._hosts is not None:
+                self._hosts.adopt(late)
                 continue
             self._children.adopt(
                 late.rank,
@@ -362,13 +364,24 @@ class Controller:
             shared = self._coordinator.shared
             about, layout = self._about(shared), None if shared is None else shared.layout
             self._checkpointer.begin(about, layout)
-            parameters = [] if layout is None else [tuple(spec) for spec in layout.specs]
-            self._on_saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
+            if self._hosts is not None:
+                parameters = [] if layout is None else [tuple(spec) for spec in layout.specs]
+                self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
 
     def _save_last(self, shared: Shared) -> None:
         """Save a center that the workers are letting go of."""
+        if self._hosts is not None:
+            self._hosts.center_dropped()
         if self._checkpointer is not None:
             self._checkpointer.end(self._about(shared), shared.layout)
+
+    def _center_made(self, made: CenterMade) -> None:
+        if self._hosts is not None:
+            self._hosts.center_made(made)
+
+    def center_filled(self, host: int) -> None:
+        """Take note that the center of another host holds the values that all hosts start from."""
+        self._requests.carry_out(self._coordinator.center_filled(host))
 
     def _about(self, shared: Shared | None) -> About:
         coordinator = self._coordinator

@@ -101,22 +101,22 @@ class CenterElection:
             center.waiting_creator = asker
             return [CenterMade(host, center.shared)]
         made = [CenterMade(host, center.shared)] if self._roster.several_hosts else []
-        return [*self._now_ready(center, asker), *made]
+        return [*self._now_ready(center, asker, msg.Done()), *made]
 
     def filled(self, host: int) -> list[Action]:
         """Let the workers of another host use its center, which holds the values of host 0's now."""
         center = self._centers.get(host)
         if center is None or not center.made or center.ready:
             return []
-        return self._now_ready(center, center.waiting_creator)
+        return self._now_ready(center, center.waiting_creator, msg.CenterRole(create=False))
 
-    def _now_ready(self, center: _Center, creator: Asker | None) -> list[Action]:
-        """Let those that wait attach to a center."""
+    def _now_ready(self, center: _Center, creator: Asker | None, answer: msg.Reply) -> list[Action]:
+        """Let those that wait attach to a center; its creator too, where it holds other values by now."""
         center.ready, self.resumes = True, False
         actions: list[Action] = []
         if creator is not None:
             self._roster[center.creator].phase = Phase.TRAINING
-            actions.append(SendReply(creator, msg.Done()))
+            actions.append(SendReply(creator, answer))
         for rank, waiting in center.waiting.items():
             self._roster[rank].phase = Phase.TRAINING
             actions.append(SendReply(waiting, msg.CenterRole(create=False)))

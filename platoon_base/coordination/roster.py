@@ -119,6 +119,7 @@ class Roster(Mapping[int, Participant]):
         self.several_hosts = world.several
         # Looked for when they are asked for, since the controller asks after each request.
         self._living: int | None = None
+        self._living_on: dict[int, int] = {}
         self._leader: int | None = None
         self._awaited: frozenset[int] | None = None
         self._late: frozenset[int] | None = None
@@ -126,6 +127,7 @@ class Roster(Mapping[int, Participant]):
     def _forget(self) -> None:
         """Look anew for what depends on who is there, at the next question."""
         self._living = self._leader = self._awaited = self._late = None
+        self._living_on.clear()
 
     def __getitem__(self, rank: int) -> Participant:
         return self._participants[rank]
@@ -149,6 +151,15 @@ class Roster(Mapping[int, Participant]):
         if self._living is None:
             self._living = sum(not participant.phase.gone for participant in self._participants.values())
         return self._living
+
+    def living_on(self, host: int) -> int:
+        """Return the number of workers of one host that take part or are expected."""
+        if not self.several_hosts:
+            return self.living
+        if host not in self._living_on:
+            mine = [each for each in self._participants.values() if each.host_index == host]
+            self._living_on[host] = sum(not participant.phase.gone for participant in mine)
+        return self._living_on[host]
 
     @property
     def leader(self) -> int:

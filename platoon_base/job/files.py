@@ -120,6 +120,11 @@ class JobFiles(msgspec.Struct, frozen=True):
         return self._hidden("center")
 
     @property
+    def center_place(self) -> tuple[str, str]:
+        """The parts of `center`, for a process that is told them."""
+        return str(Path(self.folder, "memory-center")), f"{segment_prefix()}{self.job}-center"
+
+    @property
     def collective(self) -> HiddenName:
         """Name of the segment of the collectives on the host."""
         return self._hidden("collective")

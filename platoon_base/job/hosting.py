@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -17,12 +16,12 @@ from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller, Reported, Result, Snapshot
+from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
 from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
-from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.job import backends
@@ -34,43 +33,9 @@ from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import require_descriptors
 from platoon_base.system.sigchld import default_sigchld
 
-__all__ = ["Job", "JobOptions", "OtherHosts", "host_job", "open_job_state"]
+__all__ = ["Job", "JobOptions", "host_job", "open_job_state"]
 
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4  # for ZeroMQ, shared memory and logs; per worker a connection and a process
-
-
-class OtherHosts(Protocol):
-    """The other hosts of a job, for the one that has the controller; see `platoon_base.multihost.hosts.HostTable`."""
-
-    world: World
-
-    def relayed(self, local: ServerChannel) -> ServerChannel:
-        """Return the channel to the workers of all hosts, given that to those of this host."""
-        ...
-
-    def begin(
-        self,
-        job_state: JobState,
-        state_name: str,
-        is_held: Callable[[int], bool],
-        roster: Roster,
-        children: WorkerProcesses,
-        signalled: Callable[[signal.Signals], None],
-    ) -> None:
-        """Begin a job: its memory, who is in it, its processes, and what to call when a signal has come elsewhere."""
-        ...
-
-    def adopt(self, late: Participant) -> None:
-        """Watch a worker that has joined late on another host."""
-        ...
-
-    def saved(self, about: About, folder: Path) -> None:
-        """Let the other hosts know what a checkpoint says: they write one themselves if this host is lost."""
-        ...
-
-    def end(self) -> None:
-        """End the job."""
-        ...
 
 
 class JobOptions(NamedTuple):
@@ -193,17 +158,17 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
             seconds_before=0.0 if about is None else about.seconds,
             fail_fast=options.fail_fast,
             grace_s=options.grace_s,
-            adopt_elsewhere=None if options.hosts is None else options.hosts.adopt,
-            on_saved=lambda about, folder: None if options.hosts is None else options.hosts.saved(about, folder),
+            hosts=options.hosts,
         )
         if options.hosts is not None:
             options.hosts.begin(
                 job_state,
-                files.job_state,
+                files,
                 lambda rank: segment.locked(WORKER_LOCKS + rank),
                 coordinator.roster,
                 children,
                 controller.take_signal,
+                controller.center_filled,
             )
         try:
             yield Job(files, children, controller)

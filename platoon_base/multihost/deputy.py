@@ -16,12 +16,14 @@ from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
+from platoon_base.courier.messages import Filled, Listening, News
 from platoon_base.errors import PlatoonError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
 from platoon_base.job.hosting import open_job_state
 from platoon_base.job.starting import placed
 from platoon_base.multihost import messages as between
+from platoon_base.multihost.couriers import CourierKeeper
 from platoon_base.multihost.last_checkpoint import LastCheckpoint
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
@@ -79,6 +81,7 @@ class Deputy:
         self._mirror = Mirror(job_state, files.job_state)
         self._sender = Sender(job_state, holds_lock)
         self._last_checkpoint = LastCheckpoint(files, job_state)
+        self._courier = CourierKeeper(files, self._hear_courier)
         self._own = list(files.world.ranks_here)
         self._next_look = 0.0
         self._silent = False
@@ -107,13 +110,14 @@ class Deputy:
         """Serve until the job is over; returns how it ended."""
         while self._over is None or self.children.running:
             fds = [signals.fd, *self.children.fds]
-            requests, ready = self._server.wait(self._sleep_s(), [*fds, *self._link.sockets])
+            requests, ready = self._server.wait(self._sleep_s(), [*fds, *self._link.sockets, *self._courier.fds])
             if requests:
                 self._forward(requests)
             if signals.fd in ready:
                 self._take_signals(signals.take())
             for body in self._link.receive():
                 self._obey(between.decode_down(body))
+            self._courier.step()
             self.children.escalate()
             if ready.intersection(fds) or self.children.stopping or self.children.some_without_fd:
                 for ended in self.children.reap():
@@ -159,10 +163,26 @@ class Deputy:
             self._start(lambda: self.children.start_again(message.rank), message.rank)
         elif isinstance(message, between.AdoptWorker):
             self._adopt(message)
+        elif isinstance(message, between.StartCourier):
+            self._courier.start(message.specs, message.rule, message.every_s)
+        elif isinstance(message, between.Couriers):
+            self._courier.peers(message.at)
+        elif isinstance(message, between.CenterMade):
+            self._courier.made()
+        elif isinstance(message, between.CenterDropped):
+            self._courier.dropped()
+        elif isinstance(message, between.HostLost):
+            self._courier.lost(message.host)
         elif isinstance(message, between.JobOver):
             self._end(message)
         elif isinstance(message, between.Refused):
             self._end(between.JobOver(_STATUS_OF_LOST, message.why))
+
+    def _hear_courier(self, news: News) -> None:
+        if isinstance(news, Listening):
+            self._send(between.CourierListens((news.address, news.port, news.token)))
+        elif isinstance(news, Filled):
+            self._send(between.CenterFilled())
 
     def _put_state(self, state: between.JobState) -> None:
         """Write what the first host has sent, the other hosts' rows first."""
@@ -258,6 +278,7 @@ class Deputy:
     def close(self) -> None:
         """Kill what still runs, and free all locks."""
         self.children.kill()
+        self._courier.dropped()
         self._last_checkpoint.close()
         self._mirror.close()
 
@@ -287,7 +308,7 @@ def host_deputy(
         segment, job_state = stack.enter_context(open_job_state(files))
         for rank in range(world.size):
             job_state.start_row(rank)
-        job_state.living = world.size
+        job_state.living = len(world.ranks_here)
         server = backends.listen_at(files.address, None)
         stack.callback(server.close)
         stack.enter_context(default_sigchld())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,16 @@ from platoon_base.channels.host_link import SILENT_S, LinkServer
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.coordination import messages as msg
+from platoon_base.coordination.actions import CenterMade
 from platoon_base.coordination.encoding import decode_request
 from platoon_base.coordination.encoding import encode as encode_request
 from platoon_base.coordination.roster import Participant, Roster, divided_peer, relayed_peer
+from platoon_base.courier.messages import Listening, News
 from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.hosts.world import World
+from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
+from platoon_base.multihost.couriers import CourierKeeper, courier_settings
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.shm.job_state import JobState
 
@@ -87,21 +92,27 @@ class HostTable:
         self._mirror_s = _MIRROR_S * max(1.0, world.size / _MIRROR_RANKS)
         self._next_look = 0.0
         self._mirror: Mirror | None = None
-        self._roster: Mapping[int, Participant] = {}
+        self._roster = Roster(0, 0)
         self._children: WorkerProcesses | None = None
+        self._courier: CourierKeeper | None = None
+        self._couriers: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
+        self._filled: Callable[[int], None] = lambda host: None
         self._signalled: Callable[[signal.Signals], None] = lambda number: None
 
     def begin(
         self,
         job_state: JobState,
-        state_name: str,
+        files: JobFiles,
         is_held: Callable[[int], bool],
         roster: Roster,
         children: WorkerProcesses,
         signalled: Callable[[signal.Signals], None],
+        filled: Callable[[int], None],
     ) -> None:
         """See `OtherHosts.begin`."""
-        self._mirror = Mirror(job_state, state_name)
+        self._mirror = Mirror(job_state, files.job_state)
+        self._courier = CourierKeeper(files, self._hear_courier)
+        self._filled, self._couriers = filled, {}
         self._roster, self._children, self._signalled = roster, children, signalled
         for member in self._members.values():
             for rank in self.world.ranks_on(member.host):
@@ -122,7 +133,7 @@ class HostTable:
     @property
     def sockets(self) -> list[Any]:
         """What to poll."""
-        return self._link.sockets
+        return [*self._link.sockets, *([] if self._courier is None else self._courier.fds)]
 
     @property
     def sleep_s(self) -> float:
@@ -145,6 +156,8 @@ class HostTable:
                 self._send(member, between.Refused(f"the job goes on without this host, which {member.lost}"))
             else:
                 requests += self._take(member, message)
+        if self._courier is not None:
+            self._courier.step()
         now = time.monotonic()
         for member in self._members.values():
             if not member.lost:
@@ -187,10 +200,50 @@ class HostTable:
                     message.at,
                 )
             )
+        elif isinstance(message, between.CourierListens):
+            self._note_courier(member.host, message.at)
+        elif isinstance(message, between.CenterFilled):
+            self._filled(member.host)
         elif isinstance(message, between.Signalled) and message.count > member.signals:
             member.signals = message.count
             self._signalled(signal.Signals(message.number))
         return []
+
+    def center_made(self, made: CenterMade) -> None:
+        """See `OtherHosts.center_made`."""
+        courier = self._courier
+        if courier is None:
+            return
+        if not courier.running:
+            specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in made.shared.layout.specs]
+            rule, every_s = courier_settings(os.environ)
+            courier.start(specs, rule, every_s)
+            for member in self._members.values():
+                self._send(member, between.StartCourier(specs, rule, every_s))
+        if made.host:
+            self._send(self._members[made.host], between.CenterMade())
+        else:
+            courier.made()
+
+    def center_dropped(self) -> None:
+        """See `OtherHosts.center_dropped`."""
+        self._couriers = {}
+        if self._courier is not None:
+            self._courier.dropped()
+        for member in self._members.values():
+            self._send(member, between.CenterDropped())
+
+    def _hear_courier(self, news: News) -> None:
+        if isinstance(news, Listening):
+            self._note_courier(0, (news.address, news.port, news.token))
+
+    def _note_courier(self, host: int, at: tuple[str, int, str]) -> None:
+        """Let all couriers know where one of them listens."""
+        self._couriers[host] = at
+        if self._courier is not None:
+            self._courier.peers(self._couriers)
+        for member in self._members.values():
+            self._send(member, between.Couriers(self._couriers))
 
     def _shifted(self, member: Member, data: bytes) -> bytes:
         """Put the time within a request to end the job on this host's clock."""
@@ -234,6 +287,10 @@ class HostTable:
         log.warning("host %d (%s) is lost, with workers %s: it %s", member.host, member.name, _listed(ranks), why)
         if self._mirror is not None:
             self._mirror.lose(ranks)
+        if self._courier is not None:
+            self._courier.lost(member.host)
+        for other in self._members.values():
+            self._send(other, between.HostLost(member.host))
         for rank in ranks:
             text = f"host {member.host} ({member.name}) is lost: it {why}"
             self._ended(Exit(rank, _LOST_STATUS, why=text, at=time.time()))
@@ -274,7 +331,7 @@ class HostTable:
             rows = sender.changed(others) if everything else sender.newly_held(others)
             state = between.JobState(
                 job_state.stop_reason or ("stop" if job_state.stopping else ""),
-                job_state.living,
+                self._roster.living_on(member.host),
                 job_state.leader,
                 job_state.shared_by_several,
             )
@@ -331,6 +388,9 @@ class HostTable:
     def end(self) -> None:
         """See `OtherHosts.end`."""
         self._children = None
+        if self._courier is not None:
+            self._courier.dropped()
+            self._courier = None
         if self._mirror is not None:
             self._mirror.close()
             self._mirror = None

@@ -15,8 +15,14 @@ __all__ = [
     "PROTOCOL",
     "AdoptWorker",
     "Arrive",
+    "CenterDropped",
+    "CenterFilled",
+    "CenterMade",
+    "CourierListens",
+    "Couriers",
     "Down",
     "Forwarded",
+    "HostLost",
     "JobOver",
     "JobState",
     "Refused",
@@ -27,6 +33,7 @@ __all__ = [
     "SignalWorker",
     "Signalled",
     "StartAgain",
+    "StartCourier",
     "Up",
     "Welcome",
     "WorkerEnded",
@@ -133,6 +140,16 @@ class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
     count: int
 
 
+class CourierListens(msgspec.Struct, frozen=True, tag="courier-listens"):
+    """Where the courier of a host listens: an address, a port and a token in hexadecimal digits."""
+
+    at: tuple[str, int, str]
+
+
+class CenterFilled(msgspec.Struct, frozen=True, tag="center-filled"):
+    """The center of a host holds the values that all hosts start from."""
+
+
 # From the first host.
 
 
@@ -200,6 +217,34 @@ class SavedState(msgspec.Struct, frozen=True, tag="saved-state"):
     folder: str
 
 
+class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
+    """Start the courier, for parameters that the workers share; see `platoon_base.courier.messages.Begin`."""
+
+    specs: list[tuple[str, tuple[int, ...], str]]
+    rule: str
+    every_s: float
+
+
+class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
+    """Where the couriers of the hosts listen."""
+
+    at: dict[int, tuple[str, int, str]]
+
+
+class CenterMade(msgspec.Struct, frozen=True, tag="center-made"):
+    """A worker of the host has made its center."""
+
+
+class CenterDropped(msgspec.Struct, frozen=True, tag="center-dropped"):
+    """The workers have let go of their centers."""
+
+
+class HostLost(msgspec.Struct, frozen=True, tag="host-lost"):
+    """A host is lost."""
+
+    host: int
+
+
 class SignalWorker(msgspec.Struct, frozen=True, tag="signal-worker"):
     """Send a signal to a worker."""
 
@@ -239,8 +284,23 @@ class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
     again: bool = False
 
 
-Up = Union[Arrive, Requests, WorkerEnded, Signalled]
-Down = Union[Welcome, Refused, Replies, JobState, SavedState, SignalWorker, StartAgain, AdoptWorker, JobOver]
+Up = Union[Arrive, Requests, WorkerEnded, Signalled, CourierListens, CenterFilled]
+Down = Union[
+    Welcome,
+    Refused,
+    Replies,
+    JobState,
+    SavedState,
+    StartCourier,
+    Couriers,
+    CenterMade,
+    CenterDropped,
+    HostLost,
+    SignalWorker,
+    StartAgain,
+    AdoptWorker,
+    JobOver,
+]
 
 _encoder = msgspec.msgpack.Encoder()
 _ups: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)

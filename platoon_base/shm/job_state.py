@@ -215,7 +215,7 @@ class JobState:
 
     @property
     def living(self) -> int:
-        """The number of workers that take part, or are expected to: those that left or died do not count."""
+        """The number of this host's workers that take part or are expected to; those that left or died do not count."""
         return max(1, int(self._header["living"]))
 
     @living.setter

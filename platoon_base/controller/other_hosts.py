@@ -1,0 +1,65 @@
+"""What the controller and its job ask of the other hosts, where there are some."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from platoon_base.channels.base import ServerChannel
+from platoon_base.checkpoints.files import About
+from platoon_base.controller.processes import WorkerProcesses
+from platoon_base.coordination.actions import CenterMade
+from platoon_base.coordination.roster import Participant, Roster
+from platoon_base.hosts.world import World
+from platoon_base.shm.job_state import JobState
+
+__all__ = ["OtherHosts"]
+
+
+class OtherHosts(Protocol):
+    """The other hosts of a job, for the one that has the controller; see `platoon_base.multihost.hosts.HostTable`."""
+
+    world: World
+
+    def relayed(self, local: ServerChannel) -> ServerChannel:
+        """Return the channel to the workers of all hosts, given that to those of this host."""
+        ...
+
+    def begin(
+        self,
+        job_state: JobState,
+        files: Any,
+        is_held: Callable[[int], bool],
+        roster: Roster,
+        children: WorkerProcesses,
+        signalled: Callable[[signal.Signals], None],
+        filled: Callable[[int], None],
+    ) -> None:
+        """Begin a job: its memory and files, who is in it, its processes.
+
+        ``signalled`` is to be called when a signal has come elsewhere, and ``filled`` with a host whose center holds
+        the values that all hosts start from.
+        """
+        ...
+
+    def adopt(self, late: Participant) -> None:
+        """Watch a worker that has joined late on another host."""
+        ...
+
+    def center_made(self, made: CenterMade) -> None:
+        """Have the center of a host brought together with those of the others."""
+        ...
+
+    def center_dropped(self) -> None:
+        """End that: the workers have let go of their parameters."""
+        ...
+
+    def saved(self, about: About, folder: Path) -> None:
+        """Let the other hosts know what a checkpoint says: they write one themselves if this host is lost."""
+        ...
+
+    def end(self) -> None:
+        """End the job."""
+        ...
