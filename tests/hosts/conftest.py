@@ -2,6 +2,7 @@
 
 import os
 
+import engines
 import laboratory as laboratories
 import pytest
 from launching_in_laboratory import Job
@@ -61,3 +62,20 @@ def start_job(make_laboratory):
     yield start
     for job in jobs:
         job.close()
+
+
+@pytest.fixture
+def slurm(laboratory):
+    """Start Slurm on two hosts."""
+    if problem := engines.slurm_problem():
+        pytest.skip(problem)
+    with engines.Slurm(laboratory) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def mpi(laboratory):
+    """Make two hosts that mpirun starts processes on."""
+    if problem := engines.mpi_problem():
+        pytest.skip(problem)
+    return engines.OpenMpi(laboratory)

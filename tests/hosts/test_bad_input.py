@@ -250,7 +250,7 @@ def test_a_scan_of_all_ports_leaves_the_job_running(make_laboratory):
     """Links between workers listen too."""
     there = make_laboratory(3)
     job = Job(there, script(MEETS.replace('worker.barrier("again", timeout_s=60)',
-                                          'worker.all_reduce([np.ones(1000, np.float32)])')), (1, 1))  # fmt: skip
+                                          'worker.all_reduce(np.ones(1000, np.float32))')), (1, 1))  # fmt: skip
     job.write_key(*there.hosts[:2])
     job.launchers = [job.launch(0), job.launch(1)]
     job.until_said("meets")
