@@ -62,17 +62,18 @@ class Slurm:
         return self
 
     def __exit__(self, *exc_info):
-        for daemon in reversed(self._daemons):
-            daemon.terminate()
-        for daemon in reversed(self._daemons):
-            try:
-                daemon.wait(5)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+        for daemon in self._daemons:  # that save their state in time, as nobody needs
+            daemon.kill()
         for host in self.laboratory.hosts:  # steps have a process of their own, which outlives its daemon
             if host.alive:
                 host.kill()
+        for daemon in self._daemons:
+            daemon.wait()
+
+    def leftovers(self):
+        """Return what jobs have left on the hosts, beside Slurm's own processes."""
+        left = [text for texts in self.laboratory.leftovers().values() for text in texts]
+        return [text for text in left if "slurm" not in text]
 
     def _configuration(self):
         count = len(self.laboratory.hosts)
