@@ -259,14 +259,7 @@ class HostCenter:
             copy_all(cut(state, stripe.pieces), start)
 
     def move(self, by: Sequence[Array], timeout_s: float = PATIENCE_S) -> bool:
-        """Move the center, and with it all its workers, each at its next visit; False if a stripe stayed taken.
-
-        Parameters
-        ----------
-        by : sequence of ndarray
-            One for each parameter.
-        timeout_s : float
-        """
+        """Move the center by an array for each parameter, and its workers at their next visits; False if not all."""
         shift = self._shift
         if shift is None:
             raise ConfigurationError("this center is that of a job on one host: no other moves it")

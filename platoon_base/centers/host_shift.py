@@ -1,4 +1,4 @@
-"""What other hosts have moved the center by: its workers move along, each at its next visit.
+"""Moves of the center by other hosts: its workers move along, each at its next visit.
 
 Without it the springs of the workers would pull a center that was moved back to where they are.
 """

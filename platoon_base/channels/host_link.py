@@ -190,7 +190,7 @@ class LinkServer:
 
     @property
     def sockets(self) -> list[Any]:
-        """What to poll; `receive` when one of them can be read."""
+        """The sockets to poll; call `receive` when one of them can be read."""
         return [self._socket, self._doorkeeper.socket, self._monitor] if self._doorkeeper is not None else []
 
     def poll(self, timeout_s: float, fds: Sequence[int] = ()) -> None:
@@ -311,7 +311,7 @@ class LinkClient:
 
     @property
     def sockets(self) -> list[Any]:
-        """What to poll; `receive` when one of them can be read."""
+        """The sockets to poll; call `receive` when one of them can be read."""
         return [self._socket, self._monitor]
 
     def poll(self, timeout_s: float, fds: Sequence[int] = ()) -> None:

@@ -21,6 +21,7 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
 from platoon_base.job.starting import worker_environment, worker_starts
+from platoon_base.links.cipher import require_cipher
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable
@@ -37,6 +38,8 @@ def other_hosts(console: Console, hosts: HostOptions, here: Here, signals: StopS
     def say(text: str) -> None:
         report.print_line(console, text)
 
+    if hosts.encrypted:
+        require_cipher()
     try:
         with gather_hosts(
             hosts.endpoint_here(),
@@ -86,6 +89,8 @@ def serve_other_host(
     problem: PlatoonError | None = None
     devices: list[str] = []
     try:
+        if hosts.encrypted:
+            require_cipher()
         devices = chosen_devices(workers, words).devices
         require_runnable(program, devices)
         choose_center("host" if center == "auto" else center, devices)

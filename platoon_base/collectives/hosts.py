@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, cast
+from typing import ClassVar, cast
 
 import msgspec
 
@@ -17,7 +17,7 @@ from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.errors import PlatoonError, WorkerLostError
 from platoon_base.hosts.world import World
 from platoon_base.links.cipher import require_cipher
-from platoon_base.links.handshake import Address, Listener, open_links
+from platoon_base.links.handshake import HANDSHAKE_S, Address, Listener, open_links
 from platoon_base.links.stream import Stream
 from platoon_base.shm.hidden_names import HiddenName
 from platoon_base.shm.liveness import Liveness
@@ -37,11 +37,14 @@ class _Note(msgspec.Struct):
         At which it listens; 0 if it does not.
     token : bytes
     failure : str
+    elsewhere : bool
+        Whether that failure is but the consequence of another rank's.
     """
 
     port: int = 0
     token: bytes = b""
     failure: str = ""
+    elsewhere: bool = False
 
 
 class HostsCollective(HostCollective):
@@ -179,6 +182,10 @@ def _named(world: World, host: int) -> str:
     return f"host {host} ({name})" if name else f"host {host}"
 
 
+class _ElsewhereError(PlatoonError):
+    """A link cannot be opened because of the other side, which knows why."""
+
+
 class _Forming:
     """The steps in which the workers form the group; each ends with a meeting, at which all learn of failures."""
 
@@ -193,6 +200,7 @@ class _Forming:
         self._listener: Listener | None = None
         self._shared: GroupSegment | None = None
         self._streams: dict[int, Stream] = {}
+        self._absent_since = time.monotonic()
 
     def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]]]:
         """Return this host's shared memory and this rank's links."""
@@ -225,12 +233,13 @@ class _Forming:
         try:
             note = do()
         except Exception as exc:  # of any kind: the others wait, and learn of it
-            error, note = exc, _Note(failure=to_bytes(str(exc) or repr(exc), _WHY_BYTES).decode(errors="replace"))
+            why = to_bytes(str(exc) or repr(exc), _WHY_BYTES).decode(errors="replace")
+            error, note = exc, _Note(failure=why, elsewhere=isinstance(exc, _ElsewhereError))
         raw = self._membership.meet(what, msgspec.msgpack.encode(note), self._timeout_s)
-        if error is not None:
+        if error is not None and not isinstance(error, _ElsewhereError):
             raise error
         notes = {rank: msgspec.msgpack.decode(each, type=_Note) for rank, each in raw.items()}
-        for rank, each in notes.items():
+        for rank, each in sorted(notes.items(), key=lambda pair: pair[1].elsewhere):
             if each.failure:
                 host = self._world.host_of(rank)
                 raise PlatoonError(f"cannot {what}: rank {rank} on {_named(self._world, host)}: {each.failure}")
@@ -271,7 +280,14 @@ class _Forming:
             )
         return _Note()
 
-    def _give_up_if_absent(self, ranks: list[int]) -> Any:
-        why = self._liveness.why_absent(ranks)
-        if why:
+    def _give_up_if_absent(self, ranks: list[int]) -> None:
+        gone = [rank for rank in ranks if self._liveness.gone(rank)]
+        if gone:
+            why = self._liveness.why_absent(gone) or f"ranks {gone} are gone"
             raise WorkerLostError(f"a group of all {self._world.size} workers cannot be formed: {why}")
+        # One that has failed waits in the next meeting already; so does one whose link is just being opened.
+        now = time.monotonic()
+        if not self._liveness.why_absent(ranks):
+            self._absent_since = now
+        elif now > self._absent_since + 2 * HANDSHAKE_S:
+            raise _ElsewhereError(f"no link to the ranks {ranks}, which have come to the next meeting")

@@ -1,4 +1,4 @@
-"""What the controller and its job ask of the other hosts, where there are some."""
+"""The other hosts of a job, as its controller uses them."""
 
 from __future__ import annotations
 

@@ -6,12 +6,11 @@ import logging
 import os
 import selectors
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.host import COURIER, HostCenter, HostCenters
 from platoon_base.courier import messages as between
 from platoon_base.courier.exchange import COPY, START, Conversation, flat_copy, weighted_mean
 from platoon_base.errors import PlatoonError
@@ -20,7 +19,6 @@ from platoon_base.layout import Layout
 from platoon_base.links.handshake import Address, Caller, Listener, Opening
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
-from platoon_base.shm.segments import Name
 
 __all__ = ["Courier"]
 
@@ -34,6 +32,28 @@ _REPORT_S = 1.0
 _POLL_S = 0.05
 
 
+class MovableCenter(Protocol):
+    """The center of this host; see `platoon_base.centers.host.HostCenter`."""
+
+    states: list[list[Array]]
+
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
+        """Copy the values and the rule's states."""
+        ...
+
+    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
+        """Give it values and states."""
+        ...
+
+    def move(self, by: Sequence[Array]) -> bool:
+        """Move it and its workers; False if a part was left out."""
+        ...
+
+    def close(self) -> None:
+        """Let go of its memory."""
+        ...
+
+
 class Courier:
     """Exchanges between the center of this host and those of others, in rounds that no worker waits for.
 
@@ -43,7 +63,8 @@ class Courier:
     Parameters
     ----------
     world : World
-    center_name : Name
+    open_center : callable
+        Opens the center of this host, once there is one.
     layout : Layout
     rule : HostsRule
     every_s : float
@@ -57,7 +78,7 @@ class Courier:
     def __init__(
         self,
         world: World,
-        center_name: Name,
+        open_center: Callable[[], MovableCenter],
         layout: Layout,
         rule: HostsRule,
         every_s: float,
@@ -65,8 +86,8 @@ class Courier:
         tell: Callable[[between.News], None],
     ) -> None:
         self._world, self._layout, self._rule, self._every_s, self._tell = world, layout, rule, every_s, tell
-        self._centers = HostCenters(center_name)
-        self._center: HostCenter | None = None
+        self._open_center = open_center
+        self._center: MovableCenter | None = None
         self._filled = filled
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
@@ -91,17 +112,14 @@ class Courier:
                 if host < self._world.host and host not in self._conversations:
                     self._opening.call(host, Address(address, port, bytes.fromhex(token)))
         elif isinstance(order, between.Made):
-            self._open_center()
+            self._center = self._open_center()
         elif isinstance(order, between.Lost):
             self._lost.add(order.host)
             self._hang_up(order.host, "its host is lost")
 
-    def _open_center(self) -> None:
-        self._center = self._centers.watch(self._layout, COURIER)
-
     def step(self, fds: list[int]) -> set[int]:
         """Go on for a moment; returns which of some file descriptors can be read."""
-        self._opening.step(time.monotonic())
+        self._open_links()
         for host, stream in list(self._opening.open.items()):
             del self._opening.open[host]
             self._begin(host, Conversation(stream, self._layout, self._start_nbytes()))
@@ -116,6 +134,12 @@ class Courier:
             else:
                 self._end_round()
         return ready
+
+    def _open_links(self) -> None:
+        try:
+            self._opening.step(time.monotonic())
+        except PlatoonError as exc:  # a host that is not of this job is not called again
+            log.warning("no exchange with a host: %s", exc)
 
     def _wait(self, fds: list[int]) -> set[int]:
         """Sleep until something can be received or sent, or a moment has passed."""

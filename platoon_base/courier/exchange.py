@@ -1,4 +1,4 @@
-"""What two couriers send each other: copies of their centers, whole, one at a time in each direction."""
+"""Copies of centers between two couriers: whole ones, one at a time in each direction."""
 
 from __future__ import annotations
 

@@ -9,8 +9,9 @@ import signal
 import sys
 from pathlib import Path
 
+from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.courier import messages as between
-from platoon_base.courier.courier import Courier, be_nice
+from platoon_base.courier.courier import Courier, MovableCenter, be_nice
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.hosts import hosts_rule
 from platoon_base.shm.hidden_names import HiddenName
@@ -67,6 +68,9 @@ def _begin(order: between.Begin, news: int) -> Courier:
     def tell(message: between.News) -> None:
         os.write(news, between.encode(message))
 
-    return Courier(
-        order.world, HiddenName(Path(path), prefix), layout, hosts_rule(order.rule), order.every_s, order.filled, tell
-    )
+    centers, rule = HostCenters(HiddenName(Path(path), prefix)), hosts_rule(order.rule)
+
+    def open_center() -> MovableCenter:
+        return centers.watch(layout, COURIER)
+
+    return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, tell)

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0  # that one has to prove itself in
 MOST_PENDING = 64  # of strangers, and of those who are not known yet
+_FIRST_CALL_S = 0.5  # that a listener has to answer the first call in; each further one has twice the time
 _AGAIN_S = 0.05  # between two calls of one listener
 _POLL_S = 0.2  # between two questions whether it makes sense to wait
 _GREETING = struct.Struct("<8s32sII")
@@ -192,6 +193,7 @@ class Opening:
         self._listener, self._mine = listener, mine
         self._calls = dict(calls)
         self._again = dict.fromkeys(calls, 0.0)  # when to call next; without those that are being called
+        self._tries: dict[int, int] = {}
         self._why: dict[int, str] = {}  # the last call of a rank was in vain
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener.sock, _READ)
@@ -234,7 +236,7 @@ class Opening:
                 self._go_on(key.fileobj)
         now = time.monotonic()
         for sock in [sock for sock, pending in self._pending.items() if pending.until <= now]:
-            self._drop(sock, f"no answer within {HANDSHAKE_S:g} s")
+            self._drop(sock, "no answer in time")
 
     def _accept(self) -> None:
         for _ in range(MOST_PENDING):
@@ -249,7 +251,11 @@ class Opening:
 
     def _begin(self, sock: socket.socket, steps: _Steps, called: int | None) -> None:
         sock.setblocking(False)
-        self._pending[sock] = _Pending(steps, called, time.monotonic() + HANDSHAKE_S)
+        patience_s = HANDSHAKE_S
+        if called is not None:  # where many call, the system may have dropped the first packet
+            patience_s = min(HANDSHAKE_S, _FIRST_CALL_S * 2 ** self._tries.get(called, 0))
+            self._tries[called] = self._tries.get(called, 0) + 1
+        self._pending[sock] = _Pending(steps, called, time.monotonic() + patience_s)
         self._selector.register(sock, _WRITE if called is not None else _READ)
         self._go_on(sock)
 

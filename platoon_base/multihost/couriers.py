@@ -136,7 +136,7 @@ class CourierKeeper:
 
     @property
     def fds(self) -> list[int]:
-        """What to poll; `step` when it can be read."""
+        """The file descriptor to poll, if there is one; call `step` when it can be read."""
         process = self._process
         return [process.stdout.fileno()] if process is not None and process.stdout is not None else []
 

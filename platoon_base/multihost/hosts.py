@@ -132,7 +132,7 @@ class HostTable:
 
     @property
     def sockets(self) -> list[Any]:
-        """What to poll."""
+        """The sockets and file descriptors to poll."""
         return [*self._link.sockets, *([] if self._courier is None else self._courier.fds)]
 
     @property

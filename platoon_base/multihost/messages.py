@@ -211,7 +211,7 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
 
 
 class SavedState(msgspec.Struct, frozen=True, tag="saved-state"):
-    """What the latest checkpoint of the first host says besides its arrays, and the folder of the checkpoints."""
+    """The contents of the first host's latest checkpoint besides its arrays, and the folder of the checkpoints."""
 
     about: About
     folder: str

@@ -285,3 +285,138 @@ def test_a_signal_while_hosts_wait_for_each_other_ends_the_wait(hosts):
     hosts.launchers[0].send_signal(signal.SIGTERM)
     assert hosts.wait(30) == [143]
     assert "while the hosts waited for each other" in hosts.output(0)
+
+
+ASYNCHRONOUS = """
+from platoon_base.rules import EASGD
+
+x = np.full(1000, 5.0 + rank, "float32")  # of which those of the first to come on host 0 count
+worker.init_shared_params([x], EASGD())
+say(sorted(set(x.tolist())))
+worker.barrier("shared")
+deadline, worst = time.monotonic() + 40, 0.0
+target = np.float32(rank)
+near = 0
+while near < 10:
+    assert time.monotonic() < deadline, x[0]
+    x -= np.float32(0.01) * (x - target)
+    worker.progress(steps=1)
+    began = time.perf_counter()
+    worker.sync_params()
+    worst = max(worst, time.perf_counter() - began)
+    near += all(abs(value - 1.5) < 0.6 for value in worker.gather(float(x[0])))
+say(worst)
+worker.barrier("end")
+"""
+
+
+def test_centers_of_hosts_come_together_while_workers_train(hosts):
+    """Each worker is drawn to its rank; only with those of the other host is 1.5 in the middle."""
+    environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
+    assert hosts.run(script(ASYNCHRONOUS), workers=(2, 2), environment=environment) == [0, 0], hosts.output(0)
+    started = [said(hosts, rank, host)[0] for rank, host in ((0, 0), (1, 0), (2, 1), (3, 1))]
+    assert started[0] in ([[5.0]], [[6.0]])
+    assert started == [started[0]] * 4
+
+
+def test_a_courier_that_is_killed_is_started_again(hosts):
+    code = script(
+        """
+        import signal, subprocess
+        from platoon_base.rules import EASGD
+
+        x = np.zeros(10, "float32")
+        worker.init_shared_params([x], EASGD())
+        worker.barrier("shared")
+
+        def moved():
+            deadline = time.monotonic() + 30
+            x[...] = 10 * rank
+            before = x.copy()
+            while abs(x - before).max() < 1 or worker.gather(float(x[0]))[1 - rank] == 10 * (1 - rank):
+                assert time.monotonic() < deadline
+                worker.sync_params()
+
+        def couriers():
+            found = []
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    command = open(f"/proc/{name}/cmdline").read()
+                    parent = int(open(f"/proc/{name}/stat").read().rsplit(")", 1)[1].split()[1])
+                except OSError:
+                    continue
+                if "platoon_base.courier.process" in command and parent == os.getppid():
+                    found.append(int(name))
+            return found
+
+        if rank == 1:
+            deadline = time.monotonic() + 30
+            while not couriers():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            (old,) = couriers()
+            os.kill(old, signal.SIGKILL)
+            while not [pid for pid in couriers() if pid != old]:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        worker.barrier("killed")
+        x[...] = 100 * rank
+        deadline = time.monotonic() + 30
+        while not 20 < x[0] < 80:  # no worker of this host is near: the other host has pulled it
+            assert time.monotonic() < deadline, x[0]
+            worker.sync_params()
+            time.sleep(0.01)
+        worker.barrier("end")
+        """
+    )
+    environment = {"PLATOON_HOSTS_EVERY_S": "0.01", "PLATOON_NO_FORK_SERVER": "1"}
+    assert hosts.run(code, workers=(1, 1), environment=environment) == [0, 0], hosts.log(1, 1) + hosts.output(1)
+    assert "the courier of this host ended (status -9), and is started again" in hosts.output(1)
+
+
+def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(hosts):
+    code = script(
+        """
+        from platoon_base.rules import EASGD
+
+        x = np.zeros(10, "float32")
+        worker.init_shared_params([x], EASGD())
+        say(float(x[0]), worker.resume_at.steps if hasattr(worker, "resume_at") else 0)
+        worker.barrier("shared")
+        if len(sys.argv) > 1:
+            sys.exit()
+        x += 3
+        try:
+            while True:
+                worker.progress(steps=1)
+                worker.sync_params()
+                worker.barrier("again", timeout_s=30)
+                say("trains")
+                time.sleep(0.05)
+        except PlatoonError:
+            pass
+        """
+    )
+    folder = str(hosts.folder / "kept")
+    for host in (0, 1):
+        hosts.start(code, "--resume", folder, "--checkpoint-every", "0.2", host=host)
+    hosts.until("logs1/rank1.log", "trains")
+    deadline = time.monotonic() + 30
+    while not list((hosts.folder / "kept").glob("checkpoint-*.npz")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    hosts.until("logs1/rank1.log", 'trains"]\n["trains"]\n["trains')
+    hosts.launchers[0].kill()
+    assert hosts.wait(30) == [-9, 1]
+    assert "this host has saved its center in" in hosts.output(1), hosts.output(1)
+    again = Hosts(hosts.folder, hosts.environment)
+    try:
+        for host in (0, 1):
+            (hosts.folder / f"h{host}.out").unlink()
+            again.start(code, "--resume", folder, host=host, args=["end"])
+        assert again.wait(30) == [0, 0], again.output(0)
+        assert "resumed from" in again.output(0)
+        assert said(again, 0, 0)[0][0] > 0.1
+        assert said(again, 1, 1)[0][0] == said(again, 0, 0)[0][0]
+    finally:
+        again.close()

@@ -279,6 +279,8 @@ def test_one_file_of_the_job_chooses_back_ends(path):
     found = within(imports(path), BACK_ENDS)
     if path == BASE / "job" / "backends.py":
         assert found >= ALWAYS_CHOSEN
+    elif path == BASE / "courier" / "process.py":  # a process of its own, for centers in shared memory alone
+        assert within(found, {"platoon_base.centers.host"}) == found
     elif path == BASE / "collectives" / "hosts.py":  # which is the one of a host, and more
         assert within(found, {"platoon_base.collectives.host"}) == found != set()
     else:

@@ -104,7 +104,9 @@ def test_what_makes_no_sense_is_refused(environment, said):
 @pytest.mark.parametrize("variables", [srun(2, 1, "1(x2)", 1), mpirun(2, 1, 1)])
 def test_a_launcher_of_several_trains_no_model_of_its_own(platoon, write_script, tmp_path, variables):
     script = write_script("print('trained')")
-    done = platoon("launch", "-n", 1, "--rdzv-timeout", 0.1, script, environment={**variables, "PLATOON_KEY_FILE": "no"})
+    done = platoon(
+        "launch", "-n", 1, "--rdzv-timeout", 0.1, script, environment={**variables, "PLATOON_KEY_FILE": "no"}
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert "there is no key in no" in done.stderr
     assert not (tmp_path / "platoon_logs").exists()
