@@ -1,10 +1,12 @@
 """Engines on the hosts of a laboratory, as their packages install them: Slurm with munge, and Open MPI."""
 
+import importlib.util
 import os
 import shutil
 import subprocess
+import sys
 
-from laboratory import DIES_WITH_US, LOGIN, NETWORK, clean_environment, until
+from laboratory import DIES_WITH_US, LOGIN, NETWORK, ROOT, clean_environment, until
 
 SLURM_TOOLS = ("slurmctld", "slurmd", "srun", "sbatch", "sinfo", "scancel", "munged")
 _START_S = 30.0
@@ -62,17 +64,18 @@ class Slurm:
         return self
 
     def __exit__(self, *exc_info):
-        for daemon in reversed(self._daemons):
-            daemon.terminate()
-        for daemon in reversed(self._daemons):
-            try:
-                daemon.wait(5)
-            except subprocess.TimeoutExpired:
-                daemon.kill()
-                daemon.wait()
+        for daemon in self._daemons:  # that save their state in time, as nobody needs
+            daemon.kill()
         for host in self.laboratory.hosts:  # steps have a process of their own, which outlives its daemon
             if host.alive:
                 host.kill()
+        for daemon in self._daemons:
+            daemon.wait()
+
+    def leftovers(self):
+        """Return what jobs have left on the hosts, beside Slurm's own processes."""
+        left = [text for texts in self.laboratory.leftovers().values() for text in texts]
+        return [text for text in left if "slurm" not in text]
 
     def _configuration(self):
         count = len(self.laboratory.hosts)
@@ -180,3 +183,75 @@ class OpenMpi:
         return self.laboratory.start_at_login(*words, *passed, *options, *command, environment=variables)
 
 
+
+
+def ray_python():
+    """Return the Python that has Ray: this one, or that of .venv-ray; None if neither has."""
+    found = importlib.util.find_spec("ray")
+    if found is not None and found.origin:  # not a folder of that name
+        return sys.executable
+    path = ROOT / ".venv-ray" / "bin" / "python"
+    return str(path) if path.exists() else None
+
+
+class RayCluster:
+    """A cluster of Ray of the hosts of a laboratory; the first one has its head.
+
+    Attributes
+    ----------
+    python : str
+        Has Ray.
+    environment : dict
+        What commands need.
+    """
+
+    # Ray notices a lost node after half a minute, if nothing else is said.
+    _IMPATIENT = {
+        "RAY_health_check_initial_delay_ms": "1000",
+        "RAY_health_check_period_ms": "1000",
+        "RAY_health_check_timeout_ms": "2000",
+        "RAY_health_check_failure_threshold": "3",
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_DISABLE_IMPORT_WARNING": "1",
+        "RAY_DEDUP_LOGS": "0",
+        "RAY_memory_monitor_refresh_ms": "0",
+    }
+    _PORT = 6379
+
+    def __init__(self, laboratory, cpus=2):
+        self.laboratory = laboratory
+        self.python = ray_python()
+        self._cpus = cpus
+        self.environment = {**self._IMPATIENT, "RAY_ADDRESS": f"{laboratory.hosts[0].address}:{self._PORT}"}
+
+    def __enter__(self):
+        for host in self.laboratory.hosts:
+            self.add(host)
+        return self
+
+    def __exit__(self, *exc_info):
+        for host in self.laboratory.hosts:
+            if host.alive:
+                host.kill()
+
+    def add(self, host):
+        """Start Ray on a host."""
+        where = ["--head", f"--port={self._PORT}", "--include-dashboard=false"] if host.index == 0 else [
+            f"--address={self.laboratory.hosts[0].address}:{self._PORT}"]  # fmt: skip
+        host.run(
+            self.python, "-m", "ray.scripts.scripts", "start", *where, f"--node-ip-address={host.address}",
+            f"--num-cpus={self._cpus}", "--num-gpus=0", "--disable-usage-stats", "--object-store-memory=100000000",
+            environment=self._IMPATIENT,
+            timeout_s=90,
+        )  # fmt: skip
+
+    def start(self, *options, host=None, environment=None, folder=None):
+        """Start `platoon launch --on ray` on a host, the first one if none is given; returns a `Running`."""
+        host = host or self.laboratory.hosts[0]
+        words = [self.python, "-m", "platoon_base", "launch", "--on", "ray", *options]
+        return host.start(*words, environment={**self.environment, **(environment or {})}, folder=folder)
+
+    def leftovers(self):
+        """Return what jobs have left on the hosts, beside Ray's own processes and memory."""
+        left = [text for texts in self.laboratory.leftovers().values() for text in texts]
+        return [text for text in left if "platoon" in text]

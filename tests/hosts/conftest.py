@@ -71,6 +71,7 @@ def slurm(laboratory):
         pytest.skip(problem)
     with engines.Slurm(laboratory) as cluster:
         yield cluster
+        laboratories.until(lambda: not cluster.leftovers(), cluster.leftovers, 15)
 
 
 @pytest.fixture

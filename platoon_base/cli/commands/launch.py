@@ -12,9 +12,10 @@ import click
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
 from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
-from platoon_base.cli.configuration import chosen_devices, require_this_host
+from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.display import summary
+from platoon_base.cli.engine_options import engine_options
 from platoon_base.cli.host_options import HostOptions, host_options
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
@@ -124,6 +125,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
 @click.option(
     "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
 )
+@engine_options
 @host_options
 @tensorboard_option
 @data_server_option
@@ -171,7 +173,6 @@ def command(
     console = report.open_console()
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
-    require_this_host(())
     require_folder_of(summary_file)
     place = hosts.place
     if place.host:
