@@ -166,7 +166,7 @@ class OpenMpi:
         self.environment = shared_home(laboratory)
         self._agent = laboratory.folder / "agent"
         self._agent.write_text(
-            '#!/bin/sh\nhost=$1\nshift\n'
+            "#!/bin/sh\nhost=$1\nshift\n"
             f'exec nsenter -t "$(cat {laboratory.folder}/inits/$host)" -n -m -u -i -p sh -c "cd /tmp; $*"\n'
         )
         self._agent.chmod(0o755)
@@ -181,8 +181,6 @@ class OpenMpi:
         words += ["--mca", "plm_rsh_no_tree_spawn", 1, "--mca", "oob_tcp_if_include", network]
         words += ["--mca", "btl_tcp_if_include", network, "-H", ",".join(f"{host.name}:{slots}" for host in hosts)]
         return self.laboratory.start_at_login(*words, *passed, *options, *command, environment=variables)
-
-
 
 
 def ray_python():

@@ -135,7 +135,9 @@ def test_the_address_of_another_host_on_the_first(job):
 
 def test_localhost_makes_no_worlds_of_one(job):
     """Each host finds itself by this name, and there is one job or none."""
-    assert launch_both(job, "--rdzv-timeout", "2", first={"endpoint": "localhost"}, second={"endpoint": "localhost"}) == [
+    assert launch_both(
+        job, "--rdzv-timeout", "2", first={"endpoint": "localhost"}, second={"endpoint": "localhost"}
+    ) == [
         2,
         2,
     ], job.text()
@@ -294,7 +296,10 @@ def test_monotonic_clocks_a_day_apart(job):
     if probe.wait():
         pytest.skip(f"needs time namespaces: {probe.text()}")
     job.script.write_text(script(MEETS + 'say("clock", time.monotonic())'))
-    job.launchers = [job.launch(0), host.start("unshare", "--time", "--monotonic", 86400, "--fork", "--kill-child", *words)]
+    job.launchers = [
+        job.launch(0),
+        host.start("unshare", "--time", "--monotonic", 86400, "--fork", "--kill-child", *words),
+    ]
     job.until_said("meets")
     job.launchers[0].send_signal(2)
     assert job.wait(20) == [130, 130], job.text()

@@ -147,7 +147,9 @@ def test_what_cannot_be_is_refused(cluster, words, message):
 
 
 def test_no_cluster(cluster):
-    running = start(cluster, WORLD, environment={"RAY_ADDRESS": "10.77.0.77:6379", "RAY_gcs_rpc_server_reconnect_timeout_s": "1"})
+    running = start(
+        cluster, WORLD, environment={"RAY_ADDRESS": "10.77.0.77:6379", "RAY_gcs_rpc_server_reconnect_timeout_s": "1"}
+    )
     assert running.wait(120) == 2, running.text()
     assert "there is no cluster of Ray" in " ".join(running.text().split())
 
