@@ -57,7 +57,8 @@ class Method:
         try:
             with server:
                 for _ in range(self.ranks):
-                    file = server.accept()[0].makefile("rw")
+                    with server.accept()[0] as sock:
+                        file = sock.makefile("rw")
                     self._files[json.loads(file.readline())["rank"]] = file
             self._send({})
             if name.startswith("platoon"):

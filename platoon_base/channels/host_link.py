@@ -134,7 +134,8 @@ class Peer:
         self._write(_HEADER.pack(self.session, number, self._received) + body)
 
 
-def _prepare(socket: zmq.Socket[bytes]) -> None:
+def _prepare(socket: zmq.Socket[bytes], address: str) -> None:
+    socket.ipv6 = "[" in address
     socket.linger = 500
     socket.sndtimeo = 0
     socket.heartbeat_ivl, socket.heartbeat_timeout = _ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS
@@ -175,7 +176,7 @@ class LinkServer:
         self._next_warning = 0.0
         self.peers: dict[bytes, Peer] = {}
         try:
-            _prepare(self._socket)
+            _prepare(self._socket, address)
             self._doorkeeper = admit_only(self._socket, self._context, keys)
             self._socket.maxmsgsize = _MAX_BYTES
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _FAILED)
@@ -296,7 +297,7 @@ class LinkClient:
         self.connected = False
         self._failures = 0
         self.peer = Peer(secrets.token_bytes(16), self._write)
-        _prepare(self._socket)
+        _prepare(self._socket, address)
         self._socket.immediate = 1  # nothing is queued where there is no connection
         self._socket.reconnect_ivl = _RECONNECT_MS
         use_keys(self._socket, keys)

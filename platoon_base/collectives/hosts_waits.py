@@ -107,25 +107,24 @@ class HostsWaits:
         self._within = False
         self._owes = owes
         links, since = self._links, 0.0
+        spin_s = SPIN_S if links.work is None else 0.0  # nobody waits for the first byte of many
         while not done():
-            if links.pump():
-                since = 0.0
-                if links.differ():
-                    yield MISMATCH
-                continue
-            if self._memory.broken:
-                yield BROKEN
+            moved = links.pump()
             if links.differ():
                 yield MISMATCH
+            if self._memory.broken and not done():
+                yield BROKEN
             now = time.monotonic()
             if now >= self._until:
-                yield AGAIN
-                continue
-            since = since or now
-            if now - since < SPIN_S:
-                os.sched_yield()
+                yield AGAIN  # also while data come: another thread may close the group
+            elif moved:
+                since = 0.0
             else:
-                links.wait(min(self._until - now, _SLEEP_S))
+                since = since or now
+                if now - since < spin_s:
+                    os.sched_yield()
+                else:
+                    links.wait(min(self._until - now, _SLEEP_S))
         if links.differ():
             yield MISMATCH
 

@@ -208,10 +208,10 @@ class Controller:
             else:
                 self._end(number, number.name, self._grace_s)
 
-    def take_signal(self, number: signal.Signals) -> None:
-        """End the job because the launcher of another host got a signal."""
-        if not self._signals_taken:
-            self._signalled_elsewhere = True
+    def take_signal(self, number: signal.Signals, again: bool) -> None:
+        """End the job because the launcher of another host got a signal; at once if it has got one before."""
+        if again or not self._signals_taken:
+            self._signalled_elsewhere = not again
             self._end(number, number.name, self._grace_s)
 
     def _end(self, number: signal.Signals, reason: str, grace_s: float) -> None:

@@ -34,13 +34,13 @@ class OtherHosts(Protocol):
         is_held: Callable[[int], bool],
         roster: Roster,
         children: WorkerProcesses,
-        signalled: Callable[[signal.Signals], None],
+        signalled: Callable[[signal.Signals, bool], None],
         filled: Callable[[int], None],
     ) -> None:
         """Begin a job: its memory and files, who is in it, its processes.
 
-        ``signalled`` is to be called when a signal has come elsewhere, and ``filled`` with a host whose center holds
-        the values that all hosts start from.
+        ``signalled`` is to be called when a signal has come elsewhere, with whether one has come there before;
+        ``filled`` with a host whose center holds the values that all hosts start from.
         """
         ...
 

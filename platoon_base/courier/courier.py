@@ -73,6 +73,11 @@ class Courier:
         Whether the center, once there is one, holds the values that all hosts start from.
     tell : callable
         Takes messages for the launcher.
+
+    Attributes
+    ----------
+    exchanges : int
+        How often this host's center was moved.
     """
 
     def __init__(
@@ -100,7 +105,7 @@ class Courier:
         self._round: set[int] | None = None  # hosts whose copies are awaited; None between rounds
         self._round_began = self._next_round = self._next_report = 0.0
         self._busy_s = 0.0  # of this round
-        self._count = 0
+        self.exchanges = 0
         self._diverged: set[int] = set()
         address = self._listener.address
         tell(between.Listening(address.host, address.port, address.token.hex()))
@@ -251,7 +256,7 @@ class Courier:
         self._busy_s = 0.0
         if fresh and now >= self._next_report:
             self._next_report = now + _REPORT_S
-            self._tell(between.Exchanged(self._count, [self._world.host, *sorted(fresh)], now - self._round_began))
+            self._tell(between.Exchanged(self.exchanges, [self._world.host, *sorted(fresh)], now - self._round_began))
 
     def _forget_round_of(self, host: int) -> None:
         """Leave a host out that took too long; what is still to be sent to it stays as it is."""
@@ -276,7 +281,7 @@ class Courier:
             self._conversations[host].fresh = False
         if self._center is not None and not self._center.move(moves):
             log.warning("a part of the center was held for long, and was not moved this time")
-        self._count += 1
+        self.exchanges += 1
         self._busy_s += time.process_time() - began
 
     def _is_finite(self, host: int) -> bool:

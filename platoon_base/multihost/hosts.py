@@ -97,7 +97,7 @@ class HostTable:
         self._courier: CourierKeeper | None = None
         self._couriers: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
         self._filled: Callable[[int], None] = lambda host: None
-        self._signalled: Callable[[signal.Signals], None] = lambda number: None
+        self._signalled: Callable[[signal.Signals, bool], None] = lambda number, again: None
 
     def begin(
         self,
@@ -106,7 +106,7 @@ class HostTable:
         is_held: Callable[[int], bool],
         roster: Roster,
         children: WorkerProcesses,
-        signalled: Callable[[signal.Signals], None],
+        signalled: Callable[[signal.Signals, bool], None],
         filled: Callable[[int], None],
     ) -> None:
         """See `OtherHosts.begin`."""
@@ -206,7 +206,7 @@ class HostTable:
             self._filled(member.host)
         elif isinstance(message, between.Signalled) and message.count > member.signals:
             member.signals = message.count
-            self._signalled(signal.Signals(message.number))
+            self._signalled(signal.Signals(message.number), message.count > 1)
         return []
 
     def center_made(self, made: CenterMade) -> None:

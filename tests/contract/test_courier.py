@@ -55,7 +55,7 @@ class Host:
 
     @property
     def exchanges(self):
-        return self.courier._count
+        return self.courier.exchanges
 
     def close(self):
         self.courier.close()

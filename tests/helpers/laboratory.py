@@ -306,7 +306,7 @@ class Laboratory:
         self.hosts_file = self.folder / "hosts"
         others = [f"{NETWORK}.{i + 1} h{i}" for i in range(self._count) if self._names]
         self.hosts_file.write_text("\n".join(["127.0.0.1 localhost", *others, f"{LOGIN} login", ""]))
-        self._switch = _holder(["unshare", "--net", "sh", "-c", _HOLD])
+        self.switch = _holder(["unshare", "--net", "sh", "-c", _HOLD])
         self._stack.callback(self._close_switch)
         self.on_switch(f"ip link add switch type bridge; ip link set switch up; ip addr add {LOGIN}/24 dev switch")
         for index in range(self._count):
@@ -316,13 +316,13 @@ class Laboratory:
     def _close_switch(self):
         for running in self._commands:
             running.close()
-        self._switch.kill()
-        self._switch.wait()
-        self._switch.stdout.close()
+        self.switch.kill()
+        self.switch.wait()
+        self.switch.stdout.close()
 
     def on_switch(self, script):
         """Run lines of a shell where the ports of the switch are."""
-        words = ["nsenter", "-t", str(self._switch.pid), "-n", "sh", "-ec", script]
+        words = ["nsenter", "-t", str(self.switch.pid), "-n", "sh", "-ec", script]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{script}: {done.stderr}"
 
@@ -337,7 +337,7 @@ class Laboratory:
         if not self._delay_ms:
             self.on_switch(f"ip link set {port} master switch")
             return
-        words = ["nsenter", "-t", str(self._switch.pid), "-n", sys.executable, str(WIRE), f"a{number}", f"b{number}",
+        words = ["nsenter", "-t", str(self.switch.pid), "-n", sys.executable, str(WIRE), f"a{number}", f"b{number}",
                  str(self._delay_ms)]  # fmt: skip
         wire = _holder(words)
         self._stack.callback(wire.wait)
@@ -373,7 +373,7 @@ class Laboratory:
 
     def at_login(self, *command):
         """Return the words that run a command on the login node, which sees the processes of this machine."""
-        enter = ["nsenter", "-t", str(self._switch.pid), "-n", "unshare", "--uts", "--mount", "--fork", "--kill-child"]
+        enter = ["nsenter", "-t", str(self.switch.pid), "-n", "unshare", "--uts", "--mount", "--fork", "--kill-child"]
         return [*enter, "sh", "-c", _BECOME_LOGIN, "sh", str(self.hosts_file), *map(str, command)]
 
     def start_at_login(self, *command, output=None, environment=None):

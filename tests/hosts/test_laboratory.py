@@ -141,7 +141,7 @@ def test_nothing_outlives_a_killed_test(tmp_path, make_laboratory):
     from laboratory import Laboratory
     with Laboratory(2, delay_ms=1) as there:
         runs = [host.start("sleep", 1000).pid for host in there.hosts]
-        print(there.folder, there._switch.pid, *runs, *(host.init for host in there.hosts), flush=True)
+        print(there.folder, there.switch.pid, *runs, *(host.init for host in there.hosts), flush=True)
         time.sleep(1000)
     """
     path = f"{HELPERS}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"

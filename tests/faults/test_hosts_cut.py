@@ -1,0 +1,65 @@
+"""A cut of the network between two hosts, which are network namespaces: calls wait, and go on when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.base, pytest.mark.slow]
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+CUT_S = 1.0
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import namespaces
+
+    problem = namespaces.problem()
+    if problem:
+        pytest.skip(problem)
+    with namespaces.Hosts(2) as made:
+        yield made
+
+
+@pytest.mark.parametrize("size", [4 << 10, 4 << 20])
+@pytest.mark.parametrize("form", ["platoon", "platoon-plain"])
+def test_a_call_goes_on_after_a_cut(hosts, size, form, tmp_path):
+    """The ranks check what they get; see benchmarks/scripts/hosts_all_reduce_rank.py."""
+    import hosts_all_reduce
+
+    with contextlib.closing(hosts_all_reduce.Method(form, hosts, tmp_path, sys.executable)) as method:
+        method.measure(size, 1, 3, check=True)
+        mended = []
+
+        def mend():
+            hosts.cut(1, whole=True)
+            mended.append(time.monotonic())
+
+        began = time.monotonic()
+        hosts.cut(1)
+        timer = threading.Timer(CUT_S, mend)
+        timer.start()
+        try:
+            method.measure(size, 1, 1, check=True)
+            ended = time.monotonic()
+        finally:
+            timer.join()
+        assert ended - began > CUT_S
+        assert ended - mended[0] < 5  # 0.6 s is usual; the address of the other host may have to be asked for anew
+        method.measure(size, 1, 3, check=True)
+
+
+def test_the_benchmark_measures(hosts, tmp_path):
+    command = [sys.executable, BENCHMARKS / "hosts_all_reduce.py", "--quick", "--methods", "platoon", "tcp"]
+    command += ["--links", "unlimited", "--sizes", "4096"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True)
+    assert "unlimited" in done.stdout
+    assert "4 KB" in done.stdout
