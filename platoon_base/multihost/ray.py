@@ -29,15 +29,17 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 600.0
 _POLL_S = 0.2
+_CONNECT_S = 10.0
 _LAST_WORDS_S = 30.0  # that the other hosts have to end in after the first one
 _LOST_STATUS = 1
 _CONCURRENT = 4  # calls of one actor: one waits for output while others pass signals
 _LINES = 200  # of output in one answer
-# A launcher that ends after the actor, however that ends.
+# A launcher that ends after the actor, however that ends, and then removes the folder of the key.
 _LAUNCH = """
-import signal, sys
+import atexit, shutil, signal, sys
 from platoon_base.system.orphan import Patience, end_with
 end_with(int(sys.argv.pop(1)), Patience(0.0, 0.0, signal.SIGTERM, 20.0))
+atexit.register(shutil.rmtree, sys.argv.pop(1), ignore_errors=True)
 from platoon_base.cli import main
 main()
 """
@@ -186,9 +188,11 @@ def _connected(ray: Any) -> Iterator[None]:
     if ray.is_initialized():
         yield
         return
+    address = os.environ.get("RAY_ADDRESS") or "auto"
     try:
-        ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False, logging_level=logging.ERROR)
-    except (ConnectionError, RuntimeError, ValueError) as exc:
+        _require_answer(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, RuntimeError, ValueError) as exc:
         raise ConfigurationError(
             f"there is no cluster of Ray ({exc}): start one by `ray start --head` and, on the other nodes, `ray start "
             "--address=HEAD:6379`, or name one in RAY_ADDRESS"
@@ -197,6 +201,13 @@ def _connected(ray: Any) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _require_answer(address: str) -> None:
+    """Raise OSError if nothing listens at ``HOST:PORT``: Ray would end this process."""
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in address:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
 
 
 @contextlib.contextmanager
@@ -254,7 +265,7 @@ class Launcher:
         for name in ("RAY_JOB_ID", "RAY_RAYLET_PID"):  # the launcher is no process of Ray's
             variables.pop(name, None)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(os.getpid()), "launch", *words],
+            [sys.executable, "-c", _LAUNCH, str(os.getpid()), self._folder.name, "launch", *words],
             cwd=folder if os.path.isdir(folder) else None,
             env=variables,
             stdin=subprocess.DEVNULL,
