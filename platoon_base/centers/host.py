@@ -12,6 +12,7 @@ import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host_rounds import WORDS, Rounds, open_rounds, rounds_bytes
+from platoon_base.centers.host_shift import Shift
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, copy_all, cut, lock_all
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
@@ -20,17 +21,18 @@ from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.segments import Name, Segment
 from platoon_base.views import array_on
 
-__all__ = ["STRIPE_BYTES", "HostCenter", "HostCenters"]
+__all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
 
 Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 
 MAGIC = b"PLTNCNTR"
-VERSION = 4
+VERSION = 5
 STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
 STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
-FREE, CONTROLLER = -1, -2  # holders that are no ranks
+FREE, CONTROLLER, COURIER = -1, -2, -3  # holders that are no ranks
+_NOBODY = {CONTROLLER: "the controller", COURIER: "the courier"}
 _GOLDEN = 0.618034
 _GLANCE_S = 0.02
 # A stripe is worked on for milliseconds: a worker that holds it for so long is stopped, or has no processor.
@@ -45,11 +47,12 @@ _HEADER = np.dtype(
         ("fingerprint", "V32"),
         ("states", "u4"),  # buffers of the rule beside the center
         ("rounds", "u4"),  # 1 if the memory of rounds follows them, see `host_rounds`
+        ("shift", "u4"),  # 1 if the sum of other hosts' moves follows, see `host_shift`
     ]
 )
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
 # The worker that has a stripe, and the count of all visits: a stripe that stays taken without a new visit is stuck.
-_HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), *WORDS])
+_HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), ("shifts", "u4"), *WORDS], align=True)
 
 
 class HostCenter:
@@ -79,6 +82,8 @@ class HostCenter:
     gone : callable, optional
         ``gone(rank)`` tells whether that worker's process has ended. Its locks are then ignored: a child that C code
         has forked may still hold them.
+    shift : bool
+        Whether other hosts move the center.
 
     Attributes
     ----------
@@ -100,6 +105,7 @@ class HostCenter:
         rank: int,
         stripe_bytes: int,
         gone: Callable[[int], bool] = lambda rank: False,
+        shift: bool = False,
     ) -> None:
         self._segment = segment
         self._gone = gone
@@ -118,15 +124,20 @@ class HostCenter:
         ]
         behind = first + step * (1 + center_states)
         self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states) if rounds else None
+        behind += rounds_bytes(layout, stripe_bytes, center_states) if rounds else 0
+        remembering = [state for state, source in zip(self._local_states, local_sources) if source is None]
+        self._shift = Shift(layout, layout.views(segment.buffer, behind), remembering) if shift else None
         self.whole = True
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
 
     @staticmethod
-    def size_bytes(layout: Layout, center_states: int, stripe_bytes: int, rounds: bool = False) -> int:
+    def size_bytes(
+        layout: Layout, center_states: int, stripe_bytes: int, rounds: bool = False, shift: bool = False
+    ) -> int:
         """Bytes of shared memory that the center takes."""
         stripes = len(layout.stripes(stripe_bytes))
-        size_bytes = _buffers_start(stripes) + layout.nbytes * (1 + center_states)
+        size_bytes = _buffers_start(stripes) + layout.nbytes * (1 + center_states + shift)
         return size_bytes + (rounds_bytes(layout, stripe_bytes, center_states) if rounds else 0)
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
@@ -135,7 +146,10 @@ class HostCenter:
         flat = [array.reshape(-1) for array in arrays]
 
         def update(stripe: Stripe) -> None:
-            refused = stripe.plan.run(rule, [flat[p.parameter][p.start : p.stop] for p in stripe.pieces])
+            pieces = [flat[p.parameter][p.start : p.stop] for p in stripe.pieces]
+            if self._shift is not None:
+                self._shift.follow(stripe, pieces)
+            refused = stripe.plan.run(rule, pieces)
             if self._rounds is not None:
                 self._rounds.note_changed(stripe.index)
             if refused is not None:
@@ -238,9 +252,18 @@ class HostCenter:
 
     def _start(self, stripe: Stripe) -> None:
         """Start this worker's states from what a stripe holds."""
+        if self._shift is not None:
+            self._shift.begin(stripe)
         for state, source in zip(self._local_states, self._local_sources):
             start = stripe.center if source is None else cut(self.states[source], stripe.pieces)
             copy_all(cut(state, stripe.pieces), start)
+
+    def move(self, by: Sequence[Array], timeout_s: float = PATIENCE_S) -> bool:
+        """Move the center by an array for each parameter, and its workers at their next visits; False if not all."""
+        shift = self._shift
+        if shift is None:
+            raise ConfigurationError("this center is that of a job on one host: no other moves it")
+        return not self._visit(lambda stripe: shift.move(stripe, cut(by, stripe.pieces)), True, timeout_s)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states, each stripe under its lock, so that they belong together.
@@ -372,7 +395,7 @@ class HostCenter:
 
     def _timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
-        who = ", ".join("the controller" if r == CONTROLLER else f"rank {r}" for r in ranks) or "another worker"
+        who = ", ".join(_NOBODY.get(r, f"rank {r}") for r in ranks) or "another worker"
         return (
             f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
             "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
@@ -401,14 +424,17 @@ class HostCenters:
         Posix name of the segment.
     workers : int
         Number of workers that will share the center when it is created; a worker alone needs one lock only.
-    gone : callable, optional
+    gone, shift : callable, bool
         See `HostCenter`.
     """
 
     location = "host"
 
-    def __init__(self, name: Name, workers: int = 1, gone: Callable[[int], bool] = lambda rank: False) -> None:
+    def __init__(
+        self, name: Name, workers: int = 1, gone: Callable[[int], bool] = lambda rank: False, shift: bool = False
+    ) -> None:
         self.name = name
+        self._shift = shift
         self._workers = workers
         self._gone = gone
 
@@ -417,15 +443,19 @@ class HostCenters:
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
         center_states, rounds = len(rule.center_state), waits(rule)
-        segment = Segment.create(self.name, HostCenter.size_bytes(layout, center_states, stripe_bytes, rounds))
+        segment = Segment.create(
+            self.name, HostCenter.size_bytes(layout, center_states, stripe_bytes, rounds, self._shift)
+        )
         header: Any = array_on(segment.buffer, (), _HEADER)
         stripes = len(layout.stripes(stripe_bytes))
         _holders(segment, stripes)["rank"] = FREE
         header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, stripe_bytes
         header["fingerprint"] = np.void(layout.fingerprint)
-        header["states"], header["rounds"] = center_states, rounds
+        header["states"], header["rounds"], header["shift"] = center_states, rounds, self._shift
         header["magic"] = MAGIC
-        return HostCenter(segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes, self._gone)
+        return HostCenter(
+            segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes, self._gone, self._shift
+        )
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -441,22 +471,22 @@ class HostCenters:
         """
         return self._open(layout, rule, rank)
 
-    def watch(self, layout: Layout) -> HostCenter:
-        """Open the segment for the controller, see `Readable`; its memory is looked at only when it is read."""
-        return self._open(layout, None, CONTROLLER)
+    def watch(self, layout: Layout, by: int = CONTROLLER) -> HostCenter:
+        """Open the segment for the controller, see `Readable`, or for the courier; its memory is not touched yet."""
+        return self._open(layout, None, by)
 
     def _open(self, layout: Layout, rule: Rule | None, rank: int) -> HostCenter:
-        segment = Segment.attach(self.name, populate=rank != CONTROLLER)
+        segment = Segment.attach(self.name, populate=rank >= 0)
         if len(segment.buffer) >= _HEADER.itemsize:
             header: Any = array_on(segment.buffer, (), _HEADER)
             found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
             stripe_bytes = header["stripe_bytes"].item()
             known = found == (MAGIC, VERSION, layout.fingerprint) and stripe_bytes >= STRIPE_BYTES
-            states, rounds = header["states"].item(), bool(header["rounds"].item())
+            states, rounds, shift = header["states"].item(), bool(header["rounds"].item()), bool(header["shift"].item())
             known = known and (rule is None or (states, rounds) == (len(rule.center_state), waits(rule)))
-            if known and len(segment.buffer) == HostCenter.size_bytes(layout, states, stripe_bytes, rounds):
+            if known and len(segment.buffer) == HostCenter.size_bytes(layout, states, stripe_bytes, rounds, shift):
                 sources = [] if rule is None else local_sources(rule)
-                return HostCenter(segment, layout, sources, states, rounds, rank, stripe_bytes, self._gone)
+                return HostCenter(segment, layout, sources, states, rounds, rank, stripe_bytes, self._gone, shift)
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

@@ -149,6 +149,15 @@ class ControlClient:
                 self.ask(msg.Withdraw(), msg.Done, GRACE_S)
             raise
 
+    def try_lock(self) -> bool:
+        """Take the lock of a job on several hosts, and tell whether this worker has it now."""
+        return self.ask(msg.TakeLock(), msg.LockTaken, GRACE_S).taken
+
+    def free_lock(self) -> None:
+        """Free the lock of a job on several hosts; who has left holds none."""
+        with contextlib.suppress(WorkerLostError):
+            self.ask(msg.FreeLock(), msg.Done, GRACE_S)
+
     def close(self, say_goodbye: bool = True) -> None:
         """Say goodbye, if there is anybody to hear it, and close the channel."""
         self._left = True

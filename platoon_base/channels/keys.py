@@ -6,6 +6,8 @@ workers know that they speak to their own controller, and one that all its worke
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 from typing import Annotated, NamedTuple
 
@@ -13,9 +15,10 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["Doorkeeper", "Keys", "ServerKeys", "new_keys"]
+__all__ = ["Doorkeeper", "Keys", "ServerKeys", "admit_only", "keys_of_secret", "new_keys", "use_keys"]
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +26,10 @@ _ENDPOINT = "inproc://zeromq.zap.01"  # where libzmq looks for an authenticator 
 _BATCH = 64  # peers checked in one go, so that requests, children and timers get their turn
 # Before it, any TCP connection could keep the controller from serving others (CVE-2020-15166).
 _OLDEST_LIBZMQ = (4, 3, 3)
+
+HANDSHAKE_S = 10.0  # a client that has not proved to be of the job by then is disconnected
+_BACKLOG = 512  # connections that the kernel keeps until they are accepted: all workers' of a job, and strangers'
+_ZAP_ENFORCE_DOMAIN = 93  # in zmq.h; older versions of pyzmq have no name for it
 
 _Key = Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # 32 bytes in z85
 
@@ -73,15 +80,36 @@ def new_keys() -> tuple[ServerKeys, Keys]:
     BackendUnavailableError
         If this libzmq cannot encrypt, or cannot be trusted on a network.
     """
+    _require_curve()
+    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+    client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
+    return ServerKeys(server_secret, frozenset([client_public])), Keys(server_public, client_public, client_secret)
+
+
+def keys_of_secret(secret: bytes) -> tuple[ServerKeys, Keys]:
+    """Make the keys that all who know a secret can make: those of the first host of a job, and those of the others.
+
+    Raises
+    ------
+    BackendUnavailableError
+        See `new_keys`.
+    """
+    _require_curve()
+    server_secret, client_secret = (
+        z85.encode(hmac.new(secret, b"platoon " + end, hashlib.sha256).digest()) for end in (b"server", b"client")
+    )
+    server_public, client_public = (zmq.curve_public(key).decode() for key in (server_secret, client_secret))
+    keys = Keys(server_public, client_public, client_secret.decode())
+    return ServerKeys(server_secret.decode(), frozenset([client_public])), keys
+
+
+def _require_curve() -> None:
     if not zmq.has("curve") or zmq.zmq_version_info() < _OLDEST_LIBZMQ:
         raise BackendUnavailableError(
             f"jobs over a network need libzmq 4.3.3 or newer with CURVE, this is {zmq.zmq_version()} with"
             f"{'' if zmq.has('curve') else 'out'} it: install pyzmq from its wheel, `pip install --force-reinstall "
             "--only-binary pyzmq pyzmq`"
         )
-    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
-    client_public, client_secret = (key.decode() for key in zmq.curve_keypair())
-    return ServerKeys(server_secret, frozenset([client_public])), Keys(server_public, client_public, client_secret)
 
 
 class Doorkeeper:
@@ -120,3 +148,23 @@ class Doorkeeper:
     def close(self) -> None:
         """Close the socket; from then on nobody is let in."""
         self.socket.close()
+
+
+def use_keys(socket: zmq.Socket[bytes], keys: Keys) -> None:
+    """Let a socket connect only to the controller of these keys, encrypted."""
+    socket.curve_serverkey = keys.server_public.encode()
+    socket.curve_publickey = keys.client_public.encode()
+    socket.curve_secretkey = keys.client_secret.encode()
+
+
+def admit_only(socket: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], keys: ServerKeys) -> Doorkeeper:
+    """Let only those who have the job's keys connect to a socket; the `Doorkeeper` returned must be asked to answer."""
+    socket.curve_server = True
+    socket.curve_secretkey = keys.secret.encode()
+    # No doorkeeper, no admittance: libzmq asks one only for a named domain, and by default does without.
+    socket.zap_domain = b"platoon"
+    socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
+    socket.handshake_ivl = int(HANDSHAKE_S * 1e3)
+    socket.maxmsgsize = 2 * MAX_BYTES  # holds for strangers too, and there may be many
+    socket.backlog = _BACKLOG
+    return Doorkeeper(context, keys.clients)

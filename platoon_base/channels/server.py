@@ -12,7 +12,16 @@ from typing import Any
 
 from platoon_base.channels.base import Received
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Action, AnswerUser, Asker, CenterDropped, SendReply, Shared, StopJob
+from platoon_base.coordination.actions import (
+    Action,
+    AnswerUser,
+    Asker,
+    CenterDropped,
+    CenterMade,
+    SendReply,
+    Shared,
+    StopJob,
+)
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import decode_request, encode
 from platoon_base.errors import PlatoonError, ProtocolError
@@ -42,6 +51,8 @@ class ControlServer:
         Called with the values that a worker reports, while that worker waits.
     answer_observer : callable, optional
         Answers those who take no part in the job.
+    on_made : callable, optional
+        Called when a worker has made the center of its host.
     """
 
     def __init__(
@@ -53,6 +64,7 @@ class ControlServer:
         on_drop: Callable[[Shared], None] = lambda shared: None,
         on_report: Callable[[Mapping[str, float | str]], None] = lambda values: None,
         answer_observer: Callable[[msg.Watch | msg.EndJob], msg.Reply] | None = None,
+        on_made: Callable[[CenterMade], None] = lambda made: None,
     ) -> None:
         self.coordinator = coordinator
         self._job_state = job_state
@@ -62,6 +74,7 @@ class ControlServer:
         self._on_drop = on_drop
         self._on_report = on_report
         self._answer_observer = answer_observer
+        self._on_made = on_made
 
     def receive(self, received: Received, now: float) -> None:
         """Handle one request; bytes that are none are answered with a failure."""
@@ -93,9 +106,11 @@ class ControlServer:
                 self._job_state.stop(action.reason)
             elif isinstance(action, CenterDropped):
                 self._on_drop(action.shared)
+            elif isinstance(action, CenterMade):
+                self._on_made(action)
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))
-        self._job_state.living = self.coordinator.roster.living
+        self._job_state.living = self.coordinator.roster.living_on(0)
 
     def _reply(self, action: SendReply) -> None:
         if isinstance(action.reply, msg.Failure):

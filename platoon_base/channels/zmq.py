@@ -21,7 +21,7 @@ from typing import cast
 import zmq
 
 from platoon_base.channels.base import Received
-from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys
+from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, admit_only, use_keys
 from platoon_base.coordination.messages import MAX_BYTES
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 
@@ -32,9 +32,6 @@ _HAND_OVER_S = 1e-3
 _CLOSE_S = 5.0  # that requests of other threads have to end in
 _BATCH = 256  # requests taken from the socket in one go, so that children and timers get their turn
 _ID_BYTES = 8
-HANDSHAKE_S = 10.0  # a client that has not proved to be of the job by then is disconnected
-_BACKLOG = 512  # connections that the kernel keeps until they are accepted: all workers' of a job, and strangers'
-_ZAP_ENFORCE_DOMAIN = 93  # in zmq.h; older versions of pyzmq have no name for it
 _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 
 
@@ -96,9 +93,7 @@ class ZmqClient:
         self.spin_s = 0.0
         try:
             if keys is not None:
-                self._socket.curve_serverkey = keys.server_public.encode()
-                self._socket.curve_publickey = keys.client_public.encode()
-                self._socket.curve_secretkey = keys.client_secret.encode()
+                use_keys(self._socket, keys)
                 self._refusals = self._socket.get_monitor_socket(_REFUSED)
             self._socket.connect(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
@@ -237,23 +232,12 @@ class ZmqServer:
         self._fds: list[int] = []
         try:
             if keys is not None:
-                self._admit_only(keys)
+                self.doorkeeper = admit_only(self._socket, self._context, keys)
             self._socket.bind(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
             raise ConfigurationError(f"cannot listen at {address!r} ({exc}): give another address or port") from exc
         self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
-
-    def _admit_only(self, keys: ServerKeys) -> None:
-        self._socket.curve_server = True
-        self._socket.curve_secretkey = keys.secret.encode()
-        # No doorkeeper, no admittance: libzmq asks one only for a named domain, and by default does without.
-        self._socket.zap_domain = b"platoon"
-        self._socket.setsockopt(_ZAP_ENFORCE_DOMAIN, 1)
-        self._socket.handshake_ivl = _milliseconds(HANDSHAKE_S)
-        self._socket.maxmsgsize = 2 * MAX_BYTES  # holds for strangers too, and there may be many
-        self._socket.backlog = _BACKLOG
-        self.doorkeeper = Doorkeeper(self._context, keys.clients)
 
     def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
         """See `ServerChannel.wait`; with keys it may return before the time is over, with nothing.

@@ -14,7 +14,7 @@ from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.place import START_ONE, find_place
 from platoon_base.system.environment import DEVICES, HOSTS, RC_FILES
 
-__all__ = ["chosen_devices", "require_one_host", "require_this_host"]
+__all__ = ["chosen_devices", "other_hosts_named", "require_one_host", "require_this_host"]
 
 _FILE = ".platoonrc"
 _THIS_HOST = ("localhost", "127.0.0.1")
@@ -62,9 +62,23 @@ def require_this_host(words: Sequence[str]) -> None:
     others = [] if given is None else [name for name in given.names if not _is_this_host(name)]
     if given is not None and others:
         raise ConfigurationError(
-            f"{given.origin} names host {', '.join(others)}: a job runs on one host, this one ({os.uname().nodename}); "
-            "several hosts are not supported yet. Name this host alone, or localhost"
+            f"{given.origin} names host {', '.join(others)}: this command runs on one host, this one "
+            f"({os.uname().nodename}); `platoon launch` runs jobs on several. Name this host alone, or localhost"
         )
+
+
+def other_hosts_named(words: str | None) -> tuple[list[str], str] | None:
+    """Return the hosts that are named, by an argument or by configuration, and where; None if it is this one alone.
+
+    Parameters
+    ----------
+    words : str or None
+        Of the command line. If there are any, the configuration does not count.
+    """
+    given = _Setting(_split(words), "--hosts") if words else _configured_hosts()
+    if given is None or all(_is_this_host(name) for name in given.names):
+        return None
+    return given.names, given.origin
 
 
 def require_one_host(hosts: int | None = None, index: int | None = None) -> None:
@@ -78,8 +92,9 @@ def require_one_host(hosts: int | None = None, index: int | None = None) -> None
     place = find_place(os.environ, hosts, index)
     if place.hosts > 1:
         raise ConfigurationError(
-            f"this is host {place.host} of {place.hosts}, says {place.told_by}: a job runs on one host, several hosts "
-            f"are not supported yet, and each launcher would train a model of its own; {START_ONE}"
+            f"this is host {place.host} of {place.hosts}, says {place.told_by}: this command runs on one host, and "
+            "each launcher would train a model of its own; start jobs on several hosts by `platoon launch`, or "
+            f"{START_ONE}"
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -18,9 +19,11 @@ from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.world import ONE_HOST
 from platoon_base.job.files import Origin
 from platoon_base.job.hosting import JobOptions, host_job
-from platoon_base.job.starting import log_file, worker_environment, worker_starts
+from platoon_base.job.starting import framework_address, log_file, worker_environment, worker_starts
+from platoon_base.multihost.hosts import HostTable
 from platoon_base.system.environment import NO_FORK_SERVER
 from platoon_base.system.limits import require_room
 
@@ -30,6 +33,7 @@ __all__ = [
     "launch",
     "log_file",
     "open_checkpoints",
+    "preloaded",
     "require_runnable",
     "worker_environment",
 ]
@@ -112,6 +116,7 @@ def launch(
     options: JobOptions,
     signals: StopSignals | None = None,
     server: Sequence[str] = (),
+    hosts: HostTable | None = None,
 ) -> Result:
     """Run ``program`` on one worker for each device, and wait for the end of all; check with `require_runnable` before.
 
@@ -130,15 +135,22 @@ def launch(
         That is open already.
     server : sequence of str
         Script and arguments of a data server to run beside the workers.
+    hosts : HostTable, optional
+        The other hosts of the job.
     """
-    starts = worker_starts(program, args, devices, log_folder)
+    world = ONE_HOST if hosts is None else hosts.world
+    address = framework_address(world.addresses[0]) if world.several else ""
+    starts = worker_starts(program, args, devices, log_folder, world, address)
+    size = world.size if world.several else len(devices)
     origin = Origin([*program.words, *args], list(devices), str(log_folder.absolute()))
-    options = options._replace(origin=origin)
-    preload = _preload(program, devices)
+    options = options._replace(origin=origin, hosts=hosts)
+    preload = preloaded(program, devices)
 
     def run(options: JobOptions) -> Result:
         environment = worker_environment("cpu", len(devices), os.environ)
-        with host_job(len(devices), options) as job, data_server(server, job.files.folder, environment, log_folder):
+        with host_job(size, options) as job, data_server(server, job.files.folder, environment, log_folder):
+            if hosts is not None:
+                hosts.welcome(job.files.job, log_folder.absolute(), job.files.checkpoint, address)
             if preload:
                 job.start_forked(program, args, preload, starts)
             else:
@@ -149,7 +161,13 @@ def launch(
     max_restarts = options.max_restarts
     restarts, seconds, tally = 0, 0.0, Tally()
     while True:
-        result = run(options._replace(max_restarts=max_restarts - restarts))
+        with contextlib.nullcontext() if hosts is None else hosts.told_of_failure():
+            result = run(options._replace(max_restarts=max_restarts - restarts))
+        if hosts is not None:
+            if result.again and hosts.lost:
+                log.error("the workers cannot be started again: %s", hosts.lost)
+                result = result._replace(again=False)
+            hosts.over(result.status, result.stopped_by, result.again)
         restarts += result.restarts
         seconds += result.seconds
         if result.checkpoints is not None:
@@ -163,7 +181,7 @@ def launch(
         options = options._replace(resume=newest)
 
 
-def _preload(program: Program, devices: Sequence[str]) -> list[str]:
+def preloaded(program: Program, devices: Sequence[str]) -> list[str]:
     """Name the modules to import once for all workers; empty if each is to start by itself."""
     if set(devices) != {"cpu"} or os.environ.get(NO_FORK_SERVER):  # a GPU may not be forked
         return []

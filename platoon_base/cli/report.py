@@ -22,6 +22,7 @@ from platoon_base.controller.controller import Result
 from platoon_base.controller.failure import INTERRUPTED
 from platoon_base.controller.processes import Exit
 from platoon_base.devices.discovery import Choice
+from platoon_base.hosts.world import World
 
 __all__ = [
     "as_text",
@@ -59,9 +60,12 @@ def print_line(console: Console, text: str | Text, **options: Any) -> None:
     console.print(text, soft_wrap=not is_live(console), **options)
 
 
-def opening(chosen: Choice, center: str, folder: Path) -> str:
+def opening(chosen: Choice, center: str, folder: Path, world: World | None = None) -> str:
     """Return the first line of output: how many workers, where, and why there."""
     devices, reason = chosen
+    if world is not None:
+        shares = ", ".join(f"{count} on {name}" for count, name in zip(world.workers, world.names))
+        return f"{world.size} workers on {world.hosts} hosts ({shares}), logs in {folder}"
     where = "the CPU" if set(devices) == {"cpu"} else " ".join(devices)
     why = f" ({reason})" if reason else ""
     memory = ", center in GPU memory" if center == "device" else ""

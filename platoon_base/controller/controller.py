@@ -8,13 +8,16 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+import msgspec
 
 from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
-from platoon_base.controller.departures import fatal, lost_leader
+from platoon_base.controller.departures import fatal, lost_leader, shared_nothing
+from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.controller.outcome import (
     STOPPED_FROM_OUTSIDE,
     UNSAVED,
@@ -28,7 +31,7 @@ from platoon_base.controller.outcome import (
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Shared
+from platoon_base.coordination.actions import Action, CenterMade, Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
@@ -74,6 +77,8 @@ class Controller:
         For how long the job has run before it was resumed.
     fail_fast, grace_s : str, float
         See `JobOptions`.
+    hosts : OtherHosts, optional
+        The other hosts of the job.
     """
 
     def __init__(
@@ -94,7 +99,9 @@ class Controller:
         seconds_before: float = 0.0,
         fail_fast: str = "never",
         grace_s: float = GRACE_S,
+        hosts: OtherHosts | None = None,
     ) -> None:
+        self._hosts = hosts
         self._server = server
         self._job_state = job_state
         self._movement = Movement(job_state)
@@ -110,7 +117,14 @@ class Controller:
         self._on_report = on_report
         self._budget = None if budget is None else BudgetWatch(budget)
         self._requests = ControlServer(
-            coordinator, job_state, server.reply, handler, self._save_last, self._take_report, self._answer_observer
+            coordinator,
+            job_state,
+            server.reply,
+            handler,
+            self._save_last,
+            self._take_report,
+            self._answer_observer,
+            self._center_made,
         )
         self._began = time.monotonic()
         self._next_look = self._began
@@ -123,6 +137,7 @@ class Controller:
         self._seconds_before = seconds_before
         self._signal: signal.Signals | None = None
         self._signals_taken = 0
+        self._signalled_elsewhere = False
 
     def serve(self, signals: StopSignals | None = None) -> Result:
         """Serve until every worker has ended; SIGINT, SIGTERM and SIGHUP end them all, the second one at once.
@@ -188,6 +203,15 @@ class Controller:
 
     def _take_signals(self, signals: list[signal.Signals]) -> None:
         for number in signals:
+            if self._signalled_elsewhere:  # an engine signals the launchers of all hosts
+                self._signalled_elsewhere = False
+            else:
+                self._end(number, number.name, self._grace_s)
+
+    def take_signal(self, number: signal.Signals, again: bool) -> None:
+        """End the job because the launcher of another host got a signal; at once if it has got one before."""
+        if again or not self._signals_taken:
+            self._signalled_elsewhere = not again
             self._end(number, number.name, self._grace_s)
 
     def _end(self, number: signal.Signals, reason: str, grace_s: float) -> None:
@@ -227,6 +251,9 @@ class Controller:
             if started_here or not late.phase.present or late.rank in self._children.running:
                 continue
             self._adopted.add(late.rank)
+            if late.host_index and self._hosts is not None:
+                self._hosts.adopt(late)
+                continue
             self._children.adopt(
                 late.rank,
                 late.pid if late.pid_namespace == self._pid_namespace != 0 else None,
@@ -335,12 +362,37 @@ class Controller:
         """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
         if self._checkpointer is not None:
             shared = self._coordinator.shared
-            self._checkpointer.begin(self._about(shared), None if shared is None else shared.layout)
+            about, layout = self._about(shared), None if shared is None else shared.layout
+            self._checkpointer.begin(about, layout)
+            if self._hosts is not None:
+                parameters = [] if layout is None else [tuple(spec) for spec in layout.specs]
+                self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
 
     def _save_last(self, shared: Shared) -> None:
         """Save a center that the workers are letting go of."""
+        if self._hosts is not None:
+            self._hosts.center_dropped()
         if self._checkpointer is not None:
             self._checkpointer.end(self._about(shared), shared.layout)
+
+    def _center_made(self, made: CenterMade) -> None:
+        if self._hosts is not None:
+            self._hosts.center_made(made)
+
+    def decide(self, event: Callable[[Coordinator], list[Action]]) -> None:
+        """Let the coordinator decide about an event on another host."""
+        self._requests.carry_out(event(self._coordinator))
+
+    def host_returns(self, ranks: Sequence[int]) -> str:
+        """Expect the workers of a host that was lost again; returns why not if they cannot come."""
+        if self._coordinator.bound:
+            return "the workers need each other (averaged gradients), so one that was lost cannot come again alone"
+        if self._children.stopping or self._job_state.stopping or not self._children.running:
+            return "the job is ending"
+        for rank in ranks:
+            self._coordinator.expect_again(rank, self._job_state.position(rank))
+        self._exits = [ended for ended in self._exits if ended.rank not in ranks]
+        return ""
 
     def _about(self, shared: Shared | None) -> About:
         coordinator = self._coordinator
@@ -437,7 +489,7 @@ class Controller:
             interrupted,
             self._policy.restarts + again,
             again,
-            self._shared_nothing(),
+            () if interrupted else shared_nothing(self._exits, self._adopted, self._coordinator),
             tally,
             failed,
             lost_leader=self._lost_leader(),
@@ -449,10 +501,3 @@ class Controller:
             return ""
         led = [rank for rank in self._coordinator.roster if self._job_state.row(rank)["led"]]
         return lost_leader(self._exits, self._job_state.progress(0).steps, led)
-
-    def _shared_nothing(self) -> tuple[int, ...]:
-        """Name the launched workers that did their work, and did it alone."""
-        if self._coordinator.roster.size < 2 or self._signal is not None:
-            return ()
-        ended_well = {ended.rank for ended in self._exits if ended.status == 0} - self._adopted
-        return tuple(sorted(ended_well - self._coordinator.cooperated))

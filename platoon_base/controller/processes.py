@@ -76,6 +76,13 @@ class Exit(NamedTuple):
         return f"{self.failure.what}{where}"
 
 
+class _Remote(NamedTuple):
+    """A worker of another host: how to signal it there, and to start it again."""
+
+    signal: Callable[[signal.Signals], None]
+    start_again: Callable[[], None]
+
+
 class WorkerProcesses:
     """The worker processes of one job, by rank.
 
@@ -85,6 +92,8 @@ class WorkerProcesses:
     def __init__(self) -> None:
         self._children: dict[int, Watched] = {}
         self._starts: dict[int, Start] = {}
+        self._remote: dict[int, _Remote] = {}
+        self._remote_running: set[int] = set()
         self._log_begins: dict[int, int] = {}
         self._fork_server: ForkServer | None = None
         self._stages: list[tuple[float, signal.Signals | None]] = []  # when to send which signal; None: stop waiting
@@ -168,7 +177,29 @@ class WorkerProcesses:
 
     def start_again(self, rank: int) -> None:
         """Start a worker that has ended by the same command once more, with its output after the first one's."""
-        self.start(*self._starts[rank])
+        if rank in self._remote:
+            self._remote[rank].start_again()
+            self._remote_running.add(rank)
+        else:
+            self.start(*self._starts[rank])
+
+    def watch_remote(
+        self, rank: int, signal_it: Callable[[signal.Signals], None], start_again: Callable[[], None]
+    ) -> None:
+        """Count a worker that the launcher of another host starts as running, until `remote_ended`."""
+        self._remote[rank] = _Remote(signal_it, start_again)
+        self._remote_running.add(rank)
+
+    def remote_ended(self, ended: Exit) -> None:
+        """Take note that a worker of another host has ended; `reap` returns it."""
+        if ended.rank in self._remote_running:
+            self._remote_running.discard(ended.rank)
+            self._collected.append(self._explained(ended))
+
+    def signal_one(self, rank: int, number: signal.Signals) -> None:
+        """Send a signal to one worker that was started here, if it runs."""
+        if rank in self._children:
+            self._children[rank].signal(number)
 
     def adopt(self, rank: int, pid: int | None, holds_lock: Callable[[], bool], has_left: Callable[[], bool]) -> None:
         """Watch a worker that somebody else started.
@@ -206,7 +237,7 @@ class WorkerProcesses:
     def running(self) -> set[int]:
         """Ranks whose process has not been seen to end."""
         to_fork = [] if self._fork_server is None else [start.rank for start in self._fork_server.starts]
-        return {*self._children, *to_fork, *(ended.rank for ended in self._collected)}
+        return {*self._children, *self._remote_running, *to_fork, *(ended.rank for ended in self._collected)}
 
     def reap(self) -> list[Exit]:
         """Collect the processes that ended since the last call, and kill what is left of their process groups."""
@@ -225,12 +256,16 @@ class WorkerProcesses:
         failure = read_failure(error_file(log_file), rank) if ended.status and log_file is not None else None
         if failure is not None and failure.kind == INTERRUPTED:
             failure = None
-        why = ended.why
-        if not why and ended.status - 128 in self._killed_by:
-            why = f"killed by {signal.Signals(ended.status - 128).name}, {self._killed_by[ended.status - 128]}"
         at = time.time() if failure is None else failure.at
         begin = self._log_begins.get(rank, 0)
-        self._collected.append(Exit(rank, ended.status, log_file, why, failure, begin, at))
+        self._collected.append(self._explained(Exit(rank, ended.status, log_file, ended.why, failure, begin, at)))
+
+    def _explained(self, ended: Exit) -> Exit:
+        """Say of a worker that died of a signal that was sent to all why it was sent."""
+        if ended.why or ended.status - 128 not in self._killed_by:
+            return ended
+        number = ended.status - 128
+        return ended._replace(why=f"killed by {signal.Signals(number).name}, {self._killed_by[number]}")
 
     def stop(self, grace_s: float = GRACE_S) -> None:
         """Begin to end all processes; call `escalate` again and again until none is running.
@@ -263,6 +298,8 @@ class WorkerProcesses:
             self._fork_server.signal(number)
         for child in self._children.values():
             child.signal(number)
+        for rank in self._remote_running:
+            self._remote[rank].signal(number)
         if number != signal.SIGINT:
             self._killed_by[number] = why
         if number == signal.SIGKILL:
@@ -277,6 +314,9 @@ class WorkerProcesses:
     def _let_go_of_all(self) -> None:
         """Stop waiting for all that still runs."""
         self._let_go_of(list(self._children))
+        for rank in list(self._remote_running):
+            log.warning("rank %d is %s", rank, _LEFT_RUNNING)
+            self.remote_ended(Exit(rank, 1, why=_LEFT_RUNNING))
         if self._fork_server is not None:
             log.warning("the process that prepares the workers is %s", _LEFT_RUNNING)
             self._fork_server.give_up()
@@ -289,10 +329,10 @@ class WorkerProcesses:
         return self._stopping
 
     def kill(self) -> None:
-        """Kill all processes and collect them; the next `reap` returns how they ended."""
-        self._stopping, self._stages = True, []
-        self._signal(signal.SIGKILL, "as the job was to end at once")
+        """Kill all processes and collect those of this host; the next `reap` returns how they ended."""
         deadline = time.monotonic() + _KILL_TO_LET_GO_S
+        self._stopping, self._stages = True, [(deadline, None)] if self._remote_running else []
+        self._signal(signal.SIGKILL, "as the job was to end at once")
         while self._children or self._fork_server is not None:
             self._collected = self.reap()
             if time.monotonic() >= deadline:

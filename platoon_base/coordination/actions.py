@@ -7,7 +7,7 @@ from typing import NamedTuple, Union
 from platoon_base.coordination import messages as msg
 from platoon_base.layout import Layout
 
-__all__ = ["Action", "AnswerUser", "Asker", "CenterDropped", "SendReply", "Shared", "StopJob", "refuse"]
+__all__ = ["Action", "AnswerUser", "Asker", "CenterDropped", "CenterMade", "SendReply", "Shared", "StopJob", "refuse"]
 
 
 class Asker(NamedTuple):
@@ -53,7 +53,14 @@ class CenterDropped(NamedTuple):
     shared: Shared
 
 
-Action = Union[SendReply, StopJob, AnswerUser, CenterDropped]
+class CenterMade(NamedTuple):
+    """A worker has made the center of its host; that of another host than 0 has yet to get the values of host 0's."""
+
+    host: int
+    shared: Shared
+
+
+Action = Union[SendReply, StopJob, AnswerUser, CenterDropped, CenterMade]
 
 
 def refuse(asker: Asker, kind: str, message: str) -> SendReply:

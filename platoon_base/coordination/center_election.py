@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Action, Asker, CenterDropped, SendReply, Shared, refuse
+from platoon_base.coordination.actions import Action, Asker, CenterDropped, CenterMade, SendReply, Shared, refuse
 from platoon_base.coordination.roster import Participant, Phase, Roster
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
@@ -20,8 +20,10 @@ class _Center:
     layout: Layout
     request: msg.InitCenter  # of the creator
     creator: int
+    made: bool = False
     ready: bool = False
     waiting: dict[int, Asker] = field(default_factory=dict)
+    waiting_creator: Asker | None = None
 
     @property
     def shared(self) -> Shared:
@@ -31,7 +33,8 @@ class _Center:
 class CenterElection:
     """The first worker that asks creates the center; the others wait until it is ready, and attach to it.
 
-    If the creator dies or fails, the lowest rank that waits becomes the creator.
+    If the creator dies or fails, the lowest rank that waits becomes the creator. Each host of a job has a center of its
+    own. That of host 0 is ready as soon as it is made; those of other hosts when they hold its values, see `filled`.
 
     Parameters
     ----------
@@ -50,13 +53,13 @@ class CenterElection:
         self.dropped = 0
         self.resumes = False
         self._roster = roster
-        self._center: _Center | None = None
+        self._centers: dict[int, _Center] = {}  # by host
 
     @property
     def shared(self) -> Shared | None:
-        """The parameters and the rule that the workers share, once the center is ready."""
-        center = self._center
-        return center.shared if center is not None and center.ready else None
+        """The parameters and the rule that the workers share, once a center is ready."""
+        ready = [host for host, center in self._centers.items() if center.ready]
+        return self._centers[min(ready)].shared if ready else None
 
     def stand(self, request: msg.InitCenter, participant: Participant, asker: Asker) -> list[Action]:
         """Let a worker that has parameters to share create the center, wait for it, or attach to it."""
@@ -64,18 +67,22 @@ class CenterElection:
         refusal = _impossible(layout) or self._come_in_vain(participant)
         if refusal is not None:
             return [SendReply(asker, refusal)]
-        center = self._center
-        if center is None or (center.creator == participant.rank and not center.ready and not center.waiting):
-            # Also after a failure to create it.
-            self._center = _Center(layout, request, creator=participant.rank)
-            return [self._create(asker)]
-        refusal = _difference(layout, request, center)
+        host = participant.host_index
+        center = self._centers.get(host)
+        if center is not None and center.creator == participant.rank and not center.made and not center.waiting:
+            center = None  # it has failed to create it
+            del self._centers[host]
+        known = center or next(iter(self._centers.values()), None)
+        refusal = None if known is None else _difference(layout, request, known)
         if refusal is not None:
             return [SendReply(asker, refusal)]
+        if center is None:
+            self._centers[host] = _Center(layout, request, creator=participant.rank)
+            return [self._create(asker)]
         if center.ready:
             participant.phase = Phase.TRAINING
             return [SendReply(asker, msg.CenterRole(create=False))]
-        if center.creator == participant.rank:
+        if center.creator == participant.rank and not center.made:
             return [self._create(asker)]
         earlier = center.waiting.pop(participant.rank, None)
         center.waiting[participant.rank] = asker
@@ -83,34 +90,61 @@ class CenterElection:
 
     def created(self, request: msg.CenterReady, participant: Participant, asker: Asker) -> list[Action]:
         """Let those that wait attach to the center; or let one of them create it, if the creator has failed."""
-        center = self._center
-        if center is None or center.ready or center.creator != participant.rank:
+        host = participant.host_index
+        center = self._centers.get(host)
+        if center is None or center.made or center.creator != participant.rank:
             return [refuse(asker, "ProtocolError", f"rank {participant.rank} was not asked to create the center")]
         if request.error:
-            return [SendReply(asker, msg.Done()), *self._replace_creator(center)]
+            return [SendReply(asker, msg.Done()), *self._replace_creator(host, center)]
+        center.made = True
+        if host:
+            center.waiting_creator = asker
+            return [CenterMade(host, center.shared)]
+        made = [CenterMade(host, center.shared)] if self._roster.several_hosts else []
+        return [*self._now_ready(center, asker, msg.Done()), *made]
+
+    def filled(self, host: int) -> list[Action]:
+        """Let the workers of another host use its center, which holds the values of host 0's now."""
+        center = self._centers.get(host)
+        if center is None or not center.made or center.ready:
+            return []
+        return self._now_ready(center, center.waiting_creator, msg.CenterRole(create=False))
+
+    def _now_ready(self, center: _Center, creator: Asker | None, answer: msg.Reply) -> list[Action]:
+        """Let those that wait attach to a center; its creator too, where it holds other values by now."""
         center.ready, self.resumes = True, False
-        participant.phase = Phase.TRAINING
-        actions: list[Action] = [SendReply(asker, msg.Done())]
+        actions: list[Action] = []
+        if creator is not None:
+            self._roster[center.creator].phase = Phase.TRAINING
+            actions.append(SendReply(creator, answer))
         for rank, waiting in center.waiting.items():
             self._roster[rank].phase = Phase.TRAINING
             actions.append(SendReply(waiting, msg.CenterRole(create=False)))
         center.waiting.clear()
         return actions
 
+    def lose(self, host: int) -> None:
+        """Forget the center of a host that is lost: if it returns, its workers make another."""
+        self._centers.pop(host, None)
+
     def depart(self, rank: int) -> list[Action]:
         """Go on without a rank that is gone."""
-        center = self._center
-        if center is None or center.ready:
-            return []
-        center.waiting.pop(rank, None)
-        return self._replace_creator(center) if center.creator == rank else []
+        for host, center in list(self._centers.items()):
+            if not center.ready:
+                center.waiting.pop(rank, None)
+                if center.creator == rank and center.made:
+                    center.waiting_creator = None  # what it has made stays
+                elif center.creator == rank:
+                    return self._replace_creator(host, center)
+        return []
 
     def drop(self) -> list[Action]:
         """Let the next one that shares parameters make a center; one that is being made now is another's, and stays."""
-        if self.shared is None:
+        shared = self.shared
+        if shared is None:
             return []
-        dropped: list[Action] = [CenterDropped(self.shared)]
-        self._center = None
+        dropped: list[Action] = [CenterDropped(shared)]
+        self._centers = {host: center for host, center in self._centers.items() if not center.ready}
         self.dropped += 1
         for participant in self._roster.values():
             if participant.phase is Phase.TRAINING:
@@ -123,9 +157,9 @@ class CenterElection:
         text = "the others have released the parameters that this worker was started again for"
         return msg.Failure(kind="ConfigurationError", message=f"{text}: there is nothing left for it to do")
 
-    def _replace_creator(self, center: _Center) -> list[Action]:
+    def _replace_creator(self, host: int, center: _Center) -> list[Action]:
         if not center.waiting:
-            self._center = None
+            del self._centers[host]
             return []
         center.creator, asker = min(center.waiting.items())
         del center.waiting[center.creator]

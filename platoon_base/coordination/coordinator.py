@@ -18,6 +18,7 @@ from platoon_base.coordination.records import Records
 from platoon_base.coordination.rendezvous import Complete, Outcome, Rendezvous
 from platoon_base.coordination.roster import Participant, Phase, Roster
 from platoon_base.coordination.stop_vote import StopPoll
+from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.sharding import Position
 
 __all__ = ["Coordinator"]
@@ -32,8 +33,8 @@ class Coordinator:
         Number of workers that the launcher starts: ranks 0 .. size - 1.
     seed : int
         Common to all workers.
-    by_hand : bool
-        Whether the user starts the workers, see `Roster`.
+    by_hand, world : bool, World
+        See `Roster`.
 
     Attributes
     ----------
@@ -44,8 +45,8 @@ class Coordinator:
         Whether the workers need each other, so that one that comes again alone has no part.
     """
 
-    def __init__(self, size: int, seed: int = 0, by_hand: bool = False) -> None:
-        self.roster = Roster(size, seed, by_hand)
+    def __init__(self, size: int, seed: int = 0, by_hand: bool = False, world: World = ONE_HOST) -> None:
+        self.roster = Roster(size, seed, by_hand, world)
         self.cooperated: set[int] = set()
         self.bound = False
         self._rounds = 0
@@ -53,6 +54,7 @@ class Coordinator:
         self._rendezvous = Rendezvous(self.roster)
         self._poll = StopPoll()
         self._records = Records()
+        self._lock_holder: int | None = None  # of a job on several hosts; on one the kernel knows it
 
     def take_up(
         self,
@@ -91,6 +93,15 @@ class Coordinator:
     def expect_again(self, rank: int, resume_at: Position) -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         self.roster.expect_again(rank, resume_at, self._election.dropped)
+
+    def center_filled(self, host: int) -> list[Action]:
+        """Take note that the center of another host than 0 holds the values of that of host 0."""
+        return self._election.filled(host)
+
+    def host_lost(self, host: int) -> list[Action]:
+        """Take note that a host is lost, with its center; `worker_ended` tells of its workers."""
+        self._election.lose(host)
+        return []
 
     def stop(self, reason: str) -> list[Action]:
         """Stop the job, for a reason that is none of the workers'."""
@@ -175,6 +186,17 @@ class Coordinator:
         return [SendReply(asker, self._records.compare(request, participant.rank))]
 
     @_answer.register
+    def _(self, request: msg.TakeLock, participant: Participant, asker: Asker, now: float) -> list[Action]:
+        if self._lock_holder is None:
+            self._lock_holder = participant.rank
+        return [SendReply(asker, msg.LockTaken(taken=self._lock_holder == participant.rank))]
+
+    @_answer.register
+    def _(self, request: msg.FreeLock, participant: Participant, asker: Asker, now: float) -> list[Action]:
+        self._free_lock(participant.rank)
+        return [SendReply(asker, msg.Done())]
+
+    @_answer.register
     def _(self, request: msg.Leave, participant: Participant, asker: Asker, now: float) -> list[Action]:
         return [SendReply(asker, msg.Done()), *self._depart(participant, Phase.LEFT)]
 
@@ -185,6 +207,10 @@ class Coordinator:
             return [refuse(asker, "ConfigurationError", text)]
         return [AnswerUser(asker, participant.rank, request.req, request.info)]
 
+    def _free_lock(self, rank: int) -> None:
+        if self._lock_holder == rank:
+            self._lock_holder = None
+
     # The order in which events are worked off.
 
     def _depart(self, participant: Participant, phase: Phase) -> list[Action]:
@@ -193,6 +219,7 @@ class Coordinator:
         The votes are counted before the waits end, since the answers carry the reason of the stop.
         """
         rank = participant.rank
+        self._free_lock(rank)
         self.roster.depart(participant, phase)
         self._poll.depart(rank)
         actions = self._election.depart(rank)

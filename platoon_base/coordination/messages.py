@@ -30,12 +30,14 @@ __all__ = [
     "EndJob",
     "Failure",
     "FormGroup",
+    "FreeLock",
     "Gather",
     "Gathered",
     "Hello",
     "InitCenter",
     "Keep",
     "Leave",
+    "LockTaken",
     "Meet",
     "Message",
     "Met",
@@ -51,6 +53,7 @@ __all__ = [
     "StopVote",
     "Sum",
     "Sums",
+    "TakeLock",
     "UserReply",
     "UserRequest",
     "Watch",
@@ -58,9 +61,9 @@ __all__ = [
     "Withdraw",
 ]
 
-PROTOCOL = 8
-MAX_BYTES = 1 << 20  # a control message is small; arrays travel through shared memory
-MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 256 workers fit into one message
+PROTOCOL = 9
+MAX_BYTES = 1 << 22  # a control message is small; arrays travel through shared memory
+MAX_VALUE_BYTES = 2048  # of a worker in a collective call, so that those of 1,024 workers fit into one message
 MAX_KEPT_BYTES = 1 << 18  # of one worker: it gets all of it back in one message
 MAX_DIMENSIONS = 64  # NumPy knows no more
 MAX_REPORTED = 1000  # names
@@ -257,6 +260,14 @@ class Same(Message, frozen=True, kw_only=True, tag="same"):
     remedy: Annotated[str, msgspec.Meta(max_length=1024)]
 
 
+class TakeLock(Message, frozen=True, kw_only=True, tag="take-lock"):
+    """Take the lock of the job, unless another worker has it; answered by `LockTaken`."""
+
+
+class FreeLock(Message, frozen=True, kw_only=True, tag="free-lock"):
+    """Free the lock of the job, if this worker has it."""
+
+
 class Withdraw(Message, frozen=True, kw_only=True, tag="withdraw"):
     """A worker gives up its wait in a collective call: something has interrupted it."""
 
@@ -379,6 +390,12 @@ class AskAgain(Message, frozen=True, kw_only=True, tag="ask-again"):
     seconds: float
 
 
+class LockTaken(Message, frozen=True, kw_only=True, tag="lock-taken"):
+    """Whether the worker has the lock of the job now."""
+
+    taken: bool
+
+
 class Done(Message, frozen=True, kw_only=True, tag="done"):
     """Nothing to say but that it worked."""
 
@@ -419,10 +436,12 @@ Request = Union[
     StopVote,
     Keep,
     Same,
+    TakeLock,
+    FreeLock,
     Withdraw,
     Leave,
     UserRequest,
     Watch,
     EndJob,
 ]
-Reply = Union[Welcome, CenterRole, Met, RoundMet, Sums, Gathered, AskAgain, Done, UserReply, Seen, Failure]
+Reply = Union[Welcome, CenterRole, Met, RoundMet, Sums, Gathered, AskAgain, LockTaken, Done, UserReply, Seen, Failure]

@@ -8,10 +8,25 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from platoon_base.coordination import messages as msg
+from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.sharding import START, Position
 from platoon_base.system.environment import MAX_WORKERS
 
-__all__ = ["Participant", "Phase", "Roster"]
+__all__ = ["Participant", "Phase", "Roster", "divided_peer", "relayed_peer"]
+
+_RELAYED = b"h"  # ZeroMQ's own names of connections begin with a zero
+
+
+def relayed_peer(host: int, peer: bytes) -> bytes:
+    """Return the name of a connection to the launcher of another host."""
+    return _RELAYED + host.to_bytes(2, "little") + peer
+
+
+def divided_peer(peer: bytes) -> tuple[int, bytes]:
+    """Return the host that a connection is to, 0 for the first one, and the connection's name there."""
+    if peer[:1] != _RELAYED:
+        return 0, peer
+    return int.from_bytes(peer[1:3], "little"), peer[3:]
 
 
 class Phase(enum.IntEnum):
@@ -42,6 +57,12 @@ class Participant:
     ----------
     launched : bool
         Whether the launcher started it with the others. False for late joiners and for ranks that come again.
+    host : str
+        The name of its host, as it says itself.
+    host_index : int
+        Which of the job's hosts that is.
+    device : str
+        With the name of its host before it in a job on several.
     in_step : bool
         Whether it was launched with the others, or has met them in a collective call.
     for_center : int or None
@@ -55,6 +76,7 @@ class Participant:
     pid: int = 0
     pid_namespace: int = 0
     host: str = ""
+    host_index: int = 0
     device: str = ""
     local_rank: int = 0
     in_step: bool = False
@@ -80,18 +102,27 @@ class Roster(Mapping[int, Participant]):
     by_hand : bool
         Whether the user starts the workers: processes that come without a rank take those of the launched workers
         first, and ``size`` may be 0 for an unknown number.
+    world : World
+        The hosts, if there are several.
     """
 
-    def __init__(self, size: int, seed: int, by_hand: bool = False) -> None:
+    def __init__(self, size: int, seed: int, by_hand: bool = False, world: World = ONE_HOST) -> None:
         self.size = size
         self.seed = seed
         self.by_hand = by_hand
         self._participants = {rank: Participant(rank, launched=True, in_step=True) for rank in range(size)}
         self._by_peer: dict[bytes, Participant] = {}
-        # By host, in order; those not heard of yet, which were launched on this host, have none.
+        # By host, in order; of a job on one host those not heard of yet, which were launched there, have none.
         self._ranks_on: dict[str, list[int]] = {"": list(range(size))}
+        if world.several:
+            self._ranks_on = {"": [], **{str(host): list(world.ranks_on(host)) for host in range(world.hosts)}}
+            for rank, participant in self._participants.items():
+                participant.host_index = world.host_of(rank)
+        self.several_hosts = world.several
+        self._names = world.names or [str(host) for host in range(world.hosts)]
         # Looked for when they are asked for, since the controller asks after each request.
         self._living: int | None = None
+        self._living_on: dict[int, int] = {}
         self._leader: int | None = None
         self._awaited: frozenset[int] | None = None
         self._late: frozenset[int] | None = None
@@ -99,6 +130,7 @@ class Roster(Mapping[int, Participant]):
     def _forget(self) -> None:
         """Look anew for what depends on who is there, at the next question."""
         self._living = self._leader = self._awaited = self._late = None
+        self._living_on.clear()
 
     def __getitem__(self, rank: int) -> Participant:
         return self._participants[rank]
@@ -122,6 +154,15 @@ class Roster(Mapping[int, Participant]):
         if self._living is None:
             self._living = sum(not participant.phase.gone for participant in self._participants.values())
         return self._living
+
+    def living_on(self, host: int) -> int:
+        """Return the number of workers of one host that take part or are expected."""
+        if not self.several_hosts:
+            return self.living
+        if host not in self._living_on:
+            mine = [each for each in self._participants.values() if each.host_index == host]
+            self._living_on[host] = sum(not participant.phase.gone for participant in mine)
+        return self._living_on[host]
 
     @property
     def leader(self) -> int:
@@ -188,11 +229,14 @@ class Roster(Mapping[int, Participant]):
             self._forget()
         if participant is None:
             participant = self._participants[rank] = Participant(rank, launched=False)
-            bisect.insort(self._ranks_on[""], rank)
-        self._ranks_on[participant.host].remove(rank)
-        bisect.insort(self._ranks_on.setdefault(hello.host, []), rank)
+            bisect.insort(self._ranks_on[self._where(participant)], rank)
+        self._ranks_on[self._where(participant)].remove(rank)
+        participant.host, participant.host_index = hello.host, divided_peer(peer)[0]
+        bisect.insort(self._ranks_on.setdefault(self._where(participant), []), rank)
         participant.phase, participant.peer, participant.pid = Phase.JOINED, peer, hello.pid
-        participant.pid_namespace, participant.host, participant.device = hello.pid_namespace, hello.host, hello.device
+        participant.pid_namespace, participant.device = hello.pid_namespace, hello.device
+        if self.several_hosts:
+            participant.device = f"{self._names[participant.host_index]}:{hello.device}"
         self._by_peer[peer] = participant
         return self._welcome(participant)
 
@@ -202,8 +246,12 @@ class Roster(Mapping[int, Participant]):
                 return rank
         return next((rank for rank in range(self.size, MAX_WORKERS) if rank not in self), None)
 
+    def _where(self, participant: Participant) -> str:
+        """Name the host of a participant, as the key of the ranks there."""
+        return str(participant.host_index) if self.several_hosts else participant.host
+
     def _welcome(self, participant: Participant) -> msg.Welcome:
-        here = [self._ranks_on[host] for host in {"", participant.host}]  # those that left are counted still
+        here = [self._ranks_on[host] for host in {"", self._where(participant)}]  # those that left are counted still
         participant.local_rank = sum(bisect.bisect_left(ranks, participant.rank) for ranks in here)
         return msg.Welcome(
             rank=participant.rank,
@@ -230,6 +278,7 @@ class Roster(Mapping[int, Participant]):
             rank,
             launched=False,
             host=gone.host,
+            host_index=gone.host_index,
             device=gone.device,
             resume_at=resume_at,
             kept=gone.kept,

@@ -6,6 +6,7 @@ import contextlib
 import os
 
 from platoon_base.channels.base import ClientChannel
+from platoon_base.channels.client import ControlClient
 from platoon_base.checkpoints.files import read_checkpoint
 from platoon_base.collectives.groups import Membership
 from platoon_base.job import backends
@@ -84,6 +85,14 @@ def _close_segment(files: JobFiles, segment: Segment) -> None:
         files.remove()
 
 
+def _lock(files: JobFiles, segment: Segment, channel: ClientChannel, identity: Identity) -> AdvisoryLock:
+    """Return the lock of the job: the kernel's on one host, the controller's on several."""
+    if not files.world.several:
+        return AdvisoryLock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK))
+    client = ControlClient(channel, identity.rank)
+    return AdvisoryLock(client.try_lock, client.free_lock)
+
+
 def _connection(
     files: JobFiles, segment: Segment, job_state: JobState, channel: ClientChannel, identity: Identity
 ) -> Connection:
@@ -103,7 +112,7 @@ def _connection(
         identity,
         channel,
         job_state,
-        AdvisoryLock(lambda: segment.try_lock(USER_LOCK), lambda: segment.unlock(USER_LOCK)),
+        _lock(files, segment, channel, identity),
         centers=lambda parameters, rule: backends.center_for(files, identity.size, liveness, parameters, rule),
         controller_alive=lambda: _controller_lives(segment),
         on_close=on_close,

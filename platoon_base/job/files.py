@@ -120,6 +120,11 @@ class JobFiles(msgspec.Struct, frozen=True):
         return self._hidden("center")
 
     @property
+    def center_place(self) -> tuple[str, str]:
+        """The parts of `center`, for a process that is told them."""
+        return str(Path(self.folder, "memory-center")), f"{segment_prefix()}{self.job}-center"
+
+    @property
     def collective(self) -> HiddenName:
         """Name of the segment of the collectives on the host."""
         return self._hidden("collective")
@@ -133,7 +138,12 @@ class JobFiles(msgspec.Struct, frozen=True):
 
     @classmethod
     def create(
-        cls, size: int, center_memory: str = "host", checkpoint: str = "", origin: Origin | None = None
+        cls,
+        size: int,
+        center_memory: str = "host",
+        checkpoint: str = "",
+        origin: Origin | None = None,
+        world: World = ONE_HOST,
     ) -> JobFiles:
         """Make the folder of a new job that this process controls, from now on."""
         job = secrets.token_hex(6)
@@ -147,7 +157,7 @@ class JobFiles(msgspec.Struct, frozen=True):
             pid_namespace=pid_namespace(),
             working_folder=working_folder(),
         )
-        files = cls(job, str(folder), size, center_memory, checkpoint, origin=origin)
+        files = cls(job, str(folder), size, center_memory, checkpoint, origin=origin, world=world)
         if len(os.fsencode(files.address)) > _LONGEST_ADDRESS:
             folder.rmdir()
             raise ConfigurationError(

@@ -10,27 +10,30 @@ from typing import NamedTuple
 
 import msgspec
 
+from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller, Reported, Result, Snapshot
-from platoon_base.controller.failure import error_file
+from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
 from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
+from platoon_base.job.starting import placed
 from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
-from platoon_base.system.environment import ERROR_FILE, JOB, LAUNCHER, MAX_WORKERS, RANK
+from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import require_descriptors
 from platoon_base.system.sigchld import default_sigchld
 
-__all__ = ["Job", "JobOptions", "host_job"]
+__all__ = ["Job", "JobOptions", "host_job", "open_job_state"]
 
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4  # for ZeroMQ, shared memory and logs; per worker a connection and a process
 
@@ -72,6 +75,8 @@ class JobOptions(NamedTuple):
         have ended, and all that were to come have come or one of them has failed.
     origin : Origin or None
         Told to those who ask for this user's jobs.
+    hosts : OtherHosts or None
+        The other hosts of the job.
     """
 
     seed: int = 0
@@ -89,6 +94,7 @@ class JobOptions(NamedTuple):
     grace_s: float = GRACE_S
     by_hand: bool = False
     origin: Origin | None = None
+    hosts: OtherHosts | None = None
 
 
 _DEFAULT = JobOptions()
@@ -111,36 +117,31 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
     ConfigurationError
         If there are too many workers, the seed is out of range, or the system does not let so many files be open.
     """
-    if not (0 if options.by_hand else 1) <= size <= MAX_WORKERS:
-        raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
-    if not 0 <= options.seed < 2**63:
-        raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
-    require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
+    _require_possible(size, options)
     pid = os.getpid()
+    world = ONE_HOST if options.hosts is None else options.hosts.world
     file, about = options.resume if options.resume is not None else ("", None)
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(size, options.center, str(file), options.origin)
+        files = JobFiles.create(size, options.center, str(file), options.origin, world)
         stack.callback(files.lock().close)
         stack.callback(files.remove)
-        segment = stack.enter_context(Segment.create(files.job_state, JobState.size_bytes(MAX_WORKERS)))
-        segment.try_lock(CONTROLLER_LOCK)
-        job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=True)
-        stack.callback(job_state.let_go)
-        coordinator = Coordinator(size, options.seed, options.by_hand) if about is None else _resumed(about, size)
+        segment, job_state = stack.enter_context(open_job_state(files))
+        coordinator = (
+            _resumed(about, size, world)
+            if about is not None
+            else Coordinator(size, options.seed, options.by_hand, world)
+        )
         for rank, participant in coordinator.roster.items():
             job_state.start_row(rank, participant.resume_at)
-        server_keys, keys = new_keys() if options.listen else (None, None)
-        server = backends.listen_at(options.listen or files.address, server_keys)
-        stack.callback(server.close)
-        if options.listen:
-            files = msgspec.structs.replace(files, endpoint=server.address, keys=keys)
-            files.write()
+        files, server = _listen(files, options, stack)
         checkpointer = _checkpointer(files, options)
         if checkpointer is not None:
             stack.callback(checkpointer.close)
         stack.enter_context(default_sigchld())
         children = WorkerProcesses()
         stack.callback(children.kill)
+        if options.hosts is not None:
+            stack.callback(options.hosts.end)
         controller = Controller(
             server,
             job_state,
@@ -157,7 +158,17 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
             seconds_before=0.0 if about is None else about.seconds,
             fail_fast=options.fail_fast,
             grace_s=options.grace_s,
+            hosts=options.hosts,
         )
+        if options.hosts is not None:
+            options.hosts.begin(
+                job_state,
+                files,
+                lambda rank: segment.locked(WORKER_LOCKS + rank),
+                coordinator.roster,
+                children,
+                controller,
+            )
         try:
             yield Job(files, children, controller)
         finally:
@@ -165,9 +176,41 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
                 stack.pop_all()
 
 
-def _resumed(about: About, size: int) -> Coordinator:
+def _require_possible(size: int, options: JobOptions) -> None:
+    """Raise `ConfigurationError` unless there can be a job of this size; see `host_job`."""
+    if not (0 if options.by_hand else 1) <= size <= MAX_WORKERS:
+        raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
+    if not 0 <= options.seed < 2**63:
+        raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
+    require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
+
+
+def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -> tuple[JobFiles, ServerChannel]:
+    """Open the controller's end of the channels; returns the job's files with its address, and the channels."""
+    server_keys, keys = new_keys() if options.listen else (None, None)
+    local = backends.listen_at(options.listen or files.address, server_keys)
+    stack.callback(local.close)
+    if options.listen:
+        files = msgspec.structs.replace(files, endpoint=local.address, keys=keys)
+        files.write()
+    return files, local if options.hosts is None else options.hosts.relayed(local)
+
+
+@contextlib.contextmanager
+def open_job_state(files: JobFiles) -> Iterator[tuple[Segment, JobState]]:
+    """Make the memory of a job's state, and hold the lock by which its workers know that this process lives."""
+    with Segment.create(files.job_state, JobState.size_bytes(MAX_WORKERS)) as segment:
+        segment.try_lock(CONTROLLER_LOCK)
+        job_state = JobState(segment.buffer, rows=MAX_WORKERS, create=True)
+        try:
+            yield segment, job_state
+        finally:
+            job_state.let_go()
+
+
+def _resumed(about: About, size: int, world: World) -> Coordinator:
     """Make the coordinator of a job that goes on from a checkpoint."""
-    coordinator = Coordinator(size, about.seed)
+    coordinator = Coordinator(size, about.seed, world=world)
     coordinator.take_up(
         positions={rank: about.position(rank, size) for rank in range(size)},
         kept=about.kept,
@@ -224,10 +267,7 @@ class Job:
 
     def placed(self, start: Start) -> Start:
         """Add the variables by which a worker finds the job to its environment."""
-        variables = {JOB: self.files.folder, RANK: str(start.rank), LAUNCHER: str(os.getpid())}
-        if start.log_file is not None:
-            variables[ERROR_FILE] = str(error_file(start.log_file).absolute())
-        return start._replace(environment={**start.environment, **variables})
+        return placed(self.files, start)
 
     @property
     def remaining(self) -> set[int] | None:

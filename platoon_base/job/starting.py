@@ -9,10 +9,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from platoon_base.compat.theano_flags import worker_flags
+from platoon_base.controller.failure import error_file
 from platoon_base.controller.program import Program, Start, python_main
-from platoon_base.system.environment import DEVICE, FRAMEWORK_RANK
+from platoon_base.hosts.world import ONE_HOST, World
+from platoon_base.job.files import JobFiles
+from platoon_base.system.environment import DEVICE, ERROR_FILE, FRAMEWORK_RANK, JOB, LAUNCHER, RANK
 
-__all__ = ["THREAD_VARIABLES", "log_file", "worker_environment", "worker_starts"]
+__all__ = [
+    "THREAD_VARIABLES",
+    "framework_address",
+    "log_file",
+    "placed",
+    "worker_environment",
+    "worker_starts",
+]
 
 _LIMITED = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 THREAD_VARIABLES = (*_LIMITED, "GOTO_NUM_THREADS", "BLIS_NUM_THREADS")
@@ -54,15 +64,28 @@ def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:
     }
 
 
-def _free_port() -> int:
-    """Return a port that nobody listens at now; a framework listens there if the script asks it to."""
+def framework_address(host: str = "127.0.0.1") -> str:
+    """Return an address on this host at which nobody listens now; a framework does if the script asks it to."""
     with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
+        sock.bind((host, 0))
+        return f"{host}:{sock.getsockname()[1]}"
+
+
+def placed(files: JobFiles, start: Start) -> Start:
+    """Add the variables by which a worker finds its job to its environment."""
+    variables = {JOB: files.folder, RANK: str(start.rank), LAUNCHER: str(os.getpid())}
+    if start.log_file is not None:
+        variables[ERROR_FILE] = str(error_file(start.log_file).absolute())
+    return start._replace(environment={**start.environment, **variables})
 
 
 def worker_starts(
-    program: Program, args: Sequence[str], devices: Sequence[str], log_folder: Path | None
+    program: Program,
+    args: Sequence[str],
+    devices: Sequence[str],
+    log_folder: Path | None,
+    world: World = ONE_HOST,
+    address: str = "",
 ) -> list[Start]:
     """Return how each worker is started; make the folders that it needs.
 
@@ -75,19 +98,28 @@ def worker_starts(
         One for each worker.
     log_folder : Path or None
         Where the workers' output goes; None for this process's own.
+    world : World
+        The hosts, if there are several.
+    address : str
+        Where rank 0 listens for a framework's own group; by default at a port of this host.
     """
+    first = world.ranks_here.start if world.several else 0
+    size = world.size if world.several else len(devices)
     command = [*python_main("platoon_base.controller.child"), *program.words, *args]
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
-    if len(devices) > 1 and _ADDRESSES not in os.environ:
-        address = f"127.0.0.1:{_free_port()}"
-        for rank, environment in enumerate(environments):
-            environment.update(_framework_group(address, len(devices), rank))
-    for rank, device in enumerate(devices):
+    if size > 1 and _ADDRESSES not in os.environ:
+        address = address or framework_address()
+        for rank, environment in enumerate(environments, first):
+            environment.update(_framework_group(address, size, rank))
+    for device, environment in zip(devices, environments):
         if device.startswith("opencl"):  # pocl's cache is not safe to share: compiled kernels were seen to crash
-            environments[rank].setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / f"pocl{rank}"))
+            name = f"pocl{environments.index(environment)}"
+            environment.setdefault("POCL_CACHE_DIR", str(Path.home() / ".cache" / "platoon" / name))
     _make_kernel_caches(environments)
-    logs = [None if log_folder is None else log_file(log_folder, rank) for rank in range(len(devices))]
-    return [Start(rank, command, environments[rank], logs[rank]) for rank in range(len(devices))]
+    return [
+        Start(rank, command, environment, None if log_folder is None else log_file(log_folder, rank))
+        for rank, environment in enumerate(environments, first)
+    ]
 
 
 def _make_kernel_caches(environments: Sequence[Mapping[str, str]]) -> None:

@@ -28,7 +28,7 @@ from platoon_base.errors import PlatoonError
 from platoon_base.links.cipher import Cipher, derive_keys
 from platoon_base.links.stream import Stream
 
-__all__ = ["HANDSHAKE_S", "Address", "Listener", "open_links"]
+__all__ = ["HANDSHAKE_S", "Address", "Caller", "Listener", "Opening", "open_links"]
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class _RefusedError(Exception):
     """The other side did not prove itself, or spoke another language."""
 
 
-class _Mine(NamedTuple):
+class Caller(NamedTuple):
     """Describes this process in a handshake."""
 
     rank: int
@@ -128,7 +128,7 @@ def _read(sock: socket.socket, size: int) -> Generator[int, None, bytes]:
     return parts
 
 
-def _stream(sock: socket.socket, mine: _Mine, secret: bytes, transcript: bytes, calls: bool) -> Stream:
+def _stream(sock: socket.socket, mine: Caller, secret: bytes, transcript: bytes, calls: bool) -> Stream:
     if not mine.data_key:
         return Stream(sock, None, None)
     of_caller, of_listener = derive_keys(secret, transcript)
@@ -136,7 +136,7 @@ def _stream(sock: socket.socket, mine: _Mine, secret: bytes, transcript: bytes, 
     return Stream(sock, Cipher(sends), Cipher(receives))
 
 
-def _answer(sock: socket.socket, mine: _Mine, token: bytes) -> _Steps:
+def _answer(sock: socket.socket, mine: Caller, token: bytes) -> _Steps:
     """Take a call."""
     greeting = yield from _read(sock, _GREETING.size)
     magic, _, caller, called = _GREETING.unpack(greeting)
@@ -154,7 +154,7 @@ def _answer(sock: socket.socket, mine: _Mine, token: bytes) -> _Steps:
     return caller, _stream(sock, mine, secret, transcript, calls=False)
 
 
-def _call(sock: socket.socket, mine: _Mine, rank: int, address: Address) -> _Steps:
+def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _Steps:
     """Call the listener of a rank."""
     code = sock.connect_ex((address.host, address.port))
     while code:
@@ -186,10 +186,10 @@ class _Pending(NamedTuple):
     until: float
 
 
-class _Opening:
+class Opening:
     """The handshakes of one process, side by side."""
 
-    def __init__(self, listener: Listener, mine: _Mine, calls: Mapping[int, Address]) -> None:
+    def __init__(self, listener: Listener, mine: Caller, calls: Mapping[int, Address]) -> None:
         self._listener, self._mine = listener, mine
         self._calls = dict(calls)
         self._again = dict.fromkeys(calls, 0.0)  # when to call next; without those that are being called
@@ -200,6 +200,16 @@ class _Opening:
         self._pending: dict[socket.socket, _Pending] = {}
         self._refused = 0
         self.open: dict[int, Stream] = {}
+
+    def call(self, rank: int, address: Address) -> None:
+        """Call a rank from now on; it may be a new address of it."""
+        self._calls[rank] = address
+        self.call_again(rank)
+
+    def call_again(self, rank: int) -> None:
+        """Call a rank again whose link has broken."""
+        if rank in self._calls and all(pending.called != rank for pending in self._pending.values()):
+            self._again[rank] = 0.0
 
     @property
     def missing(self) -> list[int]:
@@ -326,7 +336,7 @@ def open_links(
     PlatoonError
         If a rank did not come by then, or what listens at its address cannot prove that it is this rank.
     """
-    opening = _Opening(listener, _Mine(rank, data_key, expected), calls)
+    opening = Opening(listener, Caller(rank, data_key, expected), calls)
     try:
         while opening.missing:
             now = time.monotonic()

@@ -15,7 +15,7 @@ from platoon_base.sharding import START, Position
 from platoon_base.system.text import to_bytes
 from platoon_base.views import array_on
 
-__all__ = ["CONTROLLER_LOCK", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
+__all__ = ["CONTROLLER_LOCK", "MIRRORED", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
 VERSION = 9
@@ -71,6 +71,12 @@ _ROW = np.dtype(
         ("ending", "S512"),
     ],
     align=True,
+)
+_OWN_HOST = ("ending",)  # written by the controller, and not by the worker's host
+_TIMES = ("started", "updated", "waited_at")  # by the monotonic clock of the worker's host
+# What other hosts see of a row, with the worker's vote.
+MIRRORED = np.dtype(
+    [("row", [(name, _ROW[name]) for name in _ROW.names or () if name not in _OWN_HOST]), ("vote", "i8")]
 )
 _SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")  # those that grow as a worker goes on
 _VOTE_BYTES = 8
@@ -209,7 +215,7 @@ class JobState:
 
     @property
     def living(self) -> int:
-        """The number of workers that take part, or are expected to: those that left or died do not count."""
+        """The number of this host's workers that take part or are expected to; those that left or died do not count."""
         return max(1, int(self._header["living"]))
 
     @living.setter
@@ -267,6 +273,32 @@ class JobState:
             position = Position(*row["synced"][slot].tolist())
             if slot == row["synced_slot"]:
                 return position
+
+    def mirrored(self, ranks: Sequence[int]) -> Any:
+        """Copy what other hosts see of the rows of these ranks: an array of `MIRRORED`."""
+        found = np.empty(len(ranks), MIRRORED)
+        rows = self._rows[list(ranks)]
+        for name in MIRRORED["row"].names or ():
+            found["row"][name] = rows[name]
+        found["vote"] = self.stop_votes[list(ranks)]
+        return found
+
+    def put_mirrored(self, ranks: Sequence[int], rows: Any, shift_s: float) -> None:
+        """Write what `mirrored` has copied on another host, whose monotonic clock is ``shift_s`` behind this one's."""
+        for rank, mirrored in zip(ranks, rows):
+            row = self._rows[rank]
+            if row["lives"] != mirrored["row"]["lives"]:
+                row["ending"] = b""  # that of an earlier process of this rank
+            for name in MIRRORED["row"].names or ():
+                row[name] = mirrored["row"][name]
+            for name in _TIMES:
+                if row[name]:
+                    row[name] += shift_s
+            self.stop_votes[rank] = mirrored["vote"]
+
+    def endings(self) -> Any:
+        """Copy how each rank ended: an array of bytes, empty for those that run."""
+        return self._rows["ending"].copy()
 
     def collectives(self, rank: int) -> Any:
         """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""

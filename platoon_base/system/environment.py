@@ -9,7 +9,10 @@ __all__ = [
     "EVERY_N_BATCHES",
     "FRAMEWORK_RANK",
     "HOSTS",
+    "HOSTS_EVERY_S",
+    "HOSTS_RULE",
     "JOB",
+    "KEY_FILE",
     "LAUNCHER",
     "LISTEN",
     "MAX_WORKERS",
@@ -42,8 +45,10 @@ HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # where to run, if no argum
 RC_FILES = "PLATOONRC"  # files that say so too, beside .platoonrc
 TIMEOUT_S = "PLATOON_TIMEOUT_S"
 RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # where the script names none
+KEY_FILE = "PLATOON_KEY_FILE"  # the key of this user's jobs on several hosts
+HOSTS_RULE, HOSTS_EVERY_S = "PLATOON_HOSTS_RULE", "PLATOON_HOSTS_EVERY_S"  # how hosts' centers come together
 LISTEN = "PLATOON_LISTEN"  # the address at which controllers of platoon_api listen, if not on the loopback
 NAMESPACE = "PLATOON_NAMESPACE"  # jobs of another one are neither seen nor removed: for tests beside real jobs
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
 
-MAX_WORKERS = 256  # of one job; the memory of a job has a row for each
+MAX_WORKERS = 1024  # of one job; the memory of a job has a row for each

@@ -85,8 +85,10 @@ class SharedParameters:
             self._watch = DivergenceWatch(self._rank, _DEVICE_LOOK_S if self.center.on_device else 0.0)
             if create:
                 self.center.fill(self._borrow_as_shared(), states)
-                client.ask(msg.CenterReady(), msg.Done, timeout_s)
+                ready = client.ask(msg.CenterReady(), (msg.Done, msg.CenterRole), timeout_s)
                 self._unlink = centers.unlink
+                if isinstance(ready, msg.CenterRole):  # it holds the values of another host's by now
+                    self._take_over(self.center, timeout_s)
             else:
                 self._take_over(self.center, timeout_s)
         except BaseException as exc:

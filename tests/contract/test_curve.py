@@ -21,7 +21,6 @@ from zmq.utils import z85
 from zmq.utils.monitor import recv_monitor_message
 
 from platoon_base.channels import keys as keys_module
-from platoon_base.channels import zmq as zmq_module
 from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, new_keys
 from platoon_base.channels.zmq import ZmqClient, ZmqServer
 from platoon_base.errors import (
@@ -247,7 +246,7 @@ def test_bytes_of_any_kind_are_shut_out(job, what):
 
 
 def test_who_does_not_finish_the_handshake_is_disconnected(monkeypatch):
-    monkeypatch.setattr(zmq_module, "HANDSHAKE_S", 0.2)
+    monkeypatch.setattr(keys_module, "HANDSHAKE_S", 0.2)
     with closing(Job()) as job:
         for data in (b"", greeting(b"CURVE")[:20], greeting(b"CURVE")):
             with socket.create_connection(job.host_port, TIMEOUT_S) as silent:

@@ -279,6 +279,8 @@ def test_one_file_of_the_job_chooses_back_ends(path):
     found = within(imports(path), BACK_ENDS)
     if path == BASE / "job" / "backends.py":
         assert found >= ALWAYS_CHOSEN
+    elif path == BASE / "courier" / "process.py":  # a process of its own, for centers in shared memory alone
+        assert within(found, {"platoon_base.centers.host"}) == found
     elif path == BASE / "collectives" / "hosts.py":  # which is the one of a host, and more
         assert within(found, {"platoon_base.collectives.host"}) == found != set()
     else:
@@ -289,11 +291,12 @@ def test_one_file_of_the_job_chooses_back_ends(path):
 def test_sockets_and_shared_memory_have_one_place_each(path):
     place = path.relative_to(BASE).as_posix()
     found = imports(path)
-    assert not within(found, {"zmq"}) or place in ("channels/zmq.py", "channels/keys.py")
+    assert not within(found, {"zmq"}) or place in ("channels/zmq.py", "channels/keys.py", "channels/host_link.py")
     assert not within(found, {"posix_ipc"}) or place == "shm/segments.py"
     allowed = {f"job/{name}.py" for name in ("attaching", "hosting", "backends", "files")}
     allowed |= {"cli/doctor.py", "cli/environment_report.py", "collectives/group_segment.py"}
     allowed |= {"centers/host.py", "centers/device.py", "centers/device_directory.py"}
+    allowed |= {"multihost/mirror.py"}
     allowed |= {"data/shared_data_memory.py", "data/shared_arrays.py"}
     assert not within(found, {"platoon_base.shm.segments"}) or place in allowed
 

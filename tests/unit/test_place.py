@@ -104,17 +104,28 @@ def test_what_makes_no_sense_is_refused(environment, said):
 @pytest.mark.parametrize("variables", [srun(2, 1, "1(x2)", 1), mpirun(2, 1, 1)])
 def test_a_launcher_of_several_trains_no_model_of_its_own(platoon, write_script, tmp_path, variables):
     script = write_script("print('trained')")
-    done = platoon("launch", "-n", 1, script, environment=variables)
+    done = platoon(
+        "launch", "-n", 1, "--rdzv-timeout", 0.1, script, environment={**variables, "PLATOON_KEY_FILE": "no"}
+    )
     assert (done.returncode, done.stdout) == (2, "")
-    assert "this is host 1 of 2, says" in done.stderr
-    assert "--nnodes 1" in done.stderr
+    assert "there is no key in no" in done.stderr
     assert not (tmp_path / "platoon_logs").exists()
     assert "trained" in platoon("launch", "--nnodes", 1, "-n", 1, script, environment=variables).stdout
 
 
-@pytest.mark.parametrize("command", [["tune"], ["launch"]])
-def test_every_command_that_starts_workers_refuses(platoon, write_script, command):
-    done = platoon(*command, "-n", 2, write_script("print('trained')"), environment=srun(2, 1, "1(x2)", 1))
+def test_a_launcher_that_cannot_find_the_first_is_told_of_the_option(platoon, write_script, tmp_path):
+    for host in (0, 1):
+        (tmp_path / "key").write_text("00" * 32)
+        (tmp_path / "key").chmod(0o600)
+        variables = {**mpirun(2, host, 1), "PLATOON_KEY_FILE": str(tmp_path / "key")}
+        done = platoon("launch", "-n", 1, write_script("print('trained')"), environment=variables)
+        assert done.returncode == 2
+        assert f"this is host {host} of 2, says mpirun" in done.stderr
+        assert "--rdzv-endpoint HOST:PORT" in done.stderr
+
+
+def test_a_study_refuses_several_launchers(platoon, write_script):
+    done = platoon("tune", "-n", 2, write_script("print('trained')"), environment=srun(2, 1, "1(x2)", 1))
     assert done.returncode == 2
     assert "this is host 1 of 2, says srun" in done.stderr
 

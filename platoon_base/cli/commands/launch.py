@@ -12,12 +12,15 @@ import click
 from platoon_base.checkpoints.writer import Saving
 from platoon_base.cli import report
 from platoon_base.cli.commands.words import SCRIPT, program_and_args, require_folder_of
-from platoon_base.cli.configuration import chosen_devices, require_one_host, require_this_host
+from platoon_base.cli.configuration import chosen_devices
 from platoon_base.cli.data_server import data_server_option
 from platoon_base.cli.display import summary
+from platoon_base.cli.engine_options import engine_options
+from platoon_base.cli.host_options import HostOptions, host_options
 from platoon_base.cli.json_file import write_json
 from platoon_base.cli.launcher import CENTERS, choose_center, launch, open_checkpoints, require_runnable
 from platoon_base.cli.log_folder import LogFolder, new_log_folder
+from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.output import lenient_output
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
@@ -25,6 +28,7 @@ from platoon_base.controller.breakpoints import lend_terminal
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
+from platoon_base.multihost.meeting import Here, fingerprint
 
 __all__ = ["command"]
 
@@ -66,16 +70,6 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     type=click.Path(path_type=Path),
     help="Folder for the workers' logs; those of an earlier run are moved to earlier/ in it.  "
     "[platoon_logs/SCRIPT/TIME]",
-)
-@click.option(
-    "--nnodes",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="On how many hosts the job runs: on one so far. Where an engine has started several launchers (srun, "
-    "mpirun), 1 makes each a job of its own.  [what the engine or PET_NNODES says]",
-)
-@click.option(
-    "--node-rank", type=click.IntRange(min=0), metavar="I", help="Which of the hosts this is.  [what the engine says]"
 )
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Common to all workers.  [0, or the checkpoint's]")
 @click.option(
@@ -131,6 +125,8 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
 @click.option(
     "-m", "--module", is_flag=True, help="SCRIPT is the dotted name of a module, found and run as by python -m."
 )
+@engine_options
+@host_options
 @tensorboard_option
 @data_server_option
 @click.argument("script", type=click.Path())
@@ -140,8 +136,6 @@ def command(
     devices: tuple[str, ...],
     center: str,
     log_dir: Path | None,
-    nnodes: int | None,
-    node_rank: int | None,
     seed: int | None,
     max_restarts: int,
     checkpoint_every: float | None,
@@ -156,8 +150,12 @@ def command(
     data_server: list[str],
     script: str,
     args: tuple[str, ...],
+    hosts: HostOptions,
 ) -> None:
     """Run SCRIPT with ARGS as N workers of one job; - is a script on standard input, and -- ends the options.
+
+    A job on several hosts is launched on each of them, with the same command (srun, mpirun, or by hand with --nnodes);
+    -n and -D say what to start on this host. Host 0 has the table, the summary and the checkpoints.
 
     Without -n and -D there is a worker for each CUDA device, of those that CUDA_VISIBLE_DEVICES lets through. Where
     there is none, there is a worker for each core, at most 4. With -n alone the first N CUDA devices are taken; if
@@ -175,36 +173,42 @@ def command(
     console = report.open_console()
     report.log_to(console)
     program, _ = program_and_args(["-m", script] if module else [script])
-    require_this_host(())
-    require_one_host(nnodes, node_rank)
+    require_folder_of(summary_file)
+    place = hosts.place
+    if place.host:
+        sys.exit(serve_other_host(console, hosts, program, args, workers, devices, center, log_dir, grace, data_server))
     chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)
-    center = choose_center(center, chosen.devices)
-    require_folder_of(summary_file)
+    center = choose_center("host" if center == "auto" and place.hosts > 1 else center, chosen.devices)
     folder = log_dir or new_log_folder(program.title)
     fatal = "never" if allow_failures else "always" if fail_fast else "early"
     options = JobOptions(seed=seed or 0, center=center, max_restarts=max_restarts, grace_s=grace, fail_fast=fatal)
-    lines = [report.opening(chosen, center, folder)]
     with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(StopSignals())
+        table = None
+        if place.hosts > 1:
+            here = Here(place, chosen.devices, fingerprint(program, args))
+            table = stack.enter_context(other_hosts(console, hosts, here, signals))
+        size = len(chosen.devices) if table is None else table.world.size
+        lines = [report.opening(chosen, center, folder, None if table is None else table.world)]
         if checkpoint_every is not None or resume is not None:
             kept = resume or folder / "checkpoints"
             saving, checkpoint = open_checkpoints(kept, checkpoint_every, resume is not None, seed)
             options = options._replace(saving=saving, resume=checkpoint)
-            lines.insert(0, report.resumed_from(kept, checkpoint, len(chosen.devices)))
+            lines.insert(0, report.resumed_from(kept, checkpoint, size))
         stack.enter_context(_open_logs(folder, options.saving))  # last, for it moves what is there
         for line in lines:
             report.print_line(console, line)
-        signals = stack.enter_context(StopSignals())
-        lend_terminal(len(chosen.devices))
+        lend_terminal(size)
         events = None if tensorboard is None else EventFiles(tensorboard)
-        with Screen(console, folder, len(chosen.devices), tee, events) as screen:
+        with Screen(console, folder, size, tee, events) as screen:
             options = options._replace(observer=screen.observe)
-            result = launch(program, args, chosen.devices, folder, options, signals, data_server)
+            result = launch(program, args, chosen.devices, folder, options, signals, data_server, table)
         if allow_failures:
             result = result.with_failures_allowed()
-        report.print_result(console, result, len(chosen.devices), folder, screen.failures)
+        report.print_result(console, result, size, folder, screen.failures)
         if summary_file is not None:
-            write_json(summary_file, summary(result, len(chosen.devices)))
+            write_json(summary_file, summary(result, size))
         report.say_what_was_lost(folder)
         signals.ignore_from_now_on()
     sys.exit(result.status)

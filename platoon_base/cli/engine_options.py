@@ -1,0 +1,133 @@
+"""Options of ``platoon launch`` by which an engine starts the launchers: ``--on ray`` and ``--hosts``."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Callable, Container
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+from click.core import ParameterSource
+
+from platoon_base.cli.configuration import other_hosts_named, require_this_host
+from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.place import find_place
+from platoon_base.multihost.start import command_on
+from platoon_base.system.environment import HOSTS
+
+__all__ = ["engine_options"]
+
+_OURS = {"on", "host_names", "script", "args"}
+# On Ray these are said for the whole job, and each launcher gets its own.
+_OF_HOSTS = {"workers", "devices", "nnodes", "node_rank", "rdzv_endpoint"}
+
+_OPTIONS = (
+    click.option(
+        "--on",
+        type=click.Choice(["ray"]),
+        help="Start workers on the nodes of a cluster of Ray: -n in all, on as few nodes as will do or on --nnodes.",
+    ),
+    click.option(
+        "--hosts",
+        "host_names",
+        metavar="A,B...",
+        help="Start a launcher on each of these hosts, the first of them host 0, by Slurm within an allocation or by "
+        "Open MPI's mpirun; -n and -D hold for each.  [what PLATOON_HOSTS or .platoonrc say, else this host]",
+    ),
+)
+
+
+def engine_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, which is not called where an engine starts the launchers."""
+
+    @functools.wraps(command)
+    def with_engines(*args: Any, on: str | None, host_names: str | None, **kwargs: Any) -> Any:
+        context = click.get_current_context()
+        if on == "ray":
+            raise click.exceptions.Exit(_launch_on_ray(context))
+        if host_names == "":
+            raise click.BadParameter("got no names of hosts", param_hint="--hosts")
+        place = find_place(os.environ, context.params.get("nnodes"), context.params.get("node_rank"))
+        if place.hosts > 1:  # the launchers have been started
+            if host_names:
+                raise click.UsageError(
+                    f"got --hosts {host_names}, and this is host {place.host} of {place.hosts}, says {place.told_by}: "
+                    "leave --hosts out where an engine has started the launchers"
+                )
+        elif context.params.get("nnodes") != 1 or host_names:
+            found = other_hosts_named(host_names)
+            if found is not None:
+                _start_there(context, *found)
+            require_this_host([host_names] if host_names else ())
+        return command(*args, **kwargs)
+
+    wrapped: Callable[..., Any] = with_engines
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped
+
+
+def given_words(context: click.Context, without: Container[str]) -> list[str]:
+    """Return the options of a command line again, as words; leave out those parameters."""
+    words: list[str] = []
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        from_user = context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+        if isinstance(parameter, click.Option) and name not in without and from_user:
+            value = context.params[name]
+            option = max(parameter.opts, key=len)
+            if parameter.is_flag:
+                words.append(option)
+            elif parameter.multiple:
+                words += [word for each in value for word in (option, str(each))]
+            else:
+                words += [option, str(value)]
+    return words
+
+
+def _script(context: click.Context) -> list[str]:
+    """Return the script as the launchers of other hosts get it, with its arguments."""
+    script: str = context.params["script"]
+    if script == "-":
+        raise ConfigurationError("got the script on standard input: other hosts need a file of their own; name one")
+    return ["--", script, *context.params["args"]]
+
+
+def _start_there(context: click.Context, hosts: list[str], origin: str) -> NoReturn:
+    """Become the command that starts the launchers."""
+    words = [sys.executable, "-m", "platoon_base", "launch", *given_words(context, _OURS), *_script(context)]
+    environment = {**os.environ, HOSTS: "localhost"}  # each of the launchers is where it should be
+    command = command_on(hosts, words, environment, origin)
+    sys.stdout.flush()
+    os.execvpe(command[0], command, environment)
+
+
+def _launch_on_ray(context: click.Context) -> int:
+    from platoon_base.multihost import ray
+
+    given = context.params
+    devices = given["devices"] or ("auto",)
+    if given["workers"] is None:
+        raise click.UsageError("--on ray needs -n N, the number of workers in all")
+    if len(devices) > 1:
+        raise click.UsageError(f"got -D {' '.join(devices)}: on Ray one word, cuda or cpu; Ray chooses which devices")
+    for name in ("node_rank", "rdzv_endpoint"):
+        if given[name] is not None:
+            option = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"got {option} and --on ray: Ray knows which host is which; leave {option} out")
+    options = given_words(context, _OURS | _OF_HOSTS)
+    script = _script(context)[1]
+    if not given["module"] and Path(script).exists():
+        script = str(Path(script).absolute())
+    return ray.launch(
+        script,
+        given["args"],
+        workers=given["workers"],
+        device=devices[0],
+        hosts=given["nnodes"],
+        options=[*options, "--"],
+        timeout_s=given["rdzv_timeout"],
+    )

@@ -1,0 +1,210 @@
+"""Options of ``platoon launch`` for jobs on several hosts, and which of the hosts this is."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import click
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.endpoint import engine_job, find_endpoint
+from platoon_base.hosts.place import Place, find_place
+from platoon_base.multihost.meeting import MeetingInterruptedError, own_address_towards
+from platoon_base.multihost.secret import key_file
+from platoon_base.system.own_files import write_whole
+
+__all__ = ["HostOptions", "host_options"]
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S, HOST_TIMEOUT_S = 600.0, 10.0
+
+
+class HostOptions(NamedTuple):
+    """On which hosts a job runs, and how they deal with each other.
+
+    Attributes
+    ----------
+    place : Place
+    endpoint : str
+        Where the first host listens, as far as is known from the start.
+    timeout_s : float
+        How long the hosts wait for each other at the start.
+    host_timeout_s : float
+        A host that is silent for so long is lost.
+    encrypted : bool
+        Whether workers encrypt arrays for other hosts.
+    """
+
+    place: Place
+    endpoint: str
+    timeout_s: float
+    host_timeout_s: float
+    encrypted: bool
+
+    def endpoint_here(self) -> str:
+        """Return where to listen, on the first host; others find it if they have no other way to know.
+
+        Raises
+        ------
+        ConfigurationError
+            If nothing says it.
+        """
+        if self.endpoint:
+            return self.endpoint
+        path = _endpoint_file()
+        if path is None:
+            raise ConfigurationError(_no_endpoint(self.place))
+        port = _free_port()
+        endpoint = f"{_address_here()}:{port}"
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        write_whole(path, endpoint.encode())
+        return endpoint
+
+    def forget_endpoint(self) -> None:
+        """Remove what `endpoint_here` has written."""
+        path = _endpoint_file()
+        if path is not None and not self.endpoint and not self.place.host:
+            path.unlink(missing_ok=True)
+
+    def endpoint_there(self) -> str:
+        """Return where the first host listens, on another one; empty while it is not known.
+
+        Raises
+        ------
+        ConfigurationError
+            If it will never be known.
+        """
+        if self.endpoint:
+            return self.endpoint
+        path = _endpoint_file()
+        if path is None:
+            raise ConfigurationError(_no_endpoint(self.place))
+        try:
+            return path.read_text()
+        except OSError:
+            return ""
+
+
+def _endpoint_file() -> Path | None:
+    """Return the file by which an engine's processes find the first one, in a home that they share."""
+    job = engine_job(os.environ)
+    return key_file().with_name(f"endpoint-{job}") if job else None
+
+
+def _no_endpoint(place: Place) -> str:
+    return (
+        f"this is host {place.host} of {place.hosts}, says {place.told_by}, and nothing says where the first host "
+        "listens: give all hosts --rdzv-endpoint HOST:PORT, an address of the first one"
+    )
+
+
+def _address_here() -> str:
+    address = socket.gethostbyname(socket.gethostname())
+    if not address.startswith("127."):
+        return address
+    for variable in ("OMPI_MCA_orte_hnp_uri", "PMIX_SERVER_URI2"):
+        uri = os.environ.get(variable, "")
+        for text in uri.partition("://")[2].partition(":")[0].split(","):
+            own = own_address_towards(text) if text else "127."
+            if not own.startswith("127."):
+                return own
+    raise ConfigurationError(
+        f"the name of this host, {socket.gethostname()}, has the address {address}, by which no other host reaches it: "
+        "give all hosts --rdzv-endpoint HOST:PORT, an address of the first one"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("", 0))
+        return int(sock.getsockname()[1])
+
+
+def _seconds(context: click.Context, parameter: click.Parameter, seconds: float) -> float:
+    if not 0 < seconds < math.inf:
+        raise click.BadParameter(f"got {seconds:g}: it must be a positive number of seconds")
+    return seconds
+
+
+_OPTIONS = (
+    click.option(
+        "--nnodes",
+        type=click.IntRange(min=1),
+        metavar="N",
+        help="On how many hosts the job runs; a launcher is started on each. Where an engine has started several "
+        "(srun, mpirun), 1 makes each a job of its own.  [what PET_NNODES or the engine says, else 1]",
+    ),
+    click.option(
+        "--node-rank",
+        type=click.IntRange(min=0),
+        metavar="I",
+        help="Which of the hosts this is, from 0.  [what PET_NODE_RANK or the engine says]",
+    ),
+    click.option(
+        "--rdzv-endpoint",
+        metavar="HOST[:PORT]",
+        help="An address of host 0, where the others find it; port 29400 if none is given.  [what PET_RDZV_ENDPOINT, "
+        "MASTER_ADDR and MASTER_PORT or the engine say]",
+    ),
+    click.option(
+        "--rdzv-timeout",
+        type=float,
+        default=TIMEOUT_S,
+        show_default=True,
+        metavar="S",
+        callback=_seconds,
+        help="How long the hosts wait for each other at the start.",
+    ),
+    click.option(
+        "--host-timeout",
+        type=float,
+        default=HOST_TIMEOUT_S,
+        show_default=True,
+        metavar="S",
+        callback=_seconds,
+        help="A host that does not answer for S seconds is lost, and the others go on without it; one that is cut off "
+        "for less loses nothing.",
+    ),
+    click.option(
+        "--no-encryption",
+        is_flag=True,
+        help="Send arrays between hosts as they are. Control messages are always encrypted.",
+    ),
+)
+
+
+def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options to a command, which gets them as ``hosts``, a `HostOptions`."""
+
+    @functools.wraps(command)
+    def with_hosts(
+        *args: Any,
+        nnodes: int | None,
+        node_rank: int | None,
+        rdzv_endpoint: str | None,
+        rdzv_timeout: float,
+        host_timeout: float,
+        no_encryption: bool,
+        **kwargs: Any,
+    ) -> Any:
+        place = find_place(os.environ, nnodes, node_rank)
+        endpoint = find_endpoint(os.environ, rdzv_endpoint) if place.hosts > 1 else ""
+        hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, not no_encryption)
+        try:
+            return command(*args, hosts=hosts, **kwargs)
+        except MeetingInterruptedError as exc:
+            log.warning("%s: there was no job", exc)
+            raise click.exceptions.Exit(128 + exc.number) from exc
+
+    wrapped: Callable[..., Any] = with_hosts
+    for option in reversed(_OPTIONS):
+        wrapped = option(wrapped)
+    return wrapped

@@ -1,0 +1,162 @@
+"""``platoon launch`` on several hosts: the first one waits for the others, and each other one serves its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from platoon_base.channels.host_link import LinkClient
+from platoon_base.cli import report
+from platoon_base.cli.configuration import chosen_devices
+from platoon_base.cli.data_server import data_server
+from platoon_base.cli.host_options import HostOptions
+from platoon_base.cli.launcher import choose_center, preloaded, require_runnable
+from platoon_base.cli.log_folder import LogFolder
+from platoon_base.controller.program import Program
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.job.files import Origin
+from platoon_base.job.starting import worker_environment, worker_starts
+from platoon_base.links.cipher import require_cipher
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.deputy import host_deputy
+from platoon_base.multihost.hosts import HostTable
+from platoon_base.multihost.meeting import Here, arrive, fingerprint, gather_hosts
+from platoon_base.system.folder_lock import is_locked
+
+__all__ = ["other_hosts", "serve_other_host"]
+
+
+@contextlib.contextmanager
+def other_hosts(console: Console, hosts: HostOptions, here: Here, signals: StopSignals) -> Iterator[HostTable]:
+    """Wait on the first host until the others have come; gives their table."""
+
+    def say(text: str) -> None:
+        report.print_line(console, text)
+
+    if hosts.encrypted:
+        require_cipher()
+    try:
+        with gather_hosts(
+            hosts.endpoint_here(),
+            here,
+            signals,
+            say,
+            timeout_s=hosts.timeout_s,
+            host_timeout_s=hosts.host_timeout_s,
+            encrypted=hosts.encrypted,
+        ) as table:
+            hosts.forget_endpoint()
+            yield table
+    finally:
+        hosts.forget_endpoint()
+
+
+def serve_other_host(
+    console: Console,
+    hosts: HostOptions,
+    program: Program,
+    args: Sequence[str],
+    workers: int | None,
+    words: Sequence[str],
+    center: str,
+    log_folder: Path | None,
+    grace_s: float,
+    server: Sequence[str],
+) -> int:
+    """Start and serve the workers of a host that is not the first; returns the exit status.
+
+    Parameters
+    ----------
+    console : rich.console.Console
+    hosts : HostOptions
+    program, args : Program, sequence of str
+    workers, words : int or None, sequence of str
+        What to start here, see `chosen_devices`.
+    center : str
+        Where the center is to live.
+    log_folder : Path or None
+        For the logs of this host's workers; None for the path of the first host's.
+    grace_s : float
+        See `Deputy`.
+    server : sequence of str
+        A data server to run on this host too.
+    """
+    problem: PlatoonError | None = None
+    devices: list[str] = []
+    try:
+        if hosts.encrypted:
+            require_cipher()
+        devices = chosen_devices(workers, words).devices
+        require_runnable(program, devices)
+        choose_center("host" if center == "auto" else center, devices)
+    except PlatoonError as exc:
+        problem = exc
+    here = Here(hosts.place, devices, fingerprint(program, args), "" if problem is None else str(problem))
+
+    def say(text: str) -> None:
+        report.print_line(console, text)
+
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(StopSignals())
+        link, welcome = stack.enter_context(arrive(hosts.endpoint_there, here, signals, say, timeout_s=hosts.timeout_s))
+        if problem is not None:
+            with contextlib.suppress(ConfigurationError):
+                welcome()  # the first host has heard of it, once it refuses this one
+            raise problem
+        again = True
+        while again:
+            over = _serve_job(
+                console, hosts, program, args, devices, log_folder, grace_s, server, signals, link, welcome()
+            )
+            again = over.again
+        say(f"the job has ended: {over.text}")
+        signals.ignore_from_now_on()
+    return over.status
+
+
+def _serve_job(
+    console: Console,
+    hosts: HostOptions,
+    program: Program,
+    args: Sequence[str],
+    devices: Sequence[str],
+    given_folder: Path | None,
+    grace_s: float,
+    server: Sequence[str],
+    signals: StopSignals,
+    link: LinkClient,
+    welcome: between.Welcome,
+) -> between.JobOver:
+    """Serve the workers of this host through one job."""
+    world = welcome.world
+    folder = given_folder or Path(welcome.log_folder)
+    ranks = world.ranks_here
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_logs_in(folder))
+        report.print_line(
+            console,
+            f"host {world.host} of {world.hosts}: workers {ranks.start} to {ranks.stop - 1} of job {welcome.job}, with "
+            f"host 0 ({world.names[0]}), which has the table; logs in {folder}",
+        )
+        origin = Origin([*program.words, *args], list(devices), str(folder.absolute()))
+        deputy = stack.enter_context(host_deputy(link, welcome, origin, hosts.host_timeout_s, grace_s))
+        environment = worker_environment("cpu", len(devices), os.environ)
+        stack.enter_context(data_server(server, deputy.files.folder, environment, folder))
+        starts = worker_starts(program, args, devices, folder, world, welcome.framework_address)
+        deputy.start(program, args, preloaded(program, devices), starts)
+        return deputy.serve(signals)
+
+
+@contextlib.contextmanager
+def _logs_in(folder: Path) -> Iterator[None]:
+    """Keep logs in a folder, which on a shared file system is the one that the first host has opened."""
+    if is_locked(folder):
+        yield
+    else:
+        with LogFolder(folder):
+            yield

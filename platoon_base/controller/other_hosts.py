@@ -1,0 +1,71 @@
+"""The other hosts of a job, as its controller uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+from platoon_base.channels.base import ServerChannel
+from platoon_base.checkpoints.files import About
+from platoon_base.controller.processes import WorkerProcesses
+from platoon_base.coordination.actions import CenterMade
+from platoon_base.coordination.roster import Participant, Roster
+from platoon_base.hosts.world import World
+from platoon_base.shm.job_state import JobState
+
+__all__ = ["OtherHosts"]
+
+
+class OtherHosts(Protocol):
+    """The other hosts of a job, for the one that has the controller; see `platoon_base.multihost.hosts.HostTable`."""
+
+    world: World
+
+    def relayed(self, local: ServerChannel) -> ServerChannel:
+        """Return the channel to the workers of all hosts, given that to those of this host."""
+        ...
+
+    def begin(
+        self,
+        job_state: JobState,
+        files: Any,
+        is_held: Callable[[int], bool],
+        roster: Roster,
+        children: WorkerProcesses,
+        controller: Any,
+    ) -> None:
+        """Begin a job.
+
+        Parameters
+        ----------
+        job_state : JobState
+        files : JobFiles
+        is_held : callable
+            ``is_held(rank)`` tells whether a worker of any host holds its lock in the memory of this one.
+        roster : Roster
+        children : WorkerProcesses
+        controller : Controller
+            Its `take_signal`, `decide` and `host_returns` are called.
+        """
+        ...
+
+    def adopt(self, late: Participant) -> None:
+        """Watch a worker that has joined late on another host."""
+        ...
+
+    def center_made(self, made: CenterMade) -> None:
+        """Have the center of a host brought together with those of the others."""
+        ...
+
+    def center_dropped(self) -> None:
+        """End that: the workers have let go of their parameters."""
+        ...
+
+    def saved(self, about: About, folder: Path) -> None:
+        """Let the other hosts know what a checkpoint says: they write one themselves if this host is lost."""
+        ...
+
+    def end(self) -> None:
+        """End the job."""
+        ...

@@ -1,0 +1,111 @@
+"""The lines of JSON between a courier and its launcher, by its standard input and output."""
+
+from __future__ import annotations
+
+from typing import Union
+
+import msgspec
+
+from platoon_base.hosts.world import World
+
+__all__ = [
+    "Begin",
+    "Dropped",
+    "Exchanged",
+    "Filled",
+    "Listening",
+    "Lost",
+    "Made",
+    "News",
+    "Order",
+    "Peers",
+    "decode_news",
+    "decode_order",
+    "encode",
+]
+
+
+class Begin(msgspec.Struct, frozen=True, tag="begin"):
+    """Begin: the job, and the parameters that its workers share.
+
+    Attributes
+    ----------
+    world : World
+    center : (str, str)
+        The path and the beginning of the name of the center's memory, see `platoon_base.shm.hidden_names.HiddenName`.
+    specs : list of (name, shape, dtype)
+    rule : str
+        That of the hosts, see `platoon_base.rules.hosts.hosts_rule`.
+    every_s : float
+        Seconds from one exchange to the next, at least.
+    filled : bool
+        Whether this host's center, once there is one, holds the values that all hosts start from.
+    """
+
+    world: World
+    center: tuple[str, str]
+    specs: list[tuple[str, tuple[int, ...], str]]
+    rule: str
+    every_s: float
+    filled: bool
+
+
+class Peers(msgspec.Struct, frozen=True, tag="peers"):
+    """Where the couriers of other hosts listen: by host an address, a port and a token in hexadecimal digits."""
+
+    peers: dict[int, tuple[str, int, str]]
+
+
+class Made(msgspec.Struct, frozen=True, tag="made"):
+    """A worker has made the center of this host."""
+
+
+class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
+    """The workers have let go of the center."""
+
+
+class Lost(msgspec.Struct, frozen=True, tag="lost"):
+    """A host is lost."""
+
+    host: int
+
+
+class Listening(msgspec.Struct, frozen=True, tag="listening"):
+    """Where this courier listens."""
+
+    address: str
+    port: int
+    token: str
+
+
+class Filled(msgspec.Struct, frozen=True, tag="filled"):
+    """The center of the host holds the values that all hosts start from."""
+
+
+class Exchanged(msgspec.Struct, frozen=True, tag="exchanged"):
+    """Exchanges so far, the hosts of the latest one, and how long it took."""
+
+    count: int
+    hosts: list[int]
+    seconds: float
+
+
+Order = Union[Begin, Peers, Made, Dropped, Lost]
+News = Union[Listening, Filled, Exchanged]
+_orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
+_news: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
+
+
+def encode(message: Order | News) -> bytes:
+    """Return a message as a line."""
+    return msgspec.json.encode(message) + b"\n"
+
+
+def decode_order(line: bytes) -> Order:
+    """Return the launcher's message in a line; raises `msgspec.MsgspecError`."""
+    return _orders.decode(line)
+
+
+def decode_news(line: bytes) -> News:
+    """Return the courier's message in a line; raises `msgspec.MsgspecError`."""
+    return _news.decode(line)

@@ -1,0 +1,193 @@
+"""The courier of one host as its launcher sees it: started, told, listened to, started again if it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from platoon_base.controller.program import python_main
+from platoon_base.courier import messages as between
+from platoon_base.errors import ConfigurationError
+from platoon_base.job.files import JobFiles
+from platoon_base.rules.hosts import hosts_rule
+from platoon_base.system.environment import HOSTS_EVERY_S, HOSTS_RULE
+
+__all__ = ["CourierKeeper", "courier_settings"]
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 0.2
+_AGAIN_S = 1.0  # from the end of one that failed to the start of the next
+_END_S = 2.0
+_BLOCK = 1 << 16
+
+
+def courier_settings(environment: Mapping[str, str]) -> tuple[str, float]:
+    """Return the rule between hosts, and the seconds from one exchange to the next, at least.
+
+    Raises
+    ------
+    ConfigurationError
+        If the environment says something else.
+    """
+    rule, every = environment.get(HOSTS_RULE) or "average", environment.get(HOSTS_EVERY_S) or str(_EVERY_S)
+    hosts_rule(rule)
+    try:
+        every_s = float(every)
+        if not 0 <= every_s < float("inf"):
+            raise ValueError(every)
+    except ValueError as exc:
+        raise ConfigurationError(f"got {HOSTS_EVERY_S}={every!r}: it must be a number of seconds, 0 or more") from exc
+    return rule, every_s
+
+
+class CourierKeeper:
+    """Runs the courier of one host while the workers there share parameters.
+
+    Parameters
+    ----------
+    files : JobFiles
+        Of this host.
+    heard : callable
+        Takes the courier's messages.
+    """
+
+    def __init__(self, files: JobFiles, heard: Callable[[between.News], None]) -> None:
+        self._files = files
+        self._heard = heard
+        self._begin: between.Begin | None = None
+        self._made = False
+        self._peers: between.Peers | None = None
+        self._lost: dict[int, between.Lost] = {}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._rest = b""
+        self._start_at = 0.0
+
+    def start(self, specs: list[tuple[str, tuple[int, ...], str]], rule: str, every_s: float) -> None:
+        """Start the courier; nothing if it runs."""
+        if self._begin is None:
+            path, prefix = self._files.center_place
+            filled = self._files.world.host == 0
+            self._begin = between.Begin(self._files.world, (path, prefix), specs, rule, every_s, filled)
+            self._launch()
+
+    @property
+    def running(self) -> bool:
+        """Whether there is to be a courier."""
+        return self._begin is not None
+
+    def _launch(self) -> None:
+        if self._begin is None:
+            return
+        log_folder = self._files.origin.log_folder
+        with contextlib.ExitStack() as stack:
+            output = None
+            if log_folder:
+                path = Path(log_folder, f"courier{self._files.world.host}.log")
+                with contextlib.suppress(OSError):
+                    output = stack.enter_context(open(path, "ab", 0))
+            try:
+                self._process = subprocess.Popen(
+                    python_main("platoon_base.courier.process"),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=output,
+                    start_new_session=True,
+                )
+            except OSError as exc:
+                log.warning("the courier cannot be started, so this host's center stays by itself: %s", exc)
+                return
+        if self._process.stdout is not None:
+            os.set_blocking(self._process.stdout.fileno(), False)
+        self._rest = b""
+        self._send(self._begin)
+        for order in (self._peers, *self._lost.values(), between.Made() if self._made else None):
+            if order is not None:
+                self._send(order)
+
+    def made(self) -> None:
+        """Let it know that the center of this host is there."""
+        self._made = True
+        self._send(between.Made())
+
+    def peers(self, peers: dict[int, tuple[str, int, str]]) -> None:
+        """Let it know where the others listen."""
+        self._peers = between.Peers(dict(peers))
+        self._lost = {host: lost for host, lost in self._lost.items() if host not in peers}
+        self._send(self._peers)
+
+    def lost(self, host: int) -> None:
+        """Let it know that a host is lost."""
+        self._lost[host] = between.Lost(host)
+        self._send(self._lost[host])
+
+    def _send(self, order: between.Order) -> None:
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with contextlib.suppress(OSError):  # it has ended, as will be seen
+                process.stdin.write(between.encode(order))
+                process.stdin.flush()
+
+    @property
+    def fds(self) -> list[int]:
+        """The file descriptor to poll, if there is one; call `step` when it can be read."""
+        process = self._process
+        return [process.stdout.fileno()] if process is not None and process.stdout is not None else []
+
+    def step(self) -> None:
+        """Take what the courier says; start it again if it has ended."""
+        process = self._process
+        if process is None or process.stdout is None:
+            if self._begin is not None and time.monotonic() >= self._start_at:
+                self._launch()
+            return
+        try:
+            block = os.read(process.stdout.fileno(), _BLOCK)
+        except BlockingIOError:
+            return
+        if not block:
+            self._has_ended(process)
+            return
+        *lines, self._rest = (self._rest + block).split(b"\n")
+        for line in lines:
+            try:
+                news = between.decode_news(line)
+            except msgspec.MsgspecError as exc:
+                log.warning("the courier says %r: %s", line[:100], exc)
+                continue
+            if isinstance(news, between.Filled) and self._begin is not None:
+                self._begin = msgspec.structs.replace(self._begin, filled=True)
+            self._heard(news)
+
+    def _has_ended(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = None
+        _close(process)
+        self._start_at = time.monotonic() + _AGAIN_S
+        log.warning("the courier of this host ended (status %s), and is started again", process.returncode)
+
+    def dropped(self) -> None:
+        """End it: the workers have let go of the center."""
+        self._begin, self._made, self._peers = None, False, None
+        process, self._process = self._process, None
+        if process is not None:
+            _close(process)
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        if process.stdin is not None:
+            process.stdin.close()
+    try:
+        process.wait(_END_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

@@ -1,0 +1,319 @@
+"""The launcher of a host that is not the first: starts the workers there, and relays between them and host 0."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from platoon_base.channels.base import Received, ServerChannel
+from platoon_base.channels.host_link import SILENT_S, LinkClient
+from platoon_base.controller.processes import Exit, WorkerProcesses
+from platoon_base.controller.program import Program, Start
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.encoding import encode
+from platoon_base.courier.messages import Filled, Listening, News
+from platoon_base.errors import PlatoonError
+from platoon_base.job import backends
+from platoon_base.job.files import JobFiles, Origin
+from platoon_base.job.hosting import open_job_state
+from platoon_base.job.starting import placed
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.couriers import CourierKeeper
+from platoon_base.multihost.last_checkpoint import LastCheckpoint
+from platoon_base.multihost.mirror import Mirror, Sender
+from platoon_base.shm.job_state import WORKER_LOCKS, JobState
+from platoon_base.system.process import pid_namespace
+from platoon_base.system.sigchld import default_sigchld
+
+__all__ = ["Deputy", "host_deputy"]
+
+log = logging.getLogger(__name__)
+
+_MIRROR_S = 0.1
+_STATUS_OF_LOST = 1
+_BY_THEMSELVES_S = 1.0  # that workers have to end in when the first host is lost, before they get signals
+_FIRST_HOST_LOST = "the first host of the job is lost"
+
+
+class Deputy:
+    """Serves the workers of one host until the first host says that the job is over, or is lost.
+
+    Parameters
+    ----------
+    files : JobFiles
+        Of this host.
+    job_state : JobState
+    holds_lock : callable
+        ``holds_lock(rank)`` tells whether that worker holds its lock in the memory of the job's state.
+    server : ServerChannel
+        To the workers here.
+    link : LinkClient
+        To the first host.
+    timeout_s : float
+        The first host is lost when it is silent for so long.
+    grace_s : float
+        How long workers have to end when the first host is lost.
+    """
+
+    def __init__(
+        self,
+        files: JobFiles,
+        job_state: JobState,
+        holds_lock: Callable[[int], bool],
+        server: ServerChannel,
+        link: LinkClient,
+        timeout_s: float,
+        grace_s: float,
+    ) -> None:
+        self.files = files
+        self.children = WorkerProcesses()
+        self._holds_lock = holds_lock
+        self._job_state = job_state
+        self._server = server
+        self._link = link
+        self._timeout_s = timeout_s
+        self._grace_s = grace_s
+        self._mirror = Mirror(job_state, files.job_state)
+        self._sender = Sender(job_state, holds_lock)
+        self._last_checkpoint = LastCheckpoint(files, job_state)
+        self._courier = CourierKeeper(files, self._hear_courier)
+        self._own = list(files.world.ranks_here)
+        self._next_look = 0.0
+        self._silent = False
+        self._signals = 0
+        self._lost_at: float | None = None
+        self._over: between.JobOver | None = None
+        self._unanswered: set[tuple[bytes, bytes]] = set()  # connections and ids of requests
+
+    def start(self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]) -> None:
+        """Start the workers of this host; see `WorkerProcesses.start_forked` for ``preload``."""
+        starts = [placed(self.files, start) for start in starts]
+        if preload:
+            self.children.start_forked(program, args, preload, starts)
+            return
+        for start in starts:
+            self._start(functools.partial(self.children.start, *start), start.rank)
+
+    def _start(self, how: Callable[[], None], rank: int) -> None:
+        try:
+            how()
+        except (OSError, PlatoonError) as exc:
+            log.error("rank %d cannot be started: %s", rank, exc)
+            self._report(Exit(rank, 1, why=f"cannot be started: {exc}", at=time.time()))
+
+    def serve(self, signals: StopSignals) -> between.JobOver:
+        """Serve until the job is over; returns how it ended."""
+        while self._over is None or self.children.running:
+            fds = [signals.fd, *self.children.fds]
+            requests, ready = self._server.wait(self._sleep_s(), [*fds, *self._link.sockets, *self._courier.fds])
+            if requests:
+                self._forward(requests)
+            if signals.fd in ready:
+                self._take_signals(signals.take())
+            for body in self._link.receive():
+                self._obey(between.decode_down(body))
+            self._courier.step()
+            self.children.escalate()
+            if ready.intersection(fds) or self.children.stopping or self.children.some_without_fd:
+                for ended in self.children.reap():
+                    self._report(ended)
+            self._look_around()
+        if self._lost_at is not None:
+            self._last_checkpoint.write()
+        return self._over
+
+    def _sleep_s(self) -> float:
+        if self.children.stopping:
+            return 0.02
+        return max(0.0, self._next_look - time.monotonic())
+
+    def _forward(self, requests: Sequence[Received]) -> None:
+        """Send requests to the first host, after the rows of workers that have just taken their lock."""
+        self._unanswered.update((request.peer, request.request_id) for request in requests)
+        if self._lost_at is not None:
+            self._refuse_unanswered()
+            return
+        rows = self._sender.newly_held(self._own)
+        self._send(between.Requests([between.Forwarded(*request) for request in requests], rows))
+
+    def _take_signals(self, signals: list[signal.Signals]) -> None:
+        for number in signals:
+            self._signals += 1
+            if self._lost_at is not None:
+                self.children.kill()
+            self._send(between.Signalled(number, self._signals))
+
+    def _obey(self, message: between.Down) -> None:
+        if isinstance(message, between.Replies):
+            for each in message.replies:
+                self._unanswered.discard((each.peer, each.request_id))
+                self._server.reply(each.peer, each.request_id, each.data)
+        elif isinstance(message, between.JobState):
+            self._put_state(message)
+        elif isinstance(message, between.SavedState):
+            self._last_checkpoint.note(message)
+        elif isinstance(message, between.SignalWorker):
+            self.children.signal_one(message.rank, signal.Signals(message.number))
+        elif isinstance(message, between.StartAgain):
+            self._start(lambda: self.children.start_again(message.rank), message.rank)
+        elif isinstance(message, between.AdoptWorker):
+            self._adopt(message)
+        elif isinstance(message, between.StartCourier):
+            self._courier.start(message.specs, message.rule, message.every_s)
+        elif isinstance(message, between.Couriers):
+            self._courier.peers(message.at)
+        elif isinstance(message, between.CenterMade):
+            self._courier.made()
+        elif isinstance(message, between.CenterDropped):
+            self._courier.dropped()
+        elif isinstance(message, between.HostLost):
+            self._courier.lost(message.host)
+        elif isinstance(message, between.JobOver):
+            self._end(message)
+        elif isinstance(message, between.Refused):
+            self._end(between.JobOver(_STATUS_OF_LOST, message.why))
+
+    def _hear_courier(self, news: News) -> None:
+        if isinstance(news, Listening):
+            self._send(between.CourierListens((news.address, news.port, news.token)))
+        elif isinstance(news, Filled):
+            self._send(between.CenterFilled())
+
+    def _put_state(self, state: between.JobState) -> None:
+        """Write what the first host has sent, the other hosts' rows first."""
+        self._mirror.put(0, state.rows)
+        job_state = self._job_state
+        for rank, lives, text in state.endings:
+            row = job_state.row(rank)
+            if rank not in self._own or int(row["lives"]) == lives or not text:
+                job_state.write_text(rank, "ending", text)
+        if state.several:
+            job_state.note_several()
+        if job_state.leader != state.leader:
+            job_state.leader = state.leader
+        job_state.living = state.living
+        if state.stop:
+            job_state.stop(state.stop)
+
+    def _adopt(self, late: between.AdoptWorker) -> None:
+        if late.rank not in self._own:
+            self._own.append(late.rank)
+        pid = late.pid if late.pid_namespace == pid_namespace() != 0 else None
+        self.children.adopt(
+            late.rank,
+            pid,
+            functools.partial(self._holds_lock, late.rank),
+            lambda: bool(self._job_state.row(late.rank)["left"]),
+        )
+
+    def _report(self, ended: Exit) -> None:
+        """Report the end of a worker, after its last row."""
+        if self._link.peer.in_flight < 64:
+            self._send(between.Requests([], self._sender.changed(self._own)))
+        log_file = "" if ended.log_file is None else str(ended.log_file.absolute())
+        self._send(
+            between.WorkerEnded(ended.rank, ended.status, log_file, ended.why, ended.failure, ended.log_begin, ended.at)
+        )
+
+    def _look_around(self) -> None:
+        """Do what is due: look for changed rows, and for the first host."""
+        now = time.monotonic()
+        if now >= self._next_look:
+            self._next_look = now + _MIRROR_S
+            if not self._link.peer.in_flight:  # or the next look will see all that has changed meanwhile
+                rows = self._sender.changed(self._own)
+                if rows.ranks:
+                    self._send(between.Requests([], rows))
+        self._link.peer.tick(now)
+        if self._lost_at is not None:
+            if now > self._lost_at + _BY_THEMSELVES_S and not self.children.stopping:
+                self.children.stop(self._grace_s)
+        elif self._over is None:
+            self._look_for_first_host(now)
+
+    def _look_for_first_host(self, now: float) -> None:
+        peer = self._link.peer
+        silent_s = peer.silent_s(now)
+        if peer.closed(now) or silent_s > self._timeout_s:
+            how = "has ended without a word" if peer.closed(now) else f"was silent for {silent_s:.1f} s"
+            log.warning("host 0 is lost, it %s: the workers of this host end, as nobody leads the job any more", how)
+            self._lost_at = now
+            self._over = between.JobOver(_STATUS_OF_LOST, f"{_FIRST_HOST_LOST}: it {how}")
+            self._job_state.stop(self._over.text)
+            self._refuse_unanswered()  # workers that learn it so can say what has ended them
+        elif silent_s > SILENT_S and not self._silent:
+            self._silent = True
+            log.warning(
+                "host 0 is silent since %.1f s: this host waits for it up to %g s (--host-timeout)",
+                silent_s, self._timeout_s,
+            )  # fmt: skip
+        elif silent_s < SILENT_S and self._silent:
+            self._silent = False
+            log.warning("host 0 answers again")
+
+    def _refuse_unanswered(self) -> None:
+        """Answer the requests that the first host will not answer any more."""
+        refusal = encode(msg.Failure(kind="WorkerLostError", message=f"{_FIRST_HOST_LOST}: start the job again"))
+        for peer, request_id in self._unanswered:
+            self._server.reply(peer, request_id, refusal)
+        self._unanswered.clear()
+
+    def _end(self, over: between.JobOver) -> None:
+        """End the workers that still run, and then `serve`."""
+        self._link.peer.acknowledge()  # the first host waits for that before it ends
+        if self._over is None:
+            self._over = over
+            if self.children.running:
+                self._job_state.stop(over.text)
+                self.children.stop(self._grace_s)
+
+    def _send(self, message: between.Up) -> None:
+        self._link.peer.send(between.encode(message))
+
+    def close(self) -> None:
+        """Kill what still runs, and free all locks."""
+        self.children.kill()
+        self._courier.dropped()
+        self._last_checkpoint.close()
+        self._mirror.close()
+
+
+@contextlib.contextmanager
+def host_deputy(
+    link: LinkClient, welcome: between.Welcome, origin: Origin, timeout_s: float, grace_s: float
+) -> Iterator[Deputy]:
+    """Open the job on this host; within the ``with`` block start its workers and serve them.
+
+    After the block nothing of the job is left on this host: no process, no shared memory, no folder.
+
+    Parameters
+    ----------
+    link : LinkClient
+    welcome : Welcome
+        The first host's.
+    origin : Origin
+    timeout_s, grace_s : float
+        See `Deputy`.
+    """
+    world = welcome.world
+    with contextlib.ExitStack() as stack:
+        files = JobFiles.create(world.size, "host", welcome.checkpoint, origin, world)
+        stack.callback(files.lock().close)
+        stack.callback(files.remove)
+        segment, job_state = stack.enter_context(open_job_state(files))
+        for rank in range(world.size):
+            job_state.start_row(rank)
+        job_state.living = len(world.ranks_here)
+        server = backends.listen_at(files.address, None)
+        stack.callback(server.close)
+        stack.enter_context(default_sigchld())
+        deputy = Deputy(
+            files, job_state, lambda rank: segment.locked(WORKER_LOCKS + rank), server, link, timeout_s, grace_s
+        )
+        stack.callback(deputy.close)
+        yield deputy

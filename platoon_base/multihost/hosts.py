@@ -1,0 +1,476 @@
+"""The other hosts of a job, for the launcher of the first one: relays, mirrors, gives orders and notices losses."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from platoon_base.channels.base import Received, ServerChannel
+from platoon_base.channels.host_link import SILENT_S, LinkServer
+from platoon_base.checkpoints.files import About
+from platoon_base.controller.controller import Controller
+from platoon_base.controller.processes import Exit, WorkerProcesses
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.actions import CenterMade
+from platoon_base.coordination.encoding import decode_request
+from platoon_base.coordination.encoding import encode as encode_request
+from platoon_base.coordination.roster import Participant, Roster, divided_peer, relayed_peer
+from platoon_base.courier.messages import Listening, News
+from platoon_base.errors import PlatoonError, ProtocolError
+from platoon_base.hosts.world import World
+from platoon_base.job.files import JobFiles
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.couriers import CourierKeeper, courier_settings
+from platoon_base.multihost.mirror import Mirror, Sender
+from platoon_base.multihost.relay import RelayServer
+from platoon_base.shm.job_state import JobState
+
+__all__ = ["HostTable", "Member"]
+
+log = logging.getLogger(__name__)
+
+_MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two looks at all rows; longer in proportion to more ranks
+_LOST_STATUS = 1
+_LAST_WORD_S = 2.0  # that the end of the job has to be acknowledged in
+_END_JOB = b"end-job"
+
+
+@dataclass
+class Member:
+    """One of the other hosts.
+
+    Attributes
+    ----------
+    host : int
+    name : str
+    session : bytes
+        Of its launcher.
+    arrived : Arrive
+    lost : str
+        Why it takes part no more; empty while it does.
+    silent : bool
+        Whether it was found to be silent, and the user has been warned.
+    """
+
+    host: int
+    name: str
+    session: bytes
+    arrived: between.Arrive
+    lost: str = ""
+    silent: bool = False
+    replies: list[between.Forwarded] = field(default_factory=list)
+    sender: Sender | None = None
+    endings: dict[int, bytes] = field(default_factory=dict)
+    state: between.JobState | None = None
+    signals: int = 0
+
+
+class HostTable:
+    """The other hosts of one job.
+
+    Parameters
+    ----------
+    link : LinkServer
+    members : sequence of Member
+    world : World
+    timeout_s : float
+        A host that is silent for so long is lost.
+    """
+
+    def __init__(self, link: LinkServer, members: Sequence[Member], world: World, timeout_s: float) -> None:
+        self.world = world
+        self._link = link
+        self._members = {member.host: member for member in members}
+        self._by_session = {member.session: member for member in members}
+        self._timeout_s = timeout_s
+        self._mirror_s = _MIRROR_S * max(1.0, world.size / _MIRROR_RANKS)
+        self._next_look = 0.0
+        self._mirror: Mirror | None = None
+        self._roster = Roster(0, 0)
+        self._children: WorkerProcesses | None = None
+        self._courier: CourierKeeper | None = None
+        self._couriers: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
+        self._controller: Controller | None = None
+        self._is_held: Callable[[int], bool] = lambda rank: False
+        self._welcome: between.Welcome | None = None
+
+    def begin(
+        self,
+        job_state: JobState,
+        files: JobFiles,
+        is_held: Callable[[int], bool],
+        roster: Roster,
+        children: WorkerProcesses,
+        controller: Controller,
+    ) -> None:
+        """See `OtherHosts.begin`."""
+        self._mirror = Mirror(job_state, files.job_state)
+        self._courier = CourierKeeper(files, self._hear_courier)
+        self._couriers = {}
+        self._roster, self._children, self._controller, self._is_held = roster, children, controller, is_held
+        for member in self._members.values():
+            self._watch(member, self.world.ranks_on(member.host))
+            member.sender = Sender(job_state, is_held)
+            member.endings, member.state, member.replies = {}, None, []
+
+    def welcome(self, job: str, log_folder: Path, checkpoint: str, framework_address: str) -> None:
+        """Let the other hosts start their workers."""
+        self._welcome = between.Welcome(self.world, job, str(log_folder), checkpoint, framework_address)
+        for member in self._members.values():
+            self._let_in(member)
+
+    def _let_in(self, member: Member) -> None:
+        """Let a host start its workers."""
+        if self._welcome is not None:
+            world = msgspec.structs.replace(self.world, host=member.host)
+            self._send(member, msgspec.structs.replace(self._welcome, world=world))
+
+    def _watch(self, member: Member, ranks: Iterable[int]) -> None:
+        """Count workers of another host as running."""
+        for rank in ranks:
+            if self._children is not None:
+                self._children.watch_remote(
+                    rank,
+                    functools.partial(self._signal_worker, member, rank),
+                    functools.partial(self._start_again, member, rank),
+                )
+
+    @property
+    def sockets(self) -> list[Any]:
+        """The sockets and file descriptors to poll."""
+        return [*self._link.sockets, *([] if self._courier is None else self._courier.fds)]
+
+    @property
+    def sleep_s(self) -> float:
+        """How long to sleep at most, in seconds."""
+        return max(0.0, self._next_look - time.monotonic())
+
+    def serve(self) -> list[Received]:
+        """Take what has come from the other hosts, and send what is due; returns requests of workers there."""
+        requests: list[Received] = []
+        for session, body in self._link.receive():
+            member = self._by_session.get(session)
+            try:
+                message = between.decode_up(body)
+            except ProtocolError as exc:
+                log.warning("%s", exc)
+                continue
+            if member is None:
+                self._refuse_stranger(session, message)
+            elif member.lost:
+                self._send(member, between.Refused(f"the job goes on without this host, which {member.lost}"))
+            else:
+                requests += self._take(member, message)
+        if self._courier is not None:
+            self._courier.step()
+        now = time.monotonic()
+        for member in self._members.values():
+            if not member.lost:
+                self._look_after(member, now)
+        if now >= self._next_look:
+            self._next_look = now + self._mirror_s
+            self._send_state(everything=True)
+        self._link.tick(now)
+        return requests
+
+    def _refuse_stranger(self, session: bytes, message: between.Up) -> None:
+        if isinstance(message, between.Arrive):
+            there = self._members.get(message.host)
+            if there is not None and there.lost:
+                self._take_back(there, session, message)
+                return
+            why = f"the job runs already, with hosts 0 to {self.world.hosts - 1}"
+            if there is not None:
+                why = f"host {message.host} of the job is {there.name} (process {there.arrived.pid}) already"
+            log.warning("%s has come as host %d and was refused: %s", message.name, message.host, why)
+            peer = self._link.peers[session]
+            peer.send(between.encode(between.Refused(f"{why}; give each host another --node-rank")))
+
+    def _take_back(self, member: Member, session: bytes, arrived: between.Arrive) -> None:
+        """Let a host that was lost take part again, with new workers, if the job can go on so."""
+        before, ranks = member.arrived, list(self.world.ranks_on(member.host))
+        same = (arrived.version, arrived.program, arrived.hosts, len(arrived.devices), arrived.address) == (
+            before.version, before.program, before.hosts, len(before.devices), before.address,
+        )  # fmt: skip
+        why = "" if same else "it has another version, script, address or number of workers than before"
+        if not why and (arrived.problem or self._controller is None):
+            why = arrived.problem or "the job has not begun"
+        if not why and self._controller is not None:
+            why = self._controller.host_returns(ranks)
+        if why:
+            log.warning("host %d (%s) has come back and was refused: %s", member.host, arrived.name, why)
+            self._link.peers[session].send(between.encode(between.Refused(f"the job goes on without this host: {why}")))
+            return
+        log.warning("host %d (%s) is back, with workers %s", member.host, arrived.name, _listed(ranks))
+        self._by_session.pop(member.session, None)
+        member.session, member.arrived, member.lost, member.silent = session, arrived, "", False
+        member.replies, member.endings, member.state, member.signals = [], {}, None, 0
+        if self._mirror is not None:
+            member.sender = Sender(self._mirror.job_state, self._is_held)
+        self._by_session[session] = member
+        self._watch(member, ranks)
+        self._let_in(member)
+
+    def _take(self, member: Member, message: between.Up) -> list[Received]:
+        mirror = self._mirror
+        if isinstance(message, between.Requests):
+            if mirror is not None:
+                mirror.put(member.host, message.rows)
+            return [
+                Received(relayed_peer(member.host, each.peer), each.request_id, self._shifted(member, each.data))
+                for each in message.requests
+            ]
+        if isinstance(message, between.WorkerEnded):
+            log_file = Path(message.log_file) if message.log_file else None
+            self._ended(
+                Exit(
+                    message.rank,
+                    message.status,
+                    log_file,
+                    message.why,
+                    message.failure,
+                    message.log_begin,
+                    message.at,
+                )
+            )
+        elif isinstance(message, between.CourierListens):
+            self._note_courier(member.host, message.at)
+        elif isinstance(message, between.CenterFilled):
+            if self._controller is not None:
+                self._controller.decide(lambda coordinator: coordinator.center_filled(member.host))
+        elif isinstance(message, between.Signalled) and message.count > member.signals:
+            member.signals = message.count
+            if self._controller is not None:
+                self._controller.take_signal(signal.Signals(message.number), message.count > 1)
+        return []
+
+    def center_made(self, made: CenterMade) -> None:
+        """See `OtherHosts.center_made`."""
+        courier = self._courier
+        if courier is None:
+            return
+        specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in made.shared.layout.specs]
+        rule, every_s = courier_settings(os.environ)
+        courier.start(specs, rule, every_s)
+        for member in self._members.values():
+            self._send(member, between.StartCourier(specs, rule, every_s))
+            self._send(member, between.Couriers(self._couriers))
+        if made.host:
+            self._send(self._members[made.host], between.CenterMade())
+        else:
+            courier.made()
+
+    def center_dropped(self) -> None:
+        """See `OtherHosts.center_dropped`."""
+        self._couriers = {}
+        if self._courier is not None:
+            self._courier.dropped()
+        for member in self._members.values():
+            self._send(member, between.CenterDropped())
+
+    def _hear_courier(self, news: News) -> None:
+        if isinstance(news, Listening):
+            self._note_courier(0, (news.address, news.port, news.token))
+
+    def _note_courier(self, host: int, at: tuple[str, int, str]) -> None:
+        """Let all couriers know where one of them listens."""
+        self._couriers[host] = at
+        if self._courier is not None:
+            self._courier.peers(self._couriers)
+        for member in self._members.values():
+            self._send(member, between.Couriers(self._couriers))
+
+    def _shifted(self, member: Member, data: bytes) -> bytes:
+        """Put the time within a request to end the job on this host's clock."""
+        if _END_JOB not in data[:64] or self._mirror is None:
+            return data
+        try:
+            request = decode_request(data)
+        except ProtocolError:
+            return data
+        if isinstance(request, msg.EndJob):
+            shift_s = self._mirror.shift_s(member.host)
+            return encode_request(
+                msg.EndJob(protocol=request.protocol, sent_at=request.sent_at + shift_s, grace_s=request.grace_s)
+            )
+        return data
+
+    def _ended(self, ended: Exit) -> None:
+        if self._children is not None:
+            self._children.remote_ended(ended)
+
+    def _look_after(self, member: Member, now: float) -> None:
+        peer = self._link.peers[member.session]
+        silent_s = peer.silent_s(now)
+        if peer.closed(now):
+            self._lose(member, "has ended without a word: was its launcher killed?")
+        elif silent_s > self._timeout_s:
+            self._lose(member, f"was silent for {silent_s:.1f} s")
+        elif silent_s > SILENT_S and not member.silent:
+            member.silent = True
+            log.warning(
+                "host %d (%s) is silent since %.1f s: the others go on, and wait for it up to %g s (--host-timeout)",
+                member.host, member.name, silent_s, self._timeout_s,
+            )  # fmt: skip
+        elif silent_s < SILENT_S and member.silent:
+            member.silent = False
+            log.warning("host %d (%s) answers again", member.host, member.name)
+
+    def _lose(self, member: Member, why: str) -> None:
+        member.lost = why
+        ranks = self.ranks_on(member.host)
+        log.warning("host %d (%s) is lost, with workers %s: it %s", member.host, member.name, _listed(ranks), why)
+        if self._mirror is not None:
+            self._mirror.lose(ranks)
+        if self._controller is not None:
+            self._controller.decide(lambda coordinator: coordinator.host_lost(member.host))
+        self._couriers.pop(member.host, None)
+        if self._courier is not None:
+            self._courier.lost(member.host)
+        for other in self._members.values():
+            self._send(other, between.HostLost(member.host))
+        for rank in ranks:
+            text = f"host {member.host} ({member.name}) is lost: it {why}"
+            self._ended(Exit(rank, _LOST_STATUS, why=text, at=time.time()))
+
+    def ranks_on(self, host: int) -> list[int]:
+        """Return the ranks of a host, those that joined late included."""
+        return [rank for rank, participant in self._roster.items() if participant.host_index == host]
+
+    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
+        """Keep an answer for a worker of another host; `flush` sends it."""
+        host, there = divided_peer(peer)
+        member = self._members.get(host)
+        if member is not None and not member.lost:
+            member.replies.append(between.Forwarded(there, request_id, data))
+
+    def flush(self) -> None:
+        """Send the answers that were kept, after what they rely on."""
+        self._send_state(everything=False)
+        for member in self._members.values():
+            if member.replies:
+                replies, member.replies = member.replies, []
+                self._send(member, between.Replies(replies))
+
+    def _send_state(self, everything: bool) -> None:
+        """Send the other hosts what has changed; without ``everything`` only what answers may rely on."""
+        if self._mirror is None:
+            return
+        job_state = self._mirror.job_state
+        endings = job_state.endings()[: len(self._roster)] if everything else None
+        for member in self._members.values():
+            sender = member.sender
+            if member.lost or sender is None:
+                continue
+            others = [rank for rank, participant in self._roster.items() if participant.host_index != member.host]
+            behind = self._link.peers[member.session].in_flight > 1
+            if behind and not member.replies:
+                continue  # the next look will see all that has changed meanwhile
+            rows = sender.changed(others) if everything else sender.newly_held(others)
+            state = between.JobState(
+                job_state.stop_reason or ("stop" if job_state.stopping else ""),
+                self._roster.living_on(member.host),
+                job_state.leader,
+                job_state.shared_by_several,
+            )
+            ended = [] if endings is None else self._endings(member, endings)
+            if state != member.state or rows.ranks or ended:
+                member.state = state
+                self._send(
+                    member,
+                    between.JobState(state.stop, state.living, state.leader, state.several, ended, rows),
+                )
+
+    def _endings(self, member: Member, endings: Any) -> list[tuple[int, int, str]]:
+        """Return how workers ended where that has changed since it was sent."""
+        if self._mirror is None:
+            return []
+        changed = []
+        for rank in range(len(endings)):
+            ending = bytes(endings[rank])
+            if member.endings.get(rank, b"") != ending:
+                member.endings[rank] = ending
+                lives = int(self._mirror.job_state.row(rank)["lives"])
+                changed.append((rank, lives, ending.decode(errors="replace")))
+        return changed
+
+    def _signal_worker(self, member: Member, rank: int, number: signal.Signals) -> None:
+        self._send(member, between.SignalWorker(rank, number))
+
+    def _start_again(self, member: Member, rank: int) -> None:
+        if member.lost:
+            raise PlatoonError(f"host {member.host} ({member.name}) is lost: it {member.lost}")
+        self._send(member, between.StartAgain(rank))
+
+    def adopt(self, late: Participant) -> None:
+        """See `OtherHosts.adopt`."""
+        member = self._members[late.host_index]
+        self._watch(member, [late.rank])
+        self._send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
+
+    def saved(self, about: About, folder: Path) -> None:
+        """See `OtherHosts.saved`."""
+        message = between.SavedState(about, str(folder.absolute()))
+        for member in self._members.values():
+            self._send(member, message)
+
+    def relayed(self, local: ServerChannel) -> ServerChannel:
+        """See `OtherHosts.relayed`."""
+        return RelayServer(local, self)
+
+    def end(self) -> None:
+        """See `OtherHosts.end`."""
+        self._children = self._controller = None
+        if self._courier is not None:
+            self._courier.dropped()
+            self._courier = None
+        if self._mirror is not None:
+            self._mirror.close()
+            self._mirror = None
+
+    @property
+    def lost(self) -> str:
+        """The hosts that are lost, in a line; empty if none is."""
+        return ", ".join(
+            f"host {member.host} ({member.name}) is lost, it {member.lost}"
+            for member in self._members.values()
+            if member.lost
+        )
+
+    @contextlib.contextmanager
+    def told_of_failure(self) -> Iterator[None]:
+        """Let the other hosts know if an exception ends the ``with`` block: there is no job any more."""
+        try:
+            yield
+        except BaseException as exc:
+            self.over(_LOST_STATUS, f"the first host failed: {exc}", again=False)
+            raise
+
+    def over(self, status: int, text: str, again: bool) -> None:
+        """Send the other hosts how the job ended, and wait for a moment until they have heard it."""
+        for member in self._members.values():
+            self._send(member, between.JobOver(status, text, again))
+        deadline = time.monotonic() + _LAST_WORD_S
+        peers = [self._link.peers[member.session] for member in self._members.values() if not member.lost]
+        while time.monotonic() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
+            self._link.receive()
+            self._link.tick(time.monotonic())
+            self._link.poll(0.05)
+
+    def _send(self, member: Member, message: between.Down) -> None:
+        if not member.lost or isinstance(message, (between.Refused, between.JobOver)):
+            self._link.peers[member.session].send(between.encode(message))
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks)) or "none"

@@ -1,0 +1,72 @@
+"""The checkpoint that a host writes when the first host, which writes them otherwise, is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from pathlib import Path
+
+import msgspec
+
+from platoon_base.checkpoints.files import Checkpoint, CheckpointFolder
+from platoon_base.checkpoints.writer import Readable
+from platoon_base.errors import PlatoonError
+from platoon_base.job import backends
+from platoon_base.job.files import JobFiles
+from platoon_base.multihost.messages import SavedState
+from platoon_base.shm.job_state import JobState
+
+__all__ = ["LastCheckpoint"]
+
+log = logging.getLogger(__name__)
+
+
+class LastCheckpoint:
+    """Keeps what the first host has written to its latest checkpoint, and this host's center open.
+
+    Parameters
+    ----------
+    files : JobFiles
+        Of this host.
+    job_state : JobState
+    """
+
+    def __init__(self, files: JobFiles, job_state: JobState) -> None:
+        self._files = files
+        self._job_state = job_state
+        self._latest: SavedState | None = None
+        self._center: Readable | None = None
+
+    def note(self, latest: SavedState) -> None:
+        """Take note of a checkpoint of the first host."""
+        self._latest = latest
+        if latest.about.parameters and self._center is None:
+            with contextlib.suppress(OSError, PlatoonError):  # there is no center here yet
+                self._center = backends.watch_center(self._files, latest.about.layout)
+
+    def write(self) -> None:
+        """Write one in the place of the first host, once all workers here have ended."""
+        latest = self._latest
+        if latest is None:
+            return
+        if self._center is None:
+            self.note(latest)
+        if self._center is None:
+            log.warning("no checkpoint of this host's center is written: it has none. Resume from %s", latest.folder)
+            return
+        positions = {rank: self._job_state.position(rank) for rank in latest.about.positions}
+        about = msgspec.structs.replace(latest.about, positions=positions)
+        folder = Path(latest.folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            values, states = self._center.snapshot(may_wait=True)
+            path = CheckpointFolder(folder).save(Checkpoint.of(about, about.layout, values, states))
+        except (OSError, PlatoonError) as exc:
+            log.warning("the last checkpoint cannot be written to %s: %s", folder, exc)
+        else:
+            log.warning("this host has saved its center in %s: go on from there with --resume %s", path, folder)
+
+    def close(self) -> None:
+        """Let go of the center."""
+        if self._center is not None:
+            self._center.close()

@@ -1,0 +1,403 @@
+"""How the launchers of a job's hosts find each other: the first one listens, the others connect to it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import ipaddress
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import platoon_base
+from platoon_base.channels.host_link import LinkClient, LinkServer
+from platoon_base.channels.keys import keys_of_secret
+from platoon_base.controller.program import Program
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.hosts.place import Place
+from platoon_base.hosts.world import World
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.hosts import HostTable, Member
+from platoon_base.multihost.secret import read_key, read_or_make_key
+from platoon_base.system.environment import MAX_WORKERS
+
+__all__ = ["DEFAULT_PORT", "Here", "MeetingInterruptedError", "arrive", "fingerprint", "gather_hosts"]
+
+log = logging.getLogger(__name__)
+
+DEFAULT_PORT = 29400  # torchrun's
+_POLL_INTERVAL_S = 0.1
+_NEWS_S = 10.0
+_LAST_WORD_S = 1.0
+_KEY_BYTES = 32
+
+
+class MeetingInterruptedError(Exception):
+    """A signal came while the hosts waited for each other.
+
+    Attributes
+    ----------
+    number : signal.Signals
+    """
+
+    def __init__(self, number: signal.Signals) -> None:
+        super().__init__(f"{number.name} came while the hosts waited for each other")
+        self.number = number
+
+
+class Here(NamedTuple):
+    """The introduction of this host.
+
+    Attributes
+    ----------
+    place : Place
+    devices : list of str
+        One for each worker to start here.
+    program : str
+        See `fingerprint`.
+    problem : str
+        Why it cannot take part; empty if it can.
+    """
+
+    place: Place
+    devices: list[str]
+    program: str
+    problem: str = ""
+
+    def arrival(self, address: str, first_address: str) -> between.Arrive:
+        """Return the introduction; ``address`` is that by which others reach it."""
+        return between.Arrive(
+            protocol=between.PROTOCOL,
+            version=platoon_base.__version__,
+            hosts=self.place.hosts,
+            host=self.place.host,
+            name=os.uname().nodename,
+            address=address,
+            first_address=first_address,
+            devices=self.devices,
+            program=self.program,
+            pid=os.getpid(),
+            problem=self.problem,
+        )
+
+
+def fingerprint(program: Program, args: Sequence[str]) -> str:
+    """Return what tells a script with its arguments from another: of its source files, and of how it is called."""
+    digest = hashlib.sha256(repr([program.is_module, program.shown, list(args)]).encode())
+    for path in program.files():
+        with contextlib.suppress(OSError):
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _divided(endpoint: str) -> tuple[str, int]:
+    """Return the host and the port of an endpoint."""
+    host, _, port = endpoint.rpartition(":") if endpoint.count(":") == 1 or "]" in endpoint else (endpoint, "", "")
+    if not port:
+        return host.strip("[]"), DEFAULT_PORT
+    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ConfigurationError(f"got the endpoint {endpoint!r}: it must be HOST or HOST:PORT, as 10.0.0.1:29400")
+    return host.strip("[]"), int(port)
+
+
+def _resolved(name: str) -> str:
+    """Return the IPv4 address of a name, or an IPv6 address if it has no other."""
+    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    addresses = [str(entry[4][0]) for entry in found]
+    return next((address for address in addresses if ":" not in address), addresses[0])
+
+
+def _as_url(address: str, port: int) -> str:
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
+def own_address_towards(address: str) -> str:
+    """Return the address of this host by which packets leave for another one."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.connect((address, 9))  # sends nothing
+        return str(sock.getsockname()[0])
+
+
+def _listen(endpoint: str) -> LinkServer:
+    name, port = _divided(endpoint)
+    try:
+        address = _resolved(name)
+    except OSError as exc:
+        raise ConfigurationError(
+            f"the host name {name!r} of --rdzv-endpoint does not resolve here ({exc}): give this host's IP address"
+        ) from exc
+    if ipaddress.ip_address(address.partition("%")[0]).is_loopback and not _says_loopback(name):
+        address = "0.0.0.0"  # many systems give their own name a loopback address, which no other host can reach
+    server_keys, _ = keys_of_secret(read_or_make_key())
+    return LinkServer(_as_url(address, port), server_keys)
+
+
+def _says_loopback(name: str) -> bool:
+    return name == "localhost" or name.startswith("127.") or name == "::1"
+
+
+@contextlib.contextmanager
+def gather_hosts(
+    endpoint: str,
+    here: Here,
+    signals: StopSignals,
+    say: Callable[[str], None],
+    *,
+    timeout_s: float,
+    host_timeout_s: float,
+    encrypted: bool = True,
+) -> Iterator[HostTable]:
+    """Listen on the first host until all others have come; gives their table.
+
+    Parameters
+    ----------
+    endpoint : str
+        ``HOST`` or ``HOST:PORT``, an address of this host.
+    here : Here
+    signals : StopSignals
+    say : callable
+        Called with a line about who is missing, from time to time.
+    timeout_s : float
+        How long to wait for the others.
+    host_timeout_s : float
+        See `HostTable`.
+    encrypted : bool
+        Whether workers encrypt the arrays that they send to other hosts.
+
+    Raises
+    ------
+    ConfigurationError
+        If some do not come, or one cannot take part.
+    MeetingInterruptedError
+        If a signal comes.
+    """
+    link = _listen(endpoint)
+    try:
+        meeting = _Meeting(link, here)
+        try:
+            meeting.wait(signals, say, timeout_s)
+        except BaseException as exc:
+            why = "the first host was interrupted" if isinstance(exc, MeetingInterruptedError) else str(exc)
+            meeting.refuse_all(why)
+            raise
+        members = [meeting.members[host] for host in sorted(meeting.members)]
+        arrived = [member.arrived for member in members]
+        world = World(
+            [len(here.devices), *(len(each.devices) for each in arrived)],
+            0,
+            [os.uname().nodename, *(each.name for each in arrived)],
+            [arrived[0].first_address, *(each.address for each in arrived)],
+            secrets.token_hex(_KEY_BYTES) if encrypted else "",
+        )
+        yield HostTable(link, members, world, host_timeout_s)
+    finally:
+        link.close()
+
+
+def _require_none(taken: Sequence[signal.Signals]) -> None:
+    if taken:
+        raise MeetingInterruptedError(taken[0])
+
+
+class _Meeting:
+    """The first host's list of who has come."""
+
+    def __init__(self, link: LinkServer, here: Here) -> None:
+        self._link = link
+        self._here = here
+        self.members: dict[int, Member] = {}
+
+    def wait(self, signals: StopSignals, say: Callable[[str], None], timeout_s: float) -> None:
+        """Wait for all; see `gather_hosts`."""
+        began = time.monotonic()
+        next_news = began + _NEWS_S
+        while len(self.members) < self._here.place.hosts - 1:
+            self._link.poll(_POLL_INTERVAL_S, [signals.fd])
+            _require_none(signals.take())
+            for session, body in self._link.receive():
+                self._admit(session, body)
+            now = time.monotonic()
+            self._link.tick(now)
+            self._drop_gone(now)
+            if now > began + timeout_s:
+                raise ConfigurationError(
+                    f"{self._missing()} did not come to {self._link.address} within {timeout_s:g} s: start `platoon "
+                    "launch` there with this --rdzv-endpoint, and see what it says (a firewall, another port?)"
+                )
+            if now > next_news:
+                next_news = now + _NEWS_S
+                say(f"waiting for {self._missing()} at {self._link.address}")
+
+    def _missing(self) -> str:
+        hosts = range(1, self._here.place.hosts)
+        missing = [str(host) for host in hosts if host not in self.members]
+        return f"host{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._here.place.hosts}"
+
+    def _admit(self, session: bytes, body: bytes) -> None:
+        try:
+            arrived = between.decode_up(body)
+        except ProtocolError as exc:
+            self._refuse(session, str(exc))
+            raise ConfigurationError(f"a host has another version of this package: {exc}") from exc
+        if not isinstance(arrived, between.Arrive):
+            return
+        who = f"host {arrived.host} ({arrived.name})"
+        there = self.members.get(arrived.host)
+        if arrived.host == 0 or there is not None:
+            taken = os.uname().nodename if there is None else there.name
+            pid = os.getpid() if there is None else there.arrived.pid
+            why = f"host {arrived.host} of the job is {taken} (process {pid}) already: give each another --node-rank"
+            say_why = f"{arrived.name} (process {arrived.pid}) was refused: {why}"
+            self._refuse(session, why)
+            log.warning("%s", say_why)
+            return
+        problem = self._problem(arrived)
+        if problem:
+            self._refuse(session, f"{who} {problem}")
+            raise ConfigurationError(f"{who} {problem}")
+        self.members[arrived.host] = Member(arrived.host, arrived.name, session, arrived)
+
+    def _problem(self, arrived: between.Arrive) -> str:
+        """Return why a host cannot take part; empty if it can."""
+        here = self._here
+        if (arrived.protocol, arrived.version) != (between.PROTOCOL, platoon_base.__version__):
+            return (
+                f"has platoon-plugins {arrived.version}, the first host has {platoon_base.__version__}: install one "
+                "version on all hosts"
+            )
+        if arrived.problem:
+            return f"cannot take part: {arrived.problem}"
+        if arrived.hosts != here.place.hosts:
+            return f"says --nnodes {arrived.hosts}, the first host {here.place.hosts}: give the same on all hosts"
+        if not 0 < arrived.host < here.place.hosts:
+            return f"has a number that is not one of 0 to {here.place.hosts - 1}: give each host its --node-rank"
+        if arrived.program != here.program:
+            return "runs another script, or has other arguments, than the first host: give all hosts the same"
+        workers = len(here.devices) + len(arrived.devices)
+        workers += sum(len(member.arrived.devices) for member in self.members.values())
+        if workers > MAX_WORKERS:
+            return f"brings the job to {workers} workers: it has at most {MAX_WORKERS}"
+        return ""
+
+    def _drop_gone(self, now: float) -> None:
+        """Forget hosts whose launcher has ended meanwhile: another may come in its place."""
+        for host, member in list(self.members.items()):
+            if self._link.peers[member.session].closed(now):
+                log.warning("%s", f"host {host} ({member.name}) has gone again, before all had come")
+                del self.members[host]
+
+    def _refuse(self, session: bytes, why: str) -> None:
+        self._link.peers[session].send(between.encode(between.Refused(why)))
+
+    def refuse_all(self, why: str) -> None:
+        """Let those who have come know that there will be no job."""
+        for member in self.members.values():
+            self._refuse(member.session, why)
+        deadline = time.monotonic() + _LAST_WORD_S
+        while time.monotonic() < deadline and any(peer.in_flight for peer in self._link.peers.values()):
+            self._link.receive()
+            self._link.tick(time.monotonic())
+            self._link.poll(0.01)
+
+
+@contextlib.contextmanager
+def arrive(
+    endpoint: Callable[[], str],
+    here: Here,
+    signals: StopSignals,
+    say: Callable[[str], None],
+    *,
+    timeout_s: float,
+) -> Iterator[tuple[LinkClient, Callable[[], between.Welcome]]]:
+    """Connect to the first host, from another one.
+
+    Gives the connection, and a function that waits for the first host's welcome to the next job.
+
+    Parameters
+    ----------
+    endpoint : callable
+        Returns ``HOST`` or ``HOST:PORT``, empty while it is not known.
+    here : Here
+    signals : StopSignals
+    say : callable
+        Called with a line about the wait, from time to time.
+    timeout_s : float
+        How long to wait for the first host to be found, and then for all others.
+
+    Raises
+    ------
+    ConfigurationError
+        If it does not answer, or refuses this host.
+    MeetingInterruptedError
+        If a signal comes.
+    """
+    deadline = time.monotonic() + timeout_s
+    _, keys = keys_of_secret(read_key(timeout_s))
+    name, port = _divided(_poll(endpoint, "the first host has not said where it listens", signals, deadline))
+    address = _first_address(name, signals, deadline)
+    link = LinkClient(_as_url(address, port), keys)
+    try:
+        link.peer.send(between.encode(here.arrival(own_address_towards(address), address)))
+        yield link, lambda: _wait_for_welcome(link, f"{name}:{port}", signals, say, timeout_s)
+    finally:
+        link.close()
+
+
+def _first_address(name: str, signals: StopSignals, deadline: float) -> str:
+    def resolve() -> str:
+        try:
+            return _resolved(name)
+        except OSError:
+            return ""
+
+    return _poll(
+        resolve, f"the host name {name!r} of --rdzv-endpoint does not resolve: give an IP address", signals, deadline
+    )
+
+
+def _poll(ask: Callable[[], str], problem: str, signals: StopSignals, deadline: float) -> str:
+    while not (found := ask()):
+        if time.monotonic() > deadline:
+            raise ConfigurationError(problem)
+        _require_none(signals.take(_POLL_INTERVAL_S))
+    return found
+
+
+def _wait_for_welcome(
+    link: LinkClient, where: str, signals: StopSignals, say: Callable[[str], None], timeout_s: float
+) -> between.Welcome:
+    began = time.monotonic()
+    next_news = began + _NEWS_S
+    while True:
+        link.poll(_POLL_INTERVAL_S, [signals.fd])
+        _require_none(signals.take())
+        for body in link.receive():
+            message = between.decode_down(body)
+            if isinstance(message, between.Welcome):
+                return message
+            if isinstance(message, between.Refused):
+                raise ConfigurationError(f"the first host refuses this one: {message.why}")
+            if isinstance(message, between.JobOver):
+                raise ConfigurationError(f"the job has ended before it began: {message.text}")
+        now = time.monotonic()
+        link.peer.tick(now)
+        if link.refused:
+            raise ConfigurationError(
+                f"the first host at {where} refuses this one, which has another key: copy the key file from there"
+            )
+        if link.connected and link.peer.closed(now):
+            raise ConfigurationError(f"the first host at {where} has ended before the job began")
+        if now > began + timeout_s:
+            what = "the other hosts have not all come" if link.connected else f"nobody answers at {where}"
+            raise ConfigurationError(
+                f"{what} within {timeout_s:g} s: does --rdzv-endpoint name the first host, and its launcher run?"
+            )
+        if now > next_news:
+            next_news = now + _NEWS_S
+            say(f"waiting for {'the other hosts' if link.connected else f'the first host at {where}'}")

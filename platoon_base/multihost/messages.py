@@ -1,0 +1,331 @@
+"""The messages between the launcher of the first host and the deputies of the others, and how they are encoded."""
+
+from __future__ import annotations
+
+from typing import Optional, Union
+
+import msgspec
+
+from platoon_base.checkpoints.files import About
+from platoon_base.controller.failure import Failure
+from platoon_base.errors import ProtocolError
+from platoon_base.hosts.world import World
+
+__all__ = [
+    "PROTOCOL",
+    "AdoptWorker",
+    "Arrive",
+    "CenterDropped",
+    "CenterFilled",
+    "CenterMade",
+    "CourierListens",
+    "Couriers",
+    "Down",
+    "Forwarded",
+    "HostLost",
+    "JobOver",
+    "JobState",
+    "Refused",
+    "Replies",
+    "Requests",
+    "Rows",
+    "SavedState",
+    "SignalWorker",
+    "Signalled",
+    "StartAgain",
+    "StartCourier",
+    "Up",
+    "Welcome",
+    "WorkerEnded",
+    "decode_down",
+    "decode_up",
+    "encode",
+]
+
+PROTOCOL = 1
+
+# The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """Rows of the job's state that have changed.
+
+    Attributes
+    ----------
+    sent_at : float
+        By the sender's monotonic clock.
+    ranks : list of int
+    rows : bytes
+        An array of `platoon_base.shm.job_state.MIRRORED` for these ranks.
+    held : bytes
+        One byte per rank, 1 if its worker holds its lock.
+    """
+
+    sent_at: float = 0.0
+    ranks: list[int] = []
+    rows: bytes = b""
+    held: bytes = b""
+
+
+class Forwarded(msgspec.Struct, frozen=True, array_like=True):
+    """One request or answer of a worker: its connection to its own launcher, the request's id and the message."""
+
+    peer: bytes
+    request_id: bytes
+    data: bytes
+
+
+# From a deputy.
+
+
+class Arrive(msgspec.Struct, frozen=True, tag="arrive"):
+    """A launcher is there.
+
+    Attributes
+    ----------
+    protocol : int
+    version : str
+        Of this package.
+    hosts, host : int
+        How many hosts there are, and which of them this is.
+    name : str
+        The host's name, for messages.
+    address, first_address : str
+        Its own address towards the first host, and that of the first host.
+    devices : list of str
+        One for each worker to start here.
+    program : str
+        A fingerprint of the script and its arguments.
+    pid : int
+    problem : str
+        Why it cannot take part; empty if it can.
+    """
+
+    protocol: int
+    version: str
+    hosts: int
+    host: int
+    name: str
+    address: str
+    first_address: str
+    devices: list[str]
+    program: str
+    pid: int
+    problem: str = ""
+
+
+class Requests(msgspec.Struct, frozen=True, tag="requests"):
+    """Requests of workers; ``rows`` were written before."""
+
+    requests: list[Forwarded]
+    rows: Rows = Rows()
+
+
+class WorkerEnded(msgspec.Struct, frozen=True, tag="worker-ended"):
+    """The process of a worker has ended; see `platoon_base.controller.processes.Exit`."""
+
+    rank: int
+    status: int
+    log_file: str = ""
+    why: str = ""
+    failure: Optional[Failure] = None
+    log_begin: int = 0
+    at: float = 0.0
+
+
+class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
+    """A signal has reached the launcher of a host; ``count`` is the number of signals that it has got so far."""
+
+    number: int
+    count: int
+
+
+class CourierListens(msgspec.Struct, frozen=True, tag="courier-listens"):
+    """Where the courier of a host listens: an address, a port and a token in hexadecimal digits."""
+
+    at: tuple[str, int, str]
+
+
+class CenterFilled(msgspec.Struct, frozen=True, tag="center-filled"):
+    """The center of a host holds the values that all hosts start from."""
+
+
+# From the first host.
+
+
+class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
+    """All hosts are there: start the workers.
+
+    Attributes
+    ----------
+    world : World
+    job : str
+        The job's name on the first host.
+    log_folder : str
+        Its absolute path there.
+    checkpoint : str
+        The file that the job is resumed from; empty for a new one.
+    framework_address : str
+        Where rank 0 listens for a framework's own group.
+    """
+
+    world: World
+    job: str
+    log_folder: str
+    checkpoint: str = ""
+    framework_address: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The host takes no part, for the reason given."""
+
+    why: str
+
+
+class Replies(msgspec.Struct, frozen=True, tag="replies"):
+    """Answers to workers."""
+
+    replies: list[Forwarded]
+
+
+class JobState(msgspec.Struct, frozen=True, tag="state"):
+    """The state of the job as the first host has it.
+
+    Attributes
+    ----------
+    stop : str
+        The reason to stop; empty while there is none.
+    living, leader : int
+    several : bool
+    endings : list of (int, int, str)
+        Rank, its number of lives and how it ended, where that has changed.
+    rows : Rows
+    """
+
+    stop: str
+    living: int
+    leader: int
+    several: bool
+    endings: list[tuple[int, int, str]] = []
+    rows: Rows = Rows()
+
+
+class SavedState(msgspec.Struct, frozen=True, tag="saved-state"):
+    """The contents of the first host's latest checkpoint besides its arrays, and the folder of the checkpoints."""
+
+    about: About
+    folder: str
+
+
+class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
+    """Start the courier, for parameters that the workers share; see `platoon_base.courier.messages.Begin`."""
+
+    specs: list[tuple[str, tuple[int, ...], str]]
+    rule: str
+    every_s: float
+
+
+class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
+    """Where the couriers of the hosts listen."""
+
+    at: dict[int, tuple[str, int, str]]
+
+
+class CenterMade(msgspec.Struct, frozen=True, tag="center-made"):
+    """A worker of the host has made its center."""
+
+
+class CenterDropped(msgspec.Struct, frozen=True, tag="center-dropped"):
+    """The workers have let go of their centers."""
+
+
+class HostLost(msgspec.Struct, frozen=True, tag="host-lost"):
+    """A host is lost."""
+
+    host: int
+
+
+class SignalWorker(msgspec.Struct, frozen=True, tag="signal-worker"):
+    """Send a signal to a worker."""
+
+    rank: int
+    number: int
+
+
+class StartAgain(msgspec.Struct, frozen=True, tag="start-again"):
+    """Start a worker that has ended again."""
+
+    rank: int
+
+
+class AdoptWorker(msgspec.Struct, frozen=True, tag="adopt-worker"):
+    """Watch a worker that has joined late on this host."""
+
+    rank: int
+    pid: int
+    pid_namespace: int
+
+
+class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
+    """The job has ended.
+
+    Attributes
+    ----------
+    status : int
+        The exit status of all launchers.
+    text : str
+        Why it ended, in a line.
+    again : bool
+        Whether all workers are started again, after another `Welcome`.
+    """
+
+    status: int
+    text: str
+    again: bool = False
+
+
+Up = Union[Arrive, Requests, WorkerEnded, Signalled, CourierListens, CenterFilled]
+Down = Union[
+    Welcome,
+    Refused,
+    Replies,
+    JobState,
+    SavedState,
+    StartCourier,
+    Couriers,
+    CenterMade,
+    CenterDropped,
+    HostLost,
+    SignalWorker,
+    StartAgain,
+    AdoptWorker,
+    JobOver,
+]
+
+_encoder = msgspec.msgpack.Encoder()
+_ups: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
+_downs: msgspec.msgpack.Decoder[Down] = msgspec.msgpack.Decoder(Down)
+
+
+def encode(message: Up | Down) -> bytes:
+    """Encode a message."""
+    return _encoder.encode(message)
+
+
+def decode_up(data: bytes) -> Up:
+    """Decode a message of a deputy; raises `ProtocolError` for anything else."""
+    try:
+        return _ups.decode(data)
+    except msgspec.MsgspecError as exc:
+        raise ProtocolError(f"got a message of another host that is none ({exc}): {_ONE_VERSION}") from exc
+
+
+def decode_down(data: bytes) -> Down:
+    """Decode a message of the first host; raises `ProtocolError` for anything else."""
+    try:
+        return _downs.decode(data)
+    except msgspec.MsgspecError as exc:
+        raise ProtocolError(f"got a message of the first host that is none ({exc}): {_ONE_VERSION}") from exc
+
+
+_ONE_VERSION = "install one version of this package on all hosts"

@@ -1,0 +1,415 @@
+"""Jobs on a cluster of Ray: one launcher per node, in an actor that a placement group puts there."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.errors import ConfigurationError
+from platoon_base.multihost.start import PASSED
+from platoon_base.system.environment import KEY_FILE
+
+__all__ = ["Shares", "launch", "shares"]
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 600.0
+_POLL_S = 0.2
+_LAST_WORDS_S = 30.0  # that the other hosts have to end in after the first one
+_LOST_STATUS = 1
+_CONCURRENT = 4  # calls of one actor: one waits for output while others pass signals
+_LINES = 200  # of output in one answer
+# A launcher that ends after the actor, however that ends.
+_LAUNCH = """
+import signal, sys
+from platoon_base.system.orphan import Patience, end_with
+end_with(int(sys.argv.pop(1)), Patience(0.0, 0.0, signal.SIGTERM, 20.0))
+from platoon_base.cli import main
+main()
+"""
+
+
+class Shares(NamedTuple):
+    """How the workers of a job are divided among nodes.
+
+    Attributes
+    ----------
+    workers : list of int
+        For each host.
+    kind : str
+        ``"GPU"`` or ``"CPU"``: each worker gets one.
+    """
+
+    workers: list[int]
+    kind: str
+
+
+def shares(
+    nodes: Sequence[Mapping[str, float]], workers: int, device: str = "auto", hosts: int | None = None
+) -> Shares:
+    """Divide workers among nodes: as few nodes as will do, or as evenly as possible among ``hosts``.
+
+    Parameters
+    ----------
+    nodes : sequence of mapping of str to float
+        The resources of each node, such as ``{"CPU": 8.0, "GPU": 2.0}``.
+    workers : int
+        In all.
+    device : str
+        ``"cuda"`` for a GPU each, ``"cpu"`` for a core each, ``"auto"`` for GPUs where the cluster has any.
+    hosts : int, optional
+        Nodes may be fewer: the cluster may grow.
+
+    Raises
+    ------
+    ConfigurationError
+        If the cluster is too small, or there are fewer workers than hosts.
+    """
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigurationError(f"got -D {device}: on Ray it must be cpu, cuda or auto, and Ray chooses which devices")
+    if workers < 1:
+        raise ConfigurationError(f"got {workers} workers: there must be at least one")
+    have_gpus = any(node.get("GPU", 0) >= 1 for node in nodes)
+    kind = "GPU" if device == "cuda" or (device == "auto" and have_gpus) else "CPU"
+    if hosts is not None:
+        if not 1 <= hosts <= workers:
+            raise ConfigurationError(f"got {workers} workers on {hosts} hosts: each host needs at least one")
+        return Shares([workers // hosts + (host < workers % hosts) for host in range(hosts)], kind)
+    rooms = sorted((int(node.get(kind, 0)) for node in nodes), reverse=True)
+    divided, left = [], workers
+    for room in rooms:
+        if left and room:
+            divided.append(min(room, left))
+            left -= divided[-1]
+    if left:
+        raise ConfigurationError(
+            f"got {workers} workers, one {kind} each, and the cluster has {sum(rooms)} {kind}s on {len(rooms)} nodes: "
+            "take fewer workers, or say --nnodes if the cluster grows when it is asked to"
+        )
+    return Shares(divided, kind)
+
+
+def launch(
+    script: str,
+    args: Sequence[str] = (),
+    *,
+    workers: int,
+    device: str = "auto",
+    hosts: int | None = None,
+    options: Sequence[str] = (),
+    timeout_s: float = TIMEOUT_S,
+    show: Callable[[str], object] | None = None,
+) -> int:
+    """Run a script as workers of one job on the nodes of a cluster of Ray; returns the exit status.
+
+    Each node runs ``platoon launch``, which has to be installed there, as has the script: on a file system that the
+    nodes share, or by ``working_dir`` of Ray's runtime environment. A process that has not called ``ray.init`` uses the
+    cluster that ``RAY_ADDRESS`` names, or the one that this machine belongs to.
+
+    Parameters
+    ----------
+    script : str
+    args : sequence of str
+        Of the script.
+    workers : int
+        In all.
+    device : str
+        ``"cuda"``, ``"cpu"`` or ``"auto"``; each worker has a GPU or a core of Ray's.
+    hosts : int, optional
+        As few as will do if it is not given.
+    options : sequence of str
+        More options of ``platoon launch``, such as ``["--checkpoint-every", "60", "--log-dir", "/shared/logs"]``.
+    timeout_s : float
+        How long to wait for the nodes.
+    show : callable, optional
+        Called with each line of output; those of the hosts but the first one begin with the name of the host. Written
+        to standard output if it is not given.
+
+    Raises
+    ------
+    ConfigurationError
+        If Ray is not installed, there is no cluster, or it has no room.
+
+    Examples
+    --------
+    >>> from platoon_base.multihost.ray import launch
+    >>> launch("train.py", ["--epochs", "3"], workers=16)  # doctest: +SKIP
+    0
+    """
+    ray = _ray()
+    words = [*options, script, *args]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_connected(ray))
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        divided = shares(nodes, workers, device, hosts)
+        group = stack.enter_context(_placed(ray, divided, timeout_s))
+        signals = stack.enter_context(StopSignals()) if _is_main_thread() else None
+        job = _Job(ray, group, divided, words, show or _write)
+        stack.callback(job.close)
+        job.start(timeout_s)
+        return job.serve(signals)
+
+
+def _ray() -> Any:
+    try:
+        return importlib.import_module("ray")
+    except ImportError as exc:
+        raise ConfigurationError('jobs on Ray need it: pip install "platoon-plugins[ray]", on all nodes') from exc
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+def _write(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _connected(ray: Any) -> Iterator[None]:
+    """Connect this process to a cluster, if it is not connected, and for as long."""
+    if ray.is_initialized():
+        yield
+        return
+    try:
+        ray.init(address=os.environ.get("RAY_ADDRESS") or "auto", log_to_driver=False, logging_level=logging.ERROR)
+    except (ConnectionError, RuntimeError, ValueError) as exc:
+        raise ConfigurationError(
+            f"there is no cluster of Ray ({exc}): start one by `ray start --head` and, on the other nodes, `ray start "
+            "--address=HEAD:6379`, or name one in RAY_ADDRESS"
+        ) from exc
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+@contextlib.contextmanager
+def _placed(ray: Any, divided: Shares, timeout_s: float) -> Iterator[Any]:
+    """Reserve a bundle for each host, on a node of its own, for the length of the ``with`` block."""
+    placement = importlib.import_module("ray.util.placement_group")
+    bundles = [{"CPU": float(count), **({"GPU": float(count)} if divided.kind == "GPU" else {})}
+               for count in divided.workers]  # fmt: skip
+    group = placement.placement_group(bundles, strategy="STRICT_SPREAD")
+    try:
+        try:
+            ray.get(group.ready(), timeout=timeout_s)
+        except ray.exceptions.GetTimeoutError as exc:
+            raise ConfigurationError(
+                f"Ray had no room for {bundles} on nodes of their own within {timeout_s:g} s (--rdzv-timeout): do "
+                "other jobs use the cluster (`ray status`)? A worker takes a core, on GPUs one of each"
+            ) from exc
+        yield group
+    finally:
+        placement.remove_placement_group(group)
+
+
+class Launcher:
+    """Runs ``platoon launch`` on the node that Ray has put this actor on.
+
+    Parameters
+    ----------
+    key : str
+        Of the job: 64 hexadecimal digits. A file that only this user can read has it as long as this object lives.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="platoon-ray-")  # mode 0700
+        self._key_file = Path(self._folder.name, "key")
+        with open(os.open(self._key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(key + "\n")
+        self._process: subprocess.Popen[str] | None = None
+        self._lines: list[str] = []
+        self._changed = threading.Condition()
+        self._reader: threading.Thread | None = None
+
+    def where(self) -> tuple[str, str, str]:
+        """Return Ray's id of this node, its name, and its address with a port that is free."""
+        ray = importlib.import_module("ray")
+        address = ray.util.get_node_ip_address()
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as sock:
+            sock.bind((address, 0))
+            port = sock.getsockname()[1]
+        endpoint = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        return ray.get_runtime_context().get_node_id(), os.uname().nodename, endpoint
+
+    def start(self, words: Sequence[str], folder: str, environment: Mapping[str, str]) -> None:
+        """Start the launcher, in a folder if that exists here."""
+        variables = {**os.environ, **environment, KEY_FILE: str(self._key_file)}
+        for name in ("RAY_JOB_ID", "RAY_RAYLET_PID"):  # the launcher is no process of Ray's
+            variables.pop(name, None)
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _LAUNCH, str(os.getpid()), "launch", *words],
+            cwd=folder if os.path.isdir(folder) else None,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
+        self._reader.start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        if process.stdout is not None:
+            for line in process.stdout:
+                with self._changed:
+                    self._lines.append(line.rstrip("\n"))
+                    self._changed.notify_all()
+        process.wait()
+        with self._changed:
+            self._changed.notify_all()
+
+    def poll(self, seen: int, timeout_s: float) -> tuple[list[str], int | None]:
+        """Return lines of output after the first ``seen`` ones, and the exit status if there is no more output.
+
+        Waits for either up to ``timeout_s`` seconds.
+        """
+        process = self._process
+        if process is None:
+            return [], None
+        with self._changed:
+            self._changed.wait_for(lambda: len(self._lines) > seen or process.returncode is not None, timeout_s)
+            lines = self._lines[seen : seen + _LINES]
+            at_end = process.returncode is not None and seen + len(lines) == len(self._lines)
+            return lines, process.returncode if at_end else None
+
+    def signal(self, number: int) -> None:
+        """Send the launcher a signal, if it runs."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.send_signal(number)
+
+    def close(self) -> None:
+        """End what still runs, and remove the key."""
+        process = self._process
+        if process is not None and process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        self._folder.cleanup()
+
+
+class _Host:
+    """The actor of one host, and what has been seen of its launcher's output."""
+
+    def __init__(self, actor: Any, workers: int) -> None:
+        self.index = 0
+        self.name = ""
+        self.actor = actor
+        self.workers = workers
+        self.seen = 0
+        self.status: int | None = None
+        self.lost = False
+
+
+class _Job:
+    """The launchers of one job, by actors."""
+
+    def __init__(
+        self, ray: Any, group: Any, divided: Shares, words: Sequence[str], show: Callable[[str], object]
+    ) -> None:
+        self._ray = ray
+        self._divided = divided
+        self._words = words
+        self._show = show
+        strategies = importlib.import_module("ray.util.scheduling_strategies")
+        key = secrets.token_hex(32)  # of this job alone
+        actor = ray.remote(Launcher)
+        self._hosts = []
+        for index, count in enumerate(divided.workers):
+            options = actor.options(
+                num_cpus=count,
+                num_gpus=count if divided.kind == "GPU" else 0,
+                max_concurrency=_CONCURRENT,
+                scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, index),
+            )
+            self._hosts.append(_Host(options.remote(key), count))
+
+    def start(self, timeout_s: float) -> None:
+        """Start the launchers."""
+        found = self._ray.get([host.actor.where.remote() for host in self._hosts], timeout=timeout_s)
+        own = self._ray.get_runtime_context().get_node_id()
+        # Host 0 has the logs and the summary: this node, if the job has workers here.
+        order = sorted(range(len(found)), key=lambda i: (found[i][0] != own, found[i][1], i))
+        self._hosts = [self._hosts[i] for i in order]
+        endpoint = found[order[0]][2]
+        environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
+        environment.pop(KEY_FILE, None)
+        started = []
+        for index, (host, i) in enumerate(zip(self._hosts, order)):
+            host.index, host.name = index, found[i][1]
+            place = ["--nnodes", str(len(found)), "--node-rank", str(index), "--rdzv-endpoint", endpoint]
+            # Ray lets a host see its own GPUs alone.
+            what = ["-D", "cuda"] if self._divided.kind == "GPU" else ["-n", str(host.workers), "-D", "cpu"]
+            words = [*(place if len(found) > 1 else ["--nnodes", "1"]), *what, *self._words]
+            started.append(host.actor.start.remote(words, os.getcwd(), environment))
+        self._ray.get(started, timeout=timeout_s)
+
+    def serve(self, signals: StopSignals | None) -> int:
+        """Show what the launchers write until all have ended; returns the exit status of the first one."""
+        pending = {self._asked(host): host for host in self._hosts}
+        deadline: float | None = None
+        while pending:
+            done, _ = self._ray.wait(list(pending), timeout=_POLL_S)
+            for answer in done:
+                host = pending.pop(answer)
+                if self._take(host, answer):
+                    pending[self._asked(host)] = host
+            for number in signals.take() if signals is not None else ():
+                self._pass_on(number)
+            if self._hosts[0].status is not None and deadline is None:
+                deadline = time.monotonic() + _LAST_WORDS_S
+            if deadline is not None and time.monotonic() > deadline:
+                names = ", ".join(sorted(host.name for host in pending.values()))
+                log.warning("%s did not end within %g s of the first host, and is killed", names, _LAST_WORDS_S)
+                break
+        status = self._hosts[0].status
+        return _LOST_STATUS if status is None else status if status >= 0 else 128 - status
+
+    def _asked(self, host: _Host) -> Any:
+        return host.actor.poll.remote(host.seen, 10 * _POLL_S)
+
+    def _take(self, host: _Host, answer: Any) -> bool:
+        """Take an answer of a host's actor; returns whether there is more to come."""
+        try:
+            lines, host.status = self._ray.get(answer)
+        except (self._ray.exceptions.RayActorError, self._ray.exceptions.RayTaskError) as exc:
+            host.lost, host.status = True, _LOST_STATUS
+            reason = str(exc).strip().splitlines() or [type(exc).__name__]
+            log.warning("%s (host %d) is lost, says Ray: %s", host.name, host.index, reason[0])
+            return False
+        host.seen += len(lines)
+        for line in lines:
+            self._show(f"({host.name}) {line}" if host.index else line)
+        return host.status is None
+
+    def _pass_on(self, number: signal.Signals) -> None:
+        """Send a signal to the launcher of the first host that is there, which ends the whole job."""
+        for host in self._hosts:
+            if host.status is None:
+                host.actor.signal.remote(int(number))
+                return
+
+    def close(self) -> None:
+        """End what still runs, and the actors."""
+        closing = [host.actor.close.remote() for host in self._hosts if not host.lost]
+        with contextlib.suppress(self._ray.exceptions.RayError):
+            self._ray.wait(closing, num_returns=max(1, len(closing)), timeout=10) if closing else None
+        for host in self._hosts:
+            self._ray.kill(host.actor)

@@ -1,0 +1,96 @@
+"""The key of a user's jobs on several hosts: a file that only the user can read, the same on each host."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import stat
+import time
+from pathlib import Path
+
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.environment import KEY_FILE
+from platoon_base.system.own_files import open_own
+
+__all__ = ["key_file", "read_key", "read_or_make_key"]
+
+_BYTES = 32
+_POLL_INTERVAL_S = 0.2
+
+
+def key_file() -> Path:
+    """Return the path: what ``PLATOON_KEY_FILE`` names, or ``~/.platoon/key``."""
+    return Path(os.environ.get(KEY_FILE) or os.path.expanduser("~/.platoon/key"))
+
+
+def read_or_make_key() -> bytes:
+    """Return the key, of 32 bytes; make it if there is no file.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be made, holds no key, or others can read it.
+    """
+    path = key_file()
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unfinished = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            with os.fdopen(fd, "w") as file:
+                file.write(secrets.token_hex(_BYTES) + "\n")
+            os.link(unfinished, path)  # whole, and never in place of one that is there
+        except FileExistsError:
+            pass
+        finally:
+            unfinished.unlink()
+    except OSError as exc:
+        if not path.exists():
+            raise ConfigurationError(
+                f"the key for jobs on several hosts cannot be kept in {path} ({exc}): name a file that you can write "
+                f"to in {KEY_FILE}, the same on each host"
+            ) from exc
+    return _read(path)
+
+
+def read_key(timeout_s: float) -> bytes:
+    """Return the key, of 32 bytes; wait for the file, which the first host makes where the home is shared.
+
+    Raises
+    ------
+    ConfigurationError
+        If it does not come, holds no key, or others can read it.
+    """
+    path, deadline = key_file(), time.monotonic() + timeout_s
+    while not path.exists():
+        if time.monotonic() >= deadline:
+            raise ConfigurationError(
+                f"there is no key in {path}, by which this host proves that it belongs to the job: copy the file from "
+                f"the first host, where `platoon launch` has made it, with mode 0600 (or name another in {KEY_FILE})"
+            )
+        time.sleep(_POLL_INTERVAL_S)
+    return _read(path)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with os.fdopen(open_own(path.resolve(), stat.S_IFREG), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            text = file.read(1024)
+    except OSError as exc:
+        raise ConfigurationError(f"the key in {path} cannot be read ({exc}): make it a file of yours") from exc
+    if stat.S_IMODE(mode) & 0o077:
+        raise ConfigurationError(
+            f"others can read {path} (mode {stat.S_IMODE(mode):04o}), and who has the key can control your jobs: run "
+            "`chmod 600` on it"
+        )
+    try:
+        key = bytes.fromhex(text.decode().strip())
+    except ValueError:
+        key = b""
+    if len(key) != _BYTES:
+        raise ConfigurationError(
+            f"{path} holds no key: it must be {2 * _BYTES} hexadecimal digits; remove it on the first host, and it is "
+            "made anew"
+        )
+    return key

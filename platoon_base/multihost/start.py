@@ -1,0 +1,81 @@
+"""How the launchers of several hosts are started by the engine that is there: by `srun` or by Open MPI's `mpirun`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["PASSED", "command_on"]
+
+# The names of variables that processes on other hosts get, where the engine passes on only those that are named.
+PASSED = (
+    "PLATOON_", "PLATOONRC", "THEANO_FLAGS", "KERAS_", "OMP_", "MKL_", "OPENBLAS_", "NCCL_", "TF_", "XLA_", "JAX_",
+    "TORCH_", "PYTHON", "COLUMNS",
+)  # fmt: skip
+
+
+def command_on(hosts: Sequence[str], words: Sequence[str], environment: Mapping[str, str], origin: str) -> list[str]:
+    """Return the command line that runs ``words`` once on each host.
+
+    Parameters
+    ----------
+    hosts : sequence of str
+        Two or more, or one other than this.
+    words : sequence of str
+        The command of one host.
+    environment : mapping of str to str
+        By which an allocation of Slurm is recognized.
+    origin : str
+        Of the hosts' names, for messages.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is neither an allocation of Slurm nor Open MPI, or if a host is named twice.
+    """
+    twice = sorted({host for host in hosts if list(hosts).count(host) > 1})
+    if twice:
+        raise ConfigurationError(
+            f"{origin} names host {', '.join(twice)} more than once: name each once, and say with -n how many workers "
+            "each has"
+        )
+    if environment.get("SLURM_JOB_ID") and shutil.which("srun"):
+        return [*_srun(hosts, environment), *words]
+    if shutil.which("mpirun") and _is_open_mpi():
+        return [*_mpirun(hosts, environment), *words]
+    raise ConfigurationError(
+        f"{origin} names {', '.join(hosts)}, and there is nothing here to start launchers there: no allocation of "
+        "Slurm (salloc, sbatch), and no mpirun of Open MPI. Start one on each host yourself: platoon launch --nnodes "
+        f"{len(hosts)} --node-rank 0 --rdzv-endpoint {hosts[0]} ..., with --node-rank 1 on the next, and so on"
+    )
+
+
+def _srun(hosts: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    count = len(hosts)
+    words = ["srun", f"--nodelist={','.join(hosts)}", f"--nodes={count}", f"--ntasks={count}", "--ntasks-per-node=1"]
+    if cores := _fewest(environment.get("SLURM_JOB_CPUS_PER_NODE", "")):
+        words.append(f"--cpus-per-task={cores}")  # or all workers of a host would share one core
+    # The other hosts may go on without one.
+    return [*words, "--kill-on-bad-exit=0"]
+
+
+def _fewest(cores: str) -> int:
+    """Return the least number of a list such as ``16(x2),8``; 0 if there is none."""
+    return min((int(number) for number in re.findall(r"(\d+)(?:\(x\d+\))?(?:,|$)", cores)), default=0)
+
+
+def _mpirun(hosts: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+    passed = [word for name in sorted(environment) if name.startswith(PASSED) for word in ("-x", name)]
+    where = ",".join(f"{host}:1" for host in hosts)
+    return ["mpirun", "-np", str(len(hosts)), "-H", where, "--bind-to", "none", *passed]
+
+
+def _is_open_mpi() -> bool:
+    done = subprocess.run(
+        ["mpirun", "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    return "Open MPI" in done.stdout

@@ -1,0 +1,250 @@
+"""Couriers between hosts: real centers in shared memory, real connections; the hosts are turns of one loop.
+
+Their processes, and what launchers do about them, are in jobs/test_two_hosts.py.
+"""
+
+import os
+import time
+import uuid
+
+import numpy as np
+import pytest
+
+from platoon_base.centers.host import COURIER, HostCenters
+from platoon_base.courier import messages as between
+from platoon_base.courier.courier import Courier
+from platoon_base.courier.exchange import weighted_mean
+from platoon_base.hosts.world import World
+from platoon_base.job.files import segment_prefix
+from platoon_base.layout import Layout
+from platoon_base.rules import ASGD, EASGD, CenterMomentum
+from platoon_base.rules.hosts import AverageHosts, DiLoCoHosts
+
+pytestmark = pytest.mark.base
+
+KEY = "17" * 32
+
+
+def model(value):
+    return [np.full((300, 50), value, "float32"), np.full(7, -value, "float64"), np.full(5, value, "float16")]
+
+
+class Host:
+    """One host: its center, a worker of it, and its courier."""
+
+    def __init__(self, world, start, rule, hosts_rule, every_s=0.0, filled=None):
+        self.world, self.rule = world, rule
+        self.params = model(start)
+        self.layout = Layout.of(self.params)
+        name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.centers = HostCenters(name, workers=2, shift=True)
+        self.center = self.centers.create(self.layout, rule, 0)
+        self.center.fill(self.params, [])
+        self.news = []
+        filled = world.host == 0 if filled is None else filled
+        self.courier = Courier(
+            world, lambda: self.centers.watch(self.layout, COURIER), self.layout, hosts_rule, every_s, filled,
+            self.news.append,
+        )  # fmt: skip
+
+    def sync(self):
+        assert self.center.sync(self.rule, self.params, True, 10) is None
+
+    def values(self):
+        return [np.array(value) for value in self.center.values]
+
+    @property
+    def exchanges(self):
+        return self.courier.exchanges
+
+    def close(self):
+        self.courier.close()
+        self.center.close()
+        self.centers.unlink()
+
+
+class Hosts:
+    def __init__(self, starts, rule=None, hosts_rule=None, workers=None, key=KEY, **options):
+        count = len(starts)
+        worlds = [
+            World(workers or [1] * count, host, ["h"] * count, ["127.0.0.1"] * count, key) for host in range(count)
+        ]
+        rule, hosts_rule = rule or EASGD(0.5), hosts_rule or AverageHosts()
+        self.hosts = [Host(world, start, rule, hosts_rule, **options) for world, start in zip(worlds, starts)]
+
+    def introduce(self):
+        peers = {}
+        for number, host in enumerate(self.hosts):
+            (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
+            peers[number] = (listening.address, listening.port, listening.token)
+        for host in self.hosts:
+            host.courier.obey(between.Peers(peers))
+
+    def made(self):
+        for host in self.hosts:
+            host.courier.obey(between.Made())
+
+    def until(self, condition, hosts=None, timeout_s=20):
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, [host.exchanges for host in self.hosts]
+            for host in hosts or self.hosts:
+                host.courier.step([])
+
+    def until_exchanged(self, hosts=None):
+        """Wait until each has exchanged once more, from now on."""
+        hosts = hosts or self.hosts
+        before = [host.exchanges for host in hosts]
+        self.until(lambda: all(host.exchanges >= count + 2 for host, count in zip(hosts, before)), hosts)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for host in self.hosts:
+            host.close()
+
+
+def require_equal(arrays, others, **tolerance):
+    for array, other in zip(arrays, others):
+        np.testing.assert_allclose(array, other, **(tolerance or {"rtol": 1e-2}))
+
+
+@pytest.mark.parametrize("key", [KEY, ""])
+def test_all_hosts_start_from_the_values_of_the_first(key):
+    with Hosts([1.0, 2.0, 3.0], key=key) as group:
+        group.introduce()
+        group.made()
+        group.until(lambda: all(any(isinstance(n, between.Filled) for n in h.news) for h in group.hosts[1:]))
+        for host in group.hosts:
+            assert abs(host.values()[0] - 1.0).max() < 1e-6
+
+
+def test_a_host_does_not_start_before_it_has_the_values_of_the_first():
+    with Hosts([1.0, 2.0]) as group:
+        group.introduce()
+        group.hosts[1].courier.obey(between.Made())
+        for _ in range(20):
+            for host in group.hosts:
+                host.courier.step([])
+        assert not [n for n in group.hosts[1].news if isinstance(n, between.Filled)]
+        group.hosts[0].courier.obey(between.Made())
+        group.until(lambda: any(isinstance(n, between.Filled) for n in group.hosts[1].news))
+
+
+@pytest.mark.parametrize("workers", [[1, 1], [3, 1], [1, 2, 1]])
+def test_centers_come_to_their_mean_weighted_by_workers(workers):
+    starts = [float(i) for i in range(len(workers))]
+    with Hosts(starts, workers=workers, filled=True) as group:
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        mean = np.average(starts, weights=workers)
+        for host in group.hosts:
+            require_equal(host.values(), model(mean))
+
+
+@pytest.mark.parametrize("rule", [EASGD(0.5), ASGD(), CenterMomentum(0.5, 0.9, 0.0)], ids=repr)
+def test_workers_move_along_with_their_center(rule):
+    """A worker that equals its center equals it after the move too: no spring has pulled it back."""
+    with Hosts([0.0, 4.0], rule=rule, filled=True) as group:
+        for host in group.hosts:
+            host.sync()
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        for host in group.hosts:
+            host.sync()
+            require_equal(host.params, model(2.0))
+            require_equal(host.values(), model(2.0))
+
+
+def test_what_a_worker_learns_meanwhile_stays():
+    with Hosts([0.0, 4.0], rule=ASGD(), filled=True) as group:
+        for host in group.hosts:
+            host.sync()
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        for host in group.hosts:
+            for array in host.params:  # learned from where it was, before its next visit
+                array += array.dtype.type(1.0)
+            host.sync()
+        for host in group.hosts:
+            require_equal(host.values(), [array + 1 for array in model(2.0)])
+
+
+def test_outer_steps_keep_hosts_together():
+    with Hosts([0.0, 4.0], hosts_rule=DiLoCoHosts(0.7, 0.9), filled=True) as group:
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        one, two = group.hosts
+        require_equal(one.values(), two.values())
+
+
+def test_a_host_that_is_lost_is_left_out_and_one_that_returns_takes_part():
+    with Hosts([0.0, 3.0, 6.0], filled=True) as group:
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        lost = group.hosts[2]
+        lost.courier.close()
+        for host in group.hosts[:2]:
+            host.courier.obey(between.Lost(2))
+        two = group.hosts[:2]
+        group.until_exchanged(two)
+        for host, start in zip(two, (10.0, 20.0)):
+            host.center.write(model(start), True, 10)
+        group.until(lambda: abs(two[0].values()[0] - 15.0).max() < 0.1, two)
+        assert abs(lost.values()[0] - 3.0).max() < 0.1
+
+
+def test_a_host_that_stands_still_is_left_out_of_a_round_and_delays_no_other_for_long():
+    with Hosts([0.0, 3.0, 6.0], filled=True) as group:
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        two = group.hosts[:2]
+        began = time.monotonic()
+        group.until_exchanged(two)  # the third takes no turns
+        assert time.monotonic() - began < 8
+        group.until_exchanged()  # it goes on
+
+
+def test_a_center_with_nan_spreads_it_to_no_other_host(caplog):
+    with Hosts([0.0, 4.0, 8.0], filled=True) as group:
+        group.hosts[1].center.write(model(np.nan), True, 10)
+        group.introduce()
+        group.made()
+        group.until(lambda: group.hosts[0].exchanges >= 2 and group.hosts[2].exchanges >= 2)
+        for host in (group.hosts[0], group.hosts[2]):
+            require_equal(host.values(), model(4.0))
+    assert len([r for r in caplog.records if "NaN" in r.getMessage() and "host 1" in r.getMessage()]) >= 1
+
+
+def test_another_key_opens_no_link():
+    with Hosts([0.0, 4.0], filled=True) as group:
+        world = World([1, 1], 1, ["h"] * 2, ["127.0.0.1"] * 2, "00" * 32)
+        stranger = Host(world, 9.0, EASGD(0.5), AverageHosts(), filled=True)
+        try:
+            group.introduce()
+            group.made()
+            (listening,) = [news for news in group.hosts[0].news if isinstance(news, between.Listening)]
+            stranger.courier.obey(between.Peers({0: (listening.address, listening.port, listening.token)}))
+            stranger.courier.obey(between.Made())
+            group.until_exchanged()
+            deadline = time.monotonic() + 1
+            while time.monotonic() < deadline:
+                for host in [*group.hosts, stranger]:
+                    host.courier.step([])
+            assert stranger.exchanges == 0
+            require_equal(group.hosts[0].values(), model(2.0))
+        finally:
+            stranger.close()
+
+
+def test_the_mean_of_half_precision_numbers_does_not_overflow():
+    copies = [[np.full(3, 60000, "float16")] for _ in range(4)]
+    (mean,) = weighted_mean(copies, [1, 1, 1, 1])
+    np.testing.assert_array_equal(mean, np.full(3, 60000, "float16"))

@@ -1,0 +1,82 @@
+"""A TCP connection that passes through this process, which can hold it up or break it."""
+
+import contextlib
+import selectors
+import socket
+import threading
+
+
+class Breakable:
+    """Listens at `port`, and passes what comes on to another port of this machine.
+
+    Attributes
+    ----------
+    port : int
+    passing : threading.Event
+        Set while bytes pass; cleared they are swallowed by nobody and wait, as behind a cut cable.
+    """
+
+    def __init__(self, target):
+        self._target = target
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self.passing = threading.Event()
+        self.passing.set()
+        self._pairs = []
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self):
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._listener, selectors.EVENT_READ)
+            while not self._closing:
+                for key, _ in selector.select(0.01):
+                    if key.fileobj is self._listener:
+                        self._accept(selector)
+                    elif self.passing.is_set():
+                        self._pass(selector, key.fileobj, key.data)
+                if not self.passing.is_set():
+                    self.passing.wait(0.01)
+
+    def _accept(self, selector):
+        one, _ = self._listener.accept()
+        try:
+            other = socket.create_connection(("127.0.0.1", self._target))
+        except OSError:
+            one.close()
+            return
+        self._pairs.append((one, other))
+        selector.register(one, selectors.EVENT_READ, other)
+        selector.register(other, selectors.EVENT_READ, one)
+
+    def _pass(self, selector, source, target):
+        with contextlib.suppress(OSError):
+            if data := source.recv(1 << 16):
+                target.sendall(data)
+                return
+        for end in (source, target):
+            with contextlib.suppress(KeyError, ValueError):
+                selector.unregister(end)
+            end.close()
+
+    def cut(self):
+        """End all connections; what is under way is lost."""
+        for pair in self._pairs:
+            for end in pair:
+                with contextlib.suppress(OSError):
+                    end.shutdown(socket.SHUT_RDWR)
+
+    def close(self):
+        self._closing = True
+        self._thread.join()
+        self._listener.close()
+        for pair in self._pairs:
+            for end in pair:
+                end.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        self.close()

@@ -1,0 +1,99 @@
+"""Launchers of one job on several hosts, all on this machine: each has its own folders, as on a host of its own."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+
+def free_port():
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return sock.getsockname()[1]
+
+
+class Hosts:
+    """The launchers of one job, by host.
+
+    Attributes
+    ----------
+    launchers : list of subprocess.Popen
+    folder : Path
+        With ``h0.out``, ``logs0`` and so on.
+    """
+
+    def __init__(self, folder, environment):
+        self.folder = folder
+        self.environment = environment
+        self.port = free_port()
+        self._short = tempfile.TemporaryDirectory(prefix="hosts-")  # the path of a socket has to be short
+        self.launchers = []
+
+    def start(self, script, *options, host, hosts=2, workers=1, args=(), environment=None):
+        path = self.folder / "script.py"
+        path.write_text(script)
+        own = Path(self._short.name) / str(len(self.launchers))
+        for name in ("home", "tmp"):
+            (own / name).mkdir(parents=True)
+        what = options if "-D" in options else ["-n", str(workers), "-D", "cpu", *options]
+        variables = {
+            **self.environment,
+            "HOME": str(own / "home"),
+            "TMPDIR": str(own / "tmp"),
+            "PLATOON_KEY_FILE": str(self.folder / "key"),
+            "OMP_NUM_THREADS": "1",
+            **(environment or {}),
+        }
+        words = ["--nnodes", str(hosts), "--node-rank", str(host), "--rdzv-endpoint", f"127.0.0.1:{self.port}"]
+        with open(self.folder / f"h{host}.out", "ab") as output:
+            launcher = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "platoon_base", "launch", *words),
+                    *("--log-dir", str(self.folder / f"logs{host}"), *what, str(path), *args),
+                ],
+                env=variables,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+            )
+        self.launchers.append(launcher)
+        return launcher
+
+    def run(self, script, *options, workers=(2, 1), **kwargs):
+        """Run a job to its end; returns the exit status of each host."""
+        for host, count in enumerate(workers):
+            self.start(script, *options, host=host, hosts=len(workers), workers=count, **kwargs)
+        return self.wait()
+
+    def wait(self, timeout_s=60):
+        deadline = time.monotonic() + timeout_s
+        return [launcher.wait(max(0.0, deadline - time.monotonic())) for launcher in self.launchers]
+
+    def output(self, host):
+        return (self.folder / f"h{host}.out").read_text()
+
+    def log(self, rank, host):
+        return (self.folder / f"logs{host}" / f"rank{rank}.log").read_text()
+
+    def until(self, path, text, timeout_s=30):
+        """Wait until a file has a text."""
+        deadline = time.monotonic() + timeout_s
+        while not (self.folder / path).exists() or text not in (self.folder / path).read_text():
+            outputs = [path.read_text() for path in sorted(self.folder.glob("h*.out"))]
+            assert time.monotonic() < deadline, outputs
+            assert any(launcher.poll() is None for launcher in self.launchers), outputs
+            time.sleep(0.01)
+
+    def close(self):
+        for launcher in self.launchers:
+            if launcher.poll() is None:
+                launcher.kill()
+            launcher.wait()
+        self._short.cleanup()
+
+
+def clean_environment():
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PLATOON_", "SLURM_", "PET_"))}

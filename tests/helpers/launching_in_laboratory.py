@@ -1,0 +1,162 @@
+"""Jobs on the hosts of a laboratory, and scripts of their workers."""
+
+import json
+import sys
+import textwrap
+import time
+
+PYTHON = sys.executable
+PORT = 29400
+KEY = "5e" * 32
+
+HEAD = """
+import json, os, signal, socket, sys, time
+import numpy as np
+from platoon_base import connect
+from platoon_base.errors import PlatoonError
+
+def say(*values):
+    print(json.dumps(values), flush=True)
+
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+"""
+
+# Workers that meet again and again; says the rank, the step, and how long it took.
+MEETS = """
+worker.barrier("start")
+say("meets")
+try:
+    while not worker.should_stop:
+        began = time.monotonic()
+        worker.progress(steps=1)
+        worker.barrier("again", timeout_s=60)
+        if time.monotonic() - began > 0.3:
+            say("stalled", time.monotonic() - began)
+        time.sleep(0.01)
+    say("stops", worker.stop_reason)
+except PlatoonError as exc:
+    say(type(exc).__name__, str(exc))
+    raise
+"""
+
+# Workers that do not wait for each other.
+GOES_ON = """
+worker.barrier("start")
+say("goes on")
+steps, last = 0, time.monotonic()
+while not worker.should_stop:
+    steps += 1
+    worker.progress(steps=1)
+    now = time.monotonic()
+    if now - last > 0.3:
+        say("stalled", now - last)
+    last = now
+    time.sleep(0.01)
+say("stops", worker.stop_reason)
+"""
+
+
+def script(text):
+    return HEAD + textwrap.dedent(text)
+
+
+def launch_words(*options):
+    return [PYTHON, "-m", "platoon_base", "launch", *map(str, options)]
+
+
+class Job:
+    """The launchers of one job, started by hand on each host of a laboratory.
+
+    Parameters
+    ----------
+    laboratory : Laboratory
+    code : str
+        The script.
+    workers : sequence of int
+        Workers per host.
+
+    Attributes
+    ----------
+    launchers : list of Running
+    """
+
+    def __init__(self, laboratory, code, workers):
+        self.laboratory = laboratory
+        self.workers = list(workers)
+        self.launchers = []
+        self.script = laboratory.folder / "script.py"
+        self.script.write_text(code)
+
+    def write_key(self, *hosts, key=KEY):
+        """Write the key of the jobs on hosts, as the user does once."""
+        for host in hosts:
+            folder = host.outside("/tmp/home/.platoon")
+            folder.mkdir(mode=0o700, exist_ok=True)
+            path = folder / "key"
+            path.write_text(key + "\n")
+            path.chmod(0o600)
+
+    def start(self, *options, args=(), each=None, order=None, environment=None):
+        """Start the launchers; ``each`` has more options by host, ``order`` the hosts in which to start."""
+        self.write_key(*self.laboratory.hosts)
+        found = {}
+        for host in order or range(len(self.workers)):
+            more = (each or {}).get(host, ())
+            found[host] = self.launch(host, *options, *more, args=args, environment=environment)
+        self.launchers = [found[host] for host in sorted(found)]
+
+    def launch(self, host, *options, args=(), environment=None, endpoint=None, script=None, rank=None):
+        """Start the launcher of one host."""
+        folder = self.laboratory.folder
+        words = ["--nnodes", len(self.workers), "--node-rank", host if rank is None else rank]
+        if "-D" not in options:
+            words += ["-n", self.workers[host], "-D", "cpu"]
+        words += ["--rdzv-endpoint", endpoint or self.laboratory.hosts[0].address]
+        words += ["--log-dir", folder / f"logs{host}", *options, script or self.script, *args]
+        return self.laboratory.hosts[host].start(
+            *launch_words(*words), output=folder / f"h{host}.out", environment=environment
+        )
+
+    def rank_on(self, host):
+        """Return the first rank of a host."""
+        return sum(self.workers[:host])
+
+    def log(self, rank):
+        """Return what a worker has written so far."""
+        host = next(host for host in range(len(self.workers)) if rank < self.rank_on(host + 1))
+        path = self.laboratory.folder / f"logs{host}" / f"rank{rank}.log"
+        return path.read_text() if path.exists() else ""
+
+    def said(self, rank):
+        """Return what a worker has said."""
+        return [json.loads(line) for line in self.log(rank).splitlines() if line.startswith("[")]
+
+    def until_said(self, word, ranks=None, timeout_s=60):
+        """Wait until workers have said a word; fails at once if all launchers have ended."""
+        ranks = range(sum(self.workers)) if ranks is None else ranks
+        deadline = time.monotonic() + timeout_s
+        while not all(any(line[0] == word for line in self.said(rank)) for rank in ranks):
+            ended = all(launcher.poll() is not None for launcher in self.launchers)
+            assert not ended, self.text()
+            assert time.monotonic() < deadline, self.text()
+            time.sleep(0.02)
+
+    def wait(self, timeout_s=60):
+        """Return the exit status of each launcher; fail if one does not end."""
+        deadline = time.monotonic() + timeout_s
+        return [launcher.wait(max(0.01, deadline - time.monotonic())) for launcher in self.launchers]
+
+    def output(self, host):
+        """Return what a launcher has written, in one line."""
+        return " ".join(self.launchers[host].text().split())
+
+    def text(self):
+        """Return all outputs and logs, for messages of failed tests."""
+        parts = [f"--- host {host}\n{launcher.text()}" for host, launcher in enumerate(self.launchers)]
+        parts += [f"--- rank {rank}\n{self.log(rank)}" for rank in range(sum(self.workers))]
+        return "\n".join(parts)
+
+    def close(self):
+        for launcher in self.launchers:
+            launcher.close()

@@ -1,0 +1,118 @@
+"""`platoon launch` by hand on hosts of their own: what one world of workers does together."""
+
+import json
+import signal
+
+import pytest
+from launching_in_laboratory import GOES_ON, MEETS, script
+
+TOGETHER = script(
+    """
+    say("place", rank, size, worker.local_rank, worker.local_size, socket.gethostname(), os.environ["HOME"])
+    worker.barrier("start")
+    say("gathered", worker.gather([rank, socket.gethostname()]))
+    say("metrics", worker.reduce_metrics({"loss": (float(rank), 1.0)})["loss"])
+    say("shard", np.asarray(worker.shard(23)).tolist())
+    say("sum", worker.sum_arrays("s", [np.arange(3.0) * rank]).arrays[0].tolist())
+    worker.report({f"by_{rank}": rank})
+    worker.barrier("end")
+    """
+)
+
+
+@pytest.mark.parametrize(
+    "workers",
+    [(1, 1), pytest.param((2, 1), marks=pytest.mark.long), pytest.param((1, 3, 2), marks=pytest.mark.long)],
+    ids=str,
+)
+def test_workers_of_all_hosts_are_one_world(start_job, workers):
+    summary = "summary.json"
+    job = start_job(TOGETHER, workers=workers, each={0: ["--summary", summary]})
+    assert job.wait() == [0] * len(workers), job.text()
+    size = sum(workers)
+    hosts = [host for host, count in enumerate(workers) for _ in range(count)]
+    shards = []
+    for rank, host in enumerate(hosts):
+        said = {word: rest for word, *rest in job.said(rank)}
+        local = rank - job.rank_on(host)
+        assert said["place"] == [rank, size, local, workers[host], f"h{host}", "/tmp/home"]
+        assert said["gathered"] == [[[other, f"h{hosts[other]}"] for other in range(size)]]
+        assert said["metrics"] == [(size - 1) / 2]
+        assert said["sum"] == [[total * size * (size - 1) / 2 for total in (0, 1, 2)]]
+        shards += said["shard"][0]
+    assert sorted(shards) == list(range(23))
+    found = json.loads((job.laboratory.folder / summary).read_text())
+    assert [found[f"by_{rank}"] for rank in range(size)] == list(range(size))
+    assert f"{size} workers on {len(workers)} hosts" in job.output(0)
+
+
+@pytest.mark.long
+def test_the_order_in_which_hosts_come_does_not_matter(start_job):
+    job = start_job(TOGETHER, workers=(1, 1, 1), order=(2, 1, 0))
+    assert job.wait() == [0, 0, 0], job.text()
+
+
+@pytest.mark.long
+def test_the_name_of_the_first_host_will_do(make_laboratory, start_job):
+    there = make_laboratory(2)
+    job = start_job(TOGETHER, "--rdzv-endpoint", "h0:29555", in_laboratory=there)
+    assert job.wait() == [0, 0], job.text()
+
+
+@pytest.mark.long
+def test_variables_of_torchrun_will_do(laboratory):
+    """As a manifest of Kubernetes sets them, whose indexed jobs number the hosts."""
+    from launching_in_laboratory import Job, launch_words
+
+    job = Job(laboratory, TOGETHER, (1, 1))
+    job.write_key(*laboratory.hosts)
+    for index, host in enumerate(laboratory.hosts):
+        words = launch_words("-n", 1, "-D", "cpu", "--log-dir", laboratory.folder / f"logs{index}", job.script)
+        variables = {"PET_NNODES": "2", "JOB_COMPLETION_INDEX": str(index), "PET_RDZV_ENDPOINT": "h0:29400"}
+        job.launchers.append(host.start(*words, environment=variables))
+    assert job.wait() == [0, 0], job.text()
+
+
+def test_a_stop_that_one_worker_asks_for_ends_all(start_job):
+    code = script("if rank == 1:\n    worker.request_stop('rank 1 has enough')\n" + GOES_ON)
+    job = start_job(code)
+    assert job.wait() == [0, 0], job.text()
+    assert [job.said(rank)[-1] for rank in (0, 1)] == [["stops", "rank 1 has enough"]] * 2
+
+
+@pytest.mark.long
+def test_votes_reach_all_hosts(start_job):
+    job = start_job(
+        script(
+            """
+            worker.stop_votes.open(1)
+            worker.barrier("open")
+            if rank == 2:
+                worker.stop_votes.cast()
+            deadline = time.monotonic() + 30
+            while worker.stop_votes.voters() != {2}:
+                assert time.monotonic() < deadline
+                time.sleep(0.001)
+            worker.barrier("end")
+            """
+        ),
+        workers=(1, 1, 1),
+    )
+    assert job.wait() == [0, 0, 0], job.text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("target", [0, 1, 2])
+def test_a_signal_to_any_launcher_ends_the_job_on_all_hosts(start_job, number, target):
+    job = start_job(script(MEETS), workers=(1, 1, 1))
+    job.until_said("meets")
+    job.launchers[target].send_signal(number)
+    assert job.wait(20) == [128 + number] * 3, job.text()
+
+
+@pytest.mark.long
+def test_a_slow_network_is_no_lost_host(make_laboratory, start_job):
+    there = make_laboratory(2, delay_ms=50)
+    job = start_job(TOGETHER, in_laboratory=there)
+    assert job.wait() == [0, 0], job.text()

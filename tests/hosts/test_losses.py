@@ -1,0 +1,274 @@
+"""Hosts that are lost, cut off for a while or for ever, and launchers that are killed: each in a real network."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from launching_in_laboratory import GOES_ON, script
+
+LOST_S = 2.5  # within which the end of a host's processes is noticed
+ENDED_S = 5.0  # within which the other hosts end when the first one is lost
+
+
+def stalls(job, rank):
+    """Return the times in seconds for which a worker made no step, those above 0.3 s."""
+    return [line[1] for line in job.said(rank) if line[0] == "stalled"]
+
+
+def steps_until(job, rank, timeout_s=30):
+    """Wait until a worker has made another step, by its lines."""
+    path = job.laboratory.folder / "steps"
+    before = path.read_text() if path.exists() else ""
+    deadline = time.monotonic() + timeout_s
+    while (path.read_text() if path.exists() else "") == before:
+        assert time.monotonic() < deadline, job.text()
+        time.sleep(0.01)
+
+
+# Meets like `MEETS`, and leaves a note of the last step of rank 0.
+NOTES = """
+worker.barrier("start")
+say("meets")
+step = 0
+while not worker.should_stop:
+    began = time.monotonic()
+    worker.progress(steps=1)
+    found = worker.gather(rank)
+    step += 1
+    if rank == 0:
+        path = os.path.join(sys.argv[1], "steps")
+        with open(path + ".new", "w") as file:
+            json.dump([step, found], file)
+        os.replace(path + ".new", path)
+    if time.monotonic() - began > 0.3:
+        say("stalled", time.monotonic() - began)
+    time.sleep(0.01)
+say("stops", step, worker.stop_reason)
+"""
+
+
+@pytest.fixture
+def noting(start_job, make_laboratory):
+    """Start a job whose workers gather again and again."""
+
+    def start(*options, workers=(1, 1)):
+        there = make_laboratory(len(workers))
+        job = start_job(script(NOTES), *options, workers=workers, in_laboratory=there, args=[there.folder])
+        job.until_said("meets")
+        steps_until(job, 0)
+        return job
+
+    return start
+
+
+def gathered(job):
+    return json.loads((job.laboratory.folder / "steps").read_text())
+
+
+def until_gathered(job, ranks, timeout_s=30):
+    """Wait until the workers gather among these ranks; returns how long it took, in seconds."""
+    began = time.monotonic()
+    while gathered(job)[1] != ranks:
+        assert time.monotonic() - began < timeout_s, (gathered(job), job.text())
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def end(job, *hosts):
+    """End the job by Ctrl-C on the first host; returns the exit statuses of these."""
+    job.launchers[0].send_signal(signal.SIGINT)
+    return [job.launchers[host].wait(20) for host in hosts]
+
+
+def test_a_host_whose_processes_die_at_once_is_lost_and_the_others_go_on(noting):
+    job = noting(workers=(1, 2, 1))
+    job.laboratory.hosts[1].kill()  # its kernel says that the connections are closed
+    assert until_gathered(job, [0, 3]) < LOST_S
+    assert "host 1 (h1) is lost, with workers 1, 2" in job.output(0)
+    assert end(job, 0, 2) == [130, 130], job.text()
+
+
+def test_a_killed_launcher_is_a_lost_host_and_leaves_nothing(noting):
+    job = noting(workers=(1, 2, 1))
+    job.launchers[1].kill()
+    assert until_gathered(job, [0, 3]) < LOST_S
+    assert "host 1 (h1) is lost, with workers 1, 2" in job.output(0)
+    assert end(job, 0, 2) == [130, 130], job.text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("workers", [(1, 1), (2, 1, 1)], ids=str)
+def test_a_killed_first_launcher_ends_all_within_seconds(noting, workers):
+    job = noting(workers=workers)
+    job.launchers[0].kill()
+    began = time.monotonic()
+    assert job.wait(20) == [-9] + [1] * (len(workers) - 1), job.text()
+    assert time.monotonic() - began < ENDED_S
+    for host in range(1, len(workers)):
+        assert "host 0 is lost" in job.output(host)
+
+
+@pytest.mark.long
+def test_a_killed_first_host_ends_all_within_its_timeout(noting):
+    job = noting("--host-timeout", "4", workers=(1, 1, 1))
+    job.laboratory.power_off(job.laboratory.hosts[0])
+    began = time.monotonic()
+    assert [job.launchers[host].wait(20) for host in (1, 2)] == [1, 1], job.text()
+    assert time.monotonic() - began < 4 + ENDED_S
+    assert "host 0 is lost, it was silent for 4." in job.output(1)
+
+
+@pytest.mark.long
+def test_a_host_without_power_is_lost_after_its_timeout(noting):
+    job = noting("--host-timeout", "3", workers=(1, 1, 1))
+    job.laboratory.power_off(job.laboratory.hosts[2])
+    assert 2.5 < until_gathered(job, [0, 1]) < 4.5
+    assert "host 2 (h2) is lost, with workers 2: it was silent for 3." in job.output(0)
+    assert end(job, 0, 1) == [130, 130], job.text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("target", [0, 1])
+@pytest.mark.parametrize("seconds", [1, 5])
+def test_a_cut_that_mends_loses_nothing(noting, target, seconds):
+    job = noting(workers=(1, 1, 1))
+    host = job.laboratory.hosts[target]
+    job.laboratory.cut(host)
+    time.sleep(seconds)
+    before = gathered(job)[0]
+    job.laboratory.mend(host)
+    began = time.monotonic()
+    while gathered(job)[0] == before:
+        assert time.monotonic() - began < 10, job.text()
+        time.sleep(0.005)
+    took = time.monotonic() - began
+    assert gathered(job)[1] == [0, 1, 2]
+    steps_until(job, 0)
+    assert end(job, 0, 1, 2) == [130] * 3, job.text()
+    # TCP waits up to as long again as the cut took; after 2 s there is a new connection.
+    assert took < (0.5 if seconds > 3 else 1.5), f"went on {took:.2f} s after mending"
+    assert "is lost" not in job.output(0) + job.output(1)
+    if seconds > 3:
+        assert "is silent since" in job.output(0)
+        assert "answers again" in job.output(0)
+
+
+@pytest.mark.long
+def test_several_cuts_lose_nothing(noting):
+    job = noting(workers=(1, 1))
+    for _ in range(5):
+        job.laboratory.cut(job.laboratory.hosts[1])
+        time.sleep(0.4)
+        job.laboratory.mend(job.laboratory.hosts[1])
+        steps_until(job, 0)
+    assert gathered(job)[1] == [0, 1]
+    assert end(job, 0, 1) == [130, 130], job.text()
+
+
+@pytest.mark.long
+def test_a_host_that_is_cut_off_for_ever_is_lost_and_ends_too(noting):
+    job = noting("--host-timeout", "3", workers=(1, 1, 1))
+    job.laboratory.cut(job.laboratory.hosts[1])
+    took = until_gathered(job, [0, 2])
+    assert 2.5 < took < 4.5
+    began = time.monotonic()
+    assert job.launchers[1].wait(20) == 1, job.text()
+    assert time.monotonic() - began < 1 + ENDED_S
+    assert "host 0 is lost, it was silent for 3." in job.output(1)
+    assert end(job, 0, 2) == [130, 130], job.text()
+
+
+@pytest.mark.long
+def test_a_host_that_comes_back_too_late_ends_and_the_others_do_not_care(noting):
+    job = noting("--host-timeout", "3", workers=(1, 1, 1))
+    job.launchers[1].send_signal(signal.SIGSTOP)  # its workers run, but nobody answers for them
+    until_gathered(job, [0, 2])
+    job.launchers[1].send_signal(signal.SIGCONT)
+    assert job.launchers[1].wait(20) == 1, job.text()
+    assert "goes on without this host" in job.output(1)
+    assert end(job, 0, 2) == [130, 130], job.text()
+
+
+@pytest.mark.long
+def test_the_first_host_alone_goes_on_when_all_others_are_lost(noting):
+    job = noting("--host-timeout", "3", workers=(2, 1, 1))
+    job.laboratory.cut(*job.laboratory.hosts[1:])
+    until_gathered(job, [0, 1])
+    assert end(job, 0) == [130], job.text()
+    assert [job.launchers[host].wait(20) for host in (1, 2)] == [1, 1]
+
+
+@pytest.mark.long
+def test_workers_that_do_not_wait_are_not_held_up_by_a_cut(start_job):
+    job = start_job(script(GOES_ON), "--host-timeout", "20")
+    job.until_said("goes on")
+    job.laboratory.cut(job.laboratory.hosts[1])
+    time.sleep(5)
+    job.laboratory.mend(job.laboratory.hosts[1])
+    job.launchers[0].send_signal(signal.SIGINT)
+    assert job.wait(20) == [130, 130], job.text()
+    assert [stalls(job, rank) for rank in (0, 1)] == [[], []]
+
+
+@pytest.mark.long
+def test_a_signal_that_comes_while_a_host_is_cut_off_reaches_it_in_the_end(noting):
+    job = noting(workers=(1, 1))
+    job.laboratory.cut(job.laboratory.hosts[1])
+    job.launchers[1].send_signal(signal.SIGTERM)
+    time.sleep(1)
+    job.laboratory.mend(job.laboratory.hosts[1])
+    assert job.wait(20) == [143, 143], job.text()
+
+
+@pytest.mark.long
+def test_ctrl_c_on_the_first_host_while_another_is_cut_off_for_ever(noting):
+    job = noting("--host-timeout", "3", workers=(1, 1))
+    job.laboratory.cut(job.laboratory.hosts[1])
+    began = time.monotonic()
+    assert end(job, 0) == [130], job.text()
+    assert time.monotonic() - began < 20
+    assert job.launchers[1].wait(20) == 1, job.text()
+
+
+@pytest.mark.long
+def test_a_killed_worker_of_another_host_is_noticed_everywhere(noting):
+    job = noting(workers=(1, 2))
+    (pid,) = (pid for pid in job.laboratory.hosts[1].processes() if _environment(pid).get("PLATOON_RANK") == "2")
+    os.kill(pid, signal.SIGKILL)
+    assert until_gathered(job, [0, 1]) < LOST_S
+    assert "worker 2: killed by SIGKILL" in job.output(0)
+    assert end(job, 0, 1) == [130, 130], job.text()
+
+
+def _environment(pid):
+    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return dict(entry.decode(errors="replace").partition("=")[::2] for entry in entries)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("host", [0, 1])
+def test_the_second_of_two_signals_kills(start_job, host):
+    stubborn = "signal.signal(signal.SIGINT, signal.SIG_IGN)\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+    job = start_job(script(stubborn + GOES_ON.replace("while not worker.should_stop", "while True")))
+    job.until_said("goes on")
+    job.launchers[host].send_signal(signal.SIGINT)
+    began = time.monotonic()
+    job.launchers[0].until("stopping: SIGINT")
+    job.launchers[host].send_signal(signal.SIGINT)
+    statuses = job.wait(20)
+    assert time.monotonic() - began < 6, "the second signal has to kill, not --grace"
+    assert statuses[0] == statuses[1] != 0, job.text()
+
+
+@pytest.mark.long
+def test_a_failed_job_is_named_on_all_hosts_and_frees_the_port(start_job, make_laboratory):
+    there = make_laboratory(2)
+    fails = script('worker.barrier("start")\nif rank == 1:\n    raise ValueError("had it")\n')
+    job = start_job(fails, in_laboratory=there)
+    assert job.wait() == [1, 1], job.text()
+    assert "ValueError: had it" in job.output(0)
+    again = start_job(script('worker.barrier("start")\n'), in_laboratory=there)
+    assert again.wait() == [0, 0], again.text()

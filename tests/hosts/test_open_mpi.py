@@ -1,0 +1,87 @@
+"""Real mpirun: one launcher per host, whose workers are the world."""
+
+import json
+import signal
+
+import pytest
+from laboratory import until
+from launching_in_laboratory import MEETS, launch_words, script
+
+WORLD = script(
+    """
+    worker.barrier("start")
+    say("world", rank, size, worker.local_rank, worker.gather(socket.gethostname()))
+    """
+)
+
+
+def start(mpi, code, *options, workers=2, **kwargs):
+    folder = mpi.laboratory.folder
+    (folder / "script.py").write_text(code)
+    words = launch_words("-n", workers, "-D", "cpu", "--log-dir", folder / "logs", *options, folder / "script.py")
+    return mpi.start(*words, **kwargs)
+
+
+def said(mpi, rank):
+    path = mpi.laboratory.folder / "logs" / f"rank{rank}.log"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.startswith("[")]
+
+
+def until_they_meet(mpi, running, ranks=(0, 1)):
+    def found():
+        assert running.poll() is None, running.text()
+        return all(said(mpi, rank) for rank in ranks)
+
+    until(found, running.text)
+
+
+def test_mpirun_launches_one_job_on_all_hosts(mpi):
+    running = start(mpi, WORLD)
+    assert running.wait() == 0, running.text()
+    names = ["h0", "h0", "h1", "h1"]
+    assert [said(mpi, rank)[-1] for rank in range(4)] == [["world", rank, 4, rank % 2, names] for rank in range(4)]
+    left = [path.name for path in (mpi.laboratory.folder / "home" / ".platoon").iterdir()]
+    assert left == ["key"]
+
+
+@pytest.mark.long
+def test_the_endpoint_may_be_given(mpi):
+    running = start(mpi, WORLD, "--rdzv-endpoint", "h0:29444")
+    assert running.wait() == 0, running.text()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_to_mpirun_ends_all(mpi, number):
+    running = start(mpi, script(MEETS), workers=1)
+    until_they_meet(mpi, running)
+    running.send_signal(number)
+    running.wait(30)
+
+
+@pytest.mark.long
+def test_a_failed_worker_is_the_status_of_mpirun(mpi):
+    running = start(mpi, script('worker.barrier("start")\nif rank == 1:\n    sys.exit(7)\n'), workers=1)
+    assert running.wait() == 7, running.text()
+
+
+@pytest.mark.long
+def test_two_launchers_on_one_host_are_refused(mpi):
+    running = start(mpi, WORLD, slots=2)
+    assert running.wait() != 0
+    assert "2 of them on this host" in " ".join(running.text().split())
+
+
+@pytest.mark.long
+def test_a_host_that_loses_its_launcher_ends_the_job_of_mpirun(mpi):
+    """mpirun ends all that it has started when one process of its own is killed."""
+    running = start(mpi, script(MEETS), workers=1)
+    until_they_meet(mpi, running)
+    host = mpi.laboratory.hosts[1]
+    for pid, words in host.processes().items():
+        if words.startswith(("platoon launch", "platoon: launch")) or "platoon_base launch" in words:
+            with open(f"/proc/{pid}/status") as file:
+                inner = next(line.split()[-1] for line in file if line.startswith("NSpid"))
+            host.run("kill", "-9", inner)
+    assert running.wait(40) != 0

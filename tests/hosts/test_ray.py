@@ -1,0 +1,206 @@
+"""A real cluster of Ray: `platoon launch --on ray`, from the command line and from Python, and nodes that are lost."""
+
+import json
+import os
+import signal
+import textwrap
+import time
+
+import engines
+import pytest
+from laboratory import Laboratory, problem, until
+from launching_in_laboratory import MEETS, script
+
+pytestmark = pytest.mark.long
+
+WORLD = script(
+    """
+    worker.barrier("start")
+    say("world", rank, size, worker.local_rank, worker.gather(socket.gethostname()), sys.argv[1:])
+    """
+)
+
+
+@pytest.fixture(scope="module")
+def ray():
+    """Start Ray on two hosts, for all tests of this file: it takes half a minute."""
+    if problem():
+        pytest.skip(problem())
+    if engines.ray_python() is None:
+        pytest.skip("needs Ray: python -m venv .venv-ray; .venv-ray/bin/pip install -e '.[ray]'")
+    with Laboratory(2) as laboratory, engines.RayCluster(laboratory) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(ray, request):
+    """Give the cluster; afterwards no job may have left anything."""
+    ray.logs = ray.laboratory.folder / request.node.name
+    yield ray
+    until(lambda: not ray.leftovers(), ray.leftovers, 20)
+
+
+def start(cluster, code, *options, workers=2, args=(), **kwargs):
+    path = cluster.laboratory.folder / "train.py"
+    path.write_text(code)
+    words = ["-n", workers, "-D", "cpu", "--log-dir", cluster.logs, *options, path.name, *args]
+    return cluster.start(*words, folder=path.parent, **kwargs)
+
+
+def said(cluster, rank):
+    path = cluster.logs / f"rank{rank}.log"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line) for line in lines if line.startswith("[")]
+
+
+def until_said(cluster, running, word, ranks=(0, 1)):
+    def found():
+        assert running.poll() is None, running.text()
+        return all(any(line[0] == word for line in said(cluster, rank)) for rank in ranks)
+
+    until(found, running.text, 90)
+
+
+def test_workers_run_on_the_nodes_that_they_need(cluster):
+    running = start(cluster, WORLD, "--tee", "all", workers=3, args=["--epochs", "3"])
+    assert running.wait(90) == 0, running.text()
+    names = ["h0", "h0", "h1"]
+    assert sorted(said(cluster, 0)[-1][4]) == sorted(names) or said(cluster, 0)[-1][4].count("h1") == 2
+    worlds = [said(cluster, rank)[-1] for rank in range(3)]
+    assert [world[1:3] for world in worlds] == [[0, 3], [1, 3], [2, 3]]
+    assert worlds[0][4][0] == "h0", "the first host is where the command was given"
+    assert worlds[0][5] == ["--epochs", "3"]
+    assert "3 workers on 2 hosts" in running.text()
+    assert "(h1) host 1 of 2" in running.text()
+
+
+def test_the_hosts_may_be_given(cluster):
+    running = start(cluster, WORLD, "--nnodes", "2", workers=2)
+    assert running.wait(90) == 0, running.text()
+    assert said(cluster, 0)[-1][4] == ["h0", "h1"]
+
+
+def test_one_node_will_do_for_few_workers(cluster):
+    running = start(cluster, WORLD, workers=1)
+    assert running.wait(90) == 0, running.text()
+    assert "1 worker on the CPU" in running.text()
+
+
+def test_the_status_is_the_jobs(cluster):
+    running = start(cluster, script('worker.barrier("start")\nif rank == 1:\n    sys.exit(7)\n'), "--nnodes", "2")
+    assert running.wait(90) == 7, running.text()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_all(cluster, number):
+    running = start(cluster, script(MEETS), "--nnodes", "2")
+    until_said(cluster, running, "meets")
+    running.send_signal(number)
+    assert running.wait(40) == 128 + number, running.text()
+
+
+def test_a_killed_command_leaves_nothing(cluster):
+    """Ray ends the actors of a driver that is gone, and the launchers end after them."""
+    running = start(cluster, script(MEETS), "--nnodes", "2")
+    until_said(cluster, running, "meets")
+    running.kill()
+    running.wait()
+    until(lambda: not cluster.leftovers(), cluster.leftovers, 60)
+
+
+def test_a_killed_launcher_is_a_lost_host(cluster):
+    running = start(cluster, script(MEETS), "--nnodes", "2")
+    until_said(cluster, running, "meets")
+    for pid, words in cluster.laboratory.hosts[1].processes().items():
+        if words.startswith("platoon launch") or "launch --nnodes 2 --node-rank 1" in words:
+            os.kill(pid, signal.SIGKILL)
+    running.until("host 1 (h1) is lost")
+    running.send_signal(signal.SIGINT)
+    assert running.wait(40) == 130, running.text()
+
+
+def test_more_workers_than_there_is_room_for(cluster):
+    running = start(cluster, WORLD, workers=9)
+    assert running.wait(60) == 2
+    assert "got 9 workers, one CPU each, and the cluster has 4 CPUs on 2 nodes" in " ".join(running.text().split())
+
+
+def test_more_hosts_than_there_are(cluster):
+    running = start(cluster, WORLD, "--nnodes", "3", "--rdzv-timeout", "3", workers=3)
+    assert running.wait(60) == 2
+    assert "Ray had no room for" in " ".join(running.text().split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-D", "cpu", "train.py"], "--on ray needs -n N"),
+        (["-n", "2", "-D", "cuda0", "cuda1", "train.py"], "Ray chooses which devices"),
+        (["-n", "2", "-D", "cuda0", "train.py"], "Ray chooses which devices"),
+        (["-n", "2", "--node-rank", "1", "train.py"], "leave --node-rank out"),
+    ],
+)
+def test_what_cannot_be_is_refused(cluster, words, message):
+    running = cluster.start(*words)
+    assert running.wait(60) == 2
+    assert message in " ".join(running.text().split())
+
+
+def test_no_cluster(cluster):
+    running = start(
+        cluster, WORLD, environment={"RAY_ADDRESS": "10.77.0.77:6379", "RAY_gcs_rpc_server_reconnect_timeout_s": "1"}
+    )
+    assert running.wait(120) == 2, running.text()
+    assert "there is no cluster of Ray" in " ".join(running.text().split())
+
+
+def test_it_is_a_function_too(cluster):
+    code = """
+    from platoon_base.multihost.ray import launch
+    lines = []
+    status = launch("train.py", ["x"], workers=2, device="cpu", hosts=2, options=["--log-dir", LOGS], show=lines.append)
+    assert any("2 workers on 2 hosts" in line for line in lines), lines
+    print("status", status)
+    """
+    folder = cluster.laboratory.folder
+    (folder / "train.py").write_text(WORLD)
+    (folder / "driver.py").write_text(f"LOGS = {str(cluster.logs)!r}\n" + textwrap.dedent(code))
+    text = cluster.laboratory.hosts[0].run(
+        cluster.python, "driver.py", environment=cluster.environment, folder=folder, timeout_s=90
+    )
+    assert text.split() == ["status", "0"]
+
+
+def test_the_key_is_in_no_list_of_processes(cluster):
+    running = start(cluster, script(MEETS), "--nnodes", "2")
+    until_said(cluster, running, "meets")
+    keys = [path.read_text().strip() for host in cluster.laboratory.hosts
+            for path in host.outside("/tmp").glob("platoon-ray-*/key")]  # fmt: skip
+    assert len(keys) == 2
+    assert len(set(keys)) == 1
+    for host in cluster.laboratory.hosts:
+        assert all(keys[0] not in words for words in host.processes().values())
+        assert [path.stat().st_mode & 0o777 for path in host.outside("/tmp").glob("platoon-ray-*/key")] == [0o600]
+    running.send_signal(signal.SIGINT)
+    assert running.wait(40) == 130
+    assert keys[0] not in running.text()
+
+
+def test_a_lost_node_and_one_that_comes_back(cluster):
+    """The job goes on without the lost one; the next job has both. The last test: it restarts a node."""
+    host = cluster.laboratory.hosts[1]
+    running = start(cluster, script(MEETS), "--nnodes", "2")
+    until_said(cluster, running, "meets")
+    began = time.monotonic()
+    host.kill()
+    running.until("host 1 (h1) is lost")
+    assert time.monotonic() - began < 4
+    running.until("is lost, says Ray", 60)
+    assert running.poll() is None
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 130, running.text()
+    host.boot()
+    cluster.add(host)
+    running = start(cluster, WORLD, "--nnodes", "2")
+    assert running.wait(120) == 0, running.text()
+    assert said(cluster, 0)[-1][4] == ["h0", "h1"]

@@ -1,0 +1,189 @@
+"""Real Slurm: `srun platoon launch`, batch scripts, `scancel`, and tasks that are killed."""
+
+import json
+import signal
+import sys
+import time
+
+import pytest
+from laboratory import until
+from launching_in_laboratory import MEETS, launch_words, script
+
+WORLD = script(
+    """
+    worker.barrier("start")
+    say("world", rank, size, worker.local_rank, worker.gather(socket.gethostname()))
+    """
+)
+
+
+class Launched:
+    """A job of Slurm with the logs of its workers, in a shared folder."""
+
+    def __init__(self, slurm, code):
+        self.slurm = slurm
+        self.folder = slurm.laboratory.folder
+        self.script = self.folder / "script.py"
+        self.script.write_text(code)
+        self.logs = self.folder / "logs"
+
+    def words(self, *options, workers=2):
+        return launch_words("-n", workers, "-D", "cpu", "--log-dir", self.logs, *options, self.script)
+
+    def srun(self, *options, srun=(), **kwargs):
+        words = ["srun", "-N2", "-n2", "--ntasks-per-node=1", *srun, *self.words(*options, **kwargs)]
+        return self.slurm.start(*words)
+
+    def said(self, rank):
+        path = self.logs / f"rank{rank}.log"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [json.loads(line) for line in lines if line.startswith("[")]
+
+    def until_said(self, word, ranks, running):
+        def found():
+            assert running is None or running.poll() is None, running.text()
+            return all(any(line[0] == word for line in self.said(rank)) for rank in ranks)
+
+        until(found, lambda: "" if running is None else running.text())
+
+
+def interrupt(srun):
+    """Do what a user does who presses Ctrl-C twice: srun passes on the second one."""
+    srun.send_signal(signal.SIGINT)
+    srun.until("one more within 1 sec")
+    srun.send_signal(signal.SIGINT)
+
+
+def worlds(launched, ranks):
+    return [launched.said(rank)[-1] for rank in ranks]
+
+
+def test_srun_launches_one_job_on_all_hosts(slurm):
+    launched = Launched(slurm, WORLD)
+    began = time.monotonic()
+    running = launched.srun()
+    assert running.wait() == 0, running.text()
+    assert time.monotonic() - began < 20
+    names = ["h0", "h0", "h1", "h1"]
+    assert worlds(launched, range(4)) == [["world", rank, 4, rank % 2, names] for rank in range(4)]
+    assert "4 workers on 2 hosts (2 on h0, 2 on h1)" in running.text()
+
+
+@pytest.mark.long
+def test_a_batch_script_launches_one_job(slurm):
+    """The file of docs/hosts.md, with another script and Python."""
+    launched = Launched(slurm, WORLD)
+    batch = slurm.laboratory.folder / "job.sh"
+    output = slurm.laboratory.folder / "batch.out"
+    words = " ".join(map(str, launched.words()))
+    batch.write_text(
+        "#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=1\n#SBATCH --cpus-per-task=2\n"
+        f"#SBATCH --output={output}\nsrun --kill-on-bad-exit=0 {words}\necho ended with $?\n"
+    )
+    assert slurm.start("sbatch", batch).wait() == 0
+    until(lambda: output.exists() and "ended with" in output.read_text(), "the batch job ends")
+    assert "ended with 0" in output.read_text()
+    assert worlds(launched, [3])[0][:3] == ["world", 3, 4]
+
+
+@pytest.mark.long
+def test_one_of_several_jobs_does_not_disturb_another(slurm):
+    """Two steps at once, each with a port of its own."""
+    first, second = Launched(slurm, script(MEETS)), Launched(slurm, script(MEETS))
+    second.logs = slurm.laboratory.folder / "logs2"
+    runs = [each.srun(srun=["--exact", "-c1"], workers=1) for each in (first, second)]
+    for each, running in zip((first, second), runs):
+        each.until_said("meets", (0, 1), running)
+    for running in runs:
+        interrupt(running)
+    for running in runs:
+        assert running.wait(30) != 0
+
+
+@pytest.mark.long
+def test_scancel_ends_the_workers_of_all_hosts(slurm):
+    launched = Launched(slurm, script(MEETS))
+    running = launched.srun(workers=1)
+    launched.until_said("meets", (0, 1), running)
+    jobs = slurm.ask("squeue", "-h", "-o", "%i").split()
+    slurm.start("scancel", *jobs).wait()
+    running.wait(30)
+    until(lambda: not any("platoon" in words for host in slurm.laboratory.hosts
+                          for words in host.processes().values()), slurm.laboratory.leftovers, 20)  # fmt: skip
+
+
+@pytest.mark.long
+def test_sigterm_by_scancel_lets_scripts_save(slurm):
+    """`scancel --signal=TERM` reaches all launchers at once, which count it once: there is time to save."""
+    saves = MEETS.replace(
+        "except PlatoonError as exc", 'except KeyboardInterrupt:\n    say("saves")\nexcept PlatoonError as exc'
+    )
+    launched = Launched(slurm, script(saves))
+    running = launched.srun(workers=1)
+    launched.until_said("meets", (0, 1), running)
+    (job,) = slurm.ask("squeue", "-h", "-o", "%i").split()
+    slurm.start("scancel", "--signal=TERM", job).wait()
+    assert running.wait(30) != 0
+    assert [launched.said(rank)[-1] for rank in (0, 1)] == [["saves"]] * 2, running.text()
+
+
+@pytest.mark.long
+def test_a_failed_worker_is_the_status_of_srun(slurm):
+    launched = Launched(slurm, script('worker.barrier("start")\nif rank == 1:\n    sys.exit(7)\n'))
+    running = launched.srun(workers=1)
+    assert running.wait() == 7, running.text()
+
+
+@pytest.mark.long
+def test_a_killed_launcher_ends_or_leaves_the_job_as_srun_is_told(slurm):
+    """Without --kill-on-bad-exit the other hosts go on."""
+    launched = Launched(slurm, script(MEETS))
+    running = launched.srun(srun=["--kill-on-bad-exit=0"], workers=1)
+    launched.until_said("meets", (0, 1), running)
+    host = slurm.laboratory.hosts[1]
+    for pid, words in host.processes().items():
+        if "platoon_base launch" in words or words.startswith("platoon launch"):
+            host.run("kill", "-9", _inner(pid))
+    running.until("host 1 (h1) is lost")
+    interrupt(running)
+    assert running.wait(30) != 0
+
+
+def _inner(pid):
+    """Return a pid as its own namespace has it."""
+    with open(f"/proc/{pid}/status") as file:
+        return next(line.split()[-1] for line in file if line.startswith("NSpid"))
+
+
+@pytest.mark.long
+def test_two_launchers_on_one_host_are_refused(slurm):
+    launched = Launched(slurm, WORLD)
+    running = slurm.start("srun", "-N1", "-n2", *launched.words())
+    assert running.wait() != 0
+    assert "2 of them on this host" in " ".join(running.text().split())
+
+
+@pytest.mark.long
+def test_nnodes_1_makes_each_task_a_job_of_its_own(slurm):
+    launched = Launched(slurm, WORLD)
+    words = launch_words("--nnodes", 1, "-n", 1, "-D", "cpu", launched.script)
+    command = f'cd "$(mktemp -d)" && {" ".join(map(str, words))}'
+    running = slurm.start("srun", "-N2", "-n2", "sh", "-c", command)
+    assert running.wait() == 0, running.text()
+    assert running.text().count('["world", 0, 1, 0') == 2
+
+
+@pytest.mark.long
+def test_srun_is_not_much_slower_than_one_host(slurm):
+    """Starting the launchers of two hosts takes at most 1.5 s more than one on one host, on two cores for all."""
+    launched = Launched(slurm, WORLD)
+    times = {1: [], 2: []}
+    for _ in range(3):
+        for hosts in (1, 2):
+            began = time.monotonic()
+            words = launched.words(workers=2 // hosts)
+            running = slurm.start("srun", f"-N{hosts}", f"-n{hosts}", *words)
+            assert running.wait() == 0, running.text()
+            times[hosts].append(time.monotonic() - began)
+    print(times, file=sys.stderr)
+    assert min(times[2]) < min(times[1]) + 1.5

@@ -1,0 +1,458 @@
+"""Jobs on several hosts, by real launchers with real workers; the hosts are folders of this machine.
+
+tests/hosts has the same in namespaces, with links that are cut and engines that start the launchers.
+"""
+
+import json
+import signal
+import textwrap
+import time
+
+import pytest
+
+from tests.helpers.launching_hosts import Hosts, clean_environment
+
+pytestmark = pytest.mark.base
+
+HEAD = """
+import json, os, sys, time
+import numpy as np
+from platoon_base import connect
+from platoon_base.errors import PlatoonError
+
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+
+def say(*values):
+    print(json.dumps(values), flush=True)
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    found = Hosts(tmp_path, {**clean_environment(), "COLUMNS": "200"})
+    yield found
+    found.close()
+
+
+def said(hosts, rank, host):
+    return [json.loads(line) for line in hosts.log(rank, host).splitlines() if line.startswith("[")]
+
+
+def script(text):
+    return HEAD + textwrap.dedent(text)
+
+
+def test_workers_of_all_hosts_are_one_world(hosts):
+    code = script(
+        """
+        say(rank, size, worker.local_rank, worker.local_size)
+        worker.barrier("start")
+        say(worker.gather([rank, "x" * rank]))
+        say(worker.reduce_metrics({"loss": (float(rank), 1.0)})["loss"])
+        say(np.asarray(worker.shard(11)).tolist())
+        say(worker.sum_arrays("s", [np.arange(3.0) * rank]).arrays[0].tolist())
+        worker.report({f"by_{rank}": rank})
+        worker.barrier("end")
+        """
+    )
+    assert hosts.run(code, "--summary", "summary.json", workers=(2, 1, 3)) == [0, 0, 0], hosts.output(0)
+    of = {0: 0, 1: 0, 2: 1, 3: 2, 4: 2, 5: 2}
+    seen = {rank: said(hosts, rank, host) for rank, host in of.items()}
+    assert [seen[rank][0] for rank in range(6)] == [
+        [0, 6, 0, 2], [1, 6, 1, 2], [2, 6, 0, 1], [3, 6, 0, 3], [4, 6, 1, 3], [5, 6, 2, 3],
+    ]  # fmt: skip
+    for rank in range(6):
+        assert seen[rank][1] == [[[other, "x" * other] for other in range(6)]]
+        assert seen[rank][2] == [2.5]
+        assert seen[rank][4] == [[0.0, 15.0, 30.0]]
+    assert sorted(row for rank in range(6) for row in seen[rank][3][0]) == list(range(11))
+    summary = json.loads((hosts.folder / "summary.json").read_text())
+    assert [summary[f"by_{rank}"] for rank in range(6)] == list(range(6))
+    assert "6 workers on 3 hosts" in hosts.output(0)
+    assert "workers 3 to 5" in hosts.output(2)
+
+
+def test_what_one_worker_does_all_see(hosts):
+    code = script(
+        """
+        worker.stop_votes.open(1)
+        worker.barrier("open")
+        if rank == 2:
+            worker.stop_votes.cast()
+        deadline = time.monotonic() + 30
+        while worker.stop_votes.voters() != {2}:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        say("voted")
+        worker.barrier("voted")
+        if rank == 1:
+            worker.request_stop("rank 1 has enough")
+        while not worker.should_stop:
+            assert time.monotonic() < deadline
+            worker.progress(steps=1)
+            time.sleep(0.001)
+        say(worker.stop_reason)
+        """
+    )
+    assert hosts.run(code) == [0, 0], hosts.output(0)
+    for rank, host in ((0, 0), (1, 0), (2, 1)):
+        assert said(hosts, rank, host) == [["voted"], ["rank 1 has enough"]]
+    assert "rank 1 has enough" in hosts.output(1)
+
+
+def test_a_lock_that_all_hosts_share(hosts):
+    """One worker at a time is inside, wherever it is."""
+    code = script(
+        """
+        path = os.path.join(sys.argv[1], "inside")
+        worker.barrier("start")
+        for _ in range(20):
+            worker.lock()
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+            time.sleep(0.002)
+            os.unlink(path)
+            worker.unlock()
+        """
+    )
+    assert hosts.run(code, workers=(2, 2), args=[str(hosts.folder)]) == [0, 0], hosts.log(0, 0) + hosts.log(2, 1)
+
+
+FAILS = """
+    worker.barrier("start")
+    worker.progress(steps=1)
+    if rank == 2:
+        raise ValueError("rank 2 has had it")
+    try:
+        worker.barrier("end", timeout_s=30)
+    except PlatoonError as exc:
+        say(type(exc).__name__)
+"""
+
+
+def test_a_worker_that_fails_on_another_host_is_shown_on_the_first(hosts):
+    assert hosts.run(script(FAILS)) == [1, 1]
+    assert "ValueError: rank 2 has had it" in hosts.output(0)
+    assert "script.py" in hosts.output(0)
+
+
+def test_a_worker_of_another_host_is_started_again_there(hosts):
+    code = script(
+        """
+        mark = os.path.join(sys.argv[1], "failed")
+        say(os.environ["HOME"])
+        if rank == 1 and not os.path.exists(mark):
+            open(mark, "w").close()
+            worker.progress(steps=1)
+            os._exit(3)
+        """
+    )
+    assert hosts.run(
+        code, "--max-restarts", "1", "--summary", "summary.json", workers=(1, 1), args=[str(hosts.folder)]
+    ) == [0, 0], hosts.output(0)
+    assert len(said(hosts, 1, 1)) == 2
+    assert json.loads((hosts.folder / "summary.json").read_text())["restarts"] == 1
+
+
+WAIT = """
+    worker.barrier("start")
+    say("waits")
+    try:
+        while True:
+            worker.progress(steps=1)
+            worker.barrier("again", timeout_s=30)
+            time.sleep(0.01)
+    except PlatoonError as exc:
+        say(type(exc).__name__)
+        raise
+"""
+
+
+def start_waiting(hosts, *options, workers=(1, 1)):
+    for host, count in enumerate(workers):
+        hosts.start(script(WAIT), *options, host=host, hosts=len(workers), workers=count)
+    for host in range(len(workers)):
+        rank = sum(workers[:host])
+        hosts.until(f"logs{host}/rank{rank}.log", "waits")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("targets", [[0], [1], [0, 1]])
+def test_a_signal_to_any_launcher_ends_all(hosts, number, targets):
+    start_waiting(hosts)
+    for host in targets:
+        hosts.launchers[host].send_signal(number)
+    assert hosts.wait(30) == [128 + number] * 2, hosts.output(0)
+
+
+def test_a_killed_launcher_is_a_lost_host_and_the_others_go_on(hosts):
+    start_waiting(hosts)
+    hosts.launchers[1].kill()
+    began = time.monotonic()
+    hosts.until("h0.out", "host 1 (")
+    assert time.monotonic() - began < 2.5
+    hosts.launchers[0].send_signal(signal.SIGINT)  # its worker goes on, alone
+    assert hosts.wait(30)[0] == 130
+    assert "is lost, with workers 1" in hosts.output(0)
+    assert said(hosts, 0, 0) == [["waits"]]
+
+
+def test_the_end_of_the_first_host_ends_the_others_within_seconds(hosts):
+    start_waiting(hosts)
+    hosts.launchers[0].kill()
+    began = time.monotonic()
+    assert hosts.wait(30) == [-9, 1]
+    assert time.monotonic() - began < 5
+    assert "host 0 is lost" in hosts.output(1)
+    assert said(hosts, 1, 1)[1] == ["WorkerLostError"]
+
+
+def test_a_launcher_that_stands_still_for_a_while_loses_nothing(hosts):
+    start_waiting(hosts)
+    hosts.launchers[1].send_signal(signal.SIGSTOP)
+    hosts.until("h0.out", "is silent since 2.")
+    time.sleep(1)  # longer
+    hosts.launchers[1].send_signal(signal.SIGCONT)
+    hosts.until("h0.out", "answers again")
+    hosts.launchers[0].send_signal(signal.SIGINT)
+    assert hosts.wait(30) == [130, 130]
+
+
+def test_a_host_that_is_silent_for_too_long_is_lost(hosts):
+    start_waiting(hosts, "--host-timeout", "2.5")
+    hosts.launchers[1].send_signal(signal.SIGSTOP)
+    hosts.until("h0.out", "is lost, with workers 1")
+    hosts.launchers[1].send_signal(signal.SIGCONT)
+    hosts.launchers[1].wait(30)
+    assert "the job goes on without this host" in hosts.output(1)
+    hosts.launchers[0].send_signal(signal.SIGINT)
+    assert hosts.wait(30) == [130, 1]
+
+
+def test_a_second_host_of_one_number_is_refused_and_the_first_stays(hosts):
+    hosts.start(script("say(size)"), host=1, hosts=3)
+    hosts.start(script("say(size)"), host=0, hosts=3)
+    hosts.start(script("say(size)"), host=1, hosts=3)
+    deadline = time.monotonic() + 30
+    while hosts.launchers[0].poll() is None and hosts.launchers[2].poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert "give each another --node-rank" in hosts.output(1)
+    hosts.until("h0.out", "was refused")
+    hosts.start(script("say(size)"), host=2, hosts=3)
+    assert sorted(hosts.wait(30)) == [0, 0, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("other", "words", "message"),
+    [
+        ({"args": ["more"]}, [], "runs another script, or has other arguments"),
+        ({"hosts": 4}, [], "says --nnodes 4, the first host 2"),
+        ({}, ["-D", "cuda7"], "cannot take part"),
+        ({"environment": {"PLATOON_KEY_FILE": "KEY"}}, [], "has another key"),
+    ],
+)
+def test_a_host_that_cannot_take_part_is_told_and_so_is_the_first(hosts, other, words, message):
+    if "environment" in other:
+        (hosts.folder / "other_key").write_text("00" * 32)
+        (hosts.folder / "other_key").chmod(0o600)
+        other = {"environment": {"PLATOON_KEY_FILE": str(hosts.folder / "other_key")}}
+    hosts.start(script("say(size)"), "--rdzv-timeout", "6", host=0)
+    hosts.start(script("say(size)"), *words, host=1, **other)
+    assert hosts.wait(40) == [2, 2]
+    assert message in " ".join(hosts.output(1).split()) or "cuda7" in hosts.output(1)
+    assert (message if "key" not in message else "does not have the key") in " ".join(hosts.output(0).split())
+
+
+def test_hosts_that_do_not_come_are_named(hosts):
+    hosts.start(script("say(size)"), "--rdzv-timeout", "0.5", host=0, hosts=3)
+    assert hosts.wait(30) == [2]
+    assert "hosts 1, 2 of 3 did not come" in hosts.output(0)
+
+
+def test_a_first_host_that_is_not_there_is_no_world_of_one(hosts):
+    (hosts.folder / "key").write_text("00" * 32)
+    (hosts.folder / "key").chmod(0o600)
+    hosts.start(script("say(size)"), "--rdzv-timeout", "0.5", host=1)
+    assert hosts.wait(30) == [2]
+    assert "nobody answers at 127.0.0.1" in hosts.output(1)
+
+
+def test_a_signal_while_hosts_wait_for_each_other_ends_the_wait(hosts):
+    hosts.start(script("say(size)"), host=0)
+    hosts.until("key", "")
+    time.sleep(0.5)  # it handles signals soon after
+    hosts.launchers[0].send_signal(signal.SIGTERM)
+    assert hosts.wait(30) == [143]
+    assert "while the hosts waited for each other" in hosts.output(0)
+
+
+ASYNCHRONOUS = """
+from platoon_base.rules import EASGD
+
+x = np.full(1000, 5.0 + rank, "float32")  # of which those of the first to come on host 0 count
+worker.init_shared_params([x], EASGD())
+say(sorted(set(x.tolist())))
+worker.barrier("shared")
+deadline, worst = time.monotonic() + 40, 0.0
+target = np.float32(rank)
+near = 0
+while near < 10:
+    assert time.monotonic() < deadline, x[0]
+    x -= np.float32(0.01) * (x - target)
+    worker.progress(steps=1)
+    began = time.perf_counter()
+    worker.sync_params()
+    worst = max(worst, time.perf_counter() - began)
+    near += all(abs(value - 1.5) < 0.6 for value in worker.gather(float(x[0])))
+say(worst)
+worker.barrier("end")
+"""
+
+
+def test_centers_of_hosts_come_together_while_workers_train(hosts):
+    """Each worker is drawn to its rank; only with those of the other host is 1.5 in the middle."""
+    environment = {"PLATOON_HOSTS_EVERY_S": "0.01"}
+    assert hosts.run(script(ASYNCHRONOUS), workers=(2, 2), environment=environment) == [0, 0], hosts.output(0)
+    started = [said(hosts, rank, host)[0] for rank, host in ((0, 0), (1, 0), (2, 1), (3, 1))]
+    assert started[0] in ([[5.0]], [[6.0]])
+    assert started == [started[0]] * 4
+
+
+def test_a_courier_that_is_killed_is_started_again(hosts):
+    code = script(
+        """
+        import signal, subprocess
+        from platoon_base.rules import EASGD
+
+        x = np.zeros(10, "float32")
+        worker.init_shared_params([x], EASGD())
+        worker.barrier("shared")
+
+        def moved():
+            deadline = time.monotonic() + 30
+            x[...] = 10 * rank
+            before = x.copy()
+            while abs(x - before).max() < 1 or worker.gather(float(x[0]))[1 - rank] == 10 * (1 - rank):
+                assert time.monotonic() < deadline
+                worker.sync_params()
+
+        def couriers():
+            found = []
+            for name in filter(str.isdigit, os.listdir("/proc")):
+                try:
+                    command = open(f"/proc/{name}/cmdline").read()
+                    parent = int(open(f"/proc/{name}/stat").read().rsplit(")", 1)[1].split()[1])
+                except OSError:
+                    continue
+                if "platoon_base.courier.process" in command and parent == os.getppid():
+                    found.append(int(name))
+            return found
+
+        if rank == 1:
+            deadline = time.monotonic() + 30
+            while not couriers():
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            (old,) = couriers()
+            os.kill(old, signal.SIGKILL)
+            while not [pid for pid in couriers() if pid != old]:
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+        worker.barrier("killed")
+        x[...] = 100 * rank
+        deadline = time.monotonic() + 30
+        while not 20 < x[0] < 80:  # no worker of this host is near: the other host has pulled it
+            assert time.monotonic() < deadline, x[0]
+            worker.sync_params()
+            time.sleep(0.01)
+        worker.barrier("end")
+        """
+    )
+    environment = {"PLATOON_HOSTS_EVERY_S": "0.01", "PLATOON_NO_FORK_SERVER": "1"}
+    assert hosts.run(code, workers=(1, 1), environment=environment) == [0, 0], hosts.log(1, 1) + hosts.output(1)
+    assert "the courier of this host ended (status -9), and is started again" in hosts.output(1)
+
+
+def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(hosts):
+    code = script(
+        """
+        from platoon_base.rules import EASGD
+
+        x = np.zeros(10, "float32")
+        worker.init_shared_params([x], EASGD())
+        say(float(x[0]), worker.resume_at.steps if hasattr(worker, "resume_at") else 0)
+        worker.barrier("shared")
+        if len(sys.argv) > 1:
+            sys.exit()
+        x += 3
+        try:
+            while True:
+                worker.progress(steps=1)
+                worker.sync_params()
+                worker.barrier("again", timeout_s=30)
+                say("trains")
+                time.sleep(0.05)
+        except PlatoonError:
+            pass
+        """
+    )
+    folder = str(hosts.folder / "kept")
+    for host in (0, 1):
+        hosts.start(code, "--resume", folder, "--checkpoint-every", "0.2", host=host)
+    hosts.until("logs1/rank1.log", "trains")
+    deadline = time.monotonic() + 30
+    while not list((hosts.folder / "kept").glob("checkpoint-*.npz")):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    hosts.until("logs1/rank1.log", 'trains"]\n["trains"]\n["trains')
+    hosts.launchers[0].kill()
+    assert hosts.wait(30) == [-9, 1]
+    assert "this host has saved its center in" in hosts.output(1), hosts.output(1)
+    again = Hosts(hosts.folder, hosts.environment)
+    try:
+        for host in (0, 1):
+            (hosts.folder / f"h{host}.out").unlink()
+            again.start(code, "--resume", folder, host=host, args=["end"])
+        assert again.wait(30) == [0, 0], again.output(0)
+        assert "resumed from" in again.output(0)
+        assert said(again, 0, 0)[0][0] > 0.1
+        assert said(again, 1, 1)[0][0] == said(again, 0, 0)[0][0]
+    finally:
+        again.close()
+
+
+def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
+    code = script(
+        """
+        from platoon_base.rules import EASGD
+
+        x = np.full(10, 7.0, "float32")
+        worker.init_shared_params([x], EASGD())
+        say(float(x[0]))
+        x[...] = 3.0
+        deadline = time.monotonic() + 60
+        while not os.path.exists(os.path.join(sys.argv[1], "enough")):
+            assert time.monotonic() < deadline
+            worker.progress(steps=1)
+            worker.sync_params()
+            time.sleep(0.01)
+        """
+    )
+    args = [str(hosts.folder)]
+    for host in (0, 1):
+        hosts.start(code, "--allow-failures", host=host, args=args)
+    hosts.until("logs1/rank1.log", "]")
+    hosts.launchers[1].kill()
+    hosts.until("h0.out", "is lost, with workers 1")
+    hosts.launchers.pop(1).wait()
+    time.sleep(0.5)  # the center goes on to 3 meanwhile
+    hosts.start(code, "--allow-failures", host=1, args=args)
+    hosts.until("h0.out", "is back, with workers 1")
+    deadline = time.monotonic() + 30
+    while not (hosts.folder / "logs1" / "rank1.log").exists() or not said(hosts, 1, 1):
+        assert time.monotonic() < deadline, hosts.output(1)
+        time.sleep(0.01)
+    assert 2.5 < said(hosts, 1, 1)[-1][0] < 4.5, hosts.log(1, 1)
+    (hosts.folder / "enough").touch()
+    assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
