@@ -60,7 +60,9 @@ class Shares(NamedTuple):
     kind: str
 
 
-def shares(nodes: Sequence[Mapping[str, float]], workers: int, device: str = "auto", hosts: int | None = None) -> Shares:
+def shares(
+    nodes: Sequence[Mapping[str, float]], workers: int, device: str = "auto", hosts: int | None = None
+) -> Shares:
     """Divide workers among nodes: as few nodes as will do, or as evenly as possible among ``hosts``.
 
     Parameters
@@ -220,8 +222,8 @@ def _placed(ray: Any, divided: Shares, timeout_s: float) -> Iterator[Any]:
             ray.get(group.ready(), timeout=timeout_s)
         except ray.exceptions.GetTimeoutError as exc:
             raise ConfigurationError(
-                f"Ray had no room for {bundles} on nodes of their own within {timeout_s:g} s (--rdzv-timeout): do other "
-                "jobs use the cluster (`ray status`)? A worker takes a core, on GPUs one of each"
+                f"Ray had no room for {bundles} on nodes of their own within {timeout_s:g} s (--rdzv-timeout): do "
+                "other jobs use the cluster (`ray status`)? A worker takes a core, on GPUs one of each"
             ) from exc
         yield group
     finally:
@@ -330,7 +332,9 @@ class _Host:
 class _Job:
     """The launchers of one job, by actors."""
 
-    def __init__(self, ray: Any, group: Any, divided: Shares, words: Sequence[str], show: Callable[[str], object]) -> None:
+    def __init__(
+        self, ray: Any, group: Any, divided: Shares, words: Sequence[str], show: Callable[[str], object]
+    ) -> None:
         self._ray = ray
         self._divided = divided
         self._words = words

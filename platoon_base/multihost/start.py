@@ -48,8 +48,8 @@ def command_on(hosts: Sequence[str], words: Sequence[str], environment: Mapping[
     if shutil.which("mpirun") and _is_open_mpi():
         return [*_mpirun(hosts, environment), *words]
     raise ConfigurationError(
-        f"{origin} names {', '.join(hosts)}, and there is nothing here to start launchers there: no allocation of Slurm "
-        "(salloc, sbatch), and no mpirun of Open MPI. Start one on each host yourself: platoon launch --nnodes "
+        f"{origin} names {', '.join(hosts)}, and there is nothing here to start launchers there: no allocation of "
+        "Slurm (salloc, sbatch), and no mpirun of Open MPI. Start one on each host yourself: platoon launch --nnodes "
         f"{len(hosts)} --node-rank 0 --rdzv-endpoint {hosts[0]} ..., with --node-rank 1 on the next, and so on"
     )
 
@@ -75,5 +75,6 @@ def _mpirun(hosts: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 
 
 def _is_open_mpi() -> bool:
-    done = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    words = ["mpirun", "--version"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return "Open MPI" in done.stdout

@@ -166,7 +166,7 @@ class OpenMpi:
         self.environment = shared_home(laboratory)
         self._agent = laboratory.folder / "agent"
         self._agent.write_text(
-            '#!/bin/sh\nhost=$1\nshift\n'
+            "#!/bin/sh\nhost=$1\nshift\n"
             f'exec nsenter -t "$(cat {laboratory.folder}/inits/$host)" -n -m -u -i -p sh -c "cd /tmp; $*"\n'
         )
         self._agent.chmod(0o755)
@@ -183,8 +183,6 @@ class OpenMpi:
         return self.laboratory.start_at_login(*words, *passed, *options, *command, environment=variables)
 
 
-
-
 def ray_python():
     """Return the Python that has Ray: this one, or that of .venv-ray; None if neither has."""
     found = importlib.util.find_spec("ray")
@@ -192,6 +190,20 @@ def ray_python():
         return sys.executable
     path = ROOT / ".venv-ray" / "bin" / "python"
     return str(path) if path.exists() else None
+
+
+# Ray notices a lost node after half a minute, if nothing else is said.
+_IMPATIENT = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+_RAY_PORT = 6379
 
 
 class RayCluster:
@@ -205,24 +217,11 @@ class RayCluster:
         What commands need.
     """
 
-    # Ray notices a lost node after half a minute, if nothing else is said.
-    _IMPATIENT = {
-        "RAY_health_check_initial_delay_ms": "1000",
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_timeout_ms": "2000",
-        "RAY_health_check_failure_threshold": "3",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DISABLE_IMPORT_WARNING": "1",
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_memory_monitor_refresh_ms": "0",
-    }
-    _PORT = 6379
-
     def __init__(self, laboratory, cpus=2):
         self.laboratory = laboratory
         self.python = ray_python()
         self._cpus = cpus
-        self.environment = {**self._IMPATIENT, "RAY_ADDRESS": f"{laboratory.hosts[0].address}:{self._PORT}"}
+        self.environment = {**_IMPATIENT, "RAY_ADDRESS": f"{laboratory.hosts[0].address}:{_RAY_PORT}"}
 
     def __enter__(self):
         for host in self.laboratory.hosts:
@@ -236,12 +235,12 @@ class RayCluster:
 
     def add(self, host):
         """Start Ray on a host."""
-        where = ["--head", f"--port={self._PORT}", "--include-dashboard=false"] if host.index == 0 else [
-            f"--address={self.laboratory.hosts[0].address}:{self._PORT}"]  # fmt: skip
+        where = ["--head", f"--port={_RAY_PORT}", "--include-dashboard=false"] if host.index == 0 else [
+            f"--address={self.laboratory.hosts[0].address}:{_RAY_PORT}"]  # fmt: skip
         host.run(
             self.python, "-m", "ray.scripts.scripts", "start", *where, f"--node-ip-address={host.address}",
             f"--num-cpus={self._cpus}", "--num-gpus=0", "--disable-usage-stats", "--object-store-memory=100000000",
-            environment=self._IMPATIENT,
+            environment=_IMPATIENT,
             timeout_s=90,
         )  # fmt: skip
 

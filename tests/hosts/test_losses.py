@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launching_in_laboratory import GOES_ON, MEETS, script
+from launching_in_laboratory import GOES_ON, script
 
 LOST_S = 2.5  # within which the end of a host's processes is noticed
 ENDED_S = 5.0  # within which the other hosts end when the first one is lost
@@ -48,8 +48,6 @@ while not worker.should_stop:
     time.sleep(0.01)
 say("stops", step, worker.stop_reason)
 """
-
-
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from laboratory import Laboratory, problem, until
 from launching_in_laboratory import MEETS, script
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray")]  # one cluster for all
 
 WORLD = script(
     """

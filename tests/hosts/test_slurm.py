@@ -115,8 +115,8 @@ def test_scancel_ends_the_workers_of_all_hosts(slurm):
 @pytest.mark.long
 def test_sigterm_by_scancel_lets_scripts_save(slurm):
     """`scancel --signal=TERM` reaches all launchers at once, which count it once: there is time to save."""
-    saves = MEETS.replace("except PlatoonError as exc", 'except KeyboardInterrupt:\n    say("saves")\nexcept PlatoonError as exc')
-    launched = Launched(slurm, script(saves))
+    code = MEETS.replace("except PlatoonError", 'except KeyboardInterrupt:\n    say("saves")\nexcept PlatoonError')
+    launched = Launched(slurm, script(code))
     running = launched.srun(workers=1)
     launched.until_said("meets", (0, 1), running)
     (job,) = slurm.ask("squeue", "-h", "-o", "%i").split()
