@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -34,6 +36,7 @@ _LAST_WORDS_S = 30.0  # that the other hosts have to end in after the first one
 _LOST_STATUS = 1
 _CONCURRENT = 4  # calls of one actor: one waits for output while others pass signals
 _LINES = 200  # of output in one answer
+_FOLDER, _KEY = "platoon-ray-", "key"
 # A launcher that ends after the actor, however that ends, and then removes the folder of the key.
 _LAUNCH = """
 import atexit, shutil, signal, sys
@@ -230,6 +233,18 @@ def _placed(ray: Any, divided: Shares, timeout_s: float) -> Iterator[Any]:
         placement.remove_placement_group(group)
 
 
+def _remove_stale_keys() -> None:
+    """Remove the keys of jobs whose actor was killed: its lock is free."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_KEY}"):
+        with contextlib.suppress(OSError):  # another user's, or locked
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
 class Launcher:
     """Runs ``platoon launch`` on the node that Ray has put this actor on.
 
@@ -240,10 +255,14 @@ class Launcher:
     """
 
     def __init__(self, key: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="platoon-ray-")  # mode 0700
-        self._key_file = Path(self._folder.name, "key")
-        with open(os.open(self._key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(key + "\n")
+        _remove_stale_keys()
+        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER))  # mode 0700
+        self._key_file = self._folder / _KEY
+        unlocked = self._folder / "unlocked"
+        self._lock = os.open(unlocked, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.write(self._lock, f"{key}\n".encode())
+        unlocked.rename(self._key_file)
         self._process: subprocess.Popen[str] | None = None
         self._lines: list[str] = []
         self._changed = threading.Condition()
@@ -265,7 +284,7 @@ class Launcher:
         for name in ("RAY_JOB_ID", "RAY_RAYLET_PID"):  # the launcher is no process of Ray's
             variables.pop(name, None)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(os.getpid()), self._folder.name, "launch", *words],
+            [sys.executable, "-c", _LAUNCH, str(os.getpid()), str(self._folder), "launch", *words],
             cwd=folder if os.path.isdir(folder) else None,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -313,7 +332,7 @@ class Launcher:
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Host:
