@@ -110,6 +110,8 @@ def tail(path: Path, begin: int = 0) -> str:
             size = max(0, file.seek(0, os.SEEK_END) - begin)
             file.seek(begin + max(0, size - _TAIL_BYTES))
             data = file.read(_TAIL_BYTES)
+    except FileNotFoundError:
+        return "(it has no log on this host)"
     except OSError as exc:
         return str(exc)
     lines = data.decode(errors="replace").rstrip().splitlines()

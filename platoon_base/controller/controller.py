@@ -8,7 +8,7 @@ import logging
 import math
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -16,7 +16,7 @@ from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import ControlServer, UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
-from platoon_base.controller.departures import fatal, lost_leader
+from platoon_base.controller.departures import fatal, lost_leader, shared_nothing
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.controller.outcome import (
     STOPPED_FROM_OUTSIDE,
@@ -31,7 +31,7 @@ from platoon_base.controller.outcome import (
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import CenterMade, Shared
+from platoon_base.coordination.actions import Action, CenterMade, Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
@@ -379,9 +379,20 @@ class Controller:
         if self._hosts is not None:
             self._hosts.center_made(made)
 
-    def center_filled(self, host: int) -> None:
-        """Take note that the center of another host holds the values that all hosts start from."""
-        self._requests.carry_out(self._coordinator.center_filled(host))
+    def decide(self, event: Callable[[Coordinator], list[Action]]) -> None:
+        """Let the coordinator decide about an event on another host."""
+        self._requests.carry_out(event(self._coordinator))
+
+    def host_returns(self, ranks: Sequence[int]) -> str:
+        """Expect the workers of a host that was lost again; returns why not if they cannot come."""
+        if self._coordinator.bound:
+            return "the workers need each other (averaged gradients), so one that was lost cannot come again alone"
+        if self._children.stopping or self._job_state.stopping or not self._children.running:
+            return "the job is ending"
+        for rank in ranks:
+            self._coordinator.expect_again(rank, self._job_state.position(rank))
+        self._exits = [ended for ended in self._exits if ended.rank not in ranks]
+        return ""
 
     def _about(self, shared: Shared | None) -> About:
         coordinator = self._coordinator
@@ -478,7 +489,7 @@ class Controller:
             interrupted,
             self._policy.restarts + again,
             again,
-            self._shared_nothing(),
+            () if interrupted else shared_nothing(self._exits, self._adopted, self._coordinator),
             tally,
             failed,
             lost_leader=self._lost_leader(),
@@ -490,10 +501,3 @@ class Controller:
             return ""
         led = [rank for rank in self._coordinator.roster if self._job_state.row(rank)["led"]]
         return lost_leader(self._exits, self._job_state.progress(0).steps, led)
-
-    def _shared_nothing(self) -> tuple[int, ...]:
-        """Name the launched workers that did their work, and did it alone."""
-        if self._coordinator.roster.size < 2 or self._signal is not None:
-            return ()
-        ended_well = {ended.rank for ended in self._exits if ended.status == 0} - self._adopted
-        return tuple(sorted(ended_well - self._coordinator.cooperated))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from platoon_base.controller.failure import INTERRUPTED
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.controller.processes import Exit
+from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.roster import Phase
 from platoon_base.shm.job_state import Progress
 
-__all__ = ["fatal", "leader_of", "lost_leader"]
+__all__ = ["fatal", "leader_of", "lost_leader", "shared_nothing"]
 
 
 def leader_of(snapshot: Snapshot) -> int:
@@ -71,3 +72,11 @@ def lost_leader(exits: Sequence[Exit], steps: int, led: Sequence[int]) -> str:
         f"{text}. What the script does on rank 0 alone (if worker.global_rank == 0), such as saving the model, did not "
         f"happen{'' if leader else ': if it asks worker.is_leader instead, another worker does it'}"
     )
+
+
+def shared_nothing(exits: Sequence[Exit], adopted: Collection[int], coordinator: Coordinator) -> tuple[int, ...]:
+    """Name the launched workers of several that did their work, and did it alone."""
+    if coordinator.roster.size < 2:
+        return ()
+    ended_well = {ended.rank for ended in exits if ended.status == 0}
+    return tuple(sorted(ended_well - set(adopted) - coordinator.cooperated))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,13 +33,20 @@ class OtherHosts(Protocol):
         is_held: Callable[[int], bool],
         roster: Roster,
         children: WorkerProcesses,
-        signalled: Callable[[signal.Signals, bool], None],
-        filled: Callable[[int], None],
+        controller: Any,
     ) -> None:
-        """Begin a job: its memory and files, who is in it, its processes.
+        """Begin a job.
 
-        ``signalled`` is to be called when a signal has come elsewhere, with whether one has come there before;
-        ``filled`` with a host whose center holds the values that all hosts start from.
+        Parameters
+        ----------
+        job_state : JobState
+        files : JobFiles
+        is_held : callable
+            ``is_held(rank)`` tells whether a worker of any host holds its lock in the memory of this one.
+        roster : Roster
+        children : WorkerProcesses
+        controller : Controller
+            Its `take_signal`, `decide` and `host_returns` are called.
         """
         ...
 

@@ -123,6 +123,10 @@ class CenterElection:
         center.waiting.clear()
         return actions
 
+    def lose(self, host: int) -> None:
+        """Forget the center of a host that is lost: if it returns, its workers make another."""
+        self._centers.pop(host, None)
+
     def depart(self, rank: int) -> list[Action]:
         """Go on without a rank that is gone."""
         for host, center in list(self._centers.items()):

@@ -98,6 +98,11 @@ class Coordinator:
         """Take note that the center of another host than 0 holds the values of that of host 0."""
         return self._election.filled(host)
 
+    def host_lost(self, host: int) -> list[Action]:
+        """Take note that a host is lost, with its center; `worker_ended` tells of its workers."""
+        self._election.lose(host)
+        return []
+
     def stop(self, reason: str) -> list[Action]:
         """Stop the job, for a reason that is none of the workers'."""
         return self._poll.decide(reason)

@@ -61,6 +61,8 @@ class Participant:
         The name of its host, as it says itself.
     host_index : int
         Which of the job's hosts that is.
+    device : str
+        With the name of its host before it in a job on several.
     in_step : bool
         Whether it was launched with the others, or has met them in a collective call.
     for_center : int or None
@@ -117,6 +119,7 @@ class Roster(Mapping[int, Participant]):
             for rank, participant in self._participants.items():
                 participant.host_index = world.host_of(rank)
         self.several_hosts = world.several
+        self._names = world.names or [str(host) for host in range(world.hosts)]
         # Looked for when they are asked for, since the controller asks after each request.
         self._living: int | None = None
         self._living_on: dict[int, int] = {}
@@ -232,6 +235,8 @@ class Roster(Mapping[int, Participant]):
         bisect.insort(self._ranks_on.setdefault(self._where(participant), []), rank)
         participant.phase, participant.peer, participant.pid = Phase.JOINED, peer, hello.pid
         participant.pid_namespace, participant.device = hello.pid_namespace, hello.device
+        if self.several_hosts:
+            participant.device = f"{self._names[participant.host_index]}:{hello.device}"
         self._by_peer[peer] = participant
         return self._welcome(participant)
 

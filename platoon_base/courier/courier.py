@@ -113,6 +113,7 @@ class Courier:
     def obey(self, order: between.Order) -> None:
         """Do what the launcher says."""
         if isinstance(order, between.Peers):
+            self._lost -= order.peers.keys()
             for host, (address, port, token) in order.peers.items():
                 if host < self._world.host and host not in self._conversations:
                     self._opening.call(host, Address(address, port, bytes.fromhex(token)))

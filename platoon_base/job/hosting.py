@@ -167,8 +167,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
                 lambda rank: segment.locked(WORKER_LOCKS + rank),
                 coordinator.roster,
                 children,
-                controller.take_signal,
-                controller.center_filled,
+                controller,
             )
         try:
             yield Job(files, children, controller)

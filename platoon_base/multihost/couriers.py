@@ -119,7 +119,8 @@ class CourierKeeper:
 
     def peers(self, peers: dict[int, tuple[str, int, str]]) -> None:
         """Let it know where the others listen."""
-        self._peers = between.Peers(peers)
+        self._peers = between.Peers(dict(peers))
+        self._lost = {host: lost for host, lost in self._lost.items() if host not in peers}
         self._send(self._peers)
 
     def lost(self, host: int) -> None:

@@ -8,14 +8,17 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from platoon_base.channels.base import Received, ServerChannel
 from platoon_base.channels.host_link import SILENT_S, LinkServer
 from platoon_base.checkpoints.files import About
+from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import CenterMade
@@ -29,9 +32,10 @@ from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper, courier_settings
 from platoon_base.multihost.mirror import Mirror, Sender
+from platoon_base.multihost.relay import RelayServer
 from platoon_base.shm.job_state import JobState
 
-__all__ = ["HostTable", "Member", "RelayServer"]
+__all__ = ["HostTable", "Member"]
 
 log = logging.getLogger(__name__)
 
@@ -96,8 +100,9 @@ class HostTable:
         self._children: WorkerProcesses | None = None
         self._courier: CourierKeeper | None = None
         self._couriers: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
-        self._filled: Callable[[int], None] = lambda host: None
-        self._signalled: Callable[[signal.Signals, bool], None] = lambda number, again: None
+        self._controller: Controller | None = None
+        self._is_held: Callable[[int], bool] = lambda rank: False
+        self._welcome: between.Welcome | None = None
 
     def begin(
         self,
@@ -106,29 +111,39 @@ class HostTable:
         is_held: Callable[[int], bool],
         roster: Roster,
         children: WorkerProcesses,
-        signalled: Callable[[signal.Signals, bool], None],
-        filled: Callable[[int], None],
+        controller: Controller,
     ) -> None:
         """See `OtherHosts.begin`."""
         self._mirror = Mirror(job_state, files.job_state)
         self._courier = CourierKeeper(files, self._hear_courier)
-        self._filled, self._couriers = filled, {}
-        self._roster, self._children, self._signalled = roster, children, signalled
+        self._couriers = {}
+        self._roster, self._children, self._controller, self._is_held = roster, children, controller, is_held
         for member in self._members.values():
-            for rank in self.world.ranks_on(member.host):
-                children.watch_remote(
-                    rank,
-                    functools.partial(self._signal_worker, member, rank),
-                    functools.partial(self._start_again, member, rank),
-                )
+            self._watch(member, self.world.ranks_on(member.host))
             member.sender = Sender(job_state, is_held)
             member.endings, member.state, member.replies = {}, None, []
 
     def welcome(self, job: str, log_folder: Path, checkpoint: str, framework_address: str) -> None:
         """Let the other hosts start their workers."""
+        self._welcome = between.Welcome(self.world, job, str(log_folder), checkpoint, framework_address)
         for member in self._members.values():
-            world = World(self.world.workers, member.host, self.world.names, self.world.addresses, self.world.data_key)
-            self._send(member, between.Welcome(world, job, str(log_folder), checkpoint, framework_address))
+            self._let_in(member)
+
+    def _let_in(self, member: Member) -> None:
+        """Let a host start its workers."""
+        if self._welcome is not None:
+            world = msgspec.structs.replace(self.world, host=member.host)
+            self._send(member, msgspec.structs.replace(self._welcome, world=world))
+
+    def _watch(self, member: Member, ranks: Iterable[int]) -> None:
+        """Count workers of another host as running."""
+        for rank in ranks:
+            if self._children is not None:
+                self._children.watch_remote(
+                    rank,
+                    functools.partial(self._signal_worker, member, rank),
+                    functools.partial(self._start_again, member, rank),
+                )
 
     @property
     def sockets(self) -> list[Any]:
@@ -171,12 +186,40 @@ class HostTable:
     def _refuse_stranger(self, session: bytes, message: between.Up) -> None:
         if isinstance(message, between.Arrive):
             there = self._members.get(message.host)
+            if there is not None and there.lost:
+                self._take_back(there, session, message)
+                return
             why = f"the job runs already, with hosts 0 to {self.world.hosts - 1}"
             if there is not None:
                 why = f"host {message.host} of the job is {there.name} (process {there.arrived.pid}) already"
             log.warning("%s has come as host %d and was refused: %s", message.name, message.host, why)
             peer = self._link.peers[session]
             peer.send(between.encode(between.Refused(f"{why}; give each host another --node-rank")))
+
+    def _take_back(self, member: Member, session: bytes, arrived: between.Arrive) -> None:
+        """Let a host that was lost take part again, with new workers, if the job can go on so."""
+        before, ranks = member.arrived, list(self.world.ranks_on(member.host))
+        same = (arrived.version, arrived.program, arrived.hosts, len(arrived.devices), arrived.address) == (
+            before.version, before.program, before.hosts, len(before.devices), before.address,
+        )  # fmt: skip
+        why = "" if same else "it has another version, script, address or number of workers than before"
+        if not why and (arrived.problem or self._controller is None):
+            why = arrived.problem or "the job has not begun"
+        if not why and self._controller is not None:
+            why = self._controller.host_returns(ranks)
+        if why:
+            log.warning("host %d (%s) has come back and was refused: %s", member.host, arrived.name, why)
+            self._link.peers[session].send(between.encode(between.Refused(f"the job goes on without this host: {why}")))
+            return
+        log.warning("host %d (%s) is back, with workers %s", member.host, arrived.name, _listed(ranks))
+        self._by_session.pop(member.session, None)
+        member.session, member.arrived, member.lost, member.silent = session, arrived, "", False
+        member.replies, member.endings, member.state, member.signals = [], {}, None, 0
+        if self._mirror is not None:
+            member.sender = Sender(self._mirror.job_state, self._is_held)
+        self._by_session[session] = member
+        self._watch(member, ranks)
+        self._let_in(member)
 
     def _take(self, member: Member, message: between.Up) -> list[Received]:
         mirror = self._mirror
@@ -203,10 +246,12 @@ class HostTable:
         elif isinstance(message, between.CourierListens):
             self._note_courier(member.host, message.at)
         elif isinstance(message, between.CenterFilled):
-            self._filled(member.host)
+            if self._controller is not None:
+                self._controller.decide(lambda coordinator: coordinator.center_filled(member.host))
         elif isinstance(message, between.Signalled) and message.count > member.signals:
             member.signals = message.count
-            self._signalled(signal.Signals(message.number), message.count > 1)
+            if self._controller is not None:
+                self._controller.take_signal(signal.Signals(message.number), message.count > 1)
         return []
 
     def center_made(self, made: CenterMade) -> None:
@@ -214,12 +259,12 @@ class HostTable:
         courier = self._courier
         if courier is None:
             return
-        if not courier.running:
-            specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in made.shared.layout.specs]
-            rule, every_s = courier_settings(os.environ)
-            courier.start(specs, rule, every_s)
-            for member in self._members.values():
-                self._send(member, between.StartCourier(specs, rule, every_s))
+        specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in made.shared.layout.specs]
+        rule, every_s = courier_settings(os.environ)
+        courier.start(specs, rule, every_s)
+        for member in self._members.values():
+            self._send(member, between.StartCourier(specs, rule, every_s))
+            self._send(member, between.Couriers(self._couriers))
         if made.host:
             self._send(self._members[made.host], between.CenterMade())
         else:
@@ -287,6 +332,9 @@ class HostTable:
         log.warning("host %d (%s) is lost, with workers %s: it %s", member.host, member.name, _listed(ranks), why)
         if self._mirror is not None:
             self._mirror.lose(ranks)
+        if self._controller is not None:
+            self._controller.decide(lambda coordinator: coordinator.host_lost(member.host))
+        self._couriers.pop(member.host, None)
         if self._courier is not None:
             self._courier.lost(member.host)
         for other in self._members.values():
@@ -367,12 +415,7 @@ class HostTable:
     def adopt(self, late: Participant) -> None:
         """See `OtherHosts.adopt`."""
         member = self._members[late.host_index]
-        if self._children is not None:
-            self._children.watch_remote(
-                late.rank,
-                functools.partial(self._signal_worker, member, late.rank),
-                functools.partial(self._start_again, member, late.rank),
-            )
+        self._watch(member, [late.rank])
         self._send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
 
     def saved(self, about: About, folder: Path) -> None:
@@ -381,13 +424,13 @@ class HostTable:
         for member in self._members.values():
             self._send(member, message)
 
-    def relayed(self, local: ServerChannel) -> RelayServer:
+    def relayed(self, local: ServerChannel) -> ServerChannel:
         """See `OtherHosts.relayed`."""
         return RelayServer(local, self)
 
     def end(self) -> None:
         """See `OtherHosts.end`."""
-        self._children = None
+        self._children = self._controller = None
         if self._courier is not None:
             self._courier.dropped()
             self._courier = None
@@ -427,42 +470,6 @@ class HostTable:
     def _send(self, member: Member, message: between.Down) -> None:
         if not member.lost or isinstance(message, (between.Refused, between.JobOver)):
             self._link.peers[member.session].send(between.encode(message))
-
-
-class RelayServer:
-    """The controller's end of the channels to workers of all hosts; see `ServerChannel`.
-
-    Parameters
-    ----------
-    local : ServerChannel
-        For those of this host.
-    hosts : HostTable
-        For the others.
-    """
-
-    def __init__(self, local: ServerChannel, hosts: HostTable) -> None:
-        self._local = local
-        self._hosts = hosts
-
-    def wait(self, timeout_s: float, fds: Sequence[int] = ()) -> tuple[list[Received], set[int]]:
-        """See `ServerChannel.wait`; it may return before the time is over, with nothing."""
-        self._hosts.flush()
-        sockets = self._hosts.sockets
-        requests, ready = self._local.wait(min(timeout_s, self._hosts.sleep_s), [*fds, *sockets])
-        requests += self._hosts.serve()
-        return requests, ready.difference(sockets)
-
-    def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """See `ServerChannel.reply`."""
-        if divided_peer(peer)[0]:
-            self._hosts.reply(peer, request_id, data)
-        else:
-            self._local.reply(peer, request_id, data)
-
-    def close(self) -> None:
-        """See `ServerChannel.close`."""
-        self._hosts.flush()
-        self._local.close()
 
 
 def _listed(ranks: Sequence[int]) -> str:

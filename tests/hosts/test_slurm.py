@@ -87,6 +87,19 @@ def test_a_batch_script_launches_one_job(slurm):
 
 
 @pytest.mark.long
+def test_hosts_by_name_are_started_by_srun_within_an_allocation(slurm):
+    launched = Launched(slurm, WORLD)
+    batch = slurm.laboratory.folder / "job.sh"
+    output = slurm.laboratory.folder / "batch.out"
+    words = " ".join(map(str, launched.words("--hosts", "h0,h1")))
+    batch.write_text(f"#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --output={output}\n{words}\necho ended with $?\n")
+    assert slurm.start("sbatch", batch).wait() == 0
+    until(lambda: output.exists() and "ended with" in output.read_text(), "the batch job ends")
+    assert "ended with 0" in output.read_text()
+    assert worlds(launched, [3])[0][:3] == ["world", 3, 4]
+
+
+@pytest.mark.long
 def test_one_of_several_jobs_does_not_disturb_another(slurm):
     """Two steps at once, each with a port of its own."""
     first, second = Launched(slurm, script(MEETS)), Launched(slurm, script(MEETS))

@@ -420,3 +420,39 @@ def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(host
         assert said(again, 1, 1)[0][0] == said(again, 0, 0)[0][0]
     finally:
         again.close()
+
+
+def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
+    code = script(
+        """
+        from platoon_base.rules import EASGD
+
+        x = np.full(10, 7.0, "float32")
+        worker.init_shared_params([x], EASGD())
+        say(float(x[0]))
+        x[...] = 3.0
+        deadline = time.monotonic() + 60
+        while not os.path.exists(os.path.join(sys.argv[1], "enough")):
+            assert time.monotonic() < deadline
+            worker.progress(steps=1)
+            worker.sync_params()
+            time.sleep(0.01)
+        """
+    )
+    args = [str(hosts.folder)]
+    for host in (0, 1):
+        hosts.start(code, "--allow-failures", host=host, args=args)
+    hosts.until("logs1/rank1.log", "]")
+    hosts.launchers[1].kill()
+    hosts.until("h0.out", "is lost, with workers 1")
+    hosts.launchers.pop(1).wait()
+    time.sleep(0.5)  # the center goes on to 3 meanwhile
+    hosts.start(code, "--allow-failures", host=1, args=args)
+    hosts.until("h0.out", "is back, with workers 1")
+    deadline = time.monotonic() + 30
+    while not (hosts.folder / "logs1" / "rank1.log").exists() or not said(hosts, 1, 1):
+        assert time.monotonic() < deadline, hosts.output(1)
+        time.sleep(0.01)
+    assert 2.5 < said(hosts, 1, 1)[-1][0] < 4.5, hosts.log(1, 1)
+    (hosts.folder / "enough").touch()
+    assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
