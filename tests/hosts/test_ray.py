@@ -193,8 +193,43 @@ def test_the_key_is_in_no_list_of_processes(cluster):
     assert keys[0] not in running.text()
 
 
-def test_a_lost_node_and_one_that_comes_back(cluster):
-    """The job goes on without the lost one; the next job has both. The last test: it restarts a node."""
+SHARES = script(
+    """
+    from platoon_base.rules import EASGD
+
+    x = np.full(10, 7.0, "float32")
+    worker.init_shared_params([x], EASGD())
+    say("meets", float(x[0]))
+    x[...] = 3.0
+    while not worker.should_stop:
+        worker.progress(steps=1)
+        worker.sync_params()
+        time.sleep(0.01)
+    """
+)
+
+
+def test_a_node_that_comes_back_takes_part_again(cluster):
+    """Its launcher is started again, and its workers take the center. Restarts a node, as the next test does."""
+    host = cluster.laboratory.hosts[1]
+    running = start(cluster, SHARES, "--nnodes", "2", "--allow-failures")
+    until_said(cluster, running, "meets")
+    (cluster.logs / "rank1.log").unlink()
+    host.kill()
+    running.until("host 1 (h1) is lost")
+    running.until("is lost, says Ray")
+    host.boot()
+    cluster.add(host)
+    running.until("is back, says Ray", 120)
+    running.until("host 1 (h1) is back, with workers 1", 60)
+    until_said(cluster, running, "meets")
+    assert said(cluster, 1)[0][1] < 4.5
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 130, running.text()
+
+
+def test_a_job_whose_workers_need_each_other_goes_on_without_a_lost_node(cluster):
+    """The next job has both again."""
     host = cluster.laboratory.hosts[1]
     running = start(cluster, script(MEETS), "--nnodes", "2")
     until_said(cluster, running, "meets")

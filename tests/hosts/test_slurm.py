@@ -1,7 +1,6 @@
 """Real Slurm: `srun platoon launch`, batch scripts, `scancel`, and tasks that are killed."""
 
 import json
-import signal
 import sys
 import time
 
@@ -47,11 +46,10 @@ class Launched:
         until(found, lambda: "" if running is None else running.text())
 
 
-def interrupt(srun):
-    """Do what a user does who presses Ctrl-C twice: srun passes on the second one."""
-    srun.send_signal(signal.SIGINT)
-    srun.until("one more within 1 sec")
-    srun.send_signal(signal.SIGINT)
+def interrupt(slurm):
+    """Send SIGINT to the launchers; Ctrl-C in the terminal of srun needs two, and then Slurm may kill them."""
+    jobs = slurm.ask("squeue", "-h", "-o", "%i").split()
+    assert slurm.start("scancel", "--signal=INT", *jobs).wait() == 0
 
 
 def worlds(launched, ranks):
@@ -107,8 +105,7 @@ def test_one_of_several_jobs_does_not_disturb_another(slurm):
     runs = [each.srun(srun=["--exact", "-c1"], workers=1) for each in (first, second)]
     for each, running in zip((first, second), runs):
         each.until_said("meets", (0, 1), running)
-    for running in runs:
-        interrupt(running)
+    interrupt(slurm)
     for running in runs:
         assert running.wait(30) != 0
 
@@ -156,7 +153,7 @@ def test_a_killed_launcher_ends_or_leaves_the_job_as_srun_is_told(slurm):
         if "platoon_base launch" in words or words.startswith("platoon launch"):
             host.run("kill", "-9", _inner(pid))
     running.until("host 1 (h1) is lost")
-    interrupt(running)
+    interrupt(slurm)
     assert running.wait(30) != 0
 
 
