@@ -220,6 +220,7 @@ class RayCluster:
     def __init__(self, laboratory, cpus=2):
         self.laboratory = laboratory
         self.python = ray_python()
+        self.commands = []
         self._cpus = cpus
         self.environment = {**_IMPATIENT, "RAY_ADDRESS": f"{laboratory.hosts[0].address}:{_RAY_PORT}"}
 
@@ -248,7 +249,8 @@ class RayCluster:
         """Start `platoon launch --on ray` on a host, the first one if none is given; returns a `Running`."""
         host = host or self.laboratory.hosts[0]
         words = [self.python, "-m", "platoon_base", "launch", "--on", "ray", *options]
-        return host.start(*words, environment={**self.environment, **(environment or {})}, folder=folder)
+        self.commands.append(host.start(*words, environment={**self.environment, **(environment or {})}, folder=folder))
+        return self.commands[-1]
 
     def leftovers(self):
         """Return what jobs have left on the hosts, beside Ray's own processes and memory."""
