@@ -9,7 +9,7 @@ VENV := .venv/bin
 TEST_ENV := env THEANO_FLAGS='floatX=float32,base_compiledir=$(CURDIR)/.cache/theano' \
     KERAS_BACKEND=theano KERAS_HOME=$(CURDIR)/.cache/keras BLOCKS_CONFIG= FUEL_CONFIG=
 
-.PHONY: help setup demo data test test-ordinary test-keras lint bench soak bench-keras dist readme docs clean distclean
+.PHONY: help setup demo data test test-ordinary test-hosts test-keras lint bench soak bench-keras dist readme docs clean distclean
 
 help:
 	@echo 'make setup      build or check .venv (Python 3.11; PYTHON=... names the interpreter)'
@@ -19,6 +19,7 @@ help:
 	@echo '                the Keras adapter on Keras 3 (EVERY=1 leaves nothing out; ARGS="-k name" goes to the first run;'
 	@echo '                BLOCKS=/path/to/a/checkout tests with that Blocks, which is installed otherwise if it can be)'
 	@echo 'make test-ordinary  what is not marked as slow, on Python 3.11 alone'
+	@echo 'make test-hosts  the tests on several hosts, in namespaces: as root; with Slurm, Open MPI and Ray if installed'
 	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'
 	@echo '                (ARGS="-k name" goes to each)'
 	@echo 'make lint       ruff and mypy'
@@ -46,6 +47,9 @@ test: setup
 
 test-ordinary: setup
 	@$(TEST_ENV) $(VENV)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(ARGS)
+
+test-hosts: setup
+	@$(TEST_ENV) EVERY=1 $(VENV)/python -m pytest -n 2 --dist loadgroup tests/hosts tests/jobs/test_two_hosts.py $(ARGS)
 
 test-keras: setup
 	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py --keras $(ARGS)

@@ -28,7 +28,7 @@ _OPTIONS = (
     click.option(
         "--on",
         type=click.Choice(["ray"]),
-        help="Start workers on the nodes of a cluster of Ray: -n in all, on as few nodes as will do or on --nnodes.",
+        help="Start the workers on nodes of a cluster of Ray: -n in all, on as few nodes as will do, or on --nnodes.",
     ),
     click.option(
         "--hosts",

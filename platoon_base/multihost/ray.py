@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -30,10 +32,12 @@ log = logging.getLogger(__name__)
 TIMEOUT_S = 600.0
 _POLL_S = 0.2
 _CONNECT_S = 10.0
+_ASK_AGAIN_S = 1.0
 _LAST_WORDS_S = 30.0  # that the other hosts have to end in after the first one
 _LOST_STATUS = 1
 _CONCURRENT = 4  # calls of one actor: one waits for output while others pass signals
 _LINES = 200  # of output in one answer
+_FOLDER, _KEY = "platoon-ray-", "key"
 # A launcher that ends after the actor, however that ends, and then removes the folder of the key.
 _LAUNCH = """
 import atexit, shutil, signal, sys
@@ -230,6 +234,18 @@ def _placed(ray: Any, divided: Shares, timeout_s: float) -> Iterator[Any]:
         placement.remove_placement_group(group)
 
 
+def _remove_stale_keys() -> None:
+    """Remove the keys of jobs whose actor was killed: its lock is free."""
+    for path in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*/{_KEY}"):
+        with contextlib.suppress(OSError):  # another user's, or locked
+            fd = os.open(path, os.O_RDONLY)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+            finally:
+                os.close(fd)
+
+
 class Launcher:
     """Runs ``platoon launch`` on the node that Ray has put this actor on.
 
@@ -240,10 +256,14 @@ class Launcher:
     """
 
     def __init__(self, key: str) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="platoon-ray-")  # mode 0700
-        self._key_file = Path(self._folder.name, "key")
-        with open(os.open(self._key_file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-            file.write(key + "\n")
+        _remove_stale_keys()
+        self._folder = Path(tempfile.mkdtemp(prefix=_FOLDER))  # mode 0700
+        self._key_file = self._folder / _KEY
+        unlocked = self._folder / "unlocked"
+        self._lock = os.open(unlocked, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        os.write(self._lock, f"{key}\n".encode())
+        unlocked.rename(self._key_file)
         self._process: subprocess.Popen[str] | None = None
         self._lines: list[str] = []
         self._changed = threading.Condition()
@@ -265,7 +285,7 @@ class Launcher:
         for name in ("RAY_JOB_ID", "RAY_RAYLET_PID"):  # the launcher is no process of Ray's
             variables.pop(name, None)
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCH, str(os.getpid()), self._folder.name, "launch", *words],
+            [sys.executable, "-c", _LAUNCH, str(os.getpid()), str(self._folder), "launch", *words],
             cwd=folder if os.path.isdir(folder) else None,
             env=variables,
             stdin=subprocess.DEVNULL,
@@ -313,7 +333,7 @@ class Launcher:
         if process is not None and process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-        self._folder.cleanup()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class _Host:
@@ -324,9 +344,11 @@ class _Host:
         self.name = ""
         self.actor = actor
         self.workers = workers
+        self.words: list[str] = []
         self.seen = 0
         self.status: int | None = None
         self.lost = False
+        self.ask_at = 0.0  # when to ask a lost one whether it is back
 
 
 class _Job:
@@ -348,6 +370,7 @@ class _Job:
                 num_cpus=count,
                 num_gpus=count if divided.kind == "GPU" else 0,
                 max_concurrency=_CONCURRENT,
+                max_restarts=-1,  # where its node, or another one, comes back
                 scheduling_strategy=strategies.PlacementGroupSchedulingStrategy(group, index),
             )
             self._hosts.append(_Host(options.remote(key), count))
@@ -360,55 +383,72 @@ class _Job:
         order = sorted(range(len(found)), key=lambda i: (found[i][0] != own, found[i][1], i))
         self._hosts = [self._hosts[i] for i in order]
         endpoint = found[order[0]][2]
-        environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
-        environment.pop(KEY_FILE, None)
-        started = []
         for index, (host, i) in enumerate(zip(self._hosts, order)):
             host.index, host.name = index, found[i][1]
             place = ["--nnodes", str(len(found)), "--node-rank", str(index), "--rdzv-endpoint", endpoint]
             # Ray lets a host see its own GPUs alone.
             what = ["-D", "cuda"] if self._divided.kind == "GPU" else ["-n", str(host.workers), "-D", "cpu"]
-            words = [*(place if len(found) > 1 else ["--nnodes", "1"]), *what, *self._words]
-            started.append(host.actor.start.remote(words, os.getcwd(), environment))
-        self._ray.get(started, timeout=timeout_s)
+            host.words = [*(place if len(found) > 1 else ["--nnodes", "1"]), *what, *self._words]
+        self._ray.get([self._start(host) for host in self._hosts], timeout=timeout_s)
+
+    def _start(self, host: _Host) -> Any:
+        environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED)}
+        environment.pop(KEY_FILE, None)
+        return host.actor.start.remote(host.words, os.getcwd(), environment)
 
     def serve(self, signals: StopSignals | None) -> int:
         """Show what the launchers write until all have ended; returns the exit status of the first one."""
-        pending = {self._asked(host): host for host in self._hosts}
+        pending: dict[Any, _Host] = {}
         deadline: float | None = None
-        while pending:
+        while any(host.status is None for host in self._hosts):
+            now = time.monotonic()
+            for host in self._hosts:
+                if host not in pending.values() and (host.status is None or (host.lost and now > host.ask_at)):
+                    pending[self._asked(host)] = host
             done, _ = self._ray.wait(list(pending), timeout=_POLL_S)
             for answer in done:
                 host = pending.pop(answer)
-                if self._take(host, answer):
-                    pending[self._asked(host)] = host
+                if host.lost:
+                    self._take_back(host, answer)
+                else:
+                    self._take(host, answer)
             for number in signals.take() if signals is not None else ():
                 self._pass_on(number)
             if self._hosts[0].status is not None and deadline is None:
                 deadline = time.monotonic() + _LAST_WORDS_S
             if deadline is not None and time.monotonic() > deadline:
-                names = ", ".join(sorted(host.name for host in pending.values()))
+                names = ", ".join(host.name for host in self._hosts if host.status is None)
                 log.warning("%s did not end within %g s of the first host, and is killed", names, _LAST_WORDS_S)
                 break
         status = self._hosts[0].status
         return _LOST_STATUS if status is None else status if status >= 0 else 128 - status
 
     def _asked(self, host: _Host) -> Any:
-        return host.actor.poll.remote(host.seen, 10 * _POLL_S)
+        return host.actor.where.remote() if host.lost else host.actor.poll.remote(host.seen, 10 * _POLL_S)
 
-    def _take(self, host: _Host, answer: Any) -> bool:
-        """Take an answer of a host's actor; returns whether there is more to come."""
+    def _take(self, host: _Host, answer: Any) -> None:
+        """Take an answer of a host's actor."""
         try:
             lines, host.status = self._ray.get(answer)
         except (self._ray.exceptions.RayActorError, self._ray.exceptions.RayTaskError) as exc:
-            host.lost, host.status = True, _LOST_STATUS
+            host.lost, host.status = host.index > 0, _LOST_STATUS  # without the first one there is no job
             reason = str(exc).strip().splitlines() or [type(exc).__name__]
             log.warning("%s (host %d) is lost, says Ray: %s", host.name, host.index, reason[0])
-            return False
+            return
         host.seen += len(lines)
         for line in lines:
             self._show(f"({host.name}) {line}" if host.index else line)
-        return host.status is None
+
+    def _take_back(self, host: _Host, answer: Any) -> None:
+        """Start the launcher of a host again whose actor Ray has started again; the job may refuse it."""
+        try:
+            _, host.name, _ = self._ray.get(answer)
+            self._ray.get(self._start(host), timeout=_LAST_WORDS_S)
+        except self._ray.exceptions.RayError:
+            host.ask_at = time.monotonic() + _ASK_AGAIN_S
+            return
+        log.warning("%s (host %d) is back, says Ray", host.name, host.index)
+        host.lost, host.status, host.seen = False, None, 0
 
     def _pass_on(self, number: signal.Signals) -> None:
         """Send a signal to the launcher of the first host that is there, which ends the whole job."""

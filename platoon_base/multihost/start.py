@@ -75,7 +75,6 @@ def _mpirun(hosts: Sequence[str], environment: Mapping[str, str]) -> list[str]:
 
 
 def _is_open_mpi() -> bool:
-    done = subprocess.run(
-        ["mpirun", "--version"], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
-    )
+    words = ["mpirun", "--version"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     return "Open MPI" in done.stdout

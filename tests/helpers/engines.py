@@ -192,6 +192,20 @@ def ray_python():
     return str(path) if path.exists() else None
 
 
+# Ray notices a lost node after half a minute, if nothing else is said.
+_IMPATIENT = {
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_DISABLE_IMPORT_WARNING": "1",
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_memory_monitor_refresh_ms": "0",
+}
+_RAY_PORT = 6379
+
+
 class RayCluster:
     """A cluster of Ray of the hosts of a laboratory; the first one has its head.
 
@@ -203,24 +217,12 @@ class RayCluster:
         What commands need.
     """
 
-    # Ray notices a lost node after half a minute, if nothing else is said.
-    _IMPATIENT = {
-        "RAY_health_check_initial_delay_ms": "1000",
-        "RAY_health_check_period_ms": "1000",
-        "RAY_health_check_timeout_ms": "2000",
-        "RAY_health_check_failure_threshold": "3",
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_DISABLE_IMPORT_WARNING": "1",
-        "RAY_DEDUP_LOGS": "0",
-        "RAY_memory_monitor_refresh_ms": "0",
-    }
-    _PORT = 6379
-
     def __init__(self, laboratory, cpus=2):
         self.laboratory = laboratory
         self.python = ray_python()
+        self.commands = []
         self._cpus = cpus
-        self.environment = {**self._IMPATIENT, "RAY_ADDRESS": f"{laboratory.hosts[0].address}:{self._PORT}"}
+        self.environment = {**_IMPATIENT, "RAY_ADDRESS": f"{laboratory.hosts[0].address}:{_RAY_PORT}"}
 
     def __enter__(self):
         for host in self.laboratory.hosts:
@@ -234,12 +236,12 @@ class RayCluster:
 
     def add(self, host):
         """Start Ray on a host."""
-        where = ["--head", f"--port={self._PORT}", "--include-dashboard=false"] if host.index == 0 else [
-            f"--address={self.laboratory.hosts[0].address}:{self._PORT}"]  # fmt: skip
+        where = ["--head", f"--port={_RAY_PORT}", "--include-dashboard=false"] if host.index == 0 else [
+            f"--address={self.laboratory.hosts[0].address}:{_RAY_PORT}"]  # fmt: skip
         host.run(
             self.python, "-m", "ray.scripts.scripts", "start", *where, f"--node-ip-address={host.address}",
             f"--num-cpus={self._cpus}", "--num-gpus=0", "--disable-usage-stats", "--object-store-memory=100000000",
-            environment=self._IMPATIENT,
+            environment=_IMPATIENT,
             timeout_s=90,
         )  # fmt: skip
 
@@ -247,7 +249,8 @@ class RayCluster:
         """Start `platoon launch --on ray` on a host, the first one if none is given; returns a `Running`."""
         host = host or self.laboratory.hosts[0]
         words = [self.python, "-m", "platoon_base", "launch", "--on", "ray", *options]
-        return host.start(*words, environment={**self.environment, **(environment or {})}, folder=folder)
+        self.commands.append(host.start(*words, environment={**self.environment, **(environment or {})}, folder=folder))
+        return self.commands[-1]
 
     def leftovers(self):
         """Return what jobs have left on the hosts, beside Ray's own processes and memory."""

@@ -51,8 +51,8 @@ def test_two_hosts_with_one_rank(make_laboratory):
     name = "h1" if refused is second else "h2"
     assert f"{name} (process" in job.output(0)
     host = job.laboratory.hosts[2 if stays is second else 1]
-    right = host.start(*launch_words("--nnodes", 3, "--node-rank", 2, "-n", 1, "-D", "cpu", "--rdzv-endpoint", "10.77.0.1",
-                                     "--log-dir", there.folder / "right", job.script))  # fmt: skip
+    words = ["--nnodes", 3, "--node-rank", 2, "-n", 1, "-D", "cpu", "--rdzv-endpoint", "10.77.0.1"]
+    right = host.start(*launch_words(*words, "--log-dir", there.folder / "right", job.script))
     assert [first.wait(), stays.wait(), right.wait()] == [0, 0, 0], job.text()
 
 
@@ -135,12 +135,8 @@ def test_the_address_of_another_host_on_the_first(job):
 
 def test_localhost_makes_no_worlds_of_one(job):
     """Each host finds itself by this name, and there is one job or none."""
-    assert launch_both(
-        job, "--rdzv-timeout", "2", first={"endpoint": "localhost"}, second={"endpoint": "localhost"}
-    ) == [
-        2,
-        2,
-    ], job.text()
+    here = {"endpoint": "localhost"}
+    assert launch_both(job, "--rdzv-timeout", "2", first=here, second=here) == [2, 2], job.text()
     assert "did not come" in job.output(0)
     assert "nobody answers" in job.output(1)
     assert [job.said(rank) for rank in (0, 1)] == [[], []]
@@ -296,10 +292,8 @@ def test_monotonic_clocks_a_day_apart(job):
     if probe.wait():
         pytest.skip(f"needs time namespaces: {probe.text()}")
     job.script.write_text(script(MEETS + 'say("clock", time.monotonic())'))
-    job.launchers = [
-        job.launch(0),
-        host.start("unshare", "--time", "--monotonic", 86400, "--fork", "--kill-child", *words),
-    ]
+    a_day_later = ["unshare", "--time", "--monotonic", 86400, "--fork", "--kill-child"]
+    job.launchers = [job.launch(0), host.start(*a_day_later, *words)]
     job.until_said("meets")
     job.launchers[0].send_signal(2)
     assert job.wait(20) == [130, 130], job.text()

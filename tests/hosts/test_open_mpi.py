@@ -46,6 +46,26 @@ def test_mpirun_launches_one_job_on_all_hosts(mpi):
 
 
 @pytest.mark.long
+def test_hosts_by_name_are_started_by_mpirun(mpi):
+    """The agent stands for the remote shell that Open MPI is configured with."""
+    folder = mpi.laboratory.folder
+    (folder / "script.py").write_text(WORLD)
+    variables = {
+        **mpi.environment,
+        "OMPI_MCA_plm_rsh_agent": str(folder / "agent"),
+        "OMPI_MCA_plm_rsh_no_tree_spawn": "1",
+        "OMPI_MCA_oob_tcp_if_include": "10.77.0.0/24",
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PLATOON_KEY_FILE": f"{mpi.environment['HOME']}/.platoon/key",
+    }
+    words = launch_words("--hosts", "h0,h1", "-n", 2, "-D", "cpu", "--log-dir", folder / "logs", folder / "script.py")
+    running = mpi.laboratory.start_at_login(*words, environment=variables)
+    assert running.wait() == 0, running.text()
+    assert [said(mpi, rank)[-1][1:3] for rank in range(4)] == [[rank, 4] for rank in range(4)]
+
+
+@pytest.mark.long
 def test_the_endpoint_may_be_given(mpi):
     running = start(mpi, WORLD, "--rdzv-endpoint", "h0:29444")
     assert running.wait() == 0, running.text()

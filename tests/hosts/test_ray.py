@@ -11,7 +11,7 @@ import pytest
 from laboratory import Laboratory, problem, until
 from launching_in_laboratory import MEETS, script
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.xdist_group("ray")]  # one cluster for all
 
 WORLD = script(
     """
@@ -42,6 +42,9 @@ def cluster(ray, request):
     """Give the cluster; afterwards no job may have left anything."""
     ray.logs = ray.laboratory.folder / request.node.name
     yield ray
+    for running in ray.commands:
+        running.close()
+    ray.commands.clear()
     until(lambda: not ray.leftovers(), ray.leftovers, 20)
 
 
@@ -102,13 +105,19 @@ def test_a_signal_ends_all(cluster, number):
     assert running.wait(40) == 128 + number, running.text()
 
 
-def test_a_killed_command_leaves_nothing(cluster):
+def test_a_killed_command_leaves_no_process_and_the_next_job_removes_the_key(cluster):
     """Ray ends the actors of a driver that is gone, and the launchers end after them."""
     running = start(cluster, script(MEETS), "--nnodes", "2")
     until_said(cluster, running, "meets")
     running.kill()
     running.wait()
-    until(lambda: not cluster.leftovers(), cluster.leftovers, 60)
+
+    def left():
+        return [text for text in cluster.leftovers() if not text.endswith("/key")]
+
+    until(lambda: not left(), left, 60)
+    again = start(cluster, WORLD, "--nnodes", "2")
+    assert again.wait(90) == 0, again.text()
 
 
 def test_a_killed_launcher_is_a_lost_host(cluster):
@@ -187,8 +196,43 @@ def test_the_key_is_in_no_list_of_processes(cluster):
     assert keys[0] not in running.text()
 
 
-def test_a_lost_node_and_one_that_comes_back(cluster):
-    """The job goes on without the lost one; the next job has both. The last test: it restarts a node."""
+SHARES = script(
+    """
+    from platoon_base.rules import EASGD
+
+    x = np.full(10, 7.0, "float32")
+    worker.init_shared_params([x], EASGD())
+    say("meets", float(x[0]))
+    x[...] = 3.0
+    while not worker.should_stop:
+        worker.progress(steps=1)
+        worker.sync_params()
+        time.sleep(0.01)
+    """
+)
+
+
+def test_a_node_that_comes_back_takes_part_again(cluster):
+    """Its launcher is started again, and its workers take the center. Restarts a node, as the next test does."""
+    host = cluster.laboratory.hosts[1]
+    running = start(cluster, SHARES, "--nnodes", "2", "--allow-failures")
+    until_said(cluster, running, "meets")
+    (cluster.logs / "rank1.log").unlink()
+    host.kill()
+    running.until("host 1 (h1) is lost")
+    running.until("is lost, says Ray")
+    host.boot()
+    cluster.add(host)
+    running.until("is back, says Ray", 120)
+    running.until("host 1 (h1) is back, with workers 1", 60)
+    until_said(cluster, running, "meets")
+    assert said(cluster, 1)[0][1] < 6.5, "a center of its own would begin with 7"
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 130, running.text()
+
+
+def test_a_job_whose_workers_need_each_other_goes_on_without_a_lost_node(cluster):
+    """The next job has both again."""
     host = cluster.laboratory.hosts[1]
     running = start(cluster, script(MEETS), "--nnodes", "2")
     until_said(cluster, running, "meets")

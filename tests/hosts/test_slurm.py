@@ -1,7 +1,6 @@
 """Real Slurm: `srun platoon launch`, batch scripts, `scancel`, and tasks that are killed."""
 
 import json
-import signal
 import sys
 import time
 
@@ -47,11 +46,10 @@ class Launched:
         until(found, lambda: "" if running is None else running.text())
 
 
-def interrupt(srun):
-    """Do what a user does who presses Ctrl-C twice: srun passes on the second one."""
-    srun.send_signal(signal.SIGINT)
-    srun.until("one more within 1 sec")
-    srun.send_signal(signal.SIGINT)
+def interrupt(slurm):
+    """Send SIGINT to the launchers; Ctrl-C in the terminal of srun needs two, and then Slurm may kill them."""
+    jobs = slurm.ask("squeue", "-h", "-o", "%i").split()
+    assert slurm.start("scancel", "--signal=INT", *jobs).wait() == 0
 
 
 def worlds(launched, ranks):
@@ -87,6 +85,19 @@ def test_a_batch_script_launches_one_job(slurm):
 
 
 @pytest.mark.long
+def test_hosts_by_name_are_started_by_srun_within_an_allocation(slurm):
+    launched = Launched(slurm, WORLD)
+    batch = slurm.laboratory.folder / "job.sh"
+    output = slurm.laboratory.folder / "batch.out"
+    words = " ".join(map(str, launched.words("--hosts", "h0,h1")))
+    batch.write_text(f"#!/bin/sh\n#SBATCH --nodes=2\n#SBATCH --output={output}\n{words}\necho ended with $?\n")
+    assert slurm.start("sbatch", batch).wait() == 0
+    until(lambda: output.exists() and "ended with" in output.read_text(), "the batch job ends")
+    assert "ended with 0" in output.read_text()
+    assert worlds(launched, [3])[0][:3] == ["world", 3, 4]
+
+
+@pytest.mark.long
 def test_one_of_several_jobs_does_not_disturb_another(slurm):
     """Two steps at once, each with a port of its own."""
     first, second = Launched(slurm, script(MEETS)), Launched(slurm, script(MEETS))
@@ -94,8 +105,7 @@ def test_one_of_several_jobs_does_not_disturb_another(slurm):
     runs = [each.srun(srun=["--exact", "-c1"], workers=1) for each in (first, second)]
     for each, running in zip((first, second), runs):
         each.until_said("meets", (0, 1), running)
-    for running in runs:
-        interrupt(running)
+    interrupt(slurm)
     for running in runs:
         assert running.wait(30) != 0
 
@@ -115,10 +125,8 @@ def test_scancel_ends_the_workers_of_all_hosts(slurm):
 @pytest.mark.long
 def test_sigterm_by_scancel_lets_scripts_save(slurm):
     """`scancel --signal=TERM` reaches all launchers at once, which count it once: there is time to save."""
-    saves = MEETS.replace(
-        "except PlatoonError as exc", 'except KeyboardInterrupt:\n    say("saves")\nexcept PlatoonError as exc'
-    )
-    launched = Launched(slurm, script(saves))
+    code = MEETS.replace("except PlatoonError", 'except KeyboardInterrupt:\n    say("saves")\nexcept PlatoonError')
+    launched = Launched(slurm, script(code))
     running = launched.srun(workers=1)
     launched.until_said("meets", (0, 1), running)
     (job,) = slurm.ask("squeue", "-h", "-o", "%i").split()
@@ -145,7 +153,7 @@ def test_a_killed_launcher_ends_or_leaves_the_job_as_srun_is_told(slurm):
         if "platoon_base launch" in words or words.startswith("platoon launch"):
             host.run("kill", "-9", _inner(pid))
     running.until("host 1 (h1) is lost")
-    interrupt(running)
+    interrupt(slurm)
     assert running.wait(30) != 0
 
 

@@ -145,7 +145,7 @@ def test_the_cause_of_a_failure_and_warnings_are_shown_once(launcher, tmp_path, 
         (["demo", "-D", "cpu", "-c", "--nothing=1"], "unrecognized arguments: --nothing=1"),
         (["demo", "-D", "cpu", "-w", "--text 'x"], 'got -w "--text \'x", in which a quote is not closed'),
         (["demo", "-D", "cpu", "-c", "--greeting 'x"], 'got -c "--greeting \'x", in which a quote is not closed'),
-        (["demo", "-D", "cpu", "-H", "elsewhere"], "-H names host elsewhere: a job runs on one host"),
+        (["demo", "-D", "cpu", "-H", "elsewhere"], "-H names host elsewhere: this command runs on one host"),
     ],
 )
 def test_wrong_arguments_are_exit_status_2(launcher, tmp_path, words, complaint):
@@ -218,8 +218,6 @@ def test_a_home_that_cannot_be_entered_has_no_settings(tmp_path):
 @pytest.mark.parametrize(
     ("text", "environment", "complaint"),
     [
-        ("[platoon]\nhosts = here,there\n", {}, ".platoonrc, hosts names host here, there"),
-        ("", {"PLATOON_HOSTS": "there"}, "PLATOON_HOSTS names host there: a job runs on one host"),
         ("no section", {}, ".platoonrc cannot be read"),
         ("[devices]\nlocalhost = cpu, tpu0\n", {}, "got device 'tpu0'"),
     ],
@@ -229,6 +227,20 @@ def test_a_configuration_that_cannot_work_is_refused(launcher, platoon, tmp_path
     for done in (launcher("demo", **environment), platoon("launch", "demo_worker.py", environment=environment)):
         assert done.returncode == 2, done.stdout + done.stderr
         assert complaint in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "complaint"),
+    [
+        ("[platoon]\nhosts = here,there\n", {}, ".platoonrc, hosts names host here, there"),
+        ("", {"PLATOON_HOSTS": "there"}, "PLATOON_HOSTS names host there: this command runs on one host"),
+    ],
+)
+def test_other_hosts_that_are_configured_are_refused(launcher, tmp_path, text, environment, complaint):
+    (tmp_path / ".platoonrc").write_text(text)
+    done = launcher("demo", **environment)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert complaint in done.stderr
 
 
 def test_platoon_launch_reads_the_same_configuration(platoon, tmp_path):
