@@ -1,0 +1,181 @@
+"""Training on several hosts: arrays over slow links, centers that are cut off, checkpoints, and commands for jobs."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from laboratory import until
+from launching_in_laboratory import Job, launch_words, script
+
+pytestmark = pytest.mark.long
+
+REDUCES = script(
+    """
+    worker.barrier("start")
+    for size_here in (10, 1000, 250_000):
+        began = time.monotonic()
+        total = worker.all_reduce(np.arange(size_here, dtype="float32") * (rank + 1))
+        say("sum", size_here, bool(np.allclose(total, np.arange(size_here) * (size * (size + 1) / 2))),
+            time.monotonic() - began)
+    """
+)
+
+
+@pytest.mark.parametrize("workers", [(2, 1), (1, 1, 1)], ids=str)
+def test_sums_over_slow_links_are_right(make_laboratory, start_job, workers):
+    """100 Mbit/s, and 20 ms there and back."""
+    there = make_laboratory(len(workers), delay_ms=5)
+    there.limit("100mbit")
+    job = start_job(REDUCES, workers=workers, in_laboratory=there)
+    assert job.wait() == [0] * len(workers), job.text()
+    for rank in range(sum(workers)):
+        assert [line[2] for line in job.said(rank)] == [True] * 3
+
+
+SHARES = script(
+    """
+    from platoon_base.rules import EASGD
+
+    x = np.full(1000, 7.0, "float32")
+    worker.init_shared_params([x], EASGD())
+    say("shares")
+    target, last = float(rank), time.monotonic()
+    worst = 0.0
+    while not worker.should_stop:
+        x += np.float32(0.05) * (np.float32(target) - x)
+        worker.progress(steps=1)
+        worker.sync_params()
+        now = time.monotonic()
+        worst, last = max(worst, now - last), now
+        with open(os.path.join(sys.argv[1], f"x{rank}.new"), "w") as file:
+            json.dump([float(x[0]), worst], file)
+        os.replace(file.name, os.path.join(sys.argv[1], f"x{rank}"))
+        time.sleep(0.01)
+    """
+)
+
+
+def values(job):
+    found = []
+    for rank in range(sum(job.workers)):
+        path = job.laboratory.folder / f"x{rank}"
+        found.append(json.loads(path.read_text()) if path.exists() else [99.0, 0.0])
+    return found
+
+
+def start_sharing(start_job, make_laboratory, *options, workers=(1, 1)):
+    there = make_laboratory(len(workers))
+    job = start_job(SHARES, *options, workers=workers, in_laboratory=there, args=[there.folder])
+    job.until_said("shares")
+    return job
+
+
+def test_centers_come_together_and_no_cut_holds_workers_up(make_laboratory, start_job):
+    job = start_sharing(start_job, make_laboratory, workers=(2, 2))
+    # Alone, the first host's center would go to 0.5 and the second one's to 2.5.
+    until(lambda: all(1.0 < x < 2.0 for x, _ in values(job)), lambda: values(job), 40)
+    job.laboratory.cut(job.laboratory.hosts[1])
+    until(lambda: values(job)[0][0] < 1.0 and values(job)[3][0] > 2.0, lambda: values(job), 8)
+    time.sleep(2)
+    job.laboratory.mend(job.laboratory.hosts[1])
+    until(lambda: all(1.0 < x < 2.0 for x, _ in values(job)), lambda: values(job), 20)
+    assert max(worst for _, worst in values(job)) < 0.5
+    job.launchers[0].send_signal(signal.SIGINT)
+    assert job.wait(20) == [130, 130], job.text()
+
+
+@pytest.mark.parametrize("host", [0, 1])
+def test_a_killed_courier_is_started_again(make_laboratory, start_job, host):
+    job = start_sharing(start_job, make_laboratory)
+    until(lambda: all(0.2 < x < 0.8 for x, _ in values(job)), lambda: values(job), 40)
+    where = job.laboratory.hosts[host]
+
+    def couriers():
+        return [pid for pid, words in where.processes().items() if "courier" in words]
+
+    before = until(couriers, where.processes)
+    for pid in before:
+        os.kill(pid, signal.SIGKILL)
+    until(lambda: set(couriers()) - set(before), where.processes, 20)
+    time.sleep(2)
+    until(lambda: all(0.2 < x < 0.8 for x, _ in values(job)), lambda: values(job), 20)
+    job.launchers[0].send_signal(signal.SIGINT)
+    assert job.wait(20) == [130, 130], job.text()
+
+
+COUNTS = script(
+    """
+    from platoon_base.rules import EASGD
+
+    x = np.zeros(10, "float32")
+    worker.init_shared_params([x], EASGD())
+    say("from", float(x[0]), worker.resume_at.epoch)
+    for epoch in range(max(1, worker.resume_at.epoch), 4):
+        worker.progress(epoch=epoch)
+        for _ in range(10):
+            x += 1
+            worker.progress(steps=1)
+            worker.sync_params()
+            time.sleep(0.02)
+        if epoch == 2 and sys.argv[1] == "stop":
+            worker.request_stop("enough")
+            break
+    """
+)
+
+
+def test_a_job_is_resumed_on_another_number_of_hosts(make_laboratory, start_job):
+    """The checkpoints are in a folder that all hosts share."""
+    there = make_laboratory(3)
+    kept = ["--checkpoint-every", "0.2", "--resume", there.folder / "kept"]
+    job = start_job(COUNTS, *kept, workers=(1, 1), in_laboratory=there, args=["stop"])
+    assert job.wait() == [0, 0], job.text()
+    for workers in ((1, 1, 1), (2,)):
+        again = start_job(COUNTS, *kept, workers=workers, in_laboratory=there, args=["go"])
+        assert again.wait() == [0] * len(workers), again.text()
+        assert all(again.said(rank)[-1][1] > 1 for rank in range(sum(workers))), again.text()
+
+
+def test_commands_for_running_jobs_on_any_host(make_laboratory, start_job):
+    job = start_sharing(start_job, make_laboratory)
+    for host in job.laboratory.hosts:
+        listed = host.run(*launch_words()[:3], "jobs")
+        assert "script.py" in listed, listed
+    top = job.laboratory.hosts[0].run(*launch_words()[:3], "top", "--once")
+    assert "training" in top
+    job.laboratory.hosts[1].run(*launch_words()[:3], "stop")
+    assert job.wait(30) == [130, 130], job.text()
+
+
+def test_a_lost_host_with_restarts(make_laboratory, start_job):
+    """There is nowhere to start its workers again; the job says so, and goes on without them."""
+    job = start_sharing(start_job, make_laboratory, "--max-restarts", "3", workers=(1, 1))
+    job.laboratory.hosts[1].kill()
+    job.launchers[0].until("host 1 (h1) is lost")
+    time.sleep(1)
+    assert job.launchers[0].poll() is None, job.text()
+    before = values(job)[0]
+    until(lambda: values(job)[0] != before, job.text)
+    job.launchers[0].send_signal(signal.SIGINT)
+    assert job.launchers[0].wait(20) == 130
+
+
+def test_folders_that_hosts_do_not_share(make_laboratory):
+    """Logs, summary and script in folders of each host's own."""
+    there = make_laboratory(2)
+    code = script('worker.barrier("a")\nsay("in", os.getcwd())')
+    for host in there.hosts:
+        folder = host.outside("/tmp/own")
+        folder.mkdir()
+        (folder / "train.py").write_text(code)
+    Job(there, code, (1, 1)).write_key(*there.hosts)
+    launchers = []
+    for index, host in enumerate(there.hosts):
+        words = ["--nnodes", 2, "--node-rank", index, "--rdzv-endpoint", "h0", "-n", 1, "-D", "cpu", "train.py"]
+        launchers.append(host.start(*launch_words(*words), folder="/tmp/own"))
+    assert [launcher.wait() for launcher in launchers] == [0, 0], [launcher.text() for launcher in launchers]
+    for index, host in enumerate(there.hosts):
+        (log,) = host.outside("/tmp/own").rglob(f"rank{index}.log")
+        assert '["in", "/tmp/own"]' in log.read_text()
