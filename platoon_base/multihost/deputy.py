@@ -302,7 +302,7 @@ def host_deputy(
     """
     world = welcome.world
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(world.size, "host", welcome.checkpoint, origin, world)
+        files = JobFiles.create(world.size, "host", welcome.checkpoint, origin, world, welcome.job)
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))
