@@ -254,12 +254,9 @@ class Controller:
             if late.host_index and self._hosts is not None:
                 self._hosts.adopt(late)
                 continue
-            self._children.adopt(
-                late.rank,
-                late.pid if late.pid_namespace == self._pid_namespace != 0 else None,
-                functools.partial(self._holds_lock, late.rank),
-                lambda late=late: late.phase.gone,  # type: ignore[misc]
-            )
+            pid = late.pid if late.pid_namespace == self._pid_namespace != 0 else None
+            holds_lock = functools.partial(self._holds_lock, late.rank)
+            self._children.adopt(late.rank, pid, holds_lock, lambda late=late: late.phase.gone)  # type: ignore[misc]
 
     def _worker_ended(self, ended: Exit) -> None:
         participant = self._coordinator.roster[ended.rank]
@@ -497,7 +494,6 @@ class Controller:
         )
 
     def _lost_leader(self) -> str:
-        if self._signal is not None or self._fatal is not None:
-            return ""
         led = [rank for rank in self._coordinator.roster if self._job_state.row(rank)["led"]]
-        return lost_leader(self._exits, self._job_state.progress(0).steps, led)
+        ended = self._signal is not None or self._fatal is not None
+        return "" if ended else lost_leader(self._exits, self._job_state.progress(0).steps, led)

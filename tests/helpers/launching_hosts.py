@@ -35,7 +35,7 @@ class Hosts:
     def start(self, script, *options, host, hosts=2, workers=1, args=(), environment=None):
         path = self.folder / "script.py"
         path.write_text(script)
-        own = Path(self._short.name) / str(len(self.launchers))
+        own = Path(tempfile.mkdtemp(dir=self._short.name))
         for name in ("home", "tmp"):
             (own / name).mkdir(parents=True)
         what = options if "-D" in options else ["-n", str(workers), "-D", "cpu", *options]

@@ -239,7 +239,7 @@ def test_a_killed_worker_of_another_host_is_noticed_everywhere(noting):
     (pid,) = (pid for pid in job.laboratory.hosts[1].processes() if _environment(pid).get("PLATOON_RANK") == "2")
     os.kill(pid, signal.SIGKILL)
     assert until_gathered(job, [0, 1]) < LOST_S
-    assert "worker 2: killed by SIGKILL" in job.output(0)
+    job.launchers[0].until("worker 2: killed by SIGKILL")
     assert end(job, 0, 1) == [130, 130], job.text()
 
 

@@ -36,6 +36,8 @@ REQUESTS = [
     msg.Keep(name="best", value=encode_value({"loss": 0.25, "waited": 3})),
     msg.Same(name="the data", fingerprint="100 rows 1f00", remedy="Seed the split."),
     msg.Withdraw(),
+    msg.TakeLock(),
+    msg.FreeLock(),
     msg.Leave(),
     msg.Round(timeout_s=1.0),
     msg.Watch(protocol=msg.PROTOCOL),
@@ -64,6 +66,7 @@ REPLIES = [
     msg.Gathered(values=[b"\0", b""], ranks=[0, 2], lost=[]),
     msg.AskAgain(seconds=1.5),
     msg.Done(),
+    msg.LockTaken(taken=True),
     msg.UserReply(answer=["stop", 3, {"lr": 0.1}]),
     msg.UserReply(),
     msg.Seen(
