@@ -59,7 +59,7 @@ class Peer:
         self.heard_at = self._progress_at = self._wrote_at = self._ticked_at = now
         self._broken_at: float | None = None
         self._write = write
-        self._sent = 0
+        self._sent = self._resent = 0  # the latest message sent, and the latest of those sent again
         self._received = 0
         self._unacknowledged: dict[int, bytes] = {}
 
@@ -83,6 +83,8 @@ class Peer:
         for done in [sent for sent in self._unacknowledged if sent <= acknowledged]:
             del self._unacknowledged[done]
             self._progress_at = self.heard_at
+        if self._resent and acknowledged >= self._resent:
+            self.send_again(self.heard_at)  # the next of many
         if number != self._received + 1:
             return None
         self._received = number
@@ -103,9 +105,10 @@ class Peer:
 
     def send_again(self, now: float) -> None:
         """Send again what was not acknowledged, as on a new connection."""
-        self._progress_at = now
+        self._progress_at, self._resent = now, 0
         for number, body in list(self._unacknowledged.items())[:_AT_ONCE]:
             self._put(number, body)
+            self._resent = number
 
     def broke(self, now: float) -> None:
         """Take note that the connection has broken; by a cut that is noticed by silence only."""

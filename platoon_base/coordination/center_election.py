@@ -78,12 +78,12 @@ class CenterElection:
             return [SendReply(asker, refusal)]
         if center is None:
             self._centers[host] = _Center(layout, request, creator=participant.rank)
-            return [self._create(asker)]
+            return [self._create(asker, host)]
         if center.ready:
             participant.phase = Phase.TRAINING
             return [SendReply(asker, msg.CenterRole(create=False))]
         if center.creator == participant.rank and not center.made:
-            return [self._create(asker)]
+            return [self._create(asker, host)]
         earlier = center.waiting.pop(participant.rank, None)
         center.waiting[participant.rank] = asker
         return [] if earlier is None else [refuse(earlier, "ProtocolError", "asked again meanwhile")]
@@ -163,10 +163,11 @@ class CenterElection:
             return []
         center.creator, asker = min(center.waiting.items())
         del center.waiting[center.creator]
-        return [self._create(asker)]
+        return [self._create(asker, host)]
 
-    def _create(self, asker: Asker) -> SendReply:
-        return SendReply(asker, msg.CenterRole(create=True, resume=self.resumes))
+    def _create(self, asker: Asker, host: int) -> SendReply:
+        # Another host may not have the file, and gets the values of host 0 anyway.
+        return SendReply(asker, msg.CenterRole(create=True, resume=self.resumes and host == 0))
 
 
 def _impossible(layout: Layout) -> msg.Failure | None:
