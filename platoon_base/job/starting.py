@@ -66,9 +66,11 @@ def _framework_group(address: str, workers: int, rank: int) -> dict[str, str]:
 
 def framework_address(host: str = "127.0.0.1") -> str:
     """Return an address on this host at which nobody listens now; a framework does if the script asks it to."""
-    with socket.socket() as sock:
+    is_v6 = ":" in host
+    with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET) as sock:
         sock.bind((host, 0))
-        return f"{host}:{sock.getsockname()[1]}"
+        port = sock.getsockname()[1]
+    return f"[{host}]:{port}" if is_v6 else f"{host}:{port}"
 
 
 def placed(files: JobFiles, start: Start) -> Start:

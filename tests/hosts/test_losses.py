@@ -149,7 +149,7 @@ def test_a_cut_that_mends_loses_nothing(noting, target, seconds):
     steps_until(job, 0)
     assert end(job, 0, 1, 2) == [130] * 3, job.text()
     # TCP waits up to as long again as the cut took; after 2 s there is a new connection.
-    assert took < (0.5 if seconds > 3 else 1.5), f"went on {took:.2f} s after mending"
+    assert took < (1.0 if seconds > 3 else 1.5), f"went on {took:.2f} s after mending"
     assert "is lost" not in job.output(0) + job.output(1)
     if seconds > 3:
         assert "is silent since" in job.output(0)
@@ -239,7 +239,7 @@ def test_a_killed_worker_of_another_host_is_noticed_everywhere(noting):
     (pid,) = (pid for pid in job.laboratory.hosts[1].processes() if _environment(pid).get("PLATOON_RANK") == "2")
     os.kill(pid, signal.SIGKILL)
     assert until_gathered(job, [0, 1]) < LOST_S
-    assert "worker 2: killed by SIGKILL" in job.output(0)
+    job.launchers[0].until("worker 2: killed by SIGKILL")
     assert end(job, 0, 1) == [130, 130], job.text()
 
 
