@@ -144,9 +144,14 @@ class JobFiles(msgspec.Struct, frozen=True):
         checkpoint: str = "",
         origin: Origin | None = None,
         world: World = ONE_HOST,
+        job: str = "",
     ) -> JobFiles:
-        """Make the folder of a new job that this process controls, from now on."""
-        job = secrets.token_hex(6)
+        """Make the folder of a new job that this process controls, from now on.
+
+        Other hosts give the name of the job on the first one; it is not taken if that is this very machine.
+        """
+        if not _JOB.fullmatch(job) or _is_there(job):
+            job = secrets.token_hex(6)
         folder = _jobs_folder() / job
         require_room(folder.parent, "a job's description and its socket")
         folder.mkdir(mode=0o700)
@@ -272,8 +277,7 @@ def _why_not(job: str, jobs: list[str]) -> str:
     """Say why there is no running job of such a name."""
     if not job:
         return "no job of yours is running: start one with `platoon launch`"
-    shorter = f"{segment_prefix().lstrip('/')}{job}"
-    if _JOB.fullmatch(job) and (os.path.lexists(_path_of(job)) or (SHM_FOLDER / f"{shorter}-state").exists()):
+    if _JOB.fullmatch(job) and _is_there(job):
         logs = ""
         with contextlib.suppress(ConfigurationError):
             logs = JobFiles.read(str(_path_of(job))).origin.log_folder
@@ -308,6 +312,12 @@ def _owner_of(job: str) -> str:
                 except KeyError:
                     return str(uid)
     return ""
+
+
+def _is_there(job: str) -> bool:
+    """Tell whether anything of a job of this name is on this machine."""
+    state = SHM_FOLDER / f"{segment_prefix().lstrip('/')}{job}-state"
+    return os.path.lexists(_path_of(job)) or os.path.lexists(state)
 
 
 def _path_of(job: str) -> Path:

@@ -54,6 +54,8 @@ class Deputy:
         To the workers here.
     link : LinkClient
         To the first host.
+    job : str
+        The job's name on the first host.
     timeout_s : float
         The first host is lost when it is silent for so long.
     grace_s : float
@@ -67,10 +69,12 @@ class Deputy:
         holds_lock: Callable[[int], bool],
         server: ServerChannel,
         link: LinkClient,
+        job: str,
         timeout_s: float,
         grace_s: float,
     ) -> None:
         self.files = files
+        self._job = job
         self.children = WorkerProcesses()
         self._holds_lock = holds_lock
         self._job_state = job_state
@@ -216,9 +220,8 @@ class Deputy:
         if self._link.peer.in_flight < 64:
             self._send(between.Requests([], self._sender.changed(self._own)))
         log_file = "" if ended.log_file is None else str(ended.log_file.absolute())
-        self._send(
-            between.WorkerEnded(ended.rank, ended.status, log_file, ended.why, ended.failure, ended.log_begin, ended.at)
-        )
+        how = (ended.status, log_file, ended.why, ended.failure, ended.log_begin, ended.at)
+        self._send(between.WorkerEnded(self._job, ended.rank, *how))
 
     def _look_around(self) -> None:
         """Do what is due: look for changed rows, and for the first host."""
@@ -302,7 +305,7 @@ def host_deputy(
     """
     world = welcome.world
     with contextlib.ExitStack() as stack:
-        files = JobFiles.create(world.size, "host", welcome.checkpoint, origin, world)
+        files = JobFiles.create(world.size, "host", welcome.checkpoint, origin, world, welcome.job)
         stack.callback(files.lock().close)
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))
@@ -313,7 +316,14 @@ def host_deputy(
         stack.callback(server.close)
         stack.enter_context(default_sigchld())
         deputy = Deputy(
-            files, job_state, lambda rank: segment.locked(WORKER_LOCKS + rank), server, link, timeout_s, grace_s
+            files,
+            job_state,
+            lambda rank: segment.locked(WORKER_LOCKS + rank),
+            server,
+            link,
+            welcome.job,
+            timeout_s,
+            grace_s,
         )
         stack.callback(deputy.close)
         yield deputy

@@ -121,7 +121,7 @@ class HostTable:
         for member in self._members.values():
             self._watch(member, self.world.ranks_on(member.host))
             member.sender = Sender(job_state, is_held)
-            member.endings, member.state, member.replies = {}, None, []
+            member.endings, member.state, member.replies, member.signals = {}, None, [], 0
 
     def welcome(self, job: str, log_folder: Path, checkpoint: str, framework_address: str) -> None:
         """Let the other hosts start their workers."""
@@ -199,10 +199,10 @@ class HostTable:
     def _take_back(self, member: Member, session: bytes, arrived: between.Arrive) -> None:
         """Let a host that was lost take part again, with new workers, if the job can go on so."""
         before, ranks = member.arrived, list(self.world.ranks_on(member.host))
-        same = (arrived.version, arrived.program, arrived.hosts, len(arrived.devices), arrived.address) == (
-            before.version, before.program, before.hosts, len(before.devices), before.address,
+        same = (arrived.version, arrived.program, arrived.hosts, len(arrived.devices)) == (
+            before.version, before.program, before.hosts, len(before.devices),
         )  # fmt: skip
-        why = "" if same else "it has another version, script, address or number of workers than before"
+        why = "" if same else "it has another version, script or number of workers than before"
         if not why and (arrived.problem or self._controller is None):
             why = arrived.problem or "the job has not begun"
         if not why and self._controller is not None:
@@ -213,6 +213,8 @@ class HostTable:
             return
         log.warning("host %d (%s) is back, with workers %s", member.host, arrived.name, _listed(ranks))
         self._by_session.pop(member.session, None)
+        self._link.forget(member.session)
+        self.world.addresses[member.host] = arrived.address
         member.session, member.arrived, member.lost, member.silent = session, arrived, "", False
         member.replies, member.endings, member.state, member.signals = [], {}, None, 0
         if self._mirror is not None:
@@ -230,7 +232,7 @@ class HostTable:
                 Received(relayed_peer(member.host, each.peer), each.request_id, self._shifted(member, each.data))
                 for each in message.requests
             ]
-        if isinstance(message, between.WorkerEnded):
+        if isinstance(message, between.WorkerEnded) and self._welcome is not None and message.job == self._welcome.job:
             log_file = Path(message.log_file) if message.log_file else None
             self._ended(
                 Exit(

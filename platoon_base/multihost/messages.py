@@ -122,8 +122,9 @@ class Requests(msgspec.Struct, frozen=True, tag="requests"):
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, tag="worker-ended"):
-    """The process of a worker has ended; see `platoon_base.controller.processes.Exit`."""
+    """The process of a worker of a job has ended; see `platoon_base.controller.processes.Exit`."""
 
+    job: str
     rank: int
     status: int
     log_file: str = ""

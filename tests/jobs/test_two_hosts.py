@@ -456,3 +456,27 @@ def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
     assert abs(said(hosts, 1, 1)[0][0] - 5.0) < 0.5, hosts.log(1, 1)
     (hosts.folder / "enough").touch()
     assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
+
+
+def test_all_workers_of_all_hosts_are_started_again_from_the_checkpoint(hosts):
+    """Workers that need each other cannot come again one by one."""
+    code = script(
+        """
+        mark = os.path.join(sys.argv[1], "failed")
+        say(worker.all_reduce(np.ones(3)).tolist())
+        worker.progress(steps=1)
+        if rank == 2 and not os.path.exists(mark):
+            open(mark, "w").close()
+            os._exit(3)
+        try:
+            say(worker.all_reduce(np.ones(3)).tolist())
+        except PlatoonError as exc:
+            say(type(exc).__name__)
+            raise
+        """
+    )
+    options = ["--max-restarts", "1", "--checkpoint-every", "5", "--summary", "summary.json"]
+    assert hosts.run(code, *options, workers=(2, 1), args=[str(hosts.folder)]) == [0, 0], hosts.output(0)
+    assert json.loads((hosts.folder / "summary.json").read_text())["restarts"] == 1
+    for rank, host in ((0, 0), (1, 0), (2, 1)):
+        assert said(hosts, rank, host)[-2:] == [[[3.0] * 3]] * 2
