@@ -32,7 +32,7 @@ _BROKEN_S = 1.0  # that a connection which the other end has closed has to come 
 _FRESH_S = 1.0  # a connection that broke so soon after a heartbeat was closed by the other end, not cut
 _SEND_AGAIN_S = 2.0
 _AT_ONCE = 64  # messages sent again in one go
-_RECONNECT_MS = 100
+_RECONNECT_MS, _CONNECT_MS = 100, 500
 _ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 1800  # after which ZeroMQ makes a connection anew, faster than TCP goes on
 _MAX_BYTES = 1 << 24
 _HEADER = struct.Struct("<16sQQ")  # session, number (0 of a heartbeat), the latest number received
@@ -303,6 +303,7 @@ class LinkClient:
         _prepare(self._socket, address)
         self._socket.immediate = 1  # nothing is queued where there is no connection
         self._socket.reconnect_ivl = _RECONNECT_MS
+        self._socket.connect_timeout = _CONNECT_MS  # or TCP would ask in intervals that double
         use_keys(self._socket, keys)
         self._monitor = self._socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | _FAILED
