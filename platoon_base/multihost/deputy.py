@@ -143,7 +143,9 @@ class Deputy:
             self._refuse_unanswered()
             return
         rows = self._sender.newly_held(self._own)
-        self._send(between.Requests([between.Forwarded(*request) for request in requests], rows))
+        for batch in between.batches([between.Forwarded(*request) for request in requests]):
+            self._send(between.Requests(batch, rows))
+            rows = between.Rows(rows.sent_at)
 
     def _take_signals(self, signals: list[signal.Signals]) -> None:
         for number in signals:

@@ -362,7 +362,8 @@ class HostTable:
         for member in self._members.values():
             if member.replies:
                 replies, member.replies = member.replies, []
-                self._send(member, between.Replies(replies))
+                for batch in between.batches(replies):
+                    self._send(member, between.Replies(batch))
 
     def _send_state(self, everything: bool) -> None:
         """Send the other hosts what has changed; without ``everything`` only what answers may rely on."""

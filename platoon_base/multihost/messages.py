@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Optional, Union
 
 import msgspec
@@ -37,6 +38,7 @@ __all__ = [
     "Up",
     "Welcome",
     "WorkerEnded",
+    "batches",
     "decode_down",
     "decode_up",
     "encode",
@@ -302,6 +304,23 @@ Down = Union[
     AdoptWorker,
     JobOver,
 ]
+
+_BATCH_BYTES = 1 << 22  # of requests or answers in one message; one alone may be as large
+
+
+def batches(items: Sequence[Forwarded]) -> Iterator[list[Forwarded]]:
+    """Divide requests or answers, in their order, into lists that are each sent as one message."""
+    batch: list[Forwarded] = []
+    size = 0
+    for item in items:
+        if batch and size + len(item.data) > _BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += len(item.data)
+    if batch:
+        yield batch
+
 
 _encoder = msgspec.msgpack.Encoder()
 _ups: msgspec.msgpack.Decoder[Up] = msgspec.msgpack.Decoder(Up)
