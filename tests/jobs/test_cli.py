@@ -142,7 +142,7 @@ def test_of_a_line_without_an_end_no_more_than_a_screen_is_shown(platoon, write_
 
 def test_absurd_numbers_of_workers_are_refused_before_anything_is_looked_at():
     for words in (["cpu"], ["auto"], [], ["cpu"] * 300, ["cuda0"] * 300):
-        with pytest.raises(ConfigurationError, match="a job has 1 to 256"):
+        with pytest.raises(ConfigurationError, match="a job has 1 to 1024"):
             choose_devices(None if len(words) > 1 else 100_000, words)
 
 
@@ -290,7 +290,7 @@ def test_a_module_joins_a_running_job(platoon, write_script, package):
         (["launch", "-n", "2", "missing.py"], "there is no script 'missing.py'"),
         (["launch", "-n", "0", "script.py"], "at least 1 worker"),
         (["launch", "-n", "-3", "script.py"], "at least 1 worker"),
-        (["launch", "-n", "1000", "script.py"], "1 to 256"),
+        (["launch", "-n", "2000", "script.py"], "1 to 1024"),
         (["launch", "-n", "2", "-D", "cpu", "cpu", "cpu", "script.py"], "both -n 2 and -D with 3 devices"),
         (["launch", "-D", "tpu0", "script.py"], "got device 'tpu0': devices are"),
         (["launch", "-D", "gpu", "gpu1", "script.py"], "got device 'gpu': gpu is now cuda0, say so instead"),
