@@ -141,7 +141,7 @@ def test_of_a_line_without_an_end_no_more_than_a_screen_is_shown(platoon, write_
 
 
 def test_absurd_numbers_of_workers_are_refused_before_anything_is_looked_at():
-    for words in (["cpu"], ["auto"], [], ["cpu"] * 300, ["cuda0"] * 300):
+    for words in (["cpu"], ["auto"], [], ["cpu"] * 1100, ["cuda0"] * 1100):
         with pytest.raises(ConfigurationError, match="a job has 1 to 1024"):
             choose_devices(None if len(words) > 1 else 100_000, words)
 
