@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import selectors
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 Array = np.ndarray[Any, Any]
 
 PATIENCE_S = 2.5  # that a host which sends nothing is waited for in an exchange
-_BUSY = 0.1  # at most so much of its time the courier computes
+_BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
+_NICE = 5
 _REPORT_S = 1.0
 _POLL_S = 0.05
 
@@ -253,7 +255,7 @@ class Courier:
         self._round = None
         now = time.monotonic()
         # Not more often than asked for, nor than leaves the processor to others.
-        self._next_round = max(self._round_began + self._every_s, now + self._busy_s * (1 / _BUSY - 1))
+        self._next_round = max(self._round_began + self._every_s, now + self._busy_s * (1 / _share() - 1))
         self._busy_s = 0.0
         if fresh and now >= self._next_report:
             self._next_report = now + _REPORT_S
@@ -319,9 +321,12 @@ def _finite(array: Array) -> bool:
 
 
 def be_nice() -> None:
-    """Leave the processor to the workers."""
-    try:
-        os.nice(19)
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
-    except (OSError, PlatoonError):
-        pass
+    """Leave the processor to the workers; but not so far that they wait for a lock while this process has no core."""
+    with contextlib.suppress(OSError):
+        os.nice(_NICE)
+
+
+def _share() -> float:
+    """Return the part of its time that the courier may compute: little where the workers keep all cores busy."""
+    idle = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
+    return _BUSY if idle > _IDLE_CORES else _BUSY_ON_A_FULL_MACHINE
