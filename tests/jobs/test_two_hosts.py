@@ -190,7 +190,7 @@ def test_a_killed_launcher_is_a_lost_host_and_the_others_go_on(hosts):
     hosts.launchers[1].kill()
     began = time.monotonic()
     hosts.until("h0.out", "host 1 (")
-    assert time.monotonic() - began < 2.5
+    assert time.monotonic() - began < 5  # about one second on an idle machine
     hosts.launchers[0].send_signal(signal.SIGINT)  # its worker goes on, alone
     assert hosts.wait(30)[0] == 130
     assert "is lost, with workers 1" in hosts.output(0)
@@ -202,7 +202,7 @@ def test_the_end_of_the_first_host_ends_the_others_within_seconds(hosts):
     hosts.launchers[0].kill()
     began = time.monotonic()
     assert hosts.wait(30) == [-9, 1]
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 8  # about one second on an idle machine
     assert "host 0 is lost" in hosts.output(1)
     assert said(hosts, 1, 1)[1] == ["WorkerLostError"]
 
@@ -210,7 +210,7 @@ def test_the_end_of_the_first_host_ends_the_others_within_seconds(hosts):
 def test_a_launcher_that_stands_still_for_a_while_loses_nothing(hosts):
     start_waiting(hosts)
     hosts.launchers[1].send_signal(signal.SIGSTOP)
-    hosts.until("h0.out", "is silent since 2.")
+    hosts.until("h0.out", "is silent since")
     time.sleep(1)  # longer
     hosts.launchers[1].send_signal(signal.SIGCONT)
     hosts.until("h0.out", "answers again")
