@@ -11,15 +11,26 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.host_rounds import WORDS, Rounds, open_rounds, rounds_bytes
+from platoon_base.centers.host_memory import (
+    CONTROLLER,
+    COURIER,
+    FREE,
+    NOBODY,
+    Shape,
+    byte_of,
+    holders_on,
+    lock_bytes,
+    no_holders,
+)
+from platoon_base.centers.host_rounds import Rounds, open_rounds
 from platoon_base.centers.host_shift import Shift
+from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, copy_all, cut, lock_all
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, end_momentum, local_sources
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.segments import Name, Segment
-from platoon_base.views import array_on
 
 __all__ = ["COURIER", "STRIPE_BYTES", "HostCenter", "HostCenters"]
 
@@ -27,39 +38,19 @@ Array = np.ndarray[Any, Any]
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"PLTNCNTR"
-VERSION = 5
 STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
 STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
-FREE, CONTROLLER, COURIER = -1, -2, -3  # holders that are no ranks
-_NOBODY = {CONTROLLER: "the controller", COURIER: "the courier"}
 _GOLDEN = 0.618034
 _GLANCE_S = 0.02
 # A stripe is worked on for milliseconds: a worker that holds it for so long is stopped, or has no processor.
 PATIENCE_S = 3.0
-
-_HEADER = np.dtype(
-    [
-        ("magic", "S8"),
-        ("version", "u4"),
-        ("stripes", "u4"),
-        ("stripe_bytes", "u8"),
-        ("fingerprint", "V32"),
-        ("states", "u4"),  # buffers of the rule beside the center
-        ("rounds", "u4"),  # 1 if the memory of rounds follows them, see `host_rounds`
-        ("shift", "u4"),  # 1 if the sum of other hosts' moves follows, see `host_shift`
-    ]
-)
-_FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
-# The worker that has a stripe, and the count of all visits: a stripe that stays taken without a new visit is stuck.
-_HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), ("shifts", "u4"), *WORDS], align=True)
+_LEAST_S = 1.0  # to visit the stripes in, after a wait for other hosts
 
 
 class HostCenter:
     """The center on one host.
 
-    The segment holds a header (magic, version, fingerprint of the layout), a holder word for each stripe, the
-    center's values, the rule's center state, and what rounds need if there are rounds. A stripe's lock is the
+    The segment is described in `platoon_base.centers.host_memory`. A stripe's lock is the
     kernel's lock on its holder word, so it is freed when its holder dies; the word tells who holds it. Workers begin at
     different stripes and pass over those that are taken, so N workers move N stripes at once. A stripe whose holder
     does not go on is left out by the others until it does: rules are element-wise, so the rest of the center is as good
@@ -72,21 +63,18 @@ class HostCenter:
     local_sources : sequence of (int or None)
         For each of the rule's buffers beside the worker's values: the center state that it starts with, or None for the
         center's values.
-    center_states : int
-        How many buffers the rule has beside the center's values.
-    rounds : bool
-        Whether the rule is an outer step, which the workers make together.
+    shape : Shape
+        Of the segment.
     rank : int
         Of this worker, for the holder words and for the stripe to begin with.
-    stripe_bytes : int
     gone : callable, optional
         ``gone(rank)`` tells whether that worker's process has ended. Its locks are then ignored: a child that C code
         has forked may still hold them.
-    shift : bool
-        Whether other hosts move the center.
 
     Attributes
     ----------
+    over_hosts : HostsRounds or None
+        The rounds as those of several hosts.
     values : list of ndarray
         The center's memory, one array for each parameter.
     states : list of list of ndarray
@@ -100,45 +88,37 @@ class HostCenter:
         segment: Segment,
         layout: Layout,
         local_sources: Sequence[int | None],
-        center_states: int,
-        rounds: bool,
+        shape: Shape,
         rank: int,
-        stripe_bytes: int,
         gone: Callable[[int], bool] = lambda rank: False,
-        shift: bool = False,
     ) -> None:
         self._segment = segment
         self._gone = gone
         self._in_place_of: dict[int, int] = {}  # stripes locked here by their second byte, and their dead holders
         self._layout = layout
         self._rank = rank
-        pieces = layout.stripes(stripe_bytes)
-        self._holders = _holders(segment, len(pieces))
-        first, step = _buffers_start(len(pieces)), layout.nbytes
+        pieces = layout.stripes(shape.stripe_bytes)
+        self._holders = holders_on(segment, len(pieces))
+        first, step = shape.buffers_start(layout), layout.nbytes
         self.values = center = layout.views(segment.buffer, first)
-        self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(center_states)]
+        self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(shape.states)]
         self._local_sources = local_sources
         self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in local_sources]
         self._stripes = [
             Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
         ]
-        behind = first + step * (1 + center_states)
-        self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states) if rounds else None
-        behind += rounds_bytes(layout, stripe_bytes, center_states) if rounds else 0
+        behind = first + step * (1 + shape.states)
+        self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states) if shape.rounds else None
         remembering = [state for state, source in zip(self._local_states, local_sources) if source is None]
-        self._shift = Shift(layout, layout.views(segment.buffer, behind), remembering) if shift else None
+        self._shift = Shift(layout, layout.views(segment.buffer, behind), remembering) if shape.shift else None
+        self.over_hosts: HostsRounds | None = None
+        if self._rounds is not None and shape.several_hosts:
+            self.over_hosts = HostsRounds(
+                layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
+            )
         self.whole = True
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
-
-    @staticmethod
-    def size_bytes(
-        layout: Layout, center_states: int, stripe_bytes: int, rounds: bool = False, shift: bool = False
-    ) -> int:
-        """Bytes of shared memory that the center takes."""
-        stripes = len(layout.stripes(stripe_bytes))
-        size_bytes = _buffers_start(stripes) + layout.nbytes * (1 + center_states + shift)
-        return size_bytes + (rounds_bytes(layout, stripe_bytes, center_states) if rounds else 0)
 
     def sync(self, rule: Rule, arrays: Sequence[Array], locked: bool, timeout_s: float) -> NonFiniteElement | None:
         """See `Center.sync`; stripes that somebody has held for longer than `PATIENCE_S` are left out this time."""
@@ -182,6 +162,15 @@ class HostCenter:
         def take(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
             return rounds.take_over(stripe.index, rule, cut(arrays, stripe.pieces), number)
 
+        if self.over_hosts is not None:
+            self._require_open()
+            began = time.monotonic()
+            if not self.over_hosts.await_gathered(number, timeout_s):
+                raise CollectiveTimeoutError(
+                    f"waited {timeout_s:g} s for what other hosts have contributed to round {number}: is the network "
+                    "slow or cut? Look into the logs of the launchers, or give a longer timeout_s"
+                )
+            timeout_s = max(timeout_s - (time.monotonic() - began), _LEAST_S)
         return self._visit_round(take, timeout_s)
 
     def _visit_round(
@@ -223,6 +212,11 @@ class HostCenter:
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
         """See `Center.write`."""
+        if self.over_hosts is not None:
+            raise ConfigurationError(
+                "in a job on several hosts a rule that waits keeps the centers of all hosts alike, so no worker may "
+                "change that of its own host: give the values to the parameters, and synchronize"
+            )
         momenta = [state for i, state in enumerate(self.states) if i not in self._local_sources]
 
         def copy(stripe: Stripe) -> None:
@@ -311,7 +305,8 @@ class HostCenter:
         """See `Center.close`."""
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
-        self._holders = np.empty(0, dtype=_HOLDER)
+        self.over_hosts = None
+        self._holders = no_holders()
 
     def _visit(
         self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
@@ -365,7 +360,7 @@ class HostCenter:
         try:
             work(stripe)
         finally:
-            byte, dead = _byte_of(stripe), self._in_place_of.pop(stripe.index, None)
+            byte, dead = byte_of(stripe.index), self._in_place_of.pop(stripe.index, None)
             stripe.holder["rank"] = FREE if dead is None else dead
             self._segment.unlock(byte if dead is None else byte + 1)
         return True
@@ -376,7 +371,7 @@ class HostCenter:
 
     def _lock(self, stripe: Stripe) -> bool:
         """Lock a stripe if it is free; the byte behind its own one if a child of the dead holder keeps that."""
-        byte = _byte_of(stripe)
+        byte = byte_of(stripe.index)
         if not self._segment.try_lock(byte):
             dead = int(stripe.holder["rank"])
             if dead < 0 or not self._gone(dead) or not self._segment.try_lock(byte + 1):
@@ -391,28 +386,15 @@ class HostCenter:
         for stripe in self._stripes:
             if stripe.holder["rank"] == self._rank:
                 stripe.holder["rank"] = self._in_place_of.pop(stripe.index, FREE)
-        self._segment.unlock(_FIRST_HOLDER, _HOLDER.itemsize * len(self._holders))
+        self._segment.unlock(*lock_bytes(len(self._holders)))
 
     def _timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:
         ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
-        who = ", ".join(_NOBODY.get(r, f"rank {r}") for r in ranks) or "another worker"
+        who = ", ".join(NOBODY.get(r, f"rank {r}") for r in ranks) or "another worker"
         return (
             f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
             "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
         )
-
-
-def _buffers_start(stripes: int) -> int:
-    return -(-(_FIRST_HOLDER + _HOLDER.itemsize * stripes) // 4096) * 4096
-
-
-def _byte_of(stripe: Stripe) -> int:
-    return _FIRST_HOLDER + _HOLDER.itemsize * stripe.index
-
-
-def _holders(segment: Segment, stripes: int) -> Array:
-    holders: Array = array_on(segment.buffer, (stripes,), _HOLDER, _FIRST_HOLDER)
-    return holders
 
 
 class HostCenters:
@@ -424,17 +406,23 @@ class HostCenters:
         Posix name of the segment.
     workers : int
         Number of workers that will share the center when it is created; a worker alone needs one lock only.
-    gone, shift : callable, bool
+    gone : callable, optional
         See `HostCenter`.
+    several_hosts : bool, optional
+        Whether other hosts take part.
     """
 
     location = "host"
 
     def __init__(
-        self, name: Name, workers: int = 1, gone: Callable[[int], bool] = lambda rank: False, shift: bool = False
+        self,
+        name: Name,
+        workers: int = 1,
+        gone: Callable[[int], bool] = lambda rank: False,
+        several_hosts: bool = False,
     ) -> None:
         self.name = name
-        self._shift = shift
+        self._several_hosts = several_hosts
         self._workers = workers
         self._gone = gone
 
@@ -442,20 +430,10 @@ class HostCenters:
         """Make the segment, in place of one that a creator left when it died."""
         stripes_wanted = STRIPES_EACH * self._workers if self._workers > 1 else 1
         stripe_bytes = max(STRIPE_BYTES, -(-layout.nbytes // stripes_wanted))
-        center_states, rounds = len(rule.center_state), waits(rule)
-        segment = Segment.create(
-            self.name, HostCenter.size_bytes(layout, center_states, stripe_bytes, rounds, self._shift)
-        )
-        header: Any = array_on(segment.buffer, (), _HEADER)
-        stripes = len(layout.stripes(stripe_bytes))
-        _holders(segment, stripes)["rank"] = FREE
-        header["version"], header["stripes"], header["stripe_bytes"] = VERSION, stripes, stripe_bytes
-        header["fingerprint"] = np.void(layout.fingerprint)
-        header["states"], header["rounds"], header["shift"] = center_states, rounds, self._shift
-        header["magic"] = MAGIC
-        return HostCenter(
-            segment, layout, local_sources(rule), center_states, rounds, rank, stripe_bytes, self._gone, self._shift
-        )
+        shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts)
+        segment = Segment.create(self.name, shape.size_bytes(layout))
+        shape.write_header(segment, layout)
+        return HostCenter(segment, layout, local_sources(rule), shape, rank, self._gone)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -477,16 +455,12 @@ class HostCenters:
 
     def _open(self, layout: Layout, rule: Rule | None, rank: int) -> HostCenter:
         segment = Segment.attach(self.name, populate=rank >= 0)
-        if len(segment.buffer) >= _HEADER.itemsize:
-            header: Any = array_on(segment.buffer, (), _HEADER)
-            found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
-            stripe_bytes = header["stripe_bytes"].item()
-            known = found == (MAGIC, VERSION, layout.fingerprint) and stripe_bytes >= STRIPE_BYTES
-            states, rounds, shift = header["states"].item(), bool(header["rounds"].item()), bool(header["shift"].item())
-            known = known and (rule is None or (states, rounds) == (len(rule.center_state), waits(rule)))
-            if known and len(segment.buffer) == HostCenter.size_bytes(layout, states, stripe_bytes, rounds, shift):
+        shape = Shape.of(segment, layout)
+        if shape is not None and shape.stripe_bytes >= STRIPE_BYTES:
+            wanted = (shape.states, shape.rounds) if rule is None else (len(rule.center_state), waits(rule))
+            if wanted == (shape.states, shape.rounds):
                 sources = [] if rule is None else local_sources(rule)
-                return HostCenter(segment, layout, sources, states, rounds, rank, stripe_bytes, self._gone, shift)
+                return HostCenter(segment, layout, sources, shape, rank, self._gone)
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

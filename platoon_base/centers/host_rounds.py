@@ -2,7 +2,9 @@
 
 A round is three steps of each worker, see `platoon_base.worker.rounds`: it adds its progress to the stripes, meets the
 others, and takes the stripes over. The first worker that comes to a stripe after the meeting makes the rule's outer
-step there. A worker that dies leaves its stripes to the others.
+step there. A worker that dies leaves its stripes to the others. In a job on several hosts the courier of each host puts
+the sum over all hosts in place of the totals, after the meeting and before any step; see
+`platoon_base.centers.round_totals`.
 
 Rounds do not mix. A worker adds to a stripe only if the stripe's values are those that it took over there: the stripe's
 generation tells. So whoever adds to a stripe for the next round has brought it to this round before, by itself taking
@@ -32,7 +34,7 @@ from platoon_base.layout import Layout
 from platoon_base.rules.outer import OuterRule
 from platoon_base.views import array_on
 
-__all__ = ["WORDS", "Rounds", "StripeArrays", "open_rounds", "rounds_bytes"]
+__all__ = ["WORDS", "Rounds", "StripeArrays", "open_rounds", "rounds_bytes", "use_other"]
 
 log = logging.getLogger(__name__)
 
@@ -40,7 +42,8 @@ Array = np.ndarray[Any, Any]
 
 # Beside the lock of each stripe: the latest round whose step was made; how often the values were changed; the totals
 # in use. For each of the two totals: contributions to the next step, and the sum of their parts; elements of the step
-# under way that are done; the same with the block whose values are copied.
+# under way that are done; the same with the block whose values are copied; the round of which they are the sum over all
+# hosts, 0 for those of this host alone.
 WORDS = [
     ("round", "u4"),
     ("generation", "u4"),
@@ -50,8 +53,9 @@ WORDS = [
     ("parts", "f8", (2,)),
     ("done", "u8", (2,)),
     ("copied", "u8", (2,)),
+    ("gathered", "u4", (2,)),
 ]
-_PER_TOTALS = ("count", "parts", "done", "copied")
+_PER_TOTALS = ("count", "parts", "done", "copied", "gathered")
 
 _NOWHERE = -1  # no generation: what this worker has does not come from the stripe as it is
 
@@ -102,20 +106,32 @@ def open_rounds(
     return Rounds(opened)
 
 
+def use_other(words: Any, count: int, parts: float, gathered: int) -> None:
+    """Use the other totals of a stripe from here on, as the sum of so many contributions."""
+    other = 1 - int(words["in_use"])
+    for name, value in zip(_PER_TOTALS, (count, parts, 0, 0, gathered)):
+        words[name][other] = value
+    words["in_use"] = other  # one store: a death is before it or after it
+
+
 class Rounds:
     """One worker's view of the rounds.
 
     Parameters
     ----------
     stripes : sequence of StripeArrays
+
+    Attributes
+    ----------
+    stripes : list of StripeArrays
     """
 
     def __init__(self, stripes: Sequence[StripeArrays]) -> None:
-        self._stripes = list(stripes)
+        self.stripes = list(stripes)
         self._kernels = [
             [RoundKernels(*piece, s.undo) for piece in zip(s.center, zip(*s.totals), s.states)] for s in stripes
         ]
-        self._begun = [_NOWHERE] * len(self._stripes)  # the generations that this worker's parameters began from
+        self._begun = [_NOWHERE] * len(self.stripes)  # the generations that this worker's parameters began from
         self._read = list(self._begun)
 
     def contribute(self, index: int, local: Sequence[Array], part: float) -> tuple[int, int] | None:
@@ -127,7 +143,7 @@ class Rounds:
         -------
         (piece, element) of the first element that was left out, since its total would not be finite, or None.
         """
-        words = self._stripes[index].words
+        words = self.stripes[index].words
         if self._begun[index] != words["generation"] or self._is_half_done(index):
             return None
         self._begun[index] = _NOWHERE  # a second time it would count twice
@@ -138,22 +154,18 @@ class Rounds:
 
     def _use_other(self, index: int, count: int, parts: float) -> None:
         """Use the other totals from here on, as the sum of so many contributions."""
-        words = self._stripes[index].words
-        other = 1 - int(words["in_use"])
-        for name, value in zip(_PER_TOTALS, (count, parts, 0, 0)):
-            words[name][other] = value
-        words["in_use"] = other  # one store: a death is before it or after it
+        use_other(self.stripes[index].words, count, parts, 0)
 
     def _is_half_done(self, index: int) -> bool:
         """Whether a step was begun on a stripe and not finished."""
-        words = self._stripes[index].words
+        words = self.stripes[index].words
         used = int(words["in_use"])
         return bool(words["done"][used] or words["copied"][used])
 
     def between(self) -> bool:
         """Whether all stripes are at the same round, and no step is half done; ask while all are locked."""
-        numbers = {int(stripe.words["round"]) for stripe in self._stripes}
-        return len(numbers) <= 1 and not any(map(self._is_half_done, range(len(self._stripes))))
+        numbers = {int(stripe.words["round"]) for stripe in self.stripes}
+        return len(numbers) <= 1 and not any(map(self._is_half_done, range(len(self.stripes))))
 
     def visit_between(
         self,
@@ -195,7 +207,7 @@ class Rounds:
         (piece, element) of the first center value that would not have been finite, or None. Such elements, with the
         rule's states, stay as they were.
         """
-        words, center, *_ = self._stripes[index]
+        words, center, *_ = self.stripes[index]
         first = self._step(index, rule, number) if words["round"] < number else None
         for x, c in zip(local, center):
             np.copyto(x, c)
@@ -203,11 +215,11 @@ class Rounds:
         return first
 
     def _step(self, index: int, rule: OuterRule, number: int) -> tuple[int, int] | None:
-        words = self._stripes[index].words
+        words = self.stripes[index].words
         used = int(words["in_use"])
         first, count, done = None, int(words["count"][used]), 0
         part = float(words["parts"][used]) / count if count else 0.0
-        for piece, center in enumerate(self._stripes[index].center if count else ()):
+        for piece, center in enumerate(self.stripes[index].center if count else ()):
             for block in blocks(center.size):
                 done += block.stop - block.start
                 if done <= words["done"][used]:  # by a worker that died in the midst of it
@@ -231,7 +243,7 @@ class Rounds:
 
     def note_read(self, index: int) -> None:
         """Take note that a stripe was copied; see `begin`."""
-        self._read[index] = int(self._stripes[index].words["generation"])
+        self._read[index] = int(self.stripes[index].words["generation"])
 
     def begin(self) -> None:
         """Take note that this worker's parameters are now what was read, or written, last."""
@@ -239,13 +251,13 @@ class Rounds:
 
     def note_changed(self, index: int) -> None:
         """Take note that this worker has changed a stripe otherwise, while no other took part."""
-        words = self._stripes[index].words
+        words = self.stripes[index].words
         words["generation"] += 1
         self._begun[index] = int(words["generation"])
 
     def write(self, index: int, values: Sequence[Array]) -> None:
         """Put values into a stripe; progress made from others counts no more."""
-        words, center, totals, *_ = self._stripes[index]
+        words, center, totals, *_ = self.stripes[index]
         if not all(np.array_equal(c, value) for c, value in zip(center, values)):
             words["generation"] += 1
             for total in totals[1 - int(words["in_use"])]:

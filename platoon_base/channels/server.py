@@ -18,6 +18,7 @@ from platoon_base.coordination.actions import (
     Asker,
     CenterDropped,
     CenterMade,
+    RoundMet,
     SendReply,
     Shared,
     StopJob,
@@ -51,8 +52,8 @@ class ControlServer:
         Called with the values that a worker reports, while that worker waits.
     answer_observer : callable, optional
         Answers those who take no part in the job.
-    on_made : callable, optional
-        Called when a worker has made the center of its host.
+    on_hosts : callable, optional
+        Called with what the hosts of the job are to do.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ControlServer:
         on_drop: Callable[[Shared], None] = lambda shared: None,
         on_report: Callable[[Mapping[str, float | str]], None] = lambda values: None,
         answer_observer: Callable[[msg.Watch | msg.EndJob], msg.Reply] | None = None,
-        on_made: Callable[[CenterMade], None] = lambda made: None,
+        on_hosts: Callable[[CenterMade | RoundMet], None] = lambda event: None,
     ) -> None:
         self.coordinator = coordinator
         self._job_state = job_state
@@ -74,7 +75,7 @@ class ControlServer:
         self._on_drop = on_drop
         self._on_report = on_report
         self._answer_observer = answer_observer
-        self._on_made = on_made
+        self._on_hosts = on_hosts
 
     def receive(self, received: Received, now: float) -> None:
         """Handle one request; bytes that are none are answered with a failure."""
@@ -106,8 +107,8 @@ class ControlServer:
                 self._job_state.stop(action.reason)
             elif isinstance(action, CenterDropped):
                 self._on_drop(action.shared)
-            elif isinstance(action, CenterMade):
-                self._on_made(action)
+            elif isinstance(action, (CenterMade, RoundMet)):
+                self._on_hosts(action)
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))
         self._job_state.living = self.coordinator.roster.living_on(0)

@@ -31,7 +31,7 @@ from platoon_base.controller.outcome import (
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Action, CenterMade, Shared
+from platoon_base.coordination.actions import Action, CenterMade, RoundMet, Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
@@ -124,7 +124,7 @@ class Controller:
             self._save_last,
             self._take_report,
             self._answer_observer,
-            self._center_made,
+            self._tell_hosts,
         )
         self._began = time.monotonic()
         self._next_look = self._began
@@ -372,9 +372,13 @@ class Controller:
         if self._checkpointer is not None:
             self._checkpointer.end(self._about(shared), shared.layout)
 
-    def _center_made(self, made: CenterMade) -> None:
-        if self._hosts is not None:
-            self._hosts.center_made(made)
+    def _tell_hosts(self, event: CenterMade | RoundMet) -> None:
+        if self._hosts is None:
+            return
+        if isinstance(event, RoundMet):
+            self._hosts.round_met(event)
+        else:
+            self._hosts.center_made(event)
 
     def decide(self, event: Callable[[Coordinator], list[Action]]) -> None:
         """Let the coordinator decide about an event on another host."""

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from platoon_base.channels.base import ServerChannel
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.processes import WorkerProcesses
-from platoon_base.coordination.actions import CenterMade
+from platoon_base.coordination.actions import CenterMade, RoundMet
 from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.hosts.world import World
 from platoon_base.shm.job_state import JobState
@@ -56,6 +56,10 @@ class OtherHosts(Protocol):
 
     def center_made(self, made: CenterMade) -> None:
         """Have the center of a host brought together with those of the others."""
+        ...
+
+    def round_met(self, met: RoundMet) -> None:
+        """Have hosts exchange what their workers have contributed to a round."""
         ...
 
     def center_dropped(self) -> None:

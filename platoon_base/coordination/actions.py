@@ -7,7 +7,18 @@ from typing import NamedTuple, Union
 from platoon_base.coordination import messages as msg
 from platoon_base.layout import Layout
 
-__all__ = ["Action", "AnswerUser", "Asker", "CenterDropped", "CenterMade", "SendReply", "Shared", "StopJob", "refuse"]
+__all__ = [
+    "Action",
+    "AnswerUser",
+    "Asker",
+    "CenterDropped",
+    "CenterMade",
+    "RoundMet",
+    "SendReply",
+    "Shared",
+    "StopJob",
+    "refuse",
+]
 
 
 class Asker(NamedTuple):
@@ -60,7 +71,14 @@ class CenterMade(NamedTuple):
     shared: Shared
 
 
-Action = Union[SendReply, StopJob, AnswerUser, CenterDropped, CenterMade]
+class RoundMet(NamedTuple):
+    """The workers of several hosts have met in a round: their hosts are to exchange what they have contributed."""
+
+    number: int
+    hosts: list[int]
+
+
+Action = Union[SendReply, StopJob, AnswerUser, CenterDropped, CenterMade, RoundMet]
 
 
 def refuse(asker: Asker, kind: str, message: str) -> SendReply:

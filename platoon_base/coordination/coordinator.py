@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
 
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Action, AnswerUser, Asker, SendReply, Shared, refuse
+from platoon_base.coordination.actions import Action, AnswerUser, Asker, RoundMet, SendReply, Shared, refuse
 from platoon_base.coordination.center_election import CenterElection
 from platoon_base.coordination.collective_calls import drops_center, invalid, mismatch, reply_to, terms_of
 from platoon_base.coordination.records import Records
@@ -244,7 +244,10 @@ class Coordinator:
                 self.roster[rank].for_center = None  # it has met the others: the next center is its own too
             actions = self._election.drop()
         self.bound |= binds
-        self._rounds += any(isinstance(call, msg.Round) for call in calls.values())
+        in_round = [rank for rank, call in calls.items() if isinstance(call, msg.Round)]
+        self._rounds += bool(in_round)
+        if in_round and self.roster.several_hosts:
+            actions.append(RoundMet(self._rounds, sorted({self.roster[rank].host_index for rank in in_round})))
         reply = reply_to(calls, self.roster.lost, self.stop_reason or "", self._rounds)
         return [*actions, *(SendReply(asker, reply) for asker in askers.values())]
 

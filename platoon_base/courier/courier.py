@@ -12,8 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.centers.round_totals import HostsRounds
+from platoon_base.centers.stripes import copy_all
 from platoon_base.courier import messages as between
-from platoon_base.courier.exchange import COPY, START, Conversation, flat_copy, weighted_mean
+from platoon_base.courier.exchange import COPY, Conversation, flat_copy, weighted_mean
+from platoon_base.courier.rounds import HostsRound
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
@@ -32,12 +35,14 @@ _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 _NICE = 5
 _REPORT_S = 1.0
 _POLL_S = 0.05
+_NUMBER_BYTES = 8  # behind a whole center: the number of its latest round
 
 
 class MovableCenter(Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
     states: list[list[Array]]
+    over_hosts: HostsRounds | None
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states."""
@@ -57,10 +62,12 @@ class MovableCenter(Protocol):
 
 
 class Courier:
-    """Exchanges between the center of this host and those of others, in rounds that no worker waits for.
+    """Exchanges between the center of this host and those of others.
 
-    In a round it copies the center, stripe by stripe, sends the copy to every host that it has a link to, waits for
-    theirs, and moves center and workers by what the rule says. A host that does not answer is left out this time.
+    Where workers do not wait for each other, neither do they for an exchange. It copies the center, stripe by stripe,
+    sends the copy to every host that it has a link to, waits for theirs, and moves center and workers by what the rule
+    says. A host that does not answer is left out this time. The rounds of workers that wait for each other are in
+    `platoon_base.courier.rounds`.
 
     Parameters
     ----------
@@ -95,6 +102,7 @@ class Courier:
         self._world, self._layout, self._rule, self._every_s, self._tell = world, layout, rule, every_s, tell
         self._open_center = open_center
         self._center: MovableCenter | None = None
+        self._rounds: HostsRound | None = None
         self._filled = filled
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
@@ -121,6 +129,11 @@ class Courier:
                     self._opening.call(host, Address(address, port, bytes.fromhex(token)))
         elif isinstance(order, between.Made):
             self._center = self._open_center()
+            if self._center.over_hosts is not None:
+                self._rounds = HostsRound(self._world.host, self._center.over_hosts, self, self._tell)
+        elif isinstance(order, (between.Gather, between.Combine)):
+            if self._rounds is not None:
+                self._rounds.obey(order)
         elif isinstance(order, between.Lost):
             self._lost.add(order.host)
             self._hang_up(order.host, "its host is lost")
@@ -130,13 +143,17 @@ class Courier:
         self._open_links()
         for host, stream in list(self._opening.open.items()):
             del self._opening.open[host]
-            self._begin(host, Conversation(stream, self._layout, self._start_nbytes()))
+            self._begin(host, Conversation(stream, self._layout))
         ready = self._wait(fds)
         for host, conversation in list(self._conversations.items()):
             self._talk(host, conversation)
         if self._center is not None:
-            if not self._filled:
-                self._fill()
+            self._take_centers(self._center)
+            if self._rounds is not None:
+                if self._filled:
+                    self._rounds.step(self._conversations, self._lost)
+            elif not self._filled:
+                pass
             elif self._round is None:
                 self._begin_round()
             else:
@@ -155,8 +172,9 @@ class Courier:
             for fd in fds:
                 selector.register(fd, selectors.EVENT_READ)
             for conversation in self._conversations.values():
-                held = conversation.fresh and conversation.stream.held
-                events = (0 if held else selectors.EVENT_READ) | (selectors.EVENT_WRITE if conversation.sending else 0)
+                events = (0 if conversation.waits else selectors.EVENT_READ) | (
+                    selectors.EVENT_WRITE if conversation.sending else 0
+                )
                 if events:
                     selector.register(conversation.stream, events)
             return {key.fileobj for key, _ in selector.select(_POLL_S) if isinstance(key.fileobj, int)}
@@ -179,7 +197,7 @@ class Courier:
             return
         if conversation.asked and self._center is not None and self._filled and not conversation.sending:
             conversation.asked = False
-            conversation.post(START, memoryview(self._start_values()))
+            self.give_center(conversation)
         self._busy_s += time.process_time() - began
 
     def _hang_up(self, host: int, why: str) -> None:
@@ -192,36 +210,47 @@ class Courier:
         if host < self._world.host and host not in self._lost:
             self._opening.call_again(host)
 
-    # The values that all hosts start from.
+    # Whole centers: the values that all hosts start from, and those for a host that is behind.
 
-    def _start_nbytes(self) -> int:
-        """Bytes of the center's values and of the rule's states beside them."""
-        return self._layout.nbytes * (1 + (len(self._center.states) if self._center is not None else 0))
-
-    def _start_values(self) -> bytearray:
-        """Copy this host's center, and the rule's states."""
-        found = bytearray(self._start_nbytes())
-        if self._center is not None:
-            values, states = self._center.snapshot()
-            for i, arrays in enumerate([values, *states]):
-                for target, array in zip(self._layout.views(found, i * self._layout.nbytes), arrays):
-                    np.copyto(target, array)
-        return found
-
-    def _fill(self) -> None:
-        """Put the values of host 0 into this host's center, once they have come."""
-        conversation = self._conversations.get(0)
-        start = None if conversation is None else conversation.start
-        if start is None or self._center is None:
+    def give_center(self, conversation: Conversation) -> None:
+        """Send the values of this host's center, the rule's states, and the number of the latest round."""
+        if self._center is None:
             return
-        values, *states = (
-            self._layout.views(start, i * self._layout.nbytes) for i in range(1 + len(self._center.states))
-        )
-        self._center.fill(values, states)
-        self._filled = True
-        self._tell(between.Filled())
+        rounds, size = self._center.over_hosts, self._layout.nbytes
+        while True:
+            number = 0 if rounds is None else rounds.made
+            values, states = self._center.snapshot()
+            if rounds is None or rounds.made == number:
+                break
+        data = bytearray(size * (1 + len(states)) + _NUMBER_BYTES)
+        for i, arrays in enumerate([values, *states]):
+            copy_all(self._layout.views(data, i * size), arrays)
+        data[-_NUMBER_BYTES:] = number.to_bytes(_NUMBER_BYTES, "little")
+        conversation.post_start(memoryview(data))
 
-    # Rounds.
+    def _take_centers(self, center: MovableCenter) -> None:
+        """Put what has come into this host's center, if it is not filled yet, or behind."""
+        for host, conversation in self._conversations.items():
+            start = conversation.take_start()
+            if start is None:
+                continue
+            number, size = int.from_bytes(start[-_NUMBER_BYTES:], "little"), self._layout.nbytes
+            if len(start) != size * (1 + len(center.states)) + _NUMBER_BYTES:
+                log.warning("host %d sends a center of %d bytes, which is that of another rule", host, len(start))
+                continue
+            values, *states = (self._layout.views(start, i * size) for i in range(1 + len(center.states)))
+            rounds = center.over_hosts
+            if rounds is None:
+                if not self._filled:
+                    center.fill(values, states)
+            elif not self._filled or number > rounds.made:
+                while not rounds.replace(values, states, number):
+                    log.warning("a part of the center is held by a worker that does not go on")
+            if not self._filled:
+                self._filled = True
+                self._tell(between.Filled())
+
+    # Exchanges in the background.
 
     def _begin_round(self) -> None:
         """Copy the center and send the copy, when it is time, or another host has done so."""

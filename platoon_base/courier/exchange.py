@@ -1,4 +1,4 @@
-"""Copies of centers between two couriers: whole ones, one at a time in each direction."""
+"""What goes between two couriers: copies of centers, and totals of rounds; one of each at a time in each direction."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.layout import Layout
-from platoon_base.links.stream import LONGEST_PAYLOAD, Stream
+from platoon_base.links.stream import LONGEST_PAYLOAD, BrokenStreamError, Stream
 
-__all__ = ["Conversation", "flat_copy"]
+__all__ = ["ASK", "COPY", "SIZE", "START", "TOTALS", "Conversation", "flat_copy", "weighted_mean"]
 
 Array = np.ndarray[Any, Any]
 
-COPY, ASK, START = 1, 2, 3  # kinds of records: of a copy to average, a question for starting values, of those
+# Kinds of records: of a copy to average, a question for a whole center, its size (the record's offset), its content,
+# of a round's totals.
+COPY, ASK, SIZE, START, TOTALS = 1, 2, 3, 4, 5
+_MOST_STATES = 64
 
 
 def flat_copy(layout: Layout) -> tuple[memoryview, list[Array]]:
@@ -30,8 +34,6 @@ class Conversation:
     ----------
     stream : Stream
     layout : Layout
-    start_nbytes : int
-        Bytes of starting values.
 
     Attributes
     ----------
@@ -40,18 +42,20 @@ class Conversation:
     fresh : bool
         Whether that is whole, and was not used yet. While it is, nothing more is received into it.
     asked : bool
-        Whether the other host has asked for starting values.
-    start : bytearray or None
-        The starting values once they have all come.
+        Whether the other host has asked for this one's center.
+    totals : RoundTotals or None
+        What the other host has contributed to a round; received once there is room for it.
     """
 
-    def __init__(self, stream: Stream, layout: Layout, start_nbytes: int) -> None:
+    def __init__(self, stream: Stream, layout: Layout) -> None:
         self.stream = stream
         self._buffer, self.theirs = flat_copy(layout)
-        self._start = bytearray(start_nbytes)
-        self._received = {COPY: 0, START: 0}
-        self._kept: list[Any] = []  # memory that is being sent
-        self.fresh = self.asked = self.started = False
+        self._most_start = layout.nbytes * (1 + _MOST_STATES) + 8
+        self._start = bytearray(0)
+        self._received = {COPY: 0, START: 0, TOTALS: 0}
+        self.fresh = self.asked = self._started = False
+        self.totals: RoundTotals | None = None
+        self._round = 0
 
     @property
     def sending(self) -> bool:
@@ -64,33 +68,74 @@ class Conversation:
             self.stream.post(kind, at, data[at : at + LONGEST_PAYLOAD])
 
     def ask(self) -> None:
-        """Ask for starting values."""
+        """Ask for the other host's center."""
         self.stream.post(ASK, 0, b"")
 
+    def post_start(self, data: memoryview) -> None:
+        """Send a whole center; see `post`."""
+        self.stream.post(SIZE, len(data), b"")
+        self.post(START, data)
+
+    def take_start(self) -> bytearray | None:
+        """Return the other host's center if one has come since the last call."""
+        if not self._started:
+            return None
+        self._started = False
+        return self._start
+
     @property
-    def start(self) -> bytearray | None:
-        """See above."""
-        return self._start if self.started else None
+    def waits(self) -> bool:
+        """Whether what has come next has to wait for this host."""
+        return self.stream.held and (self.fresh or self.totals is None)
+
+    @property
+    def round(self) -> int:
+        """The round whose totals have all come; 0 if none have."""
+        return self._round
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
         """See `Receiver.place`."""
-        if tag == ASK:
+        if tag in (ASK, SIZE):
             return memoryview(bytearray(0))
-        if tag == COPY and self.fresh:
+        if (tag == COPY and self.fresh) or (tag == TOTALS and self.totals is None):
             return None
-        target = self._buffer if tag == COPY else memoryview(self._start)
+        target = self._target(tag)
+        if offset + length > len(target):
+            raise BrokenStreamError(
+                f"got bytes {offset} to {offset + length} of kind {tag}, and expected {len(target)}"
+            )
+        if tag == TOTALS:
+            self._round = 0
         return target[offset : offset + length]
+
+    def _target(self, tag: int) -> memoryview:
+        """Return where records of a kind belong; nowhere if there are none of this kind."""
+        if tag == COPY:
+            return self._buffer
+        if tag == TOTALS and self.totals is not None:
+            return self.totals.buffer
+        return memoryview(self._start if tag == START else b"")
 
     def done(self, tag: int, offset: int, length: int) -> None:
         """See `Receiver.done`."""
         if tag == ASK:
             self.asked = True
             return
+        if tag == SIZE:
+            if offset > self._most_start:
+                raise BrokenStreamError(f"got a center of {offset} bytes, and expected at most {self._most_start}")
+            self._start, self._received[START], self._started = bytearray(offset), 0, False
+            return
         self._received[tag] += length
-        if tag == COPY and self._received[COPY] == len(self._buffer):
-            self._received[COPY], self.fresh = 0, True
-        elif tag == START and self._received[START] == len(self._start):
-            self.started = True
+        if self._received[tag] < len(self._target(tag)):
+            return
+        self._received[tag] = 0
+        if tag == COPY:
+            self.fresh = True
+        elif tag == START:
+            self._started = True
+        elif self.totals is not None:
+            self._round = self.totals.number
 
 
 def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -> list[Array]:

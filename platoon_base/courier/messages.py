@@ -10,9 +10,12 @@ from platoon_base.hosts.world import World
 
 __all__ = [
     "Begin",
+    "Combine",
     "Dropped",
     "Exchanged",
     "Filled",
+    "Gather",
+    "Gathered",
     "Listening",
     "Lost",
     "Made",
@@ -70,6 +73,36 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
     host: int
 
 
+class Gather(msgspec.Struct, frozen=True, tag="gather"):
+    """The workers of these hosts have contributed to a round: exchange what they have."""
+
+    number: int
+    hosts: list[int]
+
+
+class Combine(msgspec.Struct, frozen=True, tag="combine"):
+    """Add up what hosts have contributed to a round, and let the workers go on.
+
+    Attributes
+    ----------
+    number : int
+    hosts : list of int
+        Whose contributions count: all hosts of the round have them.
+    behind : list of int
+        Hosts of the round whose center is not at the round of the others.
+    source : int
+        The host that gives those its center first.
+    idle : list of int
+        Hosts without workers in this round, to which the source gives its center after the step.
+    """
+
+    number: int
+    hosts: list[int]
+    behind: list[int]
+    source: int
+    idle: list[int]
+
+
 class Listening(msgspec.Struct, frozen=True, tag="listening"):
     """Where this courier listens."""
 
@@ -90,8 +123,22 @@ class Exchanged(msgspec.Struct, frozen=True, tag="exchanged"):
     seconds: float
 
 
-Order = Union[Begin, Peers, Made, Dropped, Lost]
-News = Union[Listening, Filled, Exchanged]
+class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
+    """All that the hosts of a round have contributed is here.
+
+    Attributes
+    ----------
+    number : int
+    bases : dict of int to int
+        By host, the latest round of the center that its contributions began from.
+    """
+
+    number: int
+    bases: dict[int, int]
+
+
+Order = Union[Begin, Peers, Made, Dropped, Lost, Gather, Combine]
+News = Union[Listening, Filled, Exchanged, Gathered]
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _news: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
 

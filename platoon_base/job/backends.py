@@ -15,7 +15,6 @@ from platoon_base.collectives.groups import CollectiveFactory, Membership
 from platoon_base.device_arrays import CudaContext
 from platoon_base.errors import BackendUnavailableError, ConfigurationError
 from platoon_base.hosts.world import ONE_HOST, World
-from platoon_base.rules.outer import waits
 
 if TYPE_CHECKING:
     from platoon_base.centers.base import CenterFactory
@@ -99,11 +98,6 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
         if runtime is not None:
             found: CenterFactory = device.DeviceCenters(files.center, workers, runtime, liveness.gone, liveness.life)
             return found
-    if files.world.several and waits(rule):
-        raise ConfigurationError(
-            f"got {type(rule).__name__} in a job on {files.world.hosts} hosts: rules that wait for all workers work on "
-            "one host; take one that does not, such as CenterMomentum() or EASGD(), or average gradients"
-        )
     return HostCenters(files.center, workers, liveness.gone, files.world.several)
 
 

@@ -66,6 +66,7 @@ class CourierKeeper:
         self._made = False
         self._peers: between.Peers | None = None
         self._lost: dict[int, between.Lost] = {}
+        self._round: list[between.Gather | between.Combine] = []  # what was said of the latest one
         self._process: subprocess.Popen[bytes] | None = None
         self._rest = b""
         self._start_at = 0.0
@@ -108,7 +109,8 @@ class CourierKeeper:
             os.set_blocking(self._process.stdout.fileno(), False)
         self._rest = b""
         self._send(self._begin)
-        for order in (self._peers, *self._lost.values(), between.Made() if self._made else None):
+        made = between.Made() if self._made else None
+        for order in (self._peers, *self._lost.values(), made, *self._round):
             if order is not None:
                 self._send(order)
 
@@ -116,6 +118,11 @@ class CourierKeeper:
         """Let it know that the center of this host is there."""
         self._made = True
         self._send(between.Made())
+
+    def round(self, order: between.Gather | between.Combine) -> None:
+        """Let it know of a round of the workers."""
+        self._round = [order] if isinstance(order, between.Gather) else [*self._round, order]
+        self._send(order)
 
     def peers(self, peers: dict[int, tuple[str, int, str]]) -> None:
         """Let it know where the others listen."""
@@ -174,7 +181,7 @@ class CourierKeeper:
 
     def dropped(self) -> None:
         """End it: the workers have let go of the center."""
-        self._begin, self._made, self._peers = None, False, None
+        self._begin, self._made, self._peers, self._round = None, False, None, []
         process, self._process = self._process, None
         if process is not None:
             _close(process)

@@ -16,7 +16,7 @@ from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
-from platoon_base.courier.messages import Filled, Listening, News
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Listening, News
 from platoon_base.errors import PlatoonError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
@@ -179,6 +179,8 @@ class Deputy:
             self._courier.dropped()
         elif isinstance(message, between.HostLost):
             self._courier.lost(message.host)
+        elif isinstance(message, (Gather, Combine)):
+            self._courier.round(message)
         elif isinstance(message, between.JobOver):
             self._end(message)
         elif isinstance(message, between.Refused):
@@ -189,6 +191,8 @@ class Deputy:
             self._send(between.CourierListens((news.address, news.port, news.token)))
         elif isinstance(news, Filled):
             self._send(between.CenterFilled())
+        elif isinstance(news, Gathered):
+            self._send(news)
 
     def _put_state(self, state: between.JobState) -> None:
         """Write what the first host has sent, the other hosts' rows first."""

@@ -21,11 +21,11 @@ from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import CenterMade
+from platoon_base.coordination.actions import CenterMade, RoundMet
 from platoon_base.coordination.encoding import decode_request
 from platoon_base.coordination.encoding import encode as encode_request
 from platoon_base.coordination.roster import Participant, Roster, divided_peer, relayed_peer
-from platoon_base.courier.messages import Listening, News
+from platoon_base.courier.messages import Combine, Gather, Gathered, Listening, News
 from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
@@ -33,6 +33,7 @@ from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper, courier_settings
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.multihost.relay import RelayServer
+from platoon_base.multihost.rounds import RoundTable
 from platoon_base.shm.job_state import JobState
 
 __all__ = ["HostTable", "Member"]
@@ -99,6 +100,7 @@ class HostTable:
         self._roster = Roster(0, 0)
         self._children: WorkerProcesses | None = None
         self._courier: CourierKeeper | None = None
+        self._round = RoundTable()
         self._couriers: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
         self._controller: Controller | None = None
         self._is_held: Callable[[int], bool] = lambda rank: False
@@ -116,7 +118,7 @@ class HostTable:
         """See `OtherHosts.begin`."""
         self._mirror = Mirror(job_state, files.job_state)
         self._courier = CourierKeeper(files, self._hear_courier)
-        self._couriers = {}
+        self._couriers, self._round = {}, RoundTable()
         self._roster, self._children, self._controller, self._is_held = roster, children, controller, is_held
         for member in self._members.values():
             self._watch(member, self.world.ranks_on(member.host))
@@ -250,6 +252,8 @@ class HostTable:
         elif isinstance(message, between.CenterFilled):
             if self._controller is not None:
                 self._controller.decide(lambda coordinator: coordinator.center_filled(member.host))
+        elif isinstance(message, Gathered):
+            self._tell_of_round(self._round.gathered(member.host, message))
         elif isinstance(message, between.Signalled) and message.count > member.signals:
             member.signals = message.count
             if self._controller is not None:
@@ -272,6 +276,21 @@ class HostTable:
         else:
             courier.made()
 
+    def round_met(self, met: RoundMet) -> None:
+        """See `OtherHosts.round_met`."""
+        lost = {member.host for member in self._members.values() if member.lost}
+        hosts = set(met.hosts) - lost
+        self._tell_of_round(self._round.begin(met.number, hosts, self._couriers.keys() - lost - hosts))
+
+    def _tell_of_round(self, order: Gather | Combine | None) -> None:
+        if order is None:
+            return
+        for host in self._round.hosts:
+            if host in self._members:
+                self._send(self._members[host], order)
+            elif self._courier is not None:
+                self._courier.round(order)
+
     def center_dropped(self) -> None:
         """See `OtherHosts.center_dropped`."""
         self._couriers = {}
@@ -283,6 +302,8 @@ class HostTable:
     def _hear_courier(self, news: News) -> None:
         if isinstance(news, Listening):
             self._note_courier(0, (news.address, news.port, news.token))
+        elif isinstance(news, Gathered):
+            self._tell_of_round(self._round.gathered(0, news))
 
     def _note_courier(self, host: int, at: tuple[str, int, str]) -> None:
         """Let all couriers know where one of them listens."""
@@ -341,6 +362,7 @@ class HostTable:
             self._courier.lost(member.host)
         for other in self._members.values():
             self._send(other, between.HostLost(member.host))
+        self._tell_of_round(self._round.lose(member.host))
         for rank in ranks:
             text = f"host {member.host} ({member.name}) is lost: it {why}"
             self._ended(Exit(rank, _LOST_STATUS, why=text, at=time.time()))

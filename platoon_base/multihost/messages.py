@@ -9,6 +9,7 @@ import msgspec
 
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.failure import Failure
+from platoon_base.courier.messages import Combine, Gather, Gathered
 from platoon_base.errors import ProtocolError
 from platoon_base.hosts.world import World
 
@@ -287,7 +288,7 @@ class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
     again: bool = False
 
 
-Up = Union[Arrive, Requests, WorkerEnded, Signalled, CourierListens, CenterFilled]
+Up = Union[Arrive, Requests, WorkerEnded, Signalled, CourierListens, CenterFilled, Gathered]
 Down = Union[
     Welcome,
     Refused,
@@ -299,6 +300,8 @@ Down = Union[
     CenterMade,
     CenterDropped,
     HostLost,
+    Gather,
+    Combine,
     SignalWorker,
     StartAgain,
     AdoptWorker,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,12 @@ _LEAST_S = 3.0  # to take the center over, once the others have been met at the 
 
 
 def make_round(
-    client: ControlClient, center: RoundCenter, rule: OuterRule, arrays: Sequence[Any], part: float, timeout_s: float
+    client: ControlClient,
+    center: RoundCenter,
+    rule_for: Callable[[int], OuterRule],
+    arrays: Sequence[Any],
+    part: float,
+    timeout_s: float,
 ) -> NonFiniteElement | None:
     """Synchronize ``arrays``, changed in place, with all workers that synchronize at this time.
 
@@ -31,7 +36,8 @@ def make_round(
     ----------
     client : ControlClient
     center : RoundCenter
-    rule : OuterRule
+    rule_for : callable
+        Returns the rule for as many workers as meet.
     arrays : sequence of ndarray
     part : float in [0, 1]
         Of this worker; see `platoon_base.rules.outer`.
@@ -47,7 +53,8 @@ def make_round(
     refused = center.contribute(arrays, part, timeout_s)
     met = client.wait_for_all(msg.Round(timeout_s=max(deadline - time.monotonic(), 0.0)), msg.RoundMet)
     left_s = max(deadline - time.monotonic(), min(_LEAST_S, timeout_s))
-    stepped = center.take_over(rule, arrays, met.number, left_s)
+    # Whoever makes the step on a stripe, or on a host, knows the same number of workers.
+    stepped = center.take_over(rule_for(len(met.ranks)), arrays, met.number, left_s)
     return refused if stepped is None else stepped
 
 

@@ -137,12 +137,12 @@ class SharedParameters:
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
-        rule: Any = Adopt(self._given) if alone else self._rule_now()
+        rule: Any = Adopt(self._given) if alone else self._rule_for(self._connection.job_state.living)
         rounds: Any = center
         if not alone:
             self._watch.before_sync(taken, rule)
         if waits(rule):
-            refused = make_round(self._connection.client, rounds, rule, taken, part, timeout_s)
+            refused = make_round(self._connection.client, rounds, self._rule_for, taken, part, timeout_s)
         else:
             refused = center.sync(rule, taken, synchronous or alone, timeout_s)
         if not alone:
@@ -189,9 +189,9 @@ class SharedParameters:
                     lock.release()
             self._progress.count_sync(began, True)
 
-    def _rule_now(self) -> Rule:
-        """Return the rule for as many workers as live now."""
-        living = max(_FEWEST, self._connection.job_state.living)
+    def _rule_for(self, living: int) -> Any:
+        """Return the rule for so many workers."""
+        living = max(_FEWEST, living)
         if living != self._workers:
             self._workers, self._rule = living, self._given.resolved(living)
         return self._rule

@@ -13,6 +13,7 @@ from interrupting import at_instruction
 from platoon_base.centers import host
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host import STRIPE_BYTES, HostCenter, HostCenters
+from platoon_base.centers.host_memory import Shape
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
@@ -336,7 +337,7 @@ def test_close_twice_is_harmless(centers):
 
 def test_size_counts_header_holders_and_buffers():
     layout = Layout.of([np.zeros(10)])
-    assert HostCenter.size_bytes(layout, 0, STRIPE_BYTES) == 4096 + 128
+    assert Shape(STRIPE_BYTES, 0, False, False).size_bytes(layout) == 4096 + 128
 
 
 @pytest.mark.parametrize("kernels", ["fused", "numpy"])

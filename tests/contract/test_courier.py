@@ -37,7 +37,7 @@ class Host:
         self.params = model(start)
         self.layout = Layout.of(self.params)
         name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.centers = HostCenters(name, workers=2, shift=True)
+        self.centers = HostCenters(name, workers=2, several_hosts=True)
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
         self.news = []

@@ -1,0 +1,120 @@
+"""The shared memory of a center on the host: a header, a word for each stripe, and the buffers behind them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from platoon_base.centers.host_rounds import WORDS, rounds_bytes
+from platoon_base.layout import Layout
+from platoon_base.shm.segments import Segment
+from platoon_base.views import array_on
+
+__all__ = ["COURIER", "FREE", "NOBODY", "Shape", "byte_of", "holders_on", "lock_bytes", "no_holders"]
+
+Array = np.ndarray[Any, Any]
+
+_MAGIC = b"PLTNCNTR"
+_VERSION = 6
+FREE, CONTROLLER, COURIER = -1, -2, -3  # holders that are no ranks
+NOBODY = {CONTROLLER: "the controller", COURIER: "the courier"}
+
+_HEADER = np.dtype(
+    [
+        ("magic", "S8"),
+        ("version", "u4"),
+        ("stripes", "u4"),
+        ("stripe_bytes", "u8"),
+        ("fingerprint", "V32"),
+        ("states", "u4"),
+        ("rounds", "u4"),
+        ("several_hosts", "u4"),
+    ]
+)
+_FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
+# The worker that has a stripe, and the count of all visits: a stripe that stays taken without a new visit is stuck.
+_HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), ("shifts", "u4"), *WORDS], align=True)
+
+
+class Shape(NamedTuple):
+    """What the memory of a center holds besides its values.
+
+    Attributes
+    ----------
+    stripe_bytes : int
+    states : int
+        Buffers of the rule beside the center.
+    rounds : bool
+        Whether the memory of rounds follows them, see `host_rounds`.
+    several_hosts : bool
+        Whether other hosts take part; without rounds the sum of their moves follows then, see `host_shift`.
+    """
+
+    stripe_bytes: int
+    states: int
+    rounds: bool
+    several_hosts: bool
+
+    @property
+    def shift(self) -> bool:
+        """Whether the sum of other hosts' moves is there."""
+        return self.several_hosts and not self.rounds
+
+    def buffers_start(self, layout: Layout) -> int:
+        """Return where the center's values begin; the states follow, and then what the rule needs."""
+        holders = _HOLDER.itemsize * len(layout.stripes(self.stripe_bytes))
+        return -(-(_FIRST_HOLDER + holders) // 4096) * 4096
+
+    def size_bytes(self, layout: Layout) -> int:
+        """Return the bytes of all."""
+        size_bytes = self.buffers_start(layout) + layout.nbytes * (1 + self.states + self.shift)
+        return size_bytes + (rounds_bytes(layout, self.stripe_bytes, self.states) if self.rounds else 0)
+
+    def write_header(self, segment: Segment, layout: Layout) -> None:
+        """Write the header and the words of stripes that nobody holds."""
+        header: Any = array_on(segment.buffer, (), _HEADER)
+        stripes = len(layout.stripes(self.stripe_bytes))
+        holders_on(segment, stripes)["rank"] = FREE
+        header["version"], header["stripes"], header["fingerprint"] = _VERSION, stripes, np.void(layout.fingerprint)
+        for name, value in self._asdict().items():
+            header[name] = value
+        header["magic"] = _MAGIC
+
+    @classmethod
+    def of(cls, segment: Segment, layout: Layout) -> Shape | None:
+        """Read the header; None if the memory was made for another model, or by another version of this package."""
+        if len(segment.buffer) < _HEADER.itemsize:
+            return None
+        header: Any = array_on(segment.buffer, (), _HEADER)
+        found = (header["magic"].item(), header["version"].item(), header["fingerprint"].tobytes())
+        if found != (_MAGIC, _VERSION, layout.fingerprint) or not header["stripe_bytes"]:
+            return None
+        shape = cls(
+            header["stripe_bytes"].item(),
+            header["states"].item(),
+            bool(header["rounds"]),
+            bool(header["several_hosts"]),
+        )
+        return shape if len(segment.buffer) == shape.size_bytes(layout) else None
+
+
+def byte_of(stripe: int) -> int:
+    """Return the byte whose lock is that of a stripe; the next one serves if a child of the dead holder keeps it."""
+    return _FIRST_HOLDER + _HOLDER.itemsize * stripe
+
+
+def lock_bytes(stripes: int) -> tuple[int, int]:
+    """Return the first byte of all locks, and the number of bytes."""
+    return _FIRST_HOLDER, _HOLDER.itemsize * stripes
+
+
+def holders_on(segment: Segment, stripes: int) -> Array:
+    """Return the words of all stripes."""
+    holders: Array = array_on(segment.buffer, (stripes,), _HOLDER, _FIRST_HOLDER)
+    return holders
+
+
+def no_holders() -> Array:
+    """Return the words of no stripe."""
+    return np.empty(0, dtype=_HOLDER)

@@ -1,0 +1,189 @@
+"""The totals of a round as the hosts of a job exchange them, and what their sum does to the center of each.
+
+All workers of a round have contributed on their hosts, and wait. The courier of each host copies the totals there,
+and sends them to the others; once it is known whose totals all hosts have, each adds those up in the order of the
+hosts, so all get the same bits, and puts the sum in place of its own totals. Then workers make the same outer step
+on each host. A host whose center is not at the round of the others (it came late, or has returned) gets their center
+first, and what it contributed is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.host_rounds import Rounds, StripeArrays, use_other
+from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, copy_all, cut
+from platoon_base.layout import ALIGNMENT, Layout
+
+__all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
+
+Array = np.ndarray[Any, Any]
+
+_PATIENCE_S = 1.0  # that a stripe is waited for
+_NUMBER, _BASE, _FIRST = 0, 1, 2  # of the head's words
+
+
+class RoundTotals:
+    """One host's totals of one round, in a flat buffer that can be sent.
+
+    Parameters
+    ----------
+    layout : Layout
+    stripes : int
+        Of the center; alike on all hosts.
+
+    Attributes
+    ----------
+    buffer : memoryview
+    arrays : list of ndarray
+        The sum of ``x - c`` over the workers, one array for each parameter.
+    counts, parts : ndarray of float64, shape (stripes,)
+        For each stripe the number of contributions, and the sum of their parts.
+    """
+
+    def __init__(self, layout: Layout, stripes: int) -> None:
+        words = -(-(_FIRST + 2 * stripes) * 8 // ALIGNMENT) * ALIGNMENT // 8
+        whole = np.zeros(words + layout.nbytes // 8, np.float64)
+        self.buffer = memoryview(whole.view(np.uint8))  # type: ignore[arg-type]
+        self._head = whole[:words]
+        self.counts = self._head[_FIRST:][:stripes]
+        self.parts = self._head[_FIRST + stripes :][:stripes]
+        self.arrays = layout.views(self.buffer, 8 * words)
+
+    @property
+    def number(self) -> int:
+        """The number of the round; 0 before there is one."""
+        return int(self._head[_NUMBER])
+
+    @number.setter
+    def number(self, number: int) -> None:
+        self._head[_NUMBER] = number
+
+    @property
+    def base(self) -> int:
+        """The latest round of the center that the contributions began from."""
+        return int(self._head[_BASE])
+
+    @base.setter
+    def base(self, base: int) -> None:
+        self._head[_BASE] = base
+
+
+class HostsRounds:
+    """The center of one host, as rounds of several hosts change it.
+
+    Parameters
+    ----------
+    layout : Layout
+    stripes : sequence of Stripe
+    rounds : Rounds
+    holders : structured array
+        The words of all stripes.
+    visit : callable
+        ``visit(work, timeout_s)`` calls ``work(stripe)`` for each stripe under its lock, and returns those that stayed
+        taken.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        stripes: Sequence[Stripe],
+        rounds: Rounds,
+        holders: Array,
+        visit: Callable[[Callable[[Stripe], None], float], list[Stripe]],
+    ) -> None:
+        self._layout, self._stripes, self._rounds = layout, stripes, rounds
+        self._holders, self._visit = holders, visit
+        self._each = np.arange(len(stripes))
+
+    @property
+    def made(self) -> int:
+        """The latest round whose step was made on all stripes."""
+        return int(self._holders["round"].min(initial=0)) if len(self._stripes) else 0
+
+    def new_totals(self) -> RoundTotals:
+        """Make room for the totals of a round."""
+        return RoundTotals(self._layout, len(self._stripes))
+
+    def await_gathered(self, number: int, timeout_s: float) -> bool:
+        """Wait until all stripes hold the sum over all hosts for a round; False if they do not in time."""
+        deadline, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
+        while not self._gathered(number):
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        return True
+
+    def _gathered(self, number: int) -> bool:
+        holders = self._holders
+        latest = holders["gathered"][self._each, holders["in_use"]]
+        return bool(((holders["round"] >= number) | (latest == number)).all())
+
+    def read(self, totals: RoundTotals, number: int) -> bool:
+        """Copy this host's own totals of a round; False if a stripe stayed taken: do it again."""
+        totals.number, totals.base = number, min(self.made, number - 1)
+
+        def copy(stripe: Stripe) -> None:
+            read_own(self._rounds.stripes[stripe.index], stripe, totals, number)
+
+        return not self._visit(copy, _PATIENCE_S)
+
+    def gather(self, totals: Sequence[RoundTotals], number: int) -> bool:
+        """Put the sum of several hosts' totals, in their order, in place of this host's; see `read`."""
+
+        def put(stripe: Stripe) -> None:
+            gather(self._rounds.stripes[stripe.index], stripe, totals, number)
+
+        return not self._visit(put, _PATIENCE_S)
+
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Put another host's center in place of this one, with the round that it is at; see `read`."""
+
+        def put(stripe: Stripe) -> None:
+            arrays = self._rounds.stripes[stripe.index]
+            for given, own in zip(states, zip(*arrays.states)):
+                copy_all(own, cut(given, stripe.pieces))
+            self._rounds.write(stripe.index, cut(values, stripe.pieces))
+            stripe.holder["round"] = number
+
+        return not self._visit(put, _PATIENCE_S)
+
+
+def read_own(stripe: StripeArrays, place: Stripe, totals: RoundTotals, number: int) -> None:
+    """Copy this host's totals of round ``number`` of one locked stripe, also if their sum was put in place already."""
+    words = stripe.words
+    used = int(words["in_use"])
+    if are_gathered(words, number):
+        used = 1 - used
+    totals.counts[place.index], totals.parts[place.index] = words["count"][used], words["parts"][used]
+    targets = cut(totals.arrays, place.pieces)
+    if totals.counts[place.index]:
+        copy_all(targets, stripe.totals[used])
+    else:  # what nobody has added to holds anything
+        for target in targets:
+            target[...] = 0
+
+
+def are_gathered(words: Any, number: int) -> bool:
+    """Tell whether a stripe holds the sum over all hosts for round ``number``, or its step is made."""
+    return bool(words["round"] >= number or words["gathered"][words["in_use"]] == number)
+
+
+def gather(stripe: StripeArrays, place: Stripe, totals: Sequence[RoundTotals], number: int) -> None:
+    """Put the sum of several hosts' totals in place of this host's; the stripe is locked."""
+    if are_gathered(stripe.words, number):
+        return
+    target = stripe.totals[1 - int(stripe.words["in_use"])]
+    own = [cut(each.arrays, place.pieces) for each in totals]
+    for piece, into in enumerate(target):
+        into[...] = own[0][piece] if own else 0
+        with np.errstate(over="ignore", invalid="ignore"):  # the step leaves out what is not finite
+            for other in own[1:]:
+                into += other[piece]
+    count = sum(int(each.counts[place.index]) for each in totals)
+    use_other(stripe.words, count, sum(float(each.parts[place.index]) for each in totals), number)

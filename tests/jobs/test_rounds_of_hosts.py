@@ -1,0 +1,218 @@
+"""Rules by which workers wait for each other, in jobs on several hosts; real launchers, the hosts are folders."""
+
+import json
+import signal
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from platoon_base.rules import DiLoCo, LocalSGD, SlowMo
+from tests.helpers.launching_hosts import Hosts, clean_environment
+
+pytestmark = pytest.mark.base
+
+HEAD = """
+import json, os, sys, time
+import numpy as np
+from platoon_base import connect
+from platoon_base.errors import PlatoonError
+from platoon_base.rules import DiLoCo, LocalSGD, SlowMo
+
+worker = connect()
+rank, size = worker.global_rank, worker.global_size
+
+def say(*values):
+    print(json.dumps(values), flush=True)
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    found = Hosts(tmp_path, {**clean_environment(), "COLUMNS": "200"})
+    yield found
+    found.close()
+
+
+def said(hosts, rank, host):
+    return [json.loads(line) for line in hosts.log(rank, host).splitlines() if line.startswith("[")]
+
+
+def script(text):
+    return HEAD + textwrap.dedent(text)
+
+
+ROUNDS = """
+rule = eval(sys.argv[1])
+x, y = np.zeros(1_200_000, "float32"), np.full((3, 2), 4.0)  # two stripes
+worker.init_shared_params([x, y], rule)
+worker.barrier("shared")
+for step in range(1, 6):
+    x += np.float32(rank + step)
+    y *= 1 + rank / 8
+    worker.sync_params(part=0.5 if step == 3 else 1.0)
+    say(step, float(x[0]), float(x[-1]), y.reshape(-1).tolist(), bool((x == x[0]).all()))
+worker.barrier("end")
+"""
+
+
+def by_hand(rule, workers):
+    """Return what `ROUNDS` says, computed in one process."""
+    centers = [np.zeros(1, "float32"), np.full(6, 4.0)]
+    states = [tuple(np.zeros_like(c) for _ in rule.center_state) for c in centers]
+    rule = rule.resolved(workers)
+    lines = []
+    for step in range(1, 6):
+        part = 0.5 if step == 3 else 1.0
+        for i, (center, state) in enumerate(zip(centers, states)):
+            own = [center + np.float32(r + step) if i == 0 else center * (1 + r / 8) for r in range(workers)]
+            rule.step(np.mean([each - center for each in own], axis=0, dtype=center.dtype), center, state, part)
+        lines.append([step, float(centers[0][0]), float(centers[0][0]), centers[1].tolist(), True])
+    return lines
+
+
+@pytest.mark.parametrize("rule", [LocalSGD(), SlowMo(), DiLoCo()], ids=repr)
+@pytest.mark.parametrize("workers", [(2, 2), (1, 3, 1)], ids=repr)
+def test_all_workers_of_all_hosts_make_the_steps_of_one_process(hosts, rule, workers):
+    expected = by_hand(rule, sum(workers))
+    assert hosts.run(script(ROUNDS), workers=workers, args=[repr(rule)]) == [0] * len(workers), hosts.output(0)
+    first = 0
+    everyone = []
+    for host, count in enumerate(workers):
+        everyone += [said(hosts, rank, host) for rank in range(first, first + count)]
+        first += count
+    for lines in everyone:
+        assert lines == everyone[0]  # bit by bit
+        for line, other in zip(lines, expected):
+            assert (line[0], line[4]) == (other[0], True)
+            np.testing.assert_allclose(line[1:3] + line[3], other[1:3] + other[3], rtol=1e-6)
+
+
+GOES_ON = """
+x = np.full(10, 0.0, "float32")
+worker.init_shared_params([x], DiLoCo(1.0, 0.0))
+say("begins", float(x[0]))
+if len(sys.argv) < 3:
+    worker.barrier("shared")
+deadline = time.monotonic() + 60
+stop = os.path.join(sys.argv[1], "enough")
+while not worker.any(os.path.exists(stop)):
+    assert time.monotonic() < deadline
+    before = float(x[0])
+    x += np.float32(rank + 1)
+    began = time.monotonic()
+    worker.sync_params()
+    say("round", before, float(x[0]), time.monotonic() - began)
+    time.sleep(0.01)
+"""
+
+
+def rounds_of(hosts, rank, host):
+    return [line for line in said(hosts, rank, host) if line[0] == "round"]
+
+
+def until_more_rounds(hosts, rank, host, more=5):
+    there = len(rounds_of(hosts, rank, host)) if (hosts.folder / f"logs{host}" / f"rank{rank}.log").exists() else 0
+    deadline = time.monotonic() + 30
+    while len(rounds_of(hosts, rank, host)) < there + more:
+        assert time.monotonic() < deadline, hosts.output(0) + hosts.output(1)
+        time.sleep(0.01)
+
+
+def test_the_others_go_on_without_a_host_that_is_killed_and_it_may_return(hosts):
+    """The progress of each round is the mean of what the workers that take part have added: 1, 2 and 3."""
+    args = [str(hosts.folder)]
+    for host, count in enumerate((2, 1)):
+        hosts.start(script(GOES_ON), "--allow-failures", host=host, workers=count, args=args)
+    hosts.until("logs0/rank0.log", "round")
+    hosts.launchers[1].kill()
+    hosts.until("h0.out", "is lost, with workers 2")
+    until_more_rounds(hosts, 0, 0)
+    hosts.launchers.pop(1).wait()
+    (hosts.folder / "logs1" / "rank2.log").unlink()
+    hosts.start(script(GOES_ON), "--allow-failures", host=1, args=[*args, "again"])
+    hosts.until("h0.out", "is back, with workers 2")
+    hosts.until("logs1/rank2.log", "round")
+    until_more_rounds(hosts, 2, 1)
+    (hosts.folder / "enough").touch()
+    assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
+    first, second = (rounds_of(hosts, rank, 0) for rank in (0, 1))
+    assert [line[1:3] for line in first] == [line[1:3] for line in second][: len(first)]
+    steps = [after - before for _, before, after, _ in first]
+    assert steps[0] == 2.0
+    assert 1.5 in steps
+    assert steps[-2] == 2.0
+    assert set(steps) == {1.5, 2.0}
+    back = rounds_of(hosts, 2, 1)
+    assert back[-1][2] == first[-1][2]
+    ends = {line[2] for line in first}
+    assert all(line[2] in ends for line in back)
+    assert max(line[3] for line in first) < 10.0
+
+
+def test_a_courier_that_is_killed_in_the_midst_of_rounds_loses_nothing(hosts):
+    code = script(
+        """
+        import signal, subprocess
+
+        x = np.full(200_000, 0.0, "float32")
+        worker.init_shared_params([x], DiLoCo(1.0, 0.0))
+        worker.barrier("shared")
+        launcher = os.getppid()
+        for step in range(60):
+            if step % 20 == 10 and rank == 1:
+                found = subprocess.run(["pgrep", "-P", str(launcher), "-f", "courier.process"], capture_output=True)
+                for pid in found.stdout.split():
+                    os.kill(int(pid), signal.SIGKILL)
+            x += np.float32(rank)
+            worker.sync_params()
+            say(float(x[0]), bool((x == x[0]).all()))
+        worker.barrier("end")
+        """
+    )
+    assert hosts.run(code, workers=(1, 1)) == [0, 0], hosts.output(0) + hosts.output(1)
+    assert "the courier of this host ended" in hosts.output(1)
+    assert said(hosts, 0, 0) == said(hosts, 1, 1) == [[(step + 1) / 2, True] for step in range(60)]
+
+
+def test_a_worker_may_not_change_the_center_of_its_own_host_alone(hosts):
+    code = script(
+        """
+        x = np.full(10, float(rank), "float32")
+        worker.init_shared_params([x], LocalSGD())
+        try:
+            worker.copy_to_global()
+        except PlatoonError as exc:
+            say(str(exc))
+        worker.barrier("end")
+        """
+    )
+    assert hosts.run(code, workers=(1, 1)) == [0, 0], hosts.output(0)
+    for rank in (0, 1):
+        assert "keeps the centers of all hosts alike" in said(hosts, rank, rank)[0][0]
+
+
+def test_a_host_that_stands_still_is_waited_for_and_a_round_has_a_deadline(hosts):
+    code = script(
+        """
+        x = np.full(10, 0.0, "float32")
+        worker.init_shared_params([x], LocalSGD())
+        worker.barrier("shared")
+        say("trains")
+        for step in range(200):
+            x += 1
+            worker.sync_params(timeout_s=30)
+            time.sleep(0.01)
+        say(float(x[0]))
+        worker.barrier("end")
+        """
+    )
+    for host in (0, 1):
+        hosts.start(code, host=host)
+    hosts.until("logs0/rank0.log", "trains")
+    hosts.launchers[1].send_signal(signal.SIGSTOP)
+    hosts.until("h0.out", "is silent since")
+    hosts.launchers[1].send_signal(signal.SIGCONT)
+    assert hosts.wait(40) == [0, 0], hosts.output(0) + hosts.output(1)
+    assert said(hosts, 0, 0)[-1] == said(hosts, 1, 1)[-1] == [200.0]
