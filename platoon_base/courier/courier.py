@@ -115,6 +115,7 @@ class Courier:
         self._round: set[int] | None = None  # hosts whose copies are awaited; None between rounds
         self._round_began = self._next_round = self._next_report = 0.0
         self._busy_s = 0.0  # of this round
+        self._has_orders = False  # that were not looked at yet
         self.exchanges = 0
         self._diverged: set[int] = set()
         address = self._listener.address
@@ -132,6 +133,7 @@ class Courier:
             if self._center.over_hosts is not None:
                 self._rounds = HostsRound(self._world.host, self._center.over_hosts, self, self._tell)
         elif isinstance(order, (between.Gather, between.Combine)):
+            self._has_orders = True
             if self._rounds is not None:
                 self._rounds.obey(order)
         elif isinstance(order, between.Lost):
@@ -177,7 +179,8 @@ class Courier:
                 )
                 if events:
                     selector.register(conversation.stream, events)
-            return {key.fileobj for key, _ in selector.select(_POLL_S) if isinstance(key.fileobj, int)}
+            wait_s, self._has_orders = 0.0 if self._has_orders else _POLL_S, False
+            return {key.fileobj for key, _ in selector.select(wait_s) if isinstance(key.fileobj, int)}
 
     def _begin(self, host: int, conversation: Conversation) -> None:
         old = self._conversations.pop(host, None)

@@ -12,7 +12,7 @@ from interrupting import at_instruction
 
 from platoon_base.centers import host
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.host import STRIPE_BYTES, HostCenter, HostCenters
+from platoon_base.centers.host import STRIPE_BYTES, HostCenters
 from platoon_base.centers.host_memory import Shape
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.job.files import segment_prefix

@@ -93,11 +93,13 @@ GOES_ON = """
 x = np.full(10, 0.0, "float32")
 worker.init_shared_params([x], DiLoCo(1.0, 0.0))
 say("begins", float(x[0]))
-if len(sys.argv) < 3:
+if "AGAIN" not in os.environ:
     worker.barrier("shared")
 deadline = time.monotonic() + 60
 stop = os.path.join(sys.argv[1], "enough")
-while not worker.any(os.path.exists(stop)):
+while not worker.should_stop:
+    if rank == 0 and os.path.exists(stop):
+        worker.request_stop("enough")
     assert time.monotonic() < deadline
     before = float(x[0])
     x += np.float32(rank + 1)
@@ -109,11 +111,13 @@ while not worker.any(os.path.exists(stop)):
 
 
 def rounds_of(hosts, rank, host):
+    if not (hosts.folder / f"logs{host}" / f"rank{rank}.log").exists():
+        return []
     return [line for line in said(hosts, rank, host) if line[0] == "round"]
 
 
 def until_more_rounds(hosts, rank, host, more=5):
-    there = len(rounds_of(hosts, rank, host)) if (hosts.folder / f"logs{host}" / f"rank{rank}.log").exists() else 0
+    there = len(rounds_of(hosts, rank, host))
     deadline = time.monotonic() + 30
     while len(rounds_of(hosts, rank, host)) < there + more:
         assert time.monotonic() < deadline, hosts.output(0) + hosts.output(1)
@@ -131,7 +135,7 @@ def test_the_others_go_on_without_a_host_that_is_killed_and_it_may_return(hosts)
     until_more_rounds(hosts, 0, 0)
     hosts.launchers.pop(1).wait()
     (hosts.folder / "logs1" / "rank2.log").unlink()
-    hosts.start(script(GOES_ON), "--allow-failures", host=1, args=[*args, "again"])
+    hosts.start(script(GOES_ON), "--allow-failures", host=1, args=args, environment={"AGAIN": "1"})
     hosts.until("h0.out", "is back, with workers 2")
     hosts.until("logs1/rank2.log", "round")
     until_more_rounds(hosts, 2, 1)
@@ -139,13 +143,11 @@ def test_the_others_go_on_without_a_host_that_is_killed_and_it_may_return(hosts)
     assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
     first, second = (rounds_of(hosts, rank, 0) for rank in (0, 1))
     assert [line[1:3] for line in first] == [line[1:3] for line in second][: len(first)]
-    steps = [after - before for _, before, after, _ in first]
-    assert steps[0] == 2.0
+    steps = [after - before for _, before, after, _ in first[:-1]]  # of the last one some may have seen the end before
+    assert steps[0] == steps[-1] == 2.0
     assert 1.5 in steps
-    assert steps[-2] == 2.0
     assert set(steps) == {1.5, 2.0}
-    back = rounds_of(hosts, 2, 1)
-    assert back[-1][2] == first[-1][2]
+    back = rounds_of(hosts, 2, 1)[:-1]
     ends = {line[2] for line in first}
     assert all(line[2] in ends for line in back)
     assert max(line[3] for line in first) < 10.0

@@ -1,0 +1,302 @@
+"""Rounds of workers on several hosts, by real couriers and centers: who is behind, idle, lost or cut off meanwhile.
+
+The hosts are turns of one loop; jobs with real launchers are in jobs/test_rounds_of_hosts.py.
+"""
+
+import os
+import time
+import uuid
+
+import numpy as np
+import pytest
+
+from platoon_base.centers.host import COURIER, STRIPE_BYTES, HostCenters
+from platoon_base.courier import messages as between
+from platoon_base.courier.courier import Courier
+from platoon_base.errors import CollectiveTimeoutError
+from platoon_base.hosts.world import World
+from platoon_base.job.files import segment_prefix
+from platoon_base.layout import Layout
+from platoon_base.multihost.rounds import RoundTable
+from platoon_base.rules import DiLoCo
+from platoon_base.rules.hosts import AverageHosts
+
+pytestmark = pytest.mark.base
+
+KEY = "17" * 32
+RULE = DiLoCo(0.5, 0.5)
+
+
+def model(value):
+    return [np.full(STRIPE_BYTES // 4 + 100, value, "float32"), np.full(3, value, "float64")]  # two stripes
+
+
+class Host:
+    """One host: its center, a worker of it, and its courier, which can be killed."""
+
+    def __init__(self, world, start):
+        self.world, self.params = world, model(start)
+        self.layout = Layout.of(self.params)
+        name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
+        self.centers = HostCenters(name, workers=2, several_hosts=True)
+        self.center = self.centers.create(self.layout, RULE, 0)
+        self.center.fill(self.params, [])
+        self.filled = world.host == 0
+        self.orders = []
+        self.start()
+
+    def start(self):
+        self.news = []
+        self.courier = Courier(
+            self.world, lambda: self.centers.watch(self.layout, COURIER), self.layout, AverageHosts(), 0.0,
+            self.filled, self.news.append,
+        )  # fmt: skip
+
+    def tell(self, order):
+        self.orders.append(order)
+        self.courier.obey(order)
+
+    def restart(self):
+        """Kill the courier and start another one, which is told what the first was told."""
+        self.courier.close()
+        self.start()
+        for order in self.orders:
+            self.courier.obey(order)
+
+    @property
+    def has_center(self):
+        return self.filled or any(isinstance(each, between.Filled) for each in self.news)
+
+    def contribute(self, progress):
+        for array in self.params:
+            array += array.dtype.type(progress)
+        assert self.center.contribute(self.params, 1.0, 10) is None
+
+    def take_over(self, number, timeout_s=10):
+        assert self.center.take_over(RULE, self.params, number, timeout_s) is None
+
+    def close(self):
+        self.courier.close()
+        self.center.close()
+        self.centers.unlink()
+
+
+class Group:
+    def __init__(self, starts):
+        count = len(starts)
+        worlds = [World([1] * count, host, ["h"] * count, ["127.0.0.1"] * count, KEY) for host in range(count)]
+        self.hosts = [Host(world, start) for world, start in zip(worlds, starts)]
+        self.table = RoundTable()
+        self.lost = set()
+
+    def introduce(self):
+        peers = {}
+        for number, host in enumerate(self.hosts):
+            if number not in self.lost:
+                (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
+                peers[number] = (listening.address, listening.port, listening.token)
+        for number in peers:
+            self.hosts[number].tell(between.Peers(peers))
+
+    def made(self, *hosts):
+        for number in hosts or range(len(self.hosts)):
+            self.hosts[number].tell(between.Made())
+
+    def until(self, done, *hosts):
+        deadline = time.monotonic() + 20
+        while not done():
+            assert time.monotonic() < deadline
+            for number in hosts or range(len(self.hosts)):
+                if number not in self.lost:
+                    self.hosts[number].courier.step([])
+
+    def until_filled(self):
+        self.until(lambda: all(host.has_center for host in self.hosts))
+        for host in self.hosts:
+            host.center.read(host.params, True, 10, begin=True)
+
+    def begin(self, number, hosts, idle=()):
+        order = self.table.begin(number, hosts, idle)
+        for host in order.hosts:
+            self.hosts[host].tell(order)
+
+    def lose(self, number):
+        self.lost.add(number)
+        self.hosts[number].courier.close()
+        for host, each in enumerate(self.hosts):
+            if host not in self.lost:
+                each.tell(between.Lost(number))
+        self.pass_on(self.table.lose(number))
+
+    def pass_on(self, order):
+        if order is not None:
+            for host in self.table.hosts:
+                if host not in self.lost:
+                    self.hosts[host].tell(order)
+
+    def report(self):
+        """Pass on what couriers say about the round; tells whether there is a decision."""
+        for number, host in enumerate(self.hosts):
+            for news in host.news:
+                if isinstance(news, between.Gathered):
+                    order = self.table.gathered(number, news)
+                    self.pass_on(order)
+                    if order is not None:
+                        return True
+        return False
+
+    def end(self, number, *hosts):
+        """Go on until the workers of these hosts can make the step, and let them."""
+        hosts = hosts or range(len(self.hosts))
+        rounds = [self.hosts[host].center.over_hosts for host in hosts]
+        self.until(lambda: self.report() or all(each.await_gathered(number, 0) for each in rounds))
+        self.until(lambda: all(each.await_gathered(number, 0) for each in rounds))
+        for host in hosts:
+            self.hosts[host].take_over(number)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for host in self.hosts:
+            host.close()
+
+
+def state_of(host):
+    values, states = host.center.snapshot()
+    return [array.tobytes() for arrays in (values, *states) for array in arrays]
+
+
+def require_alike(*hosts):
+    assert all(state_of(host) == state_of(hosts[0]) for host in hosts)
+    for host in hosts:
+        for array in host.params:
+            assert (array == array.reshape(-1)[0]).all()
+
+
+class OneHost:
+    """The same rounds on one host, as the oracle."""
+
+    def __init__(self, start):
+        self.x, self.states = np.full(1, start), (np.zeros(1),)
+
+    def round(self, *progress):
+        if progress:
+            RULE.step(np.full(1, np.mean(progress)), self.x, self.states, 1.0)
+        return float(self.x[0])
+
+
+def test_hosts_make_the_same_steps():
+    with Group([1.0, 5.0, 9.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        oracle = OneHost(1.0)
+        for number in (1, 2, 3):
+            for host, progress in zip(group.hosts, (1.0, 2.0, 6.0)):
+                host.contribute(progress * number)
+            group.begin(number, [0, 1, 2])
+            group.end(number)
+            require_alike(*group.hosts)
+            assert group.hosts[1].params[1][0] == pytest.approx(oracle.round(number, 2.0 * number, 6.0 * number))
+
+
+def test_a_host_that_is_behind_gets_the_center_first_and_its_progress_does_not_count():
+    with Group([1.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        first, second = group.hosts
+        oracle = OneHost(1.0)
+        for number in (1, 2):  # while nobody works on the second host
+            first.contribute(1.0)
+            group.begin(number, [0])
+            group.end(number, 0)
+            oracle.round(1.0)
+        first.contribute(3.0)
+        second.contribute(100.0)  # from values of long ago
+        group.begin(3, [0, 1])
+        group.end(3)
+        require_alike(first, second)
+        assert second.params[1][0] == pytest.approx(oracle.round(3.0))
+        first.contribute(1.0)
+        second.contribute(2.0)
+        group.begin(4, [0, 1])
+        group.end(4)
+        require_alike(first, second)
+        assert first.params[1][0] == pytest.approx(oracle.round(1.0, 2.0))
+
+
+def test_a_host_without_workers_gets_the_center_after_the_step():
+    with Group([1.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        first, second = group.hosts
+        second.contribute(2.0)
+        group.begin(1, [1], idle=[0])
+        group.end(1, 1)
+        group.until(lambda: first.center.over_hosts.made == 1)
+        assert state_of(first) == state_of(second)
+
+
+@pytest.mark.parametrize("has_sent", [False, True])
+def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent):
+    with Group([1.0, 1.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        for host, progress in zip(group.hosts, (1.0, 2.0, 6.0)):
+            host.contribute(progress)
+        if has_sent:
+            group.begin(1, [0, 1, 2])
+            has_all = [host.news for host in group.hosts[:2]]
+            group.until(lambda: all(any(isinstance(n, between.Gathered) for n in news) for news in has_all))
+            group.lose(2)
+        else:
+            group.lose(2)
+            group.begin(1, [0, 1])
+        group.end(1, 0, 1)
+        require_alike(*group.hosts[:2])
+        expected = OneHost(1.0).round(*(1.0, 2.0, 6.0)[: 3 if has_sent else 2])
+        assert group.hosts[0].params[1][0] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("steps", range(0, 12))
+def test_a_courier_that_is_killed_at_any_step_loses_nothing(killed, steps):
+    with Group([1.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        group.hosts[1].filled = True
+        oracle = OneHost(1.0)
+        for number in (1, 2):
+            for host, progress in zip(group.hosts, (1.0, 2.0)):
+                host.contribute(progress)
+            group.begin(number, [0, 1])
+            for _ in range(steps if number == 1 else 0):
+                for host in group.hosts:
+                    host.courier.step([])
+                group.report()
+            if number == 1:
+                group.hosts[killed].restart()
+                group.introduce()
+            group.end(number)
+            require_alike(*group.hosts)
+            assert group.hosts[0].params[1][0] == pytest.approx(oracle.round(1.0, 2.0))
+
+
+def test_a_round_that_another_host_never_ends_has_a_deadline():
+    with Group([1.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        group.hosts[0].contribute(1.0)
+        group.begin(1, [0, 1])
+        for _ in range(3):
+            group.hosts[0].courier.step([])
+        began = time.monotonic()
+        with pytest.raises(CollectiveTimeoutError, match="other hosts"):
+            group.hosts[0].take_over(1, timeout_s=0.2)
+        assert time.monotonic() - began < 5

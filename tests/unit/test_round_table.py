@@ -1,0 +1,62 @@
+"""Whose contributions count in a round of several hosts."""
+
+import pytest
+
+from platoon_base.courier.messages import Combine, Gathered
+from platoon_base.multihost.rounds import RoundTable
+
+pytestmark = pytest.mark.base
+
+
+def begun(hosts, idle=()):
+    table = RoundTable()
+    assert table.begin(7, hosts, idle).hosts == sorted(hosts)
+    return table
+
+
+def test_all_count_when_all_have_all():
+    table = begun([2, 0, 1])
+    everyone = Gathered(7, {0: 6, 1: 6, 2: 6})
+    assert table.gathered(1, everyone) is None
+    assert table.gathered(0, everyone) is None
+    assert table.gathered(2, everyone) == Combine(7, [0, 1, 2], [], 0, [])
+    assert table.gathered(2, everyone) is None  # a courier that was started again says it again
+
+
+def test_what_a_lost_host_sent_to_some_only_counts_nowhere():
+    table = begun([0, 1, 2])
+    table.gathered(0, Gathered(7, {0: 6, 1: 6, 2: 6}))
+    table.gathered(1, Gathered(7, {0: 6, 1: 6}))
+    assert table.lose(2) == Combine(7, [0, 1], [], 0, [])
+    assert table.lose(2) is None
+
+
+def test_what_a_lost_host_sent_to_all_counts_everywhere():
+    table = begun([0, 1, 2])
+    assert table.lose(2) is None
+    table.gathered(0, Gathered(7, {0: 6, 1: 6, 2: 6}))
+    assert table.gathered(1, Gathered(7, {0: 6, 1: 6, 2: 6})) == Combine(7, [0, 1, 2], [], 0, [])
+
+
+def test_a_host_behind_gets_the_center_of_one_that_is_not():
+    table = begun([0, 1, 2], idle=[3, 4])
+    bases = {0: 0, 1: 6, 2: 6}
+    for host in (0, 1):
+        table.gathered(host, Gathered(7, bases))
+    assert table.lose(4) is None
+    assert table.gathered(2, Gathered(7, bases)) == Combine(7, [1, 2], [0], 1, [3])
+
+
+def test_a_lost_host_that_was_ahead_of_all_others_holds_nobody_up():
+    table = begun([0, 1, 2])
+    bases = {0: 5, 1: 5, 2: 6}
+    table.lose(2)
+    table.gathered(0, Gathered(7, bases))
+    assert table.gathered(1, Gathered(7, bases)) == Combine(7, [0, 1], [], 0, [])
+
+
+def test_news_of_an_earlier_round_changes_nothing():
+    table = begun([0, 1])
+    assert table.gathered(0, Gathered(6, {0: 5, 1: 5})) is None
+    table.gathered(1, Gathered(7, {0: 6, 1: 6}))
+    assert table.gathered(0, Gathered(7, {0: 6, 1: 6})) is not None
