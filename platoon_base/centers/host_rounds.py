@@ -257,12 +257,17 @@ class Rounds:
 
     def write(self, index: int, values: Sequence[Array]) -> None:
         """Put values into a stripe; progress made from others counts no more."""
-        words, center, totals, *_ = self.stripes[index]
+        words, center, *_ = self.stripes[index]
         if not all(np.array_equal(c, value) for c, value in zip(center, values)):
-            words["generation"] += 1
-            for total in totals[1 - int(words["in_use"])]:
-                total[...] = 0
-            self._use_other(index, 0, 0.0)
-            for c, value in zip(center, values):
-                np.copyto(c, value)
+            self.replace(index, values)
         self._read[index] = self._begun[index] = int(words["generation"])
+
+    def replace(self, index: int, values: Sequence[Array]) -> None:
+        """Put values into a stripe, also if it holds them already; what was added to it for the next step is left out."""
+        words, center, totals, *_ = self.stripes[index]
+        words["generation"] += 1
+        for total in totals[1 - int(words["in_use"])]:
+            total[...] = 0
+        self._use_other(index, 0, 0.0)
+        for c, value in zip(center, values):
+            np.copyto(c, value)

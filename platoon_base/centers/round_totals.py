@@ -103,7 +103,7 @@ class HostsRounds:
     @property
     def made(self) -> int:
         """The latest round whose step was made on all stripes."""
-        return int(self._holders["round"].min(initial=0)) if len(self._stripes) else 0
+        return int(self._holders["round"].min()) if len(self._holders) else 0
 
     def new_totals(self) -> RoundTotals:
         """Make room for the totals of a round."""
@@ -112,26 +112,30 @@ class HostsRounds:
     def await_gathered(self, number: int, timeout_s: float) -> bool:
         """Wait until all stripes hold the sum over all hosts for a round; False if they do not in time."""
         deadline, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
-        while not self._gathered(number):
+        while not self.are_gathered(number):
             if time.monotonic() > deadline:
                 return False
             time.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE_S)
         return True
 
-    def _gathered(self, number: int) -> bool:
+    def are_gathered(self, number: int) -> bool:
+        """Tell whether all stripes hold the sum over all hosts for a round, or its step is made."""
         holders = self._holders
         latest = holders["gathered"][self._each, holders["in_use"]]
         return bool(((holders["round"] >= number) | (latest == number)).all())
 
     def read(self, totals: RoundTotals, number: int) -> bool:
         """Copy this host's own totals of a round; False if a stripe stayed taken: do it again."""
-        totals.number, totals.base = number, min(self.made, number - 1)
+        totals.number, totals.base = 0, min(self.made, number - 1)
 
         def copy(stripe: Stripe) -> None:
             read_own(self._rounds.stripes[stripe.index], stripe, totals, number)
 
-        return not self._visit(copy, _PATIENCE_S)
+        if self._visit(copy, _PATIENCE_S):
+            return False
+        totals.number = number
+        return True
 
     def gather(self, totals: Sequence[RoundTotals], number: int) -> bool:
         """Put the sum of several hosts' totals, in their order, in place of this host's; see `read`."""
@@ -148,7 +152,7 @@ class HostsRounds:
             arrays = self._rounds.stripes[stripe.index]
             for given, own in zip(states, zip(*arrays.states)):
                 copy_all(own, cut(given, stripe.pieces))
-            self._rounds.write(stripe.index, cut(values, stripe.pieces))
+            self._rounds.replace(stripe.index, cut(values, stripe.pieces))
             stripe.holder["round"] = number
 
         return not self._visit(put, _PATIENCE_S)

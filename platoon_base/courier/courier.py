@@ -1,4 +1,4 @@
-"""The loop of a courier: it copies this host's center, exchanges copies with other hosts, and moves the center."""
+"""The loop of a courier: it keeps the links to other hosts, gives and takes whole centers, and exchanges."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ import numpy as np
 from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import copy_all
 from platoon_base.courier import messages as between
-from platoon_base.courier.exchange import COPY, Conversation, flat_copy, weighted_mean
+from platoon_base.courier.background import BackgroundExchanges, MovingCenter
+from platoon_base.courier.conversation import Conversation
 from platoon_base.courier.rounds import HostsRound
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts.world import World
@@ -30,30 +31,19 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-PATIENCE_S = 2.5  # that a host which sends nothing is waited for in an exchange
-_BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 _NICE = 5
-_REPORT_S = 1.0
 _POLL_S = 0.05
 _NUMBER_BYTES = 8  # behind a whole center: the number of its latest round
 
 
-class MovableCenter(Protocol):
+class OpenCenter(MovingCenter, Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
     states: list[list[Array]]
     over_hosts: HostsRounds | None
 
-    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
-        """Copy the values and the rule's states."""
-        ...
-
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """Give it values and states."""
-        ...
-
-    def move(self, by: Sequence[Array]) -> bool:
-        """Move it and its workers; False if a part was left out."""
         ...
 
     def close(self) -> None:
@@ -64,10 +54,8 @@ class MovableCenter(Protocol):
 class Courier:
     """Exchanges between the center of this host and those of others.
 
-    Where workers do not wait for each other, neither do they for an exchange. It copies the center, stripe by stripe,
-    sends the copy to every host that it has a link to, waits for theirs, and moves center and workers by what the rule
-    says. A host that does not answer is left out this time. The rounds of workers that wait for each other are in
-    `platoon_base.courier.rounds`.
+    Where workers do not wait for each other, neither do they for an exchange; see `platoon_base.courier.background`.
+    The rounds of workers that wait for each other are in `platoon_base.courier.rounds`.
 
     Parameters
     ----------
@@ -82,52 +70,53 @@ class Courier:
         Whether the center, once there is one, holds the values that all hosts start from.
     tell : callable
         Takes messages for the launcher.
-
-    Attributes
-    ----------
-    exchanges : int
-        How often this host's center was moved.
     """
 
     def __init__(
         self,
         world: World,
-        open_center: Callable[[], MovableCenter],
+        open_center: Callable[[], OpenCenter],
         layout: Layout,
         rule: HostsRule,
         every_s: float,
         filled: bool,
         tell: Callable[[between.News], None],
     ) -> None:
-        self._world, self._layout, self._rule, self._every_s, self._tell = world, layout, rule, every_s, tell
+        self._world, self._layout, self._tell = world, layout, tell
         self._open_center = open_center
-        self._center: MovableCenter | None = None
+        self._center: OpenCenter | None = None
+        self._background = BackgroundExchanges(world, layout, rule, every_s, tell)
         self._rounds: HostsRound | None = None
         self._filled = filled
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
         self._opening = Opening(self._listener, caller, {})
+        self._tokens: dict[int, str] = {}  # of the couriers that this one calls
         self._conversations: dict[int, Conversation] = {}
         self._lost: set[int] = set()
-        self._states = [layout.empty() for _ in rule.states]
-        self._members: frozenset[int] = frozenset()
-        self._buffer, self._copy = flat_copy(layout)
-        self._round: set[int] | None = None  # hosts whose copies are awaited; None between rounds
-        self._round_began = self._next_round = self._next_report = 0.0
-        self._busy_s = 0.0  # of this round
         self._has_orders = False  # that were not looked at yet
-        self.exchanges = 0
-        self._diverged: set[int] = set()
         address = self._listener.address
         tell(between.Listening(address.host, address.port, address.token.hex()))
+
+    @property
+    def exchanges(self) -> int:
+        """How often this host's center was moved in the background."""
+        return self._background.count
+
+    @property
+    def partners(self) -> set[int]:
+        """The hosts that this one exchanges with: those that it has a link to, and whose centers are filled."""
+        return {host for host, conversation in self._conversations.items() if conversation.ready}
 
     def obey(self, order: between.Order) -> None:
         """Do what the launcher says."""
         if isinstance(order, between.Peers):
             self._lost -= order.peers.keys()
             for host, (address, port, token) in order.peers.items():
-                if host < self._world.host and host not in self._conversations:
+                if host < self._world.host and self._tokens.get(host) != token:
+                    self._tokens[host] = token
                     self._opening.call(host, Address(address, port, bytes.fromhex(token)))
+                    self._hang_up(host, "its courier is another one now")
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             if self._center.over_hosts is not None:
@@ -138,6 +127,7 @@ class Courier:
                 self._rounds.obey(order)
         elif isinstance(order, between.Lost):
             self._lost.add(order.host)
+            self._tokens.pop(order.host, None)
             self._hang_up(order.host, "its host is lost")
 
     def step(self, fds: list[int]) -> set[int]:
@@ -151,15 +141,13 @@ class Courier:
             self._talk(host, conversation)
         if self._center is not None:
             self._take_centers(self._center)
-            if self._rounds is not None:
-                if self._filled:
-                    self._rounds.step(self._conversations, self._lost)
-            elif not self._filled:
+            if not self._filled:
                 pass
-            elif self._round is None:
-                self._begin_round()
+            elif self._rounds is not None:
+                self._rounds.step(self._conversations, self._lost)
             else:
-                self._end_round()
+                for host in self._background.step(self._center, self._conversations):
+                    self._hang_up(host, "it takes nothing")
         return ready
 
     def _open_links(self) -> None:
@@ -187,61 +175,66 @@ class Courier:
         if old is not None:
             old.stream.close()
         self._conversations[host] = conversation
-        if host == 0 and not self._filled:
-            conversation.ask()
+        self._background.has_new_link()
+        if self._filled:
+            conversation.say_ready()
+        elif host == 0:
+            conversation.ask(0)
 
     def _talk(self, host: int, conversation: Conversation) -> None:
         began = time.process_time()
         try:
-            conversation.stream.push()
-            conversation.stream.pull(conversation)
+            conversation.talk()
         except BrokenStreamError as exc:
             self._hang_up(host, str(exc))
             return
-        if conversation.asked and self._center is not None and self._filled and not conversation.sending:
-            conversation.asked = False
-            self.give_center(conversation)
-        self._busy_s += time.process_time() - began
+        if conversation.asked is not None and self._filled and not conversation.sending:
+            if self._center is not None and self._made(self._center) >= conversation.asked:
+                conversation.asked = None
+                self.give_center(conversation)
+        self._background.was_busy(time.process_time() - began)
 
     def _hang_up(self, host: int, why: str) -> None:
         conversation = self._conversations.pop(host, None)
         if conversation is not None:
             log.info("the link to host %d is gone: %s", host, why)
             conversation.stream.close()
-        if self._round is not None:
-            self._round.discard(host)
-        if host < self._world.host and host not in self._lost:
+        if host in self._tokens and host not in self._lost:
             self._opening.call_again(host)
 
     # Whole centers: the values that all hosts start from, and those for a host that is behind.
+
+    @staticmethod
+    def _made(center: OpenCenter) -> int:
+        return 0 if center.over_hosts is None else center.over_hosts.made
 
     def give_center(self, conversation: Conversation) -> None:
         """Send the values of this host's center, the rule's states, and the number of the latest round."""
         if self._center is None:
             return
-        rounds, size = self._center.over_hosts, self._layout.nbytes
+        size = self._layout.nbytes
         while True:
-            number = 0 if rounds is None else rounds.made
+            number = self._made(self._center)
             values, states = self._center.snapshot()
-            if rounds is None or rounds.made == number:
+            if self._made(self._center) == number:
                 break
         data = bytearray(size * (1 + len(states)) + _NUMBER_BYTES)
         for i, arrays in enumerate([values, *states]):
             copy_all(self._layout.views(data, i * size), arrays)
         data[-_NUMBER_BYTES:] = number.to_bytes(_NUMBER_BYTES, "little")
-        conversation.post_start(memoryview(data))
+        conversation.post_whole(memoryview(data))
 
-    def _take_centers(self, center: MovableCenter) -> None:
+    def _take_centers(self, center: OpenCenter) -> None:
         """Put what has come into this host's center, if it is not filled yet, or behind."""
         for host, conversation in self._conversations.items():
-            start = conversation.take_start()
-            if start is None:
+            whole = conversation.take_whole()
+            if whole is None:
                 continue
-            number, size = int.from_bytes(start[-_NUMBER_BYTES:], "little"), self._layout.nbytes
-            if len(start) != size * (1 + len(center.states)) + _NUMBER_BYTES:
-                log.warning("host %d sends a center of %d bytes, which is that of another rule", host, len(start))
+            number, size = int.from_bytes(whole[-_NUMBER_BYTES:], "little"), self._layout.nbytes
+            if len(whole) != size * (1 + len(center.states)) + _NUMBER_BYTES:
+                log.warning("host %d sends a center of %d bytes, which is that of another rule", host, len(whole))
                 continue
-            values, *states = (self._layout.views(start, i * size) for i in range(1 + len(center.states)))
+            values, *states = (self._layout.views(whole, i * size) for i in range(1 + len(center.states)))
             rounds = center.over_hosts
             if rounds is None:
                 if not self._filled:
@@ -252,89 +245,8 @@ class Courier:
             if not self._filled:
                 self._filled = True
                 self._tell(between.Filled())
-
-    # Exchanges in the background.
-
-    def _begin_round(self) -> None:
-        """Copy the center and send the copy, when it is time, or another host has done so."""
-        peers = {host: each for host, each in self._conversations.items() if not each.sending}
-        now = time.monotonic()
-        waits = any(each.fresh for each in peers.values())
-        if not peers or self._center is None or now < self._next_round - (self._every_s if waits else 0):
-            return
-        began = time.process_time()
-        values, _ = self._center.snapshot()
-        for target, value in zip(self._copy, values):
-            np.copyto(target, value)
-        for conversation in peers.values():
-            conversation.post(COPY, self._buffer)
-        self._round, self._round_began = set(peers), now
-        self._busy_s += time.process_time() - began
-
-    def _end_round(self) -> None:
-        """Move the center when all copies have come, or those that have come when the others take too long."""
-        if self._round is None or self._center is None:
-            return
-        fresh = [host for host in self._round if self._conversations[host].fresh]
-        sending = any(self._conversations[host].sending for host in self._round)
-        late = time.monotonic() > self._round_began + PATIENCE_S
-        if not late and (sending or len(fresh) < len(self._round)):
-            return
-        if not late or fresh:
-            self._move(fresh)
-        for host in self._round - set(fresh):
-            self._forget_round_of(host)
-        self._round = None
-        now = time.monotonic()
-        # Not more often than asked for, nor than leaves the processor to others.
-        self._next_round = max(self._round_began + self._every_s, now + self._busy_s * (1 / _share() - 1))
-        self._busy_s = 0.0
-        if fresh and now >= self._next_report:
-            self._next_report = now + _REPORT_S
-            self._tell(between.Exchanged(self.exchanges, [self._world.host, *sorted(fresh)], now - self._round_began))
-
-    def _forget_round_of(self, host: int) -> None:
-        """Leave a host out that took too long; what is still to be sent to it stays as it is."""
-        if self._conversations[host].sending:  # its memory must not change: this link begins anew
-            self._hang_up(host, f"it took nothing for {PATIENCE_S:g} s")
-
-    def _move(self, fresh: list[int]) -> None:
-        began = time.process_time()
-        fresh = [host for host in fresh if self._is_finite(host)]
-        if not (fresh and all(map(_finite, self._copy))):
-            return
-        weights = [float(self._world.workers[host]) for host in [self._world.host, *fresh]]
-        means = weighted_mean([self._copy, *(self._conversations[host].theirs for host in fresh)], weights)
-        if self._members != frozenset(fresh):
-            self._members = frozenset(fresh)
-            self._restart_rule(means)
-        moves = []
-        for i, (own, mean) in enumerate(zip(self._copy, means)):
-            state = tuple(array[i].reshape(-1) for array in self._states)
-            moves.append(self._rule.correction(own.reshape(-1), mean.reshape(-1), state).reshape(own.shape))
-        for host in fresh:
-            self._conversations[host].fresh = False
-        if self._center is not None and not self._center.move(moves):
-            log.warning("a part of the center was held for long, and was not moved this time")
-        self.exchanges += 1
-        self._busy_s += time.process_time() - began
-
-    def _is_finite(self, host: int) -> bool:
-        """Tell whether a host's copy holds finite numbers; if not it is left out, with a warning."""
-        conversation = self._conversations[host]
-        if all(map(_finite, conversation.theirs)):
-            return True
-        conversation.fresh = False
-        if host not in self._diverged:
-            self._diverged.add(host)
-            log.warning("the center of host %d holds NaN or infinity: it is left out, has training diverged?", host)
-        return False
-
-    def _restart_rule(self, means: list[Array]) -> None:
-        """Start the rule's states anew from where the hosts are: another set of them takes part now."""
-        for i, state in enumerate(self._states):
-            for target, mean in zip(state, means):
-                np.copyto(target, mean if i == 0 else 0)
+                for each in self._conversations.values():
+                    each.say_ready()
 
     def close(self) -> None:
         """Let go of the center and of all links."""
@@ -346,19 +258,7 @@ class Courier:
             self._center.close()
 
 
-def _finite(array: Array) -> bool:
-    """Tell whether all numbers are finite; a sum of finite ones that overflows counts as not."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return bool(np.isfinite(array.sum()))
-
-
 def be_nice() -> None:
     """Leave the processor to the workers; but not so far that they wait for a lock while this process has no core."""
     with contextlib.suppress(OSError):
         os.nice(_NICE)
-
-
-def _share() -> float:
-    """Return the part of its time that the courier may compute: little where the workers keep all cores busy."""
-    idle = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
-    return _BUSY if idle > _IDLE_CORES else _BUSY_ON_A_FULL_MACHINE

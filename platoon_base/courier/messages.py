@@ -88,17 +88,17 @@ class Combine(msgspec.Struct, frozen=True, tag="combine"):
     number : int
     hosts : list of int
         Whose contributions count: all hosts of the round have them.
-    behind : list of int
-        Hosts of the round whose center is not at the round of the others.
+    base : int
+        The round that the centers of these are at; a host whose center is behind asks another one for it first.
     source : int
-        The host that gives those its center first.
+        A host whose center is not behind.
     idle : list of int
         Hosts without workers in this round, to which the source gives its center after the step.
     """
 
     number: int
     hosts: list[int]
-    behind: list[int]
+    base: int
     source: int
     idle: list[int]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.courier import messages as between
-from platoon_base.courier.courier import Courier, MovableCenter, be_nice
+from platoon_base.courier.courier import Courier, OpenCenter, be_nice
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules.hosts import hosts_rule
 from platoon_base.shm.hidden_names import HiddenName
@@ -70,7 +70,7 @@ def _begin(order: between.Begin, news: int) -> Courier:
 
     centers, rule = HostCenters(HiddenName(Path(path), prefix)), hosts_rule(order.rule)
 
-    def open_center() -> MovableCenter:
+    def open_center() -> OpenCenter:
         return centers.watch(layout, COURIER)
 
     return Courier(order.world, open_center, layout, rule, order.every_s, order.filled, tell)

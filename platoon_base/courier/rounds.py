@@ -7,7 +7,7 @@ from typing import Protocol
 
 from platoon_base.centers.round_totals import HostsRounds, RoundTotals
 from platoon_base.courier import messages as between
-from platoon_base.courier.exchange import TOTALS, Conversation
+from platoon_base.courier.conversation import TOTALS, Conversation
 
 __all__ = ["HostsRound"]
 
@@ -24,7 +24,9 @@ class HostsRound:
     """The latest round, as far as this host knows it.
 
     First all hosts exchange what their workers have contributed. When this one has all, it says so; when all hosts have
-    said so, the first host of the job tells whose contributions count, so that all hosts add up the same.
+    said so, the first host of the job tells whose contributions count, so that all hosts add up the same. A host that
+    cannot, since its center is behind, or since its courier was started again and lacks what a lost host had sent, asks
+    another one for the center.
 
     Parameters
     ----------
@@ -43,10 +45,12 @@ class HostsRound:
         self._host, self._rounds, self._courier, self._tell = host, rounds, courier, tell
         self._gather: between.Gather | None = None
         self._combine: between.Combine | None = None
-        self._idle: list[int] = []
         self._own = rounds.new_totals()
+        self._theirs: dict[int, RoundTotals] = {}  # by host; kept until the next round, also if the host is lost
+        self._spare: list[RoundTotals] = []
         self._sent: dict[int, Conversation] = {}  # by host, the link by which it got this host's contributions
-        self._told = self._given = False
+        self._asked: tuple[Conversation, int] | None = None  # who was asked for a center, and of which round
+        self._told = self._ended = self._given = False
 
     def obey(self, order: between.Gather | between.Combine) -> None:
         """Begin a round, or end it."""
@@ -54,29 +58,43 @@ class HostsRound:
             if any(conversation.sending for conversation in self._sent.values()):
                 self._own = self._rounds.new_totals()  # the other memory is still to be sent
             self._own.number = 0
-            self._gather, self._combine, self._sent, self._told, self._given = order, None, {}, False, False
+            self._spare += self._theirs.values()
+            self._theirs, self._sent, self._asked = {}, {}, None
+            self._gather, self._combine, self._told, self._ended, self._given = order, None, False, False, False
         elif self._gather is not None and order.number == self._gather.number:
             self._combine = order
 
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
-        """Go on with the round as far as possible."""
+        """Go on with the round as far as possible; after its end, give to who still needs something of it."""
         for conversation in conversations.values():
-            if conversation.totals is None:
-                conversation.totals = self._rounds.new_totals()
-        gather = self._gather
-        if gather is not None:
-            if self._own.number != gather.number and not self._rounds.read(self._own, gather.number):
-                return
+            if conversation.room is None:
+                conversation.room = self._spare.pop() if self._spare else self._rounds.new_totals()
+        gather, combine = self._gather, self._combine
+        if gather is None:
+            return
+        for host, conversation in conversations.items():
+            totals = conversation.take_totals(gather.number)
+            if totals is not None:
+                self._theirs[host] = totals
+        if self._has_own(gather.number):
             self._send(gather, conversations)
             if not self._told:
-                self._tell_if_complete(gather, conversations, lost)
-            if self._combine is not None and self._end(gather, self._combine, conversations):
-                self._gather, self._idle = None, list(self._combine.idle)
-        if self._idle and self._combine is not None and self._rounds.made >= self._combine.number:
-            for host in self._idle:
-                if self._combine.source == self._host and host in conversations:
-                    self._courier.give_center(conversations[host])
-            self._idle = []
+                self._tell_if_complete(gather, lost)
+        if combine is not None and not self._ended:
+            self._ended = self._end(combine, conversations)
+        if combine is not None and self._ended and not self._given and self._rounds.made >= combine.number:
+            self._give(combine, conversations)
+
+    def _has_own(self, number: int) -> bool:
+        """Copy what this host has contributed, unless that was done; the courier before may have ended the round."""
+        if self._own.number == number:
+            return True
+        if self._rounds.made >= number or not self._rounds.read(self._own, number):
+            return False
+        if self._rounds.made >= number:  # meanwhile: the workers go on, and what was read may be of the next round
+            self._own.number = 0
+            return False
+        return True
 
     def _send(self, gather: between.Gather, conversations: Mapping[int, Conversation]) -> None:
         """Send this host's contributions by every link by which they did not go yet."""
@@ -86,34 +104,41 @@ class HostsRound:
                 self._sent[host] = conversation
                 conversation.post(TOTALS, self._own.buffer)
 
-    def _tell_if_complete(
-        self, gather: between.Gather, conversations: Mapping[int, Conversation], lost: set[int]
-    ) -> None:
-        bases = {self._host: self._own.base}
-        for host in gather.hosts:
-            totals = self._totals_of(host, gather.number, conversations)
-            if totals is not None:
-                bases[host] = totals.base
-            elif host not in lost:
-                return
-        self._told = True
-        self._tell(between.Gathered(gather.number, bases))
+    def _tell_if_complete(self, gather: between.Gather, lost: set[int]) -> None:
+        found = {**self._theirs, self._host: self._own}
+        if all(host in found or host in lost for host in gather.hosts):
+            self._told = True
+            self._tell(between.Gathered(gather.number, {host: found[host].base for host in sorted(found)}))
 
-    def _totals_of(self, host: int, number: int, conversations: Mapping[int, Conversation]) -> RoundTotals | None:
-        if host == self._host:
-            return self._own
-        conversation = conversations.get(host)
-        return None if conversation is None or conversation.round != number else conversation.totals
-
-    def _end(self, gather: between.Gather, combine: between.Combine, conversations: Mapping[int, Conversation]) -> bool:
+    def _end(self, combine: between.Combine, conversations: Mapping[int, Conversation]) -> bool:
         """Let the workers make the step, once this host has what it takes; tells whether it has."""
-        if combine.source == self._host and not self._given:
-            self._given = True
-            for host in combine.behind:  # before a worker here can make the step
+        if self._rounds.are_gathered(combine.number):
+            return True
+        own = {self._host: self._own} if self._own.number == combine.number else {}
+        totals = [{**self._theirs, **own}.get(host) for host in combine.hosts]
+        found = [each for each in totals if each is not None]
+        if len(found) < len(totals):
+            self._ask(combine, combine.number, conversations)
+            return False
+        if self._rounds.made < combine.base:
+            self._ask(combine, combine.base, conversations)
+            return False
+        return self._rounds.gather(found, combine.number)
+
+    def _ask(self, combine: between.Combine, number: int, conversations: Mapping[int, Conversation]) -> None:
+        """Ask another host for its center of a round or a later one, again if the link by which it was asked is gone."""
+        if self._asked is not None and self._asked[1] == number and self._asked[0] in conversations.values():
+            return
+        for host in [combine.source, *combine.hosts, *conversations]:
+            if host in conversations:
+                conversations[host].ask(number)
+                self._asked = conversations[host], number
+                return
+
+    def _give(self, combine: between.Combine, conversations: Mapping[int, Conversation]) -> None:
+        """Give the center of the round to the hosts that had no workers in it."""
+        self._given = True
+        if combine.source == self._host:
+            for host in combine.idle:
                 if host in conversations:
                     self._courier.give_center(conversations[host])
-        elif self._host in combine.behind and self._rounds.made == self._own.base:
-            return False  # the center of the others has yet to come
-        found = [self._totals_of(host, gather.number, conversations) for host in combine.hosts]
-        totals = [each for each in found if each is not None]
-        return len(totals) == len(found) and self._rounds.gather(totals, gather.number)

@@ -61,6 +61,5 @@ class RoundTable:
         # Who is left has its center; the values of a host that was lost meanwhile may not be had any more.
         latest = max(bases[host] for host in self._has)
         ahead = [host for host in self._has if bases[host] == latest]
-        behind = sorted(set(self._has) - set(ahead))
         counted = sorted(host for host in everywhere if bases[host] == latest)
-        return Combine(gather.number, counted, behind, min(ahead), self._idle)
+        return Combine(gather.number, counted, latest, min(ahead), self._idle)

@@ -3,7 +3,10 @@
 Their processes, and what launchers do about them, are in jobs/test_two_hosts.py.
 """
 
+import contextlib
 import os
+import socket
+import threading
 import time
 import uuid
 
@@ -11,9 +14,10 @@ import numpy as np
 import pytest
 
 from platoon_base.centers.host import COURIER, HostCenters
+from platoon_base.courier import background
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
-from platoon_base.courier.exchange import weighted_mean
+from platoon_base.courier.background import weighted_mean
 from platoon_base.hosts.world import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
@@ -32,9 +36,9 @@ def model(value):
 class Host:
     """One host: its center, a worker of it, and its courier."""
 
-    def __init__(self, world, start, rule, hosts_rule, every_s=0.0, filled=None):
+    def __init__(self, world, start, rule, hosts_rule, every_s=0.0, filled=None, make=model):
         self.world, self.rule = world, rule
-        self.params = model(start)
+        self.params = make(start)
         self.layout = Layout.of(self.params)
         name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.centers = HostCenters(name, workers=2, several_hosts=True)
@@ -72,17 +76,22 @@ class Hosts:
         rule, hosts_rule = rule or EASGD(0.5), hosts_rule or AverageHosts()
         self.hosts = [Host(world, start, rule, hosts_rule, **options) for world, start in zip(worlds, starts)]
 
-    def introduce(self):
+    def introduce(self, wire=None):
         peers = {}
         for number, host in enumerate(self.hosts):
             (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
-            peers[number] = (listening.address, listening.port, listening.token)
+            port = listening.port if wire is None else wire.to(listening.port)
+            peers[number] = (listening.address, port, listening.token)
         for host in self.hosts:
             host.courier.obey(between.Peers(peers))
 
     def made(self):
         for host in self.hosts:
             host.courier.obey(between.Made())
+
+    def until_linked(self):
+        others = len(self.hosts) - 1
+        self.until(lambda: all(len(host.courier.partners) == others for host in self.hosts))
 
     def until(self, condition, hosts=None, timeout_s=20):
         deadline = time.monotonic() + timeout_s
@@ -103,6 +112,55 @@ class Hosts:
     def __exit__(self, *exc_info):
         for host in self.hosts:
             host.close()
+
+
+class SlowWire:
+    """Connections through this process that carry so many bytes a second in each direction."""
+
+    def __init__(self, bytes_per_s):
+        self.bytes_per_s, self.block = bytes_per_s, 32768
+        self.sockets, self.threads = [], []
+
+    def to(self, port):
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.sockets.append(listening)
+        self.start(self.accept, listening, port)
+        return listening.getsockname()[1]
+
+    def start(self, target, *args):
+        self.threads.append(threading.Thread(target=target, args=args))
+        self.threads[-1].start()
+
+    def accept(self, listening, port):
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = listening.accept()
+                far = socket.create_connection(("127.0.0.1", port))
+                self.sockets += [near, far]
+                for sock in (near, far):
+                    for option in (socket.SO_RCVBUF, socket.SO_SNDBUF):
+                        sock.setsockopt(socket.SOL_SOCKET, option, self.block)
+                self.start(self.carry, near, far)
+                self.start(self.carry, far, near)
+
+    def carry(self, source, target):
+        with contextlib.suppress(OSError):
+            while data := source.recv(self.block):
+                target.sendall(data)
+                time.sleep(len(data) / self.bytes_per_s)
+            target.shutdown(socket.SHUT_WR)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exc_info):
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+            sock.close()
+        for thread in self.threads:
+            thread.join(10)
+            assert not thread.is_alive()
 
 
 def require_equal(arrays, others, **tolerance):
@@ -137,6 +195,7 @@ def test_centers_come_to_their_mean_weighted_by_workers(workers):
     starts = [float(i) for i in range(len(workers))]
     with Hosts(starts, workers=workers, filled=True) as group:
         group.introduce()
+        group.until_linked()
         group.made()
         group.until_exchanged()
         mean = np.average(starts, weights=workers)
@@ -221,6 +280,58 @@ def test_a_center_with_nan_spreads_it_to_no_other_host(caplog):
         for host in (group.hosts[0], group.hosts[2]):
             require_equal(host.values(), model(4.0))
     assert len([r for r in caplog.records if "NaN" in r.getMessage() and "host 1" in r.getMessage()]) >= 1
+
+
+def test_a_host_whose_own_center_has_nan_takes_part_again_once_that_is_over(caplog):
+    with Hosts([np.nan, 4.0], filled=True) as group:
+        group.introduce()
+        group.until_linked()
+        group.made()
+        group.until(lambda: any("host 0" in record.getMessage() for record in caplog.records))
+        group.hosts[0].center.write(model(2.0), True, 10)
+        group.until_exchanged()
+        for host in group.hosts:
+            require_equal(host.values(), model(3.0))
+    assert len([record for record in caplog.records if "host 0" in record.getMessage()]) == 2  # each says it once
+
+
+def test_large_numbers_of_half_precision_are_exchanged():
+    def make(value):
+        return [np.full(40000, value, "float16")]  # the sum of which is more than float16 can hold
+
+    with Hosts([10.0, 20.0], filled=True, make=make) as group:
+        group.introduce()
+        group.until_linked()
+        group.made()
+        group.until_exchanged()
+        for host in group.hosts:
+            require_equal(host.values(), make(15.0))
+
+
+@pytest.mark.parametrize("filled", [True, None])
+def test_an_exchange_that_takes_longer_than_patience_is_made(filled, monkeypatch):
+    monkeypatch.setattr(background, "PATIENCE_S", 1.0)
+
+    def make(value):
+        return [np.full(2_000_000, value, "float32")]
+
+    with Hosts([1.0, 3.0], filled=filled, make=make) as group, SlowWire(3e6) as wire:
+        group.introduce(wire)
+        group.until_linked() if filled else None
+        group.made()
+        group.until(lambda: all(host.exchanges for host in group.hosts), timeout_s=60)
+        for host in group.hosts:
+            require_equal(host.values(), make(2.0 if filled else 1.0))
+
+
+def test_a_host_that_is_left_out_again_and_again_is_named(caplog, monkeypatch):
+    monkeypatch.setattr(background, "PATIENCE_S", 0.1)
+    with Hosts([0.0, 3.0], filled=True) as group:
+        group.introduce()
+        group.until_linked()
+        group.made()
+        group.until(lambda: any("left out of 3" in r.getMessage() for r in caplog.records), group.hosts[:1])
+    assert "host 1" in caplog.text
 
 
 def test_another_key_opens_no_link():

@@ -19,7 +19,7 @@ def test_all_count_when_all_have_all():
     everyone = Gathered(7, {0: 6, 1: 6, 2: 6})
     assert table.gathered(1, everyone) is None
     assert table.gathered(0, everyone) is None
-    assert table.gathered(2, everyone) == Combine(7, [0, 1, 2], [], 0, [])
+    assert table.gathered(2, everyone) == Combine(7, [0, 1, 2], 6, 0, [])
     assert table.gathered(2, everyone) is None  # a courier that was started again says it again
 
 
@@ -27,7 +27,7 @@ def test_what_a_lost_host_sent_to_some_only_counts_nowhere():
     table = begun([0, 1, 2])
     table.gathered(0, Gathered(7, {0: 6, 1: 6, 2: 6}))
     table.gathered(1, Gathered(7, {0: 6, 1: 6}))
-    assert table.lose(2) == Combine(7, [0, 1], [], 0, [])
+    assert table.lose(2) == Combine(7, [0, 1], 6, 0, [])
     assert table.lose(2) is None
 
 
@@ -35,7 +35,7 @@ def test_what_a_lost_host_sent_to_all_counts_everywhere():
     table = begun([0, 1, 2])
     assert table.lose(2) is None
     table.gathered(0, Gathered(7, {0: 6, 1: 6, 2: 6}))
-    assert table.gathered(1, Gathered(7, {0: 6, 1: 6, 2: 6})) == Combine(7, [0, 1, 2], [], 0, [])
+    assert table.gathered(1, Gathered(7, {0: 6, 1: 6, 2: 6})) == Combine(7, [0, 1, 2], 6, 0, [])
 
 
 def test_a_host_behind_gets_the_center_of_one_that_is_not():
@@ -44,7 +44,7 @@ def test_a_host_behind_gets_the_center_of_one_that_is_not():
     for host in (0, 1):
         table.gathered(host, Gathered(7, bases))
     assert table.lose(4) is None
-    assert table.gathered(2, Gathered(7, bases)) == Combine(7, [1, 2], [0], 1, [3])
+    assert table.gathered(2, Gathered(7, bases)) == Combine(7, [1, 2], 6, 1, [3])
 
 
 def test_a_lost_host_that_was_ahead_of_all_others_holds_nobody_up():
@@ -52,7 +52,7 @@ def test_a_lost_host_that_was_ahead_of_all_others_holds_nobody_up():
     bases = {0: 5, 1: 5, 2: 6}
     table.lose(2)
     table.gathered(0, Gathered(7, bases))
-    assert table.gathered(1, Gathered(7, bases)) == Combine(7, [0, 1], [], 0, [])
+    assert table.gathered(1, Gathered(7, bases)) == Combine(7, [0, 1], 5, 0, [])
 
 
 def test_news_of_an_earlier_round_changes_nothing():

@@ -1,0 +1,213 @@
+"""Exchanges in the background: copies of centers go to all hosts, and each center moves by what the rule says."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from platoon_base.courier import messages as between
+from platoon_base.courier.conversation import COPY, Conversation, flat_copy
+from platoon_base.hosts.world import World
+from platoon_base.layout import Layout
+from platoon_base.rules.hosts import HostsRule
+
+__all__ = ["BackgroundExchanges", "weighted_mean"]
+
+log = logging.getLogger(__name__)
+
+Array = np.ndarray[Any, Any]
+
+PATIENCE_S = 2.5  # that a host by whose link nothing goes is waited for
+_BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
+_REPORT_S = 1.0
+_OFTEN = 3  # exchanges without a host, one after the other
+
+
+class MovingCenter(Protocol):
+    """The center of this host; see `platoon_base.centers.host.HostCenter`."""
+
+    def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
+        """Copy the values and the rule's states."""
+        ...
+
+    def move(self, by: Sequence[Array]) -> bool:
+        """Move it and its workers; False if a part was left out."""
+        ...
+
+
+class BackgroundExchanges:
+    """The exchanges of one host, one after the other, while its workers go on.
+
+    An exchange copies the center, stripe by stripe, sends the copy to every host that there is a link to, waits for
+    theirs, and moves center and workers. A host by whose link nothing goes is left out this time.
+
+    Parameters
+    ----------
+    world : World
+    layout : Layout
+    rule : HostsRule
+    every_s : float
+        Seconds from the beginning of one exchange to that of the next, at least.
+    tell : callable
+        Takes messages for the launcher.
+
+    Attributes
+    ----------
+    count : int
+        How often this host's center was moved.
+    """
+
+    def __init__(
+        self, world: World, layout: Layout, rule: HostsRule, every_s: float, tell: Callable[[between.News], None]
+    ) -> None:
+        self._world, self._rule, self._every_s, self._tell = world, rule, every_s, tell
+        self._states = [layout.empty() for _ in rule.states]
+        self._members: frozenset[int] = frozenset()
+        self._buffer, self._copy = flat_copy(layout)
+        self._peers: dict[int, Conversation] | None = None  # whose copies are awaited; None between exchanges
+        self._began = self._next = self._next_report = 0.0
+        self._busy_s = 0.0  # of this exchange
+        self._missed: dict[int, int] = {}  # by host, exchanges that it was left out of since the last one with it
+        self._diverged: set[int] = set()
+        self.count = 0
+
+    def has_new_link(self) -> None:
+        """Take note of a courier that was started again perhaps: the rule's states are no more alike on all hosts."""
+        self._members = frozenset()
+
+    def was_busy(self, seconds: float) -> None:
+        """Take note of processor time that sending and receiving took."""
+        self._busy_s += seconds
+
+    def step(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
+        """Go on as far as possible; returns the hosts whose links are to begin anew, since they take no more."""
+        if self._peers is None:
+            self._begin(center, conversations)
+            return set()
+        return self._end(center, conversations)
+
+    def _begin(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> None:
+        """Copy the center and send the copy, when it is time, or another host has done so."""
+        peers = {host: each for host, each in conversations.items() if each.ready and not each.sending}
+        now = time.monotonic()
+        waits = any(each.fresh for each in peers.values())
+        if not peers or now < self._next - (self._every_s if waits else 0):
+            return
+        began = time.process_time()
+        values, _ = center.snapshot()
+        for target, value in zip(self._copy, values):
+            np.copyto(target, value)
+        for conversation in peers.values():
+            conversation.post(COPY, self._buffer)
+        self._peers, self._began = peers, now
+        self._busy_s += time.process_time() - began
+
+    def _end(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
+        """Move the center when all copies have come, but for hosts by whose links nothing goes."""
+        peers = {host: each for host, each in (self._peers or {}).items() if conversations.get(host) is each}
+        now = time.monotonic()
+        unfinished = {host: each for host, each in peers.items() if each.sending or not each.fresh}
+        late = {host for host, each in unfinished.items() if now > max(self._began, each.moved_at) + PATIENCE_S}
+        if len(late) < len(unfinished):
+            return set()
+        self._peers = None
+        fresh = [host for host, each in peers.items() if each.fresh]
+        if fresh:
+            self._move(center, {host: peers[host] for host in fresh})
+        elif not peers:  # all links are gone, and so is what is left of this exchange
+            return set()
+        self._note_missing(late - set(fresh), fresh)
+        # Not more often than asked for, nor than leaves the processor to others.
+        self._next = max(self._began + self._every_s, now + self._busy_s * (1 / _share() - 1))
+        self._busy_s = 0.0
+        if fresh and now >= self._next_report:
+            self._next_report = now + _REPORT_S
+            self._tell(between.Exchanged(self.count, [self._world.host, *sorted(fresh)], now - self._began))
+        return {host for host in late if peers[host].sending}  # whose memory is about to change
+
+    def _note_missing(self, missing: set[int], fresh: Sequence[int]) -> None:
+        for host in fresh:
+            self._missed.pop(host, None)
+        for host in missing:
+            self._missed[host] = self._missed.get(host, 0) + 1
+            if self._missed[host] == _OFTEN:
+                log.warning(
+                    "host %d was left out of %d exchanges one after the other: nothing came from it, or went to it, "
+                    "for %g s each time; until that changes, these hosts and that one train by themselves",
+                    host, _OFTEN, PATIENCE_S,
+                )  # fmt: skip
+
+    def _move(self, center: MovingCenter, fresh: Mapping[int, Conversation]) -> None:
+        began = time.process_time()
+        finite = {host: each for host, each in fresh.items() if self._is_finite(host, each.theirs)}
+        if self._is_finite(self._world.host, self._copy) and finite:
+            self._move_by(center, finite)
+        for conversation in fresh.values():  # what comes next may be received
+            conversation.fresh = False
+        self._busy_s += time.process_time() - began
+
+    def _move_by(self, center: MovingCenter, fresh: Mapping[int, Conversation]) -> None:
+        weights = [float(self._world.workers[host]) for host in [self._world.host, *fresh]]
+        means = weighted_mean([self._copy, *(each.theirs for each in fresh.values())], weights)
+        if self._members != frozenset(fresh):
+            self._members = frozenset(fresh)
+            self._restart_rule(means)
+        moves = []
+        for i, (own, mean) in enumerate(zip(self._copy, means)):
+            state = tuple(array[i].reshape(-1) for array in self._states)
+            moves.append(self._rule.correction(own.reshape(-1), mean.reshape(-1), state).reshape(own.shape))
+        if not center.move(moves):
+            log.warning("a part of the center was held for long, and was not moved this time")
+        self.count += 1
+
+    def _is_finite(self, host: int, values: Sequence[Array]) -> bool:
+        """Tell whether a host's copy holds finite numbers; if not it is left out, with a warning."""
+        if all(map(_finite, values)):
+            self._diverged.discard(host)
+            return True
+        if host not in self._diverged:
+            self._diverged.add(host)
+            log.warning(
+                "the center of host %d holds NaN or infinity: it is left out of exchanges until that is over; has "
+                "training diverged there? A lower learning rate helps",
+                host,
+            )
+        return False
+
+    def _restart_rule(self, means: list[Array]) -> None:
+        """Start the rule's states anew from where the hosts are: another set of them takes part now."""
+        for i, state in enumerate(self._states):
+            for target, mean in zip(state, means):
+                np.copyto(target, mean if i == 0 else 0)
+
+
+def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -> list[Array]:
+    """Return the mean of several hosts' copies, array by array; half-precision numbers are added in float32."""
+    total = sum(weights)
+    means = []
+    for arrays in zip(*copies):
+        dtype = arrays[0].dtype
+        wide = np.dtype("f4") if dtype.itemsize < 4 else dtype
+        mean = arrays[0].astype(wide) * wide.type(weights[0] / total)
+        for array, weight in zip(arrays[1:], weights[1:]):
+            mean += array.astype(wide, copy=False) * wide.type(weight / total)
+        means.append(mean.astype(dtype, copy=False))
+    return means
+
+
+def _finite(array: Array) -> bool:
+    """Tell whether all numbers are finite."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = array.sum(dtype="f4" if array.dtype.itemsize < 4 else array.dtype)  # faster than to ask each
+        return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
+
+
+def _share() -> float:
+    """Return the part of its time that the courier may compute: little where the workers keep all cores busy."""
+    idle = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
+    return _BUSY if idle > _IDLE_CORES else _BUSY_ON_A_FULL_MACHINE

@@ -1,0 +1,160 @@
+"""What goes between two couriers: copies of centers, and totals of rounds; one of each at a time in each direction."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from platoon_base.centers.round_totals import RoundTotals
+from platoon_base.layout import Layout
+from platoon_base.links.stream import LONGEST_PAYLOAD, BrokenStreamError, Stream
+
+__all__ = ["COPY", "TOTALS", "Conversation", "flat_copy"]
+
+Array = np.ndarray[Any, Any]
+
+# Kinds of records: of a copy to average; a question for a whole center, at a round that is the record's offset or a
+# later one; its size, likewise; its content; of a round's totals; "my center is filled".
+COPY, _ASK, _SIZE, _WHOLE, TOTALS, _READY = 1, 2, 3, 4, 5, 6
+_WITHOUT_CONTENT = (_ASK, _SIZE, _READY)
+_MOST_STATES = 64
+
+
+def flat_copy(layout: Layout) -> tuple[memoryview, list[Array]]:
+    """Make room for the copy of a center: as bytes, and as the arrays in them."""
+    buffer = bytearray(layout.nbytes)
+    return memoryview(buffer), layout.views(buffer)
+
+
+class Conversation:
+    """One link to the courier of another host; a `Receiver` of its records.
+
+    Parameters
+    ----------
+    stream : Stream
+    layout : Layout
+
+    Attributes
+    ----------
+    theirs : list of ndarray
+        The latest copy of the other host's center.
+    fresh : bool
+        Whether that is whole, and was not used yet. While it is, nothing more is received into it.
+    ready : bool
+        Whether the other host's center is filled, so that it can exchange.
+    asked : int or None
+        The other host has asked for this one's center, once that is at this round or a later one.
+    room : RoundTotals or None
+        Where the other host's contributions to a round are received; they wait while there is none.
+    moved_at : float
+        When something was sent or received last, by the monotonic clock.
+    """
+
+    def __init__(self, stream: Stream, layout: Layout) -> None:
+        self.stream = stream
+        self._buffer, self.theirs = flat_copy(layout)
+        self._most_whole = layout.nbytes * (1 + _MOST_STATES) + 8
+        self._whole = bytearray(0)
+        self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0}
+        self.fresh = self.ready = self._has_whole = False
+        self.asked: int | None = None
+        self.room: RoundTotals | None = None
+        self._round = 0  # whose totals have all come
+        self.moved_at = time.monotonic()
+
+    def talk(self) -> None:
+        """Send what the system takes, and receive what is there; raises `BrokenStreamError`."""
+        sent = self.stream.push()
+        if self.stream.pull(self) or sent:
+            self.moved_at = time.monotonic()
+
+    @property
+    def sending(self) -> bool:
+        """Whether something is still to be sent."""
+        return self.stream.sent != self.stream.posted
+
+    def post(self, kind: int, data: memoryview) -> None:
+        """Send a copy; its memory must not change until `sending` is over."""
+        for at in range(0, len(data), LONGEST_PAYLOAD):
+            self.stream.post(kind, at, data[at : at + LONGEST_PAYLOAD])
+
+    def say_ready(self) -> None:
+        """Let the other host know that the center of this one is filled."""
+        self.stream.post(_READY, 0, b"")
+
+    def ask(self, number: int) -> None:
+        """Ask for the other host's center, at round ``number`` or a later one."""
+        self.stream.post(_ASK, number, b"")
+
+    def post_whole(self, data: memoryview) -> None:
+        """Send a whole center; see `post`."""
+        self.stream.post(_SIZE, len(data), b"")
+        self.post(_WHOLE, data)
+
+    def take_whole(self) -> bytearray | None:
+        """Return the other host's center if one has come since the last call."""
+        if not self._has_whole:
+            return None
+        self._has_whole = False
+        return self._whole
+
+    def take_totals(self, number: int) -> RoundTotals | None:
+        """Return what the other host has contributed to a round if all of it has come; it belongs to the caller."""
+        if self._round != number:
+            return None
+        totals, self.room, self._round = self.room, None, 0
+        return totals
+
+    @property
+    def waits(self) -> bool:
+        """Whether what has come next has to wait for this host."""
+        return self.stream.held and (self.fresh or self.room is None)
+
+    def place(self, tag: int, offset: int, length: int) -> memoryview | None:
+        """See `Receiver.place`."""
+        if tag in _WITHOUT_CONTENT:
+            return memoryview(bytearray(0))
+        if (tag == COPY and self.fresh) or (tag == TOTALS and self.room is None):
+            return None
+        target = self._target(tag)
+        if offset + length > len(target):
+            raise BrokenStreamError(
+                f"got bytes {offset} to {offset + length} of kind {tag}, and expected {len(target)}"
+            )
+        if tag == TOTALS:
+            self._round = 0
+        return target[offset : offset + length]
+
+    def _target(self, tag: int) -> memoryview:
+        """Return where records of a kind belong; nowhere if there are none of this kind."""
+        if tag == COPY:
+            return self._buffer
+        if tag == TOTALS and self.room is not None:
+            return self.room.buffer
+        return memoryview(self._whole if tag == _WHOLE else b"")
+
+    def done(self, tag: int, offset: int, length: int) -> None:
+        """See `Receiver.done`."""
+        if tag == _ASK:
+            self.asked = offset
+        elif tag == _READY:
+            self.ready = True
+        elif tag == _SIZE:
+            if offset > self._most_whole:
+                raise BrokenStreamError(f"got a center of {offset} bytes, and expected at most {self._most_whole}")
+            self._whole, self._received[_WHOLE], self._has_whole = bytearray(offset), 0, False
+        else:
+            self._received[tag] += length
+            if self._received[tag] == len(self._target(tag)):
+                self._received[tag] = 0
+                self._is_whole(tag)
+
+    def _is_whole(self, tag: int) -> None:
+        if tag == COPY:
+            self.fresh = True
+        elif tag == _WHOLE:
+            self._has_whole = True
+        elif self.room is not None:
+            self._round = self.room.number
