@@ -14,18 +14,16 @@ from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host_memory import (
     CONTROLLER,
     COURIER,
-    FREE,
-    NOBODY,
     Shape,
-    byte_of,
     holders_on,
-    lock_bytes,
     no_holders,
+    overwrites_on,
 )
 from platoon_base.centers.host_rounds import Rounds, open_rounds
 from platoon_base.centers.host_shift import Shift
 from platoon_base.centers.round_totals import HostsRounds
-from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, copy_all, cut, lock_all
+from platoon_base.centers.stripe_locks import StripeLocks
+from platoon_base.centers.stripes import Stripe, copy_all, cut
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, end_momentum, local_sources
@@ -40,8 +38,6 @@ log = logging.getLogger(__name__)
 
 STRIPE_BYTES = 1 << 21  # the least: large against the cost of a lock
 STRIPES_EACH = 4  # for each of several workers, so that a free one is always found
-_GOLDEN = 0.618034
-_GLANCE_S = 0.02
 # A stripe is worked on for milliseconds: a worker that holds it for so long is stopped, or has no processor.
 PATIENCE_S = 3.0
 _LEAST_S = 1.0  # to visit the stripes in, after a wait for other hosts
@@ -75,6 +71,8 @@ class HostCenter:
     ----------
     over_hosts : HostsRounds or None
         The rounds as those of several hosts.
+    overwrites : Overwrites
+        What other hosts have to get.
     values : list of ndarray
         The center's memory, one array for each parameter.
     states : list of list of ndarray
@@ -93,12 +91,11 @@ class HostCenter:
         gone: Callable[[int], bool] = lambda rank: False,
     ) -> None:
         self._segment = segment
-        self._gone = gone
-        self._in_place_of: dict[int, int] = {}  # stripes locked here by their second byte, and their dead holders
         self._layout = layout
         self._rank = rank
         pieces = layout.stripes(shape.stripe_bytes)
         self._holders = holders_on(segment, len(pieces))
+        self._several_hosts, self.overwrites = shape.several_hosts, overwrites_on(segment)
         first, step = shape.buffers_start(layout), layout.nbytes
         self.values = center = layout.views(segment.buffer, first)
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(shape.states)]
@@ -107,6 +104,7 @@ class HostCenter:
         self._stripes = [
             Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
         ]
+        self._locks = StripeLocks(segment, self._stripes, rank, gone)
         behind = first + step * (1 + shape.states)
         self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states) if shape.rounds else None
         remembering = [state for state, source in zip(self._local_states, local_sources) if source is None]
@@ -138,11 +136,13 @@ class HostCenter:
 
         left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
-            raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
+            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
         left_out = {stripe.index: int(stripe.holder["visits"]) for stripe in left}
         self.whole = not left_out
         if left_out.keys() - self._left_out.keys():
-            log.warning("rank %d leaves out what another holds: %s", self._rank, self._timeout_text(left, PATIENCE_S))
+            log.warning(
+                "rank %d leaves out what another holds: %s", self._rank, self._locks.timeout_text(left, PATIENCE_S)
+            )
         self._left_out = left_out
         return min(refusals, default=None)
 
@@ -189,7 +189,7 @@ class HostCenter:
 
         left = self._visit(visit, True, timeout_s)
         if left:
-            raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
+            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
         return min(refusals, default=None)
 
     def read(self, out: Sequence[Array], locked: bool, timeout_s: float, begin: bool = False) -> None:
@@ -204,19 +204,14 @@ class HostCenter:
 
         left = self._visit(copy, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
-            raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
+            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
         for stripe in left:
             copy(stripe)
         if begin and self._rounds is not None:
             self._rounds.begin()
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
-        """See `Center.write`."""
-        if self.over_hosts is not None:
-            raise ConfigurationError(
-                "in a job on several hosts a rule that waits keeps the centers of all hosts alike, so no worker may "
-                "change that of its own host: give the values to the parameters, and synchronize"
-            )
+        """See `Center.write`; in a job on several hosts it returns once all of them have the values."""
         momenta = [state for i, state in enumerate(self.states) if i not in self._local_sources]
 
         def copy(stripe: Stripe) -> None:
@@ -225,9 +220,40 @@ class HostCenter:
                 end_momentum(momentum, c, value)
             self._put(stripe, new)
 
+        if self._several_hosts:
+            self._overwrite(copy, timeout_s)
+            return
         left = self._visit(copy, locked, timeout_s)
         if left:
-            raise CollectiveTimeoutError(self._timeout_text(left, timeout_s))
+            raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
+
+    def _overwrite(self, work: Callable[[Stripe], None], timeout_s: float) -> None:
+        """Do ``work`` on all stripes at once, and wait until the other hosts have the center."""
+        self._require_open()
+        deadline = time.monotonic() + timeout_s
+        with self._one_thread:
+            try:
+                if not self._locks.lock_all(deadline):
+                    taken = [stripe for stripe in self._stripes if stripe.holder["rank"] != self._rank]
+                    raise CollectiveTimeoutError(self._locks.timeout_text(taken, timeout_s))
+                for stripe in self._stripes:
+                    work(stripe)
+                count = self.overwrites.note()
+            finally:
+                self._locks.let_go()
+        self.overwrites.await_spread(count, max(deadline - time.monotonic(), _LEAST_S))
+
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Put another host's center, at round ``number``, in place of this one; False if a stripe stayed taken."""
+        if self.over_hosts is not None:
+            return self.over_hosts.replace(values, states, max(number, self.over_hosts.made))
+
+        def put(stripe: Stripe) -> None:
+            for state, given in zip(self.states, states):
+                copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
+            self._put(stripe, cut(values, stripe.pieces))
+
+        return not self._visit(put, True, PATIENCE_S)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """See `Center.fill`."""
@@ -252,12 +278,20 @@ class HostCenter:
             start = stripe.center if source is None else cut(self.states[source], stripe.pieces)
             copy_all(cut(state, stripe.pieces), start)
 
-    def move(self, by: Sequence[Array], timeout_s: float = PATIENCE_S) -> bool:
-        """Move the center by an array for each parameter, and its workers at their next visits; False if not all."""
+    def move(self, by: Sequence[Array], written: int, timeout_s: float = PATIENCE_S) -> bool:
+        """Move the center by an array for each parameter, and its workers at their next visits; False if not all.
+
+        Parts that a worker has overwritten meanwhile, so that ``overwrites.written`` is another, stay.
+        """
         shift = self._shift
         if shift is None:
             raise ConfigurationError("this center is that of a job on one host: no other moves it")
-        return not self._visit(lambda stripe: shift.move(stripe, cut(by, stripe.pieces)), True, timeout_s)
+
+        def move(stripe: Stripe) -> None:
+            if self.overwrites.written == written:
+                shift.move(stripe, cut(by, stripe.pieces))
+
+        return not self._visit(move, True, timeout_s)
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states, each stripe under its lock, so that they belong together.
@@ -284,16 +318,15 @@ class HostCenter:
 
             self._rounds.visit_between(
                 copy_every,
-                lambda deadline: lock_all(self._stripes, self._lock, deadline),
-                self._let_go,
+                lambda deadline: self._locks.lock_all(deadline),
+                self._locks.let_go,
                 PATIENCE_S,
             )
             return values, states
 
     def holder(self, stripe: int) -> int | None:
-        """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
-        rank = int(self._holders["rank"][stripe])
-        return None if rank == FREE else rank
+        """See `StripeLocks.holder`."""
+        return self._locks.holder(stripe)
 
     def finish(self) -> None:
         """See `Center.finish`: nothing is queued here."""
@@ -307,94 +340,18 @@ class HostCenter:
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
         self.over_hosts = None
         self._holders = no_holders()
+        self._locks.close()
 
     def _visit(
         self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int] | None = None
     ) -> list[Stripe]:
-        """Do ``work`` once on each stripe, under its lock; a stripe that is taken is come back to.
-
-        Returns those that stayed taken for ``timeout_s``. Those in ``stuck``, which stayed so the last time, are not
-        waited for if nobody has visited them since.
-        """
-        stuck = stuck or {}
-        stripes = self._stripes
+        """See `StripeLocks.visit`."""
         self._require_open()
-        start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)  # elsewhere than the other ranks
-        todo = stripes[start:] + stripes[:start]
-        if not locked:
-            for stripe in todo:
-                work(stripe)
-            return []
-        try:
-            return self._visit_locked(work, todo, timeout_s, stuck)
-        except BaseException:  # Ctrl-C may have come right after a lock was taken, or before it was freed
-            self._let_go()
-            raise
-
-    def _visit_locked(
-        self, work: Callable[[Stripe], None], todo: list[Stripe], timeout_s: float, stuck: Mapping[int, int]
-    ) -> list[Stripe]:
-        given_up: list[Stripe] = []
-        pause, began = FIRST_PAUSE_S, time.monotonic()
-        while todo:
-            taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
-            worked = len(todo) - len(taken)
-            now = time.monotonic()
-            # Not at once: a worker that has just locked a stripe has yet to count its visit.
-            known = stuck if now - began > _GLANCE_S else {}
-            hopeless = [stripe for stripe in taken if known.get(stripe.index) == int(stripe.holder["visits"])]
-            given_up += hopeless
-            todo = [stripe for stripe in taken if stripe not in hopeless]
-            if worked:
-                pause = FIRST_PAUSE_S
-            elif todo and now - began > timeout_s:
-                return given_up + todo
-            elif todo:
-                time.sleep(pause)
-                pause = min(2 * pause, LONGEST_PAUSE_S)
-        return given_up
-
-    def _work_locked(self, work: Callable[[Stripe], None], stripe: Stripe) -> bool:
-        if not self._lock(stripe):
-            return False
-        try:
-            work(stripe)
-        finally:
-            byte, dead = byte_of(stripe.index), self._in_place_of.pop(stripe.index, None)
-            stripe.holder["rank"] = FREE if dead is None else dead
-            self._segment.unlock(byte if dead is None else byte + 1)
-        return True
+        return self._locks.visit(work, locked, timeout_s, stuck or {})
 
     def _require_open(self) -> None:
         if self._segment.closed:
             raise ConfigurationError("the center is closed: nothing can be done after close()")
-
-    def _lock(self, stripe: Stripe) -> bool:
-        """Lock a stripe if it is free; the byte behind its own one if a child of the dead holder keeps that."""
-        byte = byte_of(stripe.index)
-        if not self._segment.try_lock(byte):
-            dead = int(stripe.holder["rank"])
-            if dead < 0 or not self._gone(dead) or not self._segment.try_lock(byte + 1):
-                return False
-            self._in_place_of[stripe.index] = dead
-        stripe.holder["visits"] += 1
-        stripe.holder["rank"] = self._rank
-        return True
-
-    def _let_go(self) -> None:
-        """Free every stripe that this handle may hold."""
-        for stripe in self._stripes:
-            if stripe.holder["rank"] == self._rank:
-                stripe.holder["rank"] = self._in_place_of.pop(stripe.index, FREE)
-        self._segment.unlock(*lock_bytes(len(self._holders)))
-
-    def _timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:
-        ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
-        who = ", ".join(NOBODY.get(r, f"rank {r}") for r in ranks) or "another worker"
-        return (
-            f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
-            "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
-        )
 
 
 class HostCenters:

@@ -7,16 +7,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.centers.host_rounds import WORDS, rounds_bytes
+from platoon_base.centers.overwrites import Overwrites
 from platoon_base.layout import Layout
 from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
 
-__all__ = ["COURIER", "FREE", "NOBODY", "Shape", "byte_of", "holders_on", "lock_bytes", "no_holders"]
+__all__ = ["COURIER", "FREE", "NOBODY", "Shape", "byte_of", "holders_on", "lock_bytes", "no_holders", "overwrites_on"]
 
 Array = np.ndarray[Any, Any]
 
 _MAGIC = b"PLTNCNTR"
-_VERSION = 6
+_VERSION = 7
 FREE, CONTROLLER, COURIER = -1, -2, -3  # holders that are no ranks
 NOBODY = {CONTROLLER: "the controller", COURIER: "the courier"}
 
@@ -30,6 +31,9 @@ _HEADER = np.dtype(
         ("states", "u4"),
         ("rounds", "u4"),
         ("several_hosts", "u4"),
+        ("written", "u8"),
+        ("spread", "u8"),
+        ("stamp", "u8"),
     ]
 )
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
@@ -38,7 +42,7 @@ _HOLDER = np.dtype([("rank", "i4"), ("visits", "u4"), ("shifts", "u4"), *WORDS],
 
 
 class Shape(NamedTuple):
-    """What the memory of a center holds besides its values.
+    """Describes what the memory of a center holds besides its values.
 
     Attributes
     ----------
@@ -107,6 +111,11 @@ def byte_of(stripe: int) -> int:
 def lock_bytes(stripes: int) -> tuple[int, int]:
     """Return the first byte of all locks, and the number of bytes."""
     return _FIRST_HOLDER, _HOLDER.itemsize * stripes
+
+
+def overwrites_on(segment: Segment) -> Overwrites:
+    """Return the words about overwrites; see `platoon_base.centers.overwrites`."""
+    return Overwrites(array_on(segment.buffer, (), _HEADER))
 
 
 def holders_on(segment: Segment, stripes: int) -> Array:

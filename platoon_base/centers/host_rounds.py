@@ -263,7 +263,7 @@ class Rounds:
         self._read[index] = self._begun[index] = int(words["generation"])
 
     def replace(self, index: int, values: Sequence[Array]) -> None:
-        """Put values into a stripe, also if it holds them already; what was added to it for the next step is left out."""
+        """Put values into a stripe, also those that it holds; what was added to it for the next step is left out."""
         words, center, totals, *_ = self.stripes[index]
         words["generation"] += 1
         for total in totals[1 - int(words["in_use"])]:

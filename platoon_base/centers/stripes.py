@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.layout import Piece
 
-__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Stripe", "copy_all", "cut", "lock_all"]
+__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Stripe", "copy_all", "cut"]
 
 Array = np.ndarray[Any, Any]
 
@@ -50,23 +49,3 @@ def copy_all(targets: Sequence[Array], sources: Sequence[Any]) -> None:
 def cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
     """Return the pieces of parameters, flat views."""
     return [arrays[p.parameter].reshape(-1)[p.start : p.stop] for p in pieces]
-
-
-def lock_all(stripes: Sequence[Stripe], lock: Callable[[Stripe], bool], deadline: float) -> bool:
-    """Lock all stripes together; False if some stay taken. Workers hold one each and wait for none: no deadlock.
-
-    Parameters
-    ----------
-    stripes : sequence of Stripe
-    lock : callable
-        Tries to lock one, and returns whether it did.
-    deadline : float
-        On `time.monotonic`.
-    """
-    todo, pause = list(stripes), FIRST_PAUSE_S
-    while todo := [stripe for stripe in todo if not lock(stripe)]:
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
-    return True

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.centers.overwrites import Overwrites
 from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import COPY, Conversation, flat_copy
 from platoon_base.hosts.world import World
@@ -31,11 +32,13 @@ _OFTEN = 3  # exchanges without a host, one after the other
 class MovingCenter(Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
+    overwrites: Overwrites
+
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states."""
         ...
 
-    def move(self, by: Sequence[Array]) -> bool:
+    def move(self, by: Sequence[Array], written: int) -> bool:
         """Move it and its workers; False if a part was left out."""
         ...
 
@@ -70,6 +73,7 @@ class BackgroundExchanges:
         self._members: frozenset[int] = frozenset()
         self._buffer, self._copy = flat_copy(layout)
         self._peers: dict[int, Conversation] | None = None  # whose copies are awaited; None between exchanges
+        self._stamp = self._written = 0  # of the copy
         self._began = self._next = self._next_report = 0.0
         self._busy_s = 0.0  # of this exchange
         self._missed: dict[int, int] = {}  # by host, exchanges that it was left out of since the last one with it
@@ -93,7 +97,10 @@ class BackgroundExchanges:
 
     def _begin(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> None:
         """Copy the center and send the copy, when it is time, or another host has done so."""
-        peers = {host: each for host, each in conversations.items() if each.ready and not each.sending}
+        stamp, written = center.overwrites.stamp, center.overwrites.written
+        if written != center.overwrites.spread:
+            return  # the other hosts get it as a whole first
+        peers = {host: each for host, each in conversations.items() if each.stamp == stamp and not each.sending}
         now = time.monotonic()
         waits = any(each.fresh for each in peers.values())
         if not peers or now < self._next - (self._every_s if waits else 0):
@@ -104,7 +111,7 @@ class BackgroundExchanges:
             np.copyto(target, value)
         for conversation in peers.values():
             conversation.post(COPY, self._buffer)
-        self._peers, self._began = peers, now
+        self._peers, self._began, self._stamp, self._written = peers, now, stamp, written
         self._busy_s += time.process_time() - began
 
     def _end(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
@@ -144,8 +151,10 @@ class BackgroundExchanges:
 
     def _move(self, center: MovingCenter, fresh: Mapping[int, Conversation]) -> None:
         began = time.process_time()
-        finite = {host: each for host, each in fresh.items() if self._is_finite(host, each.theirs)}
-        if self._is_finite(self._world.host, self._copy) and finite:
+        alike = {host: each for host, each in fresh.items() if each.copy_stamp == self._stamp}
+        finite = {host: each for host, each in alike.items() if self._is_finite(host, each.theirs)}
+        overwritten = center.overwrites.stamp != self._stamp
+        if not overwritten and self._is_finite(self._world.host, self._copy) and finite:
             self._move_by(center, finite)
         for conversation in fresh.values():  # what comes next may be received
             conversation.fresh = False
@@ -161,7 +170,7 @@ class BackgroundExchanges:
         for i, (own, mean) in enumerate(zip(self._copy, means)):
             state = tuple(array[i].reshape(-1) for array in self._states)
             moves.append(self._rule.correction(own.reshape(-1), mean.reshape(-1), state).reshape(own.shape))
-        if not center.move(moves):
+        if not center.move(moves, self._written):
             log.warning("a part of the center was held for long, and was not moved this time")
         self.count += 1
 

@@ -1,8 +1,9 @@
-"""What goes between two couriers: copies of centers, and totals of rounds; one of each at a time in each direction."""
+"""Records between two couriers: copies of centers, and totals of rounds; one of each at a time in each direction."""
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,17 @@ from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.layout import Layout
 from platoon_base.links.stream import LONGEST_PAYLOAD, BrokenStreamError, Stream
 
-__all__ = ["COPY", "TOTALS", "Conversation", "flat_copy"]
+__all__ = ["COPY", "NOT_FILLED", "TOTALS", "Conversation", "flat_copy"]
 
 Array = np.ndarray[Any, Any]
 
 # Kinds of records: of a copy to average; a question for a whole center, at a round that is the record's offset or a
-# later one; its size, likewise; its content; of a round's totals; "my center is filled".
-COPY, _ASK, _SIZE, _WHOLE, TOTALS, _READY = 1, 2, 3, 4, 5, 6
-_WITHOUT_CONTENT = (_ASK, _SIZE, _READY)
+# later one; its size, likewise; its content; of a round's totals; the stamp of
+# the sender's center and 1.
+COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP = 1, 2, 3, 4, 5, 6
+_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP)
 _MOST_STATES = 64
+NOT_FILLED = -1
 
 
 def flat_copy(layout: Layout) -> tuple[memoryview, list[Array]]:
@@ -42,8 +45,11 @@ class Conversation:
         The latest copy of the other host's center.
     fresh : bool
         Whether that is whole, and was not used yet. While it is, nothing more is received into it.
-    ready : bool
-        Whether the other host's center is filled, so that it can exchange.
+    stamp : int or None
+        That of the other host's center, see `platoon_base.centers.overwrites`; `NOT_FILLED` before it has values, None
+        before the other host has said so.
+    copy_stamp : int or None
+        That of the latest copy.
     asked : int or None
         The other host has asked for this one's center, once that is at this round or a later one.
     room : RoundTotals or None
@@ -55,10 +61,13 @@ class Conversation:
     def __init__(self, stream: Stream, layout: Layout) -> None:
         self.stream = stream
         self._buffer, self.theirs = flat_copy(layout)
-        self._most_whole = layout.nbytes * (1 + _MOST_STATES) + 8
+        self._most_whole = layout.nbytes * (1 + _MOST_STATES) + 16
         self._whole = bytearray(0)
+        self._wholes: deque[bytearray] = deque()
         self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0}
-        self.fresh = self.ready = self._has_whole = False
+        self.fresh = False
+        self.stamp: int | None = None
+        self.copy_stamp: int | None = None
         self.asked: int | None = None
         self.room: RoundTotals | None = None
         self._round = 0  # whose totals have all come
@@ -80,9 +89,9 @@ class Conversation:
         for at in range(0, len(data), LONGEST_PAYLOAD):
             self.stream.post(kind, at, data[at : at + LONGEST_PAYLOAD])
 
-    def say_ready(self) -> None:
-        """Let the other host know that the center of this one is filled."""
-        self.stream.post(_READY, 0, b"")
+    def say_stamp(self, stamp: int) -> None:
+        """Let the other host know the stamp of this one's center: copies sent from now on have it."""
+        self.stream.post(_STAMP, stamp + 1, b"")
 
     def ask(self, number: int) -> None:
         """Ask for the other host's center, at round ``number`` or a later one."""
@@ -94,11 +103,8 @@ class Conversation:
         self.post(_WHOLE, data)
 
     def take_whole(self) -> bytearray | None:
-        """Return the other host's center if one has come since the last call."""
-        if not self._has_whole:
-            return None
-        self._has_whole = False
-        return self._whole
+        """Return a center of the other host that has come, in their order; None if there is no other."""
+        return self._wholes.popleft() if self._wholes else None
 
     def take_totals(self, number: int) -> RoundTotals | None:
         """Return what the other host has contributed to a round if all of it has come; it belongs to the caller."""
@@ -139,12 +145,12 @@ class Conversation:
         """See `Receiver.done`."""
         if tag == _ASK:
             self.asked = offset
-        elif tag == _READY:
-            self.ready = True
+        elif tag == _STAMP:
+            self.stamp = offset - 1
         elif tag == _SIZE:
             if offset > self._most_whole:
                 raise BrokenStreamError(f"got a center of {offset} bytes, and expected at most {self._most_whole}")
-            self._whole, self._received[_WHOLE], self._has_whole = bytearray(offset), 0, False
+            self._whole, self._received[_WHOLE] = bytearray(offset), 0
         else:
             self._received[tag] += length
             if self._received[tag] == len(self._target(tag)):
@@ -153,8 +159,8 @@ class Conversation:
 
     def _is_whole(self, tag: int) -> None:
         if tag == COPY:
-            self.fresh = True
+            self.fresh, self.copy_stamp = True, self.stamp
         elif tag == _WHOLE:
-            self._has_whole = True
+            self._wholes.append(self._whole)
         elif self.room is not None:
             self._round = self.room.number

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import selectors
+import struct
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -16,7 +17,8 @@ from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import copy_all
 from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
-from platoon_base.courier.conversation import Conversation
+from platoon_base.courier.conversation import NOT_FILLED, Conversation
+from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts.world import World
@@ -33,7 +35,7 @@ Array = np.ndarray[Any, Any]
 
 _NICE = 5
 _POLL_S = 0.05
-_NUMBER_BYTES = 8  # behind a whole center: the number of its latest round
+_TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
 
 class OpenCenter(MovingCenter, Protocol):
@@ -42,8 +44,8 @@ class OpenCenter(MovingCenter, Protocol):
     states: list[list[Array]]
     over_hosts: HostsRounds | None
 
-    def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
-        """Give it values and states."""
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Put another host's center in its place; False if a part stayed taken."""
         ...
 
     def close(self) -> None:
@@ -87,12 +89,14 @@ class Courier:
         self._center: OpenCenter | None = None
         self._background = BackgroundExchanges(world, layout, rule, every_s, tell)
         self._rounds: HostsRound | None = None
+        self._overwriting: Overwriting | None = None
         self._filled = filled
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
         self._opening = Opening(self._listener, caller, {})
         self._tokens: dict[int, str] = {}  # of the couriers that this one calls
         self._conversations: dict[int, Conversation] = {}
+        self._known: set[int] = set()
         self._lost: set[int] = set()
         self._has_orders = False  # that were not looked at yet
         address = self._listener.address
@@ -103,15 +107,11 @@ class Courier:
         """How often this host's center was moved in the background."""
         return self._background.count
 
-    @property
-    def partners(self) -> set[int]:
-        """The hosts that this one exchanges with: those that it has a link to, and whose centers are filled."""
-        return {host for host, conversation in self._conversations.items() if conversation.ready}
-
     def obey(self, order: between.Order) -> None:
         """Do what the launcher says."""
         if isinstance(order, between.Peers):
             self._lost -= order.peers.keys()
+            self._known = order.peers.keys() - {self._world.host}
             for host, (address, port, token) in order.peers.items():
                 if host < self._world.host and self._tokens.get(host) != token:
                     self._tokens[host] = token
@@ -119,14 +119,18 @@ class Courier:
                     self._hang_up(host, "its courier is another one now")
         elif isinstance(order, between.Made):
             self._center = self._open_center()
+            self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
             if self._center.over_hosts is not None:
                 self._rounds = HostsRound(self._world.host, self._center.over_hosts, self, self._tell)
+            for conversation in self._conversations.values():
+                self._say_stamp(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
             self._has_orders = True
             if self._rounds is not None:
                 self._rounds.obey(order)
         elif isinstance(order, between.Lost):
             self._lost.add(order.host)
+            self._known.discard(order.host)
             self._tokens.pop(order.host, None)
             self._hang_up(order.host, "its host is lost")
 
@@ -141,14 +145,18 @@ class Courier:
             self._talk(host, conversation)
         if self._center is not None:
             self._take_centers(self._center)
-            if not self._filled:
-                pass
-            elif self._rounds is not None:
-                self._rounds.step(self._conversations, self._lost)
-            else:
-                for host in self._background.step(self._center, self._conversations):
-                    self._hang_up(host, "it takes nothing")
+            if self._filled:
+                self._exchange(self._center)
         return ready
+
+    def _exchange(self, center: OpenCenter) -> None:
+        if self._overwriting is not None:
+            self._overwriting.step(self._conversations, self._known)
+        if self._rounds is not None:
+            self._rounds.step(self._conversations, self._lost)
+        else:
+            for host in self._background.step(center, self._conversations):
+                self._hang_up(host, "it takes nothing")
 
     def _open_links(self) -> None:
         try:
@@ -176,10 +184,13 @@ class Courier:
             old.stream.close()
         self._conversations[host] = conversation
         self._background.has_new_link()
-        if self._filled:
-            conversation.say_ready()
-        elif host == 0:
+        self._say_stamp(conversation)
+        if not self._filled and host == 0:
             conversation.ask(0)
+
+    def _say_stamp(self, conversation: Conversation) -> None:
+        center = self._center if self._filled else None
+        conversation.say_stamp(NOT_FILLED if center is None else center.overwrites.stamp)
 
     def _talk(self, host: int, conversation: Conversation) -> None:
         began = time.process_time()
@@ -188,10 +199,10 @@ class Courier:
         except BrokenStreamError as exc:
             self._hang_up(host, str(exc))
             return
-        if conversation.asked is not None and self._filled and not conversation.sending:
-            if self._center is not None and self._made(self._center) >= conversation.asked:
-                conversation.asked = None
-                self.give_center(conversation)
+        number = None if conversation.sending or not self._filled else conversation.asked
+        if self._center is not None and number is not None and self._made(self._center) >= number:
+            conversation.asked = None
+            self.give_center(conversation)
         self._background.was_busy(time.process_time() - began)
 
     def _hang_up(self, host: int, why: str) -> None:
@@ -209,7 +220,7 @@ class Courier:
         return 0 if center.over_hosts is None else center.over_hosts.made
 
     def give_center(self, conversation: Conversation) -> None:
-        """Send the values of this host's center, the rule's states, and the number of the latest round."""
+        """Send the values of this host's center, the rule's states, and what it holds."""
         if self._center is None:
             return
         size = self._layout.nbytes
@@ -218,35 +229,35 @@ class Courier:
             values, states = self._center.snapshot()
             if self._made(self._center) == number:
                 break
-        data = bytearray(size * (1 + len(states)) + _NUMBER_BYTES)
+        data = bytearray(size * (1 + len(states)) + _TAIL.size)
         for i, arrays in enumerate([values, *states]):
             copy_all(self._layout.views(data, i * size), arrays)
-        data[-_NUMBER_BYTES:] = number.to_bytes(_NUMBER_BYTES, "little")
+        _TAIL.pack_into(data, len(data) - _TAIL.size, number, self._center.overwrites.stamp)
         conversation.post_whole(memoryview(data))
 
     def _take_centers(self, center: OpenCenter) -> None:
-        """Put what has come into this host's center, if it is not filled yet, or behind."""
+        """Put what has come into this host's center, if it is not filled yet, or behind, or was overwritten."""
         for host, conversation in self._conversations.items():
-            whole = conversation.take_whole()
-            if whole is None:
-                continue
-            number, size = int.from_bytes(whole[-_NUMBER_BYTES:], "little"), self._layout.nbytes
-            if len(whole) != size * (1 + len(center.states)) + _NUMBER_BYTES:
-                log.warning("host %d sends a center of %d bytes, which is that of another rule", host, len(whole))
-                continue
-            values, *states = (self._layout.views(whole, i * size) for i in range(1 + len(center.states)))
-            rounds = center.over_hosts
-            if rounds is None:
-                if not self._filled:
-                    center.fill(values, states)
-            elif not self._filled or number > rounds.made:
-                while not rounds.replace(values, states, number):
-                    log.warning("a part of the center is held by a worker that does not go on")
-            if not self._filled:
-                self._filled = True
-                self._tell(between.Filled())
-                for each in self._conversations.values():
-                    each.say_ready()
+            while (whole := conversation.take_whole()) is not None:
+                self._take_center(center, host, whole)
+
+    def _take_center(self, center: OpenCenter, host: int, whole: bytearray) -> None:
+        size = self._layout.nbytes
+        if len(whole) != size * (1 + len(center.states)) + _TAIL.size:
+            log.warning("host %d sends a center of %d bytes, which is that of another rule", host, len(whole))
+            return
+        number, stamp = _TAIL.unpack_from(whole, len(whole) - _TAIL.size)
+        if self._filled and stamp <= center.overwrites.stamp and number <= self._made(center):
+            return
+        values, *states = (self._layout.views(whole, i * size) for i in range(1 + len(center.states)))
+        while not center.replace(values, states, number):
+            log.warning("a part of the center is held by a worker that does not go on")
+        center.overwrites.stamp = max(stamp, center.overwrites.stamp)
+        if not self._filled:
+            self._filled = True
+            self._tell(between.Filled())
+        for conversation in self._conversations.values():
+            self._say_stamp(conversation)
 
     def close(self) -> None:
         """Let go of the center and of all links."""

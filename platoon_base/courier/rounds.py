@@ -13,7 +13,7 @@ __all__ = ["HostsRound"]
 
 
 class GivingCourier(Protocol):
-    """What a round needs of the courier."""
+    """Gives what a round needs of the courier."""
 
     def give_center(self, conversation: Conversation) -> None:
         """Send this host's center."""
@@ -126,7 +126,7 @@ class HostsRound:
         return self._rounds.gather(found, combine.number)
 
     def _ask(self, combine: between.Combine, number: int, conversations: Mapping[int, Conversation]) -> None:
-        """Ask another host for its center of a round or a later one, again if the link by which it was asked is gone."""
+        """Ask another host for its center of a round or a later one, again if the link to it is gone."""
         if self._asked is not None and self._asked[1] == number and self._asked[0] in conversations.values():
             return
         for host in [combine.source, *combine.hosts, *conversations]:

@@ -222,7 +222,7 @@ class Worker:
         self._require_shared().copy_to_local(timeout_s)
 
     def copy_to_global(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Overwrite the center: center := parameters.
+        """Overwrite the center: center := parameters. In a job on several hosts it returns once all hosts have them.
 
         With `init_shared_params` it also puts the parameters of synchronous training into the job's checkpoints: the
         first worker calls it now and then, and a resumed job goes on from there on all workers.
@@ -262,7 +262,7 @@ class Worker:
         NonFiniteError
             If a value would not be finite.
         ConfigurationError
-            If the center is not on the host.
+            If the center is not on the host, or in a job on several hosts with a rule that waits.
         """
         shared = self._require_shared()
         self._connection.require_controller()

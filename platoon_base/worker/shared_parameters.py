@@ -167,6 +167,11 @@ class SharedParameters:
     def update_center(self, update: Callable[[list[Array]], object], synchronous: bool, timeout_s: float) -> None:
         """Let a function change the center; see `Worker.update_center`."""
         values, lock = self.center_arrays(), self._connection.lock
+        if getattr(self.center, "over_hosts", None) is not None:
+            raise ConfigurationError(
+                "update_center changes the center of this worker's host alone, and a rule that waits keeps those of "
+                "all hosts alike: change the parameters and call copy_to_global, or take a rule that does not wait"
+            )
         with self._turns.take("update_center", timeout_s) as left_s:
             began = time.perf_counter()
             if synchronous:

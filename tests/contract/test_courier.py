@@ -16,8 +16,9 @@ import pytest
 from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.courier import background
 from platoon_base.courier import messages as between
-from platoon_base.courier.courier import Courier
 from platoon_base.courier.background import weighted_mean
+from platoon_base.courier.courier import Courier
+from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
@@ -44,12 +45,20 @@ class Host:
         self.centers = HostCenters(name, workers=2, several_hosts=True)
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
+        self.hosts_rule, self.every_s = hosts_rule, every_s
+        self.filled = world.host == 0 if filled is None else filled
+        self.start()
+
+    def start(self):
         self.news = []
-        filled = world.host == 0 if filled is None else filled
         self.courier = Courier(
-            world, lambda: self.centers.watch(self.layout, COURIER), self.layout, hosts_rule, every_s, filled,
-            self.news.append,
+            self.world, lambda: self.centers.watch(self.layout, COURIER), self.layout, self.hosts_rule, self.every_s,
+            self.filled, self.news.append,
         )  # fmt: skip
+
+    def restart(self):
+        self.courier.close()
+        self.start()
 
     def sync(self):
         assert self.center.sync(self.rule, self.params, True, 10) is None
@@ -88,10 +97,6 @@ class Hosts:
     def made(self):
         for host in self.hosts:
             host.courier.obey(between.Made())
-
-    def until_linked(self):
-        others = len(self.hosts) - 1
-        self.until(lambda: all(len(host.courier.partners) == others for host in self.hosts))
 
     def until(self, condition, hosts=None, timeout_s=20):
         deadline = time.monotonic() + timeout_s
@@ -190,17 +195,25 @@ def test_a_host_does_not_start_before_it_has_the_values_of_the_first():
         group.until(lambda: any(isinstance(n, between.Filled) for n in group.hosts[1].news))
 
 
-@pytest.mark.parametrize("workers", [[1, 1], [3, 1], [1, 2, 1]])
+@pytest.mark.parametrize("workers", [[1, 1], [3, 1]])
 def test_centers_come_to_their_mean_weighted_by_workers(workers):
     starts = [float(i) for i in range(len(workers))]
     with Hosts(starts, workers=workers, filled=True) as group:
         group.introduce()
-        group.until_linked()
         group.made()
         group.until_exchanged()
         mean = np.average(starts, weights=workers)
         for host in group.hosts:
             require_equal(host.values(), model(mean))
+
+
+def test_three_centers_come_together():
+    with Hosts([0.0, 1.0, 2.0], filled=True) as group:  # two of them may meet before the third has come
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        group.until(lambda: np.ptp([host.values()[0][0, 0] for host in group.hosts]) < 1e-3)
+        assert 0 < group.hosts[0].values()[0][0, 0] < 2
 
 
 @pytest.mark.parametrize("rule", [EASGD(0.5), ASGD(), CenterMomentum(0.5, 0.9, 0.0)], ids=repr)
@@ -254,7 +267,7 @@ def test_a_host_that_is_lost_is_left_out_and_one_that_returns_takes_part():
         two = group.hosts[:2]
         group.until_exchanged(two)
         for host, start in zip(two, (10.0, 20.0)):
-            host.center.write(model(start), True, 10)
+            host.center.fill(model(start), [])
         group.until(lambda: abs(two[0].values()[0] - 15.0).max() < 0.1, two)
         assert abs(lost.values()[0] - 3.0).max() < 0.1
 
@@ -273,7 +286,7 @@ def test_a_host_that_stands_still_is_left_out_of_a_round_and_delays_no_other_for
 
 def test_a_center_with_nan_spreads_it_to_no_other_host(caplog):
     with Hosts([0.0, 4.0, 8.0], filled=True) as group:
-        group.hosts[1].center.write(model(np.nan), True, 10)
+        group.hosts[1].center.fill(model(np.nan), [])
         group.introduce()
         group.made()
         group.until(lambda: group.hosts[0].exchanges >= 2 and group.hosts[2].exchanges >= 2)
@@ -285,10 +298,9 @@ def test_a_center_with_nan_spreads_it_to_no_other_host(caplog):
 def test_a_host_whose_own_center_has_nan_takes_part_again_once_that_is_over(caplog):
     with Hosts([np.nan, 4.0], filled=True) as group:
         group.introduce()
-        group.until_linked()
         group.made()
         group.until(lambda: any("host 0" in record.getMessage() for record in caplog.records))
-        group.hosts[0].center.write(model(2.0), True, 10)
+        group.hosts[0].center.fill(model(2.0), [])
         group.until_exchanged()
         for host in group.hosts:
             require_equal(host.values(), model(3.0))
@@ -301,7 +313,6 @@ def test_large_numbers_of_half_precision_are_exchanged():
 
     with Hosts([10.0, 20.0], filled=True, make=make) as group:
         group.introduce()
-        group.until_linked()
         group.made()
         group.until_exchanged()
         for host in group.hosts:
@@ -317,7 +328,6 @@ def test_an_exchange_that_takes_longer_than_patience_is_made(filled, monkeypatch
 
     with Hosts([1.0, 3.0], filled=filled, make=make) as group, SlowWire(3e6) as wire:
         group.introduce(wire)
-        group.until_linked() if filled else None
         group.made()
         group.until(lambda: all(host.exchanges for host in group.hosts), timeout_s=60)
         for host in group.hosts:
@@ -328,10 +338,88 @@ def test_a_host_that_is_left_out_again_and_again_is_named(caplog, monkeypatch):
     monkeypatch.setattr(background, "PATIENCE_S", 0.1)
     with Hosts([0.0, 3.0], filled=True) as group:
         group.introduce()
-        group.until_linked()
         group.made()
+        group.until_exchanged()
         group.until(lambda: any("left out of 3" in r.getMessage() for r in caplog.records), group.hosts[:1])
     assert "host 1" in caplog.text
+
+
+def overwrite(group, host, value):
+    """Let the worker of a host overwrite the center, while all couriers go on."""
+    writing = threading.Thread(target=group.hosts[host].center.write, args=(model(value), True, 20))
+    writing.start()
+    group.until(lambda: not writing.is_alive())
+    writing.join()
+
+
+@pytest.mark.parametrize("writer", [0, 1])
+def test_who_overwrites_the_center_does_so_on_all_hosts(writer):
+    with Hosts([0.0, 1.0, 2.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        for value in (5.0, 7.0):
+            overwrite(group, writer, value)
+            for host in group.hosts:
+                require_equal(host.values(), model(value))
+        group.until_exchanged()
+        for host in group.hosts:
+            require_equal(host.values(), model(7.0))
+
+
+def test_two_hosts_that_overwrite_the_center_at_once_agree():
+    with Hosts([0.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        values = (5.0, 7.0)
+        writing = [
+            threading.Thread(target=host.center.write, args=(model(value), True, 20))
+            for host, value in zip(group.hosts, values)
+        ]
+        for thread in writing:
+            thread.start()
+        group.until(lambda: not any(thread.is_alive() for thread in writing))
+        first, second = (host.values() for host in group.hosts)
+        require_equal(first, second)
+        assert first[0][0, 0] in values
+
+
+def test_a_host_that_comes_late_gets_what_was_overwritten():
+    with Hosts([0.0, 1.0, 2.0]) as group:
+        group.introduce()
+        for host in group.hosts[:2]:
+            host.courier.obey(between.Made())
+        group.until_exchanged(group.hosts[:2])
+        overwrite(group, 1, 5.0)
+        group.hosts[2].courier.obey(between.Made())
+        group.until_exchanged()
+        for host in group.hosts:
+            require_equal(host.values(), model(5.0))
+
+
+def test_the_others_get_what_was_overwritten_by_a_new_courier():
+    with Hosts([0.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        host = group.hosts[0]
+        writing = threading.Thread(target=host.center.write, args=(model(5.0), True, 20))
+        writing.start()
+        deadline = time.monotonic() + 20
+        while host.center.overwrites.written == 0:  # before its courier has had a turn
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        host.restart()
+        group.introduce()
+        host.courier.obey(between.Made())
+        group.until(lambda: not writing.is_alive())
+        require_equal(group.hosts[1].values(), model(5.0))
+
+
+def test_without_its_courier_an_overwrite_has_a_deadline():
+    with Hosts([0.0, 1.0]) as group, pytest.raises(CollectiveTimeoutError, match="other hosts"):
+        group.hosts[0].center.write(model(1.0), True, 0.1)
 
 
 def test_another_key_opens_no_link():

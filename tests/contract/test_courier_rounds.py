@@ -4,6 +4,7 @@ The hosts are turns of one loop; jobs with real launchers are in jobs/test_round
 """
 
 import os
+import threading
 import time
 import uuid
 
@@ -167,8 +168,12 @@ def state_of(host):
     return [array.tobytes() for arrays in (values, *states) for array in arrays]
 
 
-def require_alike(*hosts):
+def require_same_center(*hosts):
     assert all(state_of(host) == state_of(hosts[0]) for host in hosts)
+
+
+def require_alike(*hosts):
+    require_same_center(*hosts)
     for host in hosts:
         for array in host.params:
             assert (array == array.reshape(-1)[0]).all()
@@ -238,6 +243,27 @@ def test_a_host_without_workers_gets_the_center_after_the_step():
         group.end(1, 1)
         group.until(lambda: first.center.over_hosts.made == 1)
         assert state_of(first) == state_of(second)
+
+
+def test_who_overwrites_the_center_does_so_on_all_hosts():
+    with Group([1.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        first, second = group.hosts
+        for number, value in ((1, 5.0), (2, 7.0)):
+            writing = threading.Thread(target=second.center.write, args=(model(value), True, 20))
+            writing.start()
+            group.until(lambda thread=writing: not thread.is_alive())
+            assert (first.center.values[1] == value).all()
+            require_same_center(first, second)
+            for host, progress in zip(group.hosts, (1.0, 3.0)):
+                host.center.read(host.params, True, 10, begin=True)
+                host.contribute(progress)
+            group.begin(number, [0, 1])
+            group.end(number)
+            require_alike(first, second)
+            assert first.params[1][0] > value
 
 
 @pytest.mark.parametrize("has_sent", [False, True])

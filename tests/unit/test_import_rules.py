@@ -295,7 +295,13 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     assert not within(found, {"posix_ipc"}) or place == "shm/segments.py"
     allowed = {f"job/{name}.py" for name in ("attaching", "hosting", "backends", "files")}
     allowed |= {"cli/doctor.py", "cli/environment_report.py", "collectives/group_segment.py"}
-    allowed |= {"centers/host.py", "centers/device.py", "centers/device_directory.py"}
+    allowed |= {
+        "centers/host.py",
+        "centers/host_memory.py",
+        "centers/stripe_locks.py",
+        "centers/device.py",
+        "centers/device_directory.py",
+    }
     allowed |= {"multihost/mirror.py"}
     allowed |= {"data/shared_data_memory.py", "data/shared_arrays.py"}
     assert not within(found, {"platoon_base.shm.segments"}) or place in allowed

@@ -1,0 +1,142 @@
+"""The locks of a center's stripes: the kernel's, on the words that tell who holds them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from platoon_base.centers.host_memory import FREE, NOBODY, byte_of, lock_bytes
+from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe
+from platoon_base.shm.segments import Segment
+
+__all__ = ["StripeLocks"]
+
+_GOLDEN = 0.618034
+_GLANCE_S = 0.02
+
+
+class StripeLocks:
+    """The locks of all stripes, for one worker.
+
+    A lock is freed by the kernel when its holder dies. Workers begin at different stripes and pass over those that are
+    taken, so N workers are at N stripes at once.
+
+    Parameters
+    ----------
+    segment : Segment
+    stripes : list of Stripe
+    rank : int
+        Of this worker.
+    gone : callable
+        ``gone(rank)`` tells whether that worker's process has ended. Its locks are then ignored: a child that C code
+        has forked may still hold them.
+    """
+
+    def __init__(self, segment: Segment, stripes: Sequence[Stripe], rank: int, gone: Callable[[int], bool]) -> None:
+        self._segment, self._stripes = segment, list(stripes)
+        self._rank, self._gone = rank, gone
+        self._in_place_of: dict[int, int] = {}  # stripes locked here by their second byte, and their dead holders
+
+    def holder(self, stripe: int) -> int | None:
+        """Return the rank in a stripe's holder word, or None; a dead worker's rank stays until the next visit."""
+        rank = int(self._stripes[stripe].holder["rank"])
+        return None if rank == FREE else rank
+
+    def visit(
+        self, work: Callable[[Stripe], None], locked: bool, timeout_s: float, stuck: Mapping[int, int]
+    ) -> list[Stripe]:
+        """Do ``work`` once on each stripe, under its lock; a stripe that is taken is come back to.
+
+        Returns those that stayed taken for ``timeout_s``. Those in ``stuck``, which stayed so the last time, are not
+        waited for if nobody has visited them since.
+        """
+        stripes = self._stripes
+        start = int(self._rank * _GOLDEN * len(stripes)) % max(len(stripes), 1)  # elsewhere than the other ranks
+        todo = stripes[start:] + stripes[:start]
+        if not locked:
+            for stripe in todo:
+                work(stripe)
+            return []
+        try:
+            return self._visit_locked(work, todo, timeout_s, stuck)
+        except BaseException:  # Ctrl-C may have come right after a lock was taken, or before it was freed
+            self.let_go()
+            raise
+
+    def _visit_locked(
+        self, work: Callable[[Stripe], None], todo: list[Stripe], timeout_s: float, stuck: Mapping[int, int]
+    ) -> list[Stripe]:
+        given_up: list[Stripe] = []
+        pause, began = FIRST_PAUSE_S, time.monotonic()
+        while todo:
+            taken = [stripe for stripe in todo if not self._work_locked(work, stripe)]
+            worked = len(todo) - len(taken)
+            now = time.monotonic()
+            # Not at once: a worker that has just locked a stripe has yet to count its visit.
+            known = stuck if now - began > _GLANCE_S else {}
+            hopeless = [stripe for stripe in taken if known.get(stripe.index) == int(stripe.holder["visits"])]
+            given_up += hopeless
+            todo = [stripe for stripe in taken if stripe not in hopeless]
+            if worked:
+                pause = FIRST_PAUSE_S
+            elif todo and now - began > timeout_s:
+                return given_up + todo
+            elif todo:
+                time.sleep(pause)
+                pause = min(2 * pause, LONGEST_PAUSE_S)
+        return given_up
+
+    def _work_locked(self, work: Callable[[Stripe], None], stripe: Stripe) -> bool:
+        if not self.lock(stripe):
+            return False
+        try:
+            work(stripe)
+        finally:
+            byte, dead = byte_of(stripe.index), self._in_place_of.pop(stripe.index, None)
+            stripe.holder["rank"] = FREE if dead is None else dead
+            self._segment.unlock(byte if dead is None else byte + 1)
+        return True
+
+    def lock(self, stripe: Stripe) -> bool:
+        """Lock a stripe if it is free; the byte behind its own one if a child of the dead holder keeps that."""
+        byte = byte_of(stripe.index)
+        if not self._segment.try_lock(byte):
+            dead = int(stripe.holder["rank"])
+            if dead < 0 or not self._gone(dead) or not self._segment.try_lock(byte + 1):
+                return False
+            self._in_place_of[stripe.index] = dead
+        stripe.holder["visits"] += 1
+        stripe.holder["rank"] = self._rank
+        return True
+
+    def lock_all(self, deadline: float) -> bool:
+        """Lock all stripes together, until a moment of `time.monotonic`; False if some stay taken.
+
+        Workers hold one each and wait for none, so there is no deadlock.
+        """
+        todo, pause = list(self._stripes), FIRST_PAUSE_S
+        while todo := [stripe for stripe in todo if not self.lock(stripe)]:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+        return True
+
+    def let_go(self) -> None:
+        """Free every stripe that this handle may hold."""
+        for stripe in self._stripes:
+            if stripe.holder["rank"] == self._rank:
+                stripe.holder["rank"] = self._in_place_of.pop(stripe.index, FREE)
+        self._segment.unlock(*lock_bytes(len(self._stripes)))
+
+    def close(self) -> None:
+        """Let go of the memory; no lock is held any more."""
+        self._stripes = []
+
+    def timeout_text(self, taken: list[Stripe], timeout_s: float) -> str:
+        ranks = sorted({rank for s in taken if (rank := self.holder(s.index)) is not None})
+        who = ", ".join(NOBODY.get(r, f"rank {r}") for r in ranks) or "another worker"
+        return (
+            f"waited {timeout_s:g} s for {len(taken)} stripes of the center that {who} holds: "
+            "is it stopped (SIGSTOP) or swapping? Look into its log, or give a longer timeout_s"
+        )

@@ -1,0 +1,49 @@
+"""The courier's part of an overwrite: a center that a worker has overwritten goes to all other hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from platoon_base.centers.overwrites import Overwrites
+from platoon_base.courier.conversation import NOT_FILLED, Conversation
+
+__all__ = ["Overwriting"]
+
+
+class Overwriting:
+    """Gives the center of this host to each host that has an older one, and lets the worker go on once none has.
+
+    Parameters
+    ----------
+    host : int
+        This one.
+    overwrites : Overwrites
+        Of its center.
+    give_center : callable
+        Sends the center by a conversation.
+    """
+
+    def __init__(self, host: int, overwrites: Overwrites, give_center: Callable[[Conversation], None]) -> None:
+        self._host, self._overwrites, self._give_center = host, overwrites, give_center
+        self._stamped = overwrites.spread  # the latest overwrite that has a stamp
+        self._given: dict[int, tuple[Conversation, int]] = {}  # by host, the stamp that it was given last
+
+    def step(self, conversations: Mapping[int, Conversation], known: set[int]) -> None:
+        """Go on as far as possible; ``known`` are the hosts that have couriers."""
+        written = self._overwrites.written
+        if written != self._stamped:
+            self._stamped = written
+            latest = max([self._overwrites.stamp, *(each.stamp or 0 for each in conversations.values())])
+            self._overwrites.stamp = Overwrites.later(latest, self._host)
+            for conversation in conversations.values():
+                conversation.say_stamp(self._overwrites.stamp)
+        stamp = self._overwrites.stamp
+        stamps = {host: each.stamp for host, each in conversations.items()}
+        # Who has no values yet gets those of host 0, and is found here afterwards if they are older.
+        older = {host for host, theirs in stamps.items() if theirs is not None and NOT_FILLED < theirs < stamp}
+        for host, conversation in ((host, conversations[host]) for host in older):
+            if self._given.get(host) != (conversation, stamp) and not conversation.sending:
+                self._given[host] = conversation, stamp
+                self._give_center(conversation)
+        if written != self._overwrites.spread and not older and all(stamps.get(host) is not None for host in known):
+            self._overwrites.spread = written
