@@ -185,6 +185,24 @@ def test_a_signal_to_any_launcher_ends_all(hosts, number, targets):
     assert hosts.wait(30) == [128 + number] * 2, hosts.output(0)
 
 
+def test_a_second_signal_ends_a_host_though_the_first_one_is_silent(hosts):
+    start_waiting(hosts, "--host-timeout", "100")
+    hosts.launchers[0].send_signal(signal.SIGSTOP)
+    try:
+        hosts.until("h1.out", "host 0 is silent")
+        began = time.monotonic()
+        for _ in range(2):
+            hosts.launchers[1].send_signal(signal.SIGINT)
+            time.sleep(0.3)  # two signals at once count as one
+        assert hosts.launchers[1].wait(30) == 130
+        assert time.monotonic() - began < 15  # about one second on an idle machine
+        assert "SIGINT, while host 0 was silent" in hosts.output(1)
+    finally:
+        hosts.launchers[0].send_signal(signal.SIGCONT)
+    hosts.launchers[0].send_signal(signal.SIGINT)
+    assert hosts.wait(30) == [130, 130]
+
+
 def test_a_killed_launcher_is_a_lost_host_and_the_others_go_on(hosts):
     start_waiting(hosts)
     hosts.launchers[1].kill()
