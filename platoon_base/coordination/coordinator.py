@@ -12,7 +12,7 @@ from functools import singledispatchmethod
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, AnswerUser, Asker, RoundMet, SendReply, Shared, refuse
-from platoon_base.coordination.center_election import CenterElection
+from platoon_base.coordination.center_election import LOOK_S, CenterElection
 from platoon_base.coordination.collective_calls import drops_center, invalid, mismatch, reply_to, terms_of
 from platoon_base.coordination.records import Records
 from platoon_base.coordination.rendezvous import Complete, Outcome, Rendezvous
@@ -51,6 +51,7 @@ class Coordinator:
         self.bound = False
         self._rounds = 0
         self._election = CenterElection(self.roster)
+        self._looked_at = 0.0  # at those that wait for a center of host 0
         self._rendezvous = Rendezvous(self.roster)
         self._poll = StopPoll()
         self._records = Records()
@@ -109,14 +110,22 @@ class Coordinator:
 
     def tick(self, now: float, moved: Callable[[int], float] = lambda rank: -math.inf) -> list[Action]:
         """Answer the waits whose deadline has passed; ``moved`` tells when a rank has last gone on."""
-        return self._work_off(self._rendezvous.tick(now, moved))
+        actions = self._work_off(self._rendezvous.tick(now, moved))
+        if self._election.waits_for_first_host:
+            self._looked_at = now
+            actions += self._election.look(now, self._rendezvous.missing_of)
+        return actions
 
     # State, for the controller.
 
     @property
     def next_deadline(self) -> float | None:
         """The time at which `tick` has something to do, or None."""
-        return self._rendezvous.next_deadline
+        deadline = self._rendezvous.next_deadline
+        if not self._election.waits_for_first_host:
+            return deadline
+        look_at = self._looked_at + LOOK_S
+        return look_at if deadline is None else min(look_at, deadline)
 
     @property
     def shared(self) -> Shared | None:

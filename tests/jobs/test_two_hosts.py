@@ -337,6 +337,21 @@ def test_centers_of_hosts_come_together_while_workers_train(hosts):
     assert started == [started[0]] * 4
 
 
+def test_parameters_that_no_worker_of_the_first_host_shares_are_refused(hosts):
+    code = script(
+        """
+        from platoon_base.rules import EASGD
+        if rank:
+            worker.init_shared_params([np.zeros(10, "float32")], EASGD())
+        worker.barrier("shared")
+        """
+    )
+    began = time.monotonic()
+    assert hosts.run(code, workers=(1, 2)) == [1, 1], hosts.output(0)
+    assert time.monotonic() - began < 40  # a few seconds on an idle machine
+    assert "no worker of host 0 shares parameters (ranks 0 wait" in hosts.log(1, 1)
+
+
 def test_a_courier_that_is_killed_is_started_again(hosts):
     code = script(
         """
