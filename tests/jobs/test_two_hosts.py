@@ -4,6 +4,7 @@ tests/hosts has the same in namespaces, with links that are cut and engines that
 """
 
 import json
+import os
 import signal
 import textwrap
 import time
@@ -453,6 +454,32 @@ def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(host
         assert said(again, 1, 1)[0][0] == said(again, 0, 0)[0][0]
     finally:
         again.close()
+
+
+SLOW_DISK = """
+import os, threading, time
+force = os.fsync
+def slow(fd):
+    if threading.current_thread().name == "checkpoint" and "slow" in os.readlink(f"/proc/self/fd/{fd}"):
+        time.sleep(2.5)
+    force(fd)
+os.fsync = slow
+"""
+
+
+def test_a_disk_that_is_slow_at_the_last_checkpoint_loses_no_host(hosts):
+    """The first host forces two files to the disk, each of which takes longer than a host may be silent."""
+    site = hosts.folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SLOW_DISK)
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    code = script('worker.barrier("start")')
+    options = ["--checkpoint-every", "100", "--resume", "slow", "--host-timeout", "2"]
+    hosts.start(code, *options, host=0, environment={"PYTHONPATH": path})
+    hosts.start(code, *options, host=1)
+    assert hosts.wait(60) == [0, 0], hosts.output(1)
+    assert "lost" not in hosts.output(0) + hosts.output(1)
+    assert list((hosts.folder / "slow").glob("checkpoint-*.npz"))
 
 
 def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
