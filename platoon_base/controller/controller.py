@@ -109,6 +109,7 @@ class Controller:
         self._pid_namespace = pid_namespace()
         self._fail_fast = fail_fast
         self._fatal: Exit | None = None  # after which the others were ended
+        self._ends_all: Exit | None = None  # the same, to start all again
         self._grace_s = grace_s
         self._observer = observer
         self._observe_every_s = observe_every_s
@@ -318,11 +319,14 @@ class Controller:
                 stopping=self._children.stopping or self._job_state.stopping,
                 bound=coordinator.bound,
                 centers_dropped=coordinator.centers_dropped,
+                host_lost=coordinator.roster[ended.rank].host_index in coordinator.lost_hosts,
+                some_host_lost=bool(coordinator.lost_hosts),
             )
         )
         if warning:
             log.warning("%s", warning)
         if restart is Restart.ALL:
+            self._ends_all = ended
             self._children.stop(_RESTART_GRACE_S)
         return restart is Restart.THIS_ONE and self._start_one_again(ended.rank)
 
@@ -415,8 +419,8 @@ class Controller:
 
     def _result(self) -> Result:
         status = max((ended.status for ended in self._exits), default=0)
-        if self._fatal is not None:
-            status = self._fatal.status  # that of the others is by the signal that has ended them
+        for ended in (self._ends_all, self._fatal):
+            status = status if ended is None else ended.status  # that of the others is by the signal that ended them
         if self._signal is not None:
             status = 128 + self._signal
         failed = first_failure([ended for ended in self._exits if ended in self._failed])

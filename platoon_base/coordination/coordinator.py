@@ -55,6 +55,7 @@ class Coordinator:
         self._rendezvous = Rendezvous(self.roster)
         self._poll = StopPoll()
         self._records = Records()
+        self.lost_hosts: set[int] = set()
         self._lock_holder: int | None = None  # of a job on several hosts; on one the kernel knows it
 
     def take_up(
@@ -93,6 +94,7 @@ class Coordinator:
 
     def expect_again(self, rank: int, resume_at: Position) -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
+        self.lost_hosts.discard(self.roster[rank].host_index)
         self.roster.expect_again(rank, resume_at, self._election.dropped)
 
     def center_filled(self, host: int) -> list[Action]:
@@ -101,6 +103,7 @@ class Coordinator:
 
     def host_lost(self, host: int) -> list[Action]:
         """Take note that a host is lost, with its center; `worker_ended` tells of its workers."""
+        self.lost_hosts.add(host)
         self._election.lose(host)
         return []
 

@@ -3,12 +3,14 @@
 tests/hosts has the same in namespaces, with links that are cut and engines that start the launchers.
 """
 
+import contextlib
 import json
 import os
 import signal
 import textwrap
 import time
 
+import psutil
 import pytest
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
@@ -540,3 +542,59 @@ def test_all_workers_of_all_hosts_are_started_again_from_the_checkpoint(hosts):
     assert json.loads((hosts.folder / "summary.json").read_text())["restarts"] == 1
     for rank, host in ((0, 0), (1, 0), (2, 1)):
         assert said(hosts, rank, host)[-2:] == [[[3.0] * 3]] * 2
+
+
+def test_workers_of_a_lost_host_use_up_no_restarts(hosts):
+    code = script(
+        """
+        mark = os.path.join(sys.argv[1], "failed")
+        say("runs")
+        while not os.path.exists(os.path.join(sys.argv[1], "enough")):
+            worker.progress(steps=1)
+            if rank == 0 and os.path.exists(os.path.join(sys.argv[1], "fail")) and not os.path.exists(mark):
+                open(mark, "w").close()
+                os._exit(3)
+            time.sleep(0.01)
+        """
+    )
+    for host, workers in ((0, 1), (1, 2)):
+        hosts.start(code, "--max-restarts", "1", host=host, workers=workers, args=[str(hosts.folder)])
+    for path in ("logs0/rank0.log", "logs1/rank1.log", "logs1/rank2.log"):
+        hosts.until(path, "runs")
+    hosts.launchers[1].kill()
+    hosts.until("h0.out", "is lost, with workers 1, 2")
+    (hosts.folder / "fail").touch()
+    hosts.until("h0.out", "rank 0 is started again, restart 1 of 1")
+    (hosts.folder / "enough").touch()
+    assert hosts.wait(30) == [1, -9], hosts.output(0)
+    assert "cannot be started again" not in hosts.output(0)
+
+
+@pytest.mark.parametrize("how", ["killed", "silent"])
+def test_a_lost_host_of_workers_that_need_each_other_is_no_interrupt(hosts, how):
+    """Those that are left end by themselves, or are ended to be started again before the host is known to be lost."""
+    code = script(
+        """
+        say(worker.all_reduce(np.ones(3)).tolist())
+        while True:
+            worker.all_reduce(np.ones(3))
+            worker.progress(steps=1)
+            time.sleep(0.005)
+        """
+    )
+    options = ["--max-restarts", "1", "--checkpoint-every", "100", "--host-timeout", "2.5"]
+    for host, workers in ((0, 2), (1, 1)):
+        hosts.start(code, *options, host=host, workers=workers)
+    hosts.until("logs1/rank2.log", "]")
+    launcher = psutil.Process(hosts.launchers[1].pid)
+    with contextlib.ExitStack() as stack:
+        if how == "killed":
+            launcher.kill()
+        else:
+            for process in [launcher, *launcher.children(recursive=True)]:
+                stack.callback(process.kill)
+                process.suspend()
+        assert hosts.launchers[0].wait(40) == 1, hosts.output(0)
+    hosts.launchers[1].wait()
+    output = " ".join(hosts.output(0).split())
+    assert "none is started again without the host that is lost" in output or "cannot be started again" in output
