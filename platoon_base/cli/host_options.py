@@ -195,7 +195,7 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         no_encryption: bool,
         **kwargs: Any,
     ) -> Any:
-        place = find_place(os.environ, nnodes, node_rank)
+        place = find_place(os.environ, nnodes, node_rank, rdzv_endpoint)
         endpoint = find_endpoint(os.environ, rdzv_endpoint) if place.hosts > 1 else ""
         hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, not no_encryption)
         try:

@@ -166,7 +166,7 @@ def launch(
         if hosts is not None:
             if result.again and hosts.lost:
                 log.error("the workers cannot be started again: %s", hosts.lost)
-                result = result._replace(again=False)
+                result = result._replace(again=False, restarts=result.restarts - 1)
             hosts.over(result.status, result.stopped_by, result.again)
         restarts += result.restarts
         seconds += result.seconds

@@ -96,8 +96,10 @@ class Link:
         if kind in (HEAD, WAITING) and offset == links.call + 1:
             return None  # of the next call
         known = kind == BROKEN_CALL or (kind == LEAVING and not length)
-        if kind in (HEAD, WAITING) and offset == links.call and self.head is None:
-            known = length >= HEADER_BYTES if kind == HEAD else length % 4 == 0
+        if kind == HEAD and offset == links.call and self.head is None:
+            known = length >= HEADER_BYTES
+        elif kind == WAITING and offset <= links.call:  # an earlier call's too: a call need not read all links
+            known = length % 4 == 0
         if not known:
             raise BrokenStreamError(f"got a record of tag {tag} out of turn", altered=True)
         self._buffer = bytearray(length)
@@ -115,7 +117,8 @@ class Link:
         elif kind == LEAVING:
             self.left = True
         elif kind == WAITING:
-            self._waits_for = np.frombuffer(self._buffer, np.int32).tolist() if length else []
+            if offset == self._links.call and self.head is None:
+                self._waits_for = np.frombuffer(self._buffer, np.int32).tolist()
         else:
             self._links.on_break(offset, self._buffer[:_LONGEST_REASON].decode(errors="replace"))
 

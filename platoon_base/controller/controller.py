@@ -10,12 +10,9 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
 from platoon_base.channels.base import ServerChannel
 from platoon_base.channels.server import ControlServer, UserHandler
-from platoon_base.checkpoints.files import About
-from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
+from platoon_base.checkpoints.writer import CheckpointWriter, Tally
 from platoon_base.controller.departures import fatal, lost_leader, shared_nothing
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.controller.outcome import (
@@ -29,13 +26,14 @@ from platoon_base.controller.outcome import (
     stop_cause,
 )
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
+from platoon_base.controller.saving import JobSaving
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, CenterMade, RoundMet, Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
-from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.errors import PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.shm.movement import Movement
 from platoon_base.system.process import pid_namespace
@@ -111,6 +109,7 @@ class Controller:
         self._pid_namespace = pid_namespace()
         self._fail_fast = fail_fast
         self._fatal: Exit | None = None  # after which the others were ended
+        self._ends_all: Exit | None = None  # the same, to start all again
         self._grace_s = grace_s
         self._observer = observer
         self._observe_every_s = observe_every_s
@@ -133,8 +132,9 @@ class Controller:
         self._ending_since = -math.inf
         self._adopted: set[int] = set()
         self._policy = RestartPolicy(max_restarts, has_checkpoints=checkpointer is not None)
-        self._checkpointer = checkpointer
-        self._seconds_before = seconds_before
+        self._saving: JobSaving | None = None
+        if checkpointer is not None:
+            self._saving = JobSaving(checkpointer, job_state, coordinator, hosts, seconds_before)
         self._signal: signal.Signals | None = None
         self._signals_taken = 0
         self._signalled_elsewhere = False
@@ -154,25 +154,35 @@ class Controller:
         """
         with contextlib.nullcontext(signals) if signals is not None else StopSignals() as signals:
             while self._children.running or self._awaits_some_by_hand():
-                requests, ready = self._server.wait(self._sleep_s(), [signals.fd, *self._children.fds])
-                now = time.monotonic()
-                for received in requests:
-                    self._requests.receive(received, now)
-                if signals.fd in ready:
-                    self._take_signals(signals.take())
+                ready, now = self._take_what_came(signals, self._children.fds, self._sleep_s())
                 self._adopt_late_joiners()
                 self._children.escalate()
                 if ready - {signals.fd} or self._children.stopping or self._children.some_without_fd:
                     for ended in self._children.reap():
                         self._worker_ended(ended)
                 self._end_waits(now)
-                self._save_if_due(now)
+                if self._saving is not None:
+                    self._saving.save_if_due(now)
                 self._keep_to_budget()
                 self._observe(now)
-            self._save_the_end(signals)
+            if self._saving is not None:
+                # Served meanwhile, or the other hosts would take this one to be lost.
+                serve = functools.partial(self._take_what_came, signals, [], _SLEEP_WHILE_STOPPING_S)
+                self._saving.save_the_end(lambda: self._signals_taken < 2, serve)
+            self._take_signals(signals.take())
         self._next_look = 0.0
         self._observe(time.monotonic())
         return self._result()
+
+    def _take_what_came(self, signals: StopSignals, fds: Sequence[int], sleep_s: float) -> tuple[set[int], float]:
+        """Wait, and take requests and signals; returns the file descriptors that can be read, and the time."""
+        requests, ready = self._server.wait(sleep_s, [signals.fd, *fds])
+        now = time.monotonic()
+        for received in requests:
+            self._requests.receive(received, now)
+        if signals.fd in ready:
+            self._take_signals(signals.take())
+        return ready, now
 
     def _end_waits(self, now: float) -> None:
         """Answer the waits whose deadline has passed."""
@@ -195,8 +205,8 @@ class Controller:
             wake = min(wake, self._next_look)
         if self._coordinator.next_deadline is not None:
             wake = min(wake, self._coordinator.next_deadline)
-        if self._checkpointer is not None:
-            wake = min(wake, self._checkpointer.next_look(now))
+        if self._saving is not None:
+            wake = min(wake, self._saving.next_look(now))
         if self._budget is not None:
             wake = min(wake, now + _BUDGET_EVERY_S)
         return max(0.0, wake - now)
@@ -309,11 +319,14 @@ class Controller:
                 stopping=self._children.stopping or self._job_state.stopping,
                 bound=coordinator.bound,
                 centers_dropped=coordinator.centers_dropped,
+                host_lost=coordinator.roster[ended.rank].host_index in coordinator.lost_hosts,
+                some_host_lost=bool(coordinator.lost_hosts),
             )
         )
         if warning:
             log.warning("%s", warning)
         if restart is Restart.ALL:
+            self._ends_all = ended
             self._children.stop(_RESTART_GRACE_S)
         return restart is Restart.THIS_ONE and self._start_one_again(ended.rank)
 
@@ -326,51 +339,12 @@ class Controller:
             return False
         return True
 
-    def _save_if_due(self, now: float) -> None:
-        if self._checkpointer is None:
-            return
-        problem = self._checkpointer.take_problem()
-        if problem:
-            raise ConfigurationError(problem)
-        shared = self._coordinator.shared
-        if self._checkpointer.due(now, None if shared is None else shared.layout):
-            self._save()
-
-    def _save_the_end(self, signals: StopSignals) -> None:
-        """Write the last checkpoint; a signal meanwhile is not forgotten, and a second one ends the wait."""
-        if self._checkpointer is not None:
-            self._await_checkpoint(signals)
-            if self._signals_taken < 2 and not self._checkpointer.writing:
-                self._save()
-                self._await_checkpoint(signals)
-            self._checkpointer.give_up(
-                f"it was not written to {self._checkpointer.folder}, which got no further for {LONGEST_STANDSTILL_S:g} "
-                "s or until a second signal came: does the disk still answer? The one before it is still there"
-            )
-        self._take_signals(signals.take())
-
-    def _await_checkpoint(self, signals: StopSignals) -> None:
-        while self._checkpointer is not None and self._checkpointer.writing and self._signals_taken < 2:
-            self._take_signals(signals.take(_SLEEP_WHILE_STOPPING_S))
-            if self._checkpointer.stands_still(time.monotonic()):
-                return
-
-    def _save(self) -> None:
-        """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
-        if self._checkpointer is not None:
-            shared = self._coordinator.shared
-            about, layout = self._about(shared), None if shared is None else shared.layout
-            self._checkpointer.begin(about, layout)
-            if self._hosts is not None:
-                parameters = [] if layout is None else [tuple(spec) for spec in layout.specs]
-                self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
-
     def _save_last(self, shared: Shared) -> None:
         """Save a center that the workers are letting go of."""
         if self._hosts is not None:
             self._hosts.center_dropped()
-        if self._checkpointer is not None:
-            self._checkpointer.end(self._about(shared), shared.layout)
+        if self._saving is not None:
+            self._saving.save_dropped(shared)
 
     def _tell_hosts(self, event: CenterMade | RoundMet) -> None:
         if self._hosts is None:
@@ -394,21 +368,6 @@ class Controller:
             self._coordinator.expect_again(rank, self._job_state.position(rank))
         self._exits = [ended for ended in self._exits if ended.rank not in ranks]
         return ""
-
-    def _about(self, shared: Shared | None) -> About:
-        coordinator = self._coordinator
-        roster = coordinator.roster
-        return About(
-            seed=roster.seed,
-            size=roster.size,
-            seconds=self._seconds_before + time.monotonic() - self._began,
-            rule=shared.rule if shared is not None else "",
-            settings=shared.settings if shared is not None else "",
-            positions={rank: self._job_state.position(rank) for rank in roster},
-            bound=coordinator.bound,
-            kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
-            reported=dict(coordinator.reported),
-        )
 
     def _observe(self, now: float) -> None:
         if self._observer is None or now < self._next_look:
@@ -456,12 +415,12 @@ class Controller:
 
     @property
     def _tally(self) -> Tally | None:
-        return None if self._checkpointer is None else self._checkpointer.tally
+        return None if self._saving is None else self._saving.tally
 
     def _result(self) -> Result:
         status = max((ended.status for ended in self._exits), default=0)
-        if self._fatal is not None:
-            status = self._fatal.status  # that of the others is by the signal that has ended them
+        for ended in (self._ends_all, self._fatal):
+            status = status if ended is None else ended.status  # that of the others is by the signal that ended them
         if self._signal is not None:
             status = 128 + self._signal
         failed = first_failure([ended for ended in self._exits if ended in self._failed])
@@ -476,7 +435,7 @@ class Controller:
         again = self._policy.all_again(
             interrupted,
             some_ended_well=bool(ended_well),
-            checkpoint_unfinished=self._checkpointer is not None and self._checkpointer.writing,
+            checkpoint_unfinished=self._saving is not None and self._saving.writing,
         )
         tally = self._tally
         if tally is not None and tally.unsaved:

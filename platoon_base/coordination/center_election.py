@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from platoon_base.coordination import messages as msg
@@ -10,8 +11,10 @@ from platoon_base.coordination.roster import Participant, Phase, Roster
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
 
-__all__ = ["CenterElection"]
+__all__ = ["LOOK_S", "CenterElection"]
 
+LOOK_S = 0.5  # between two looks whether host 0 can still make a center
+_PATIENCE_S = 1.0  # in which a worker that has failed there is started again, say
 _DTYPES = ("float16", "float32", "float64", "longdouble", "float128")
 
 
@@ -54,6 +57,7 @@ class CenterElection:
         self.resumes = False
         self._roster = roster
         self._centers: dict[int, _Center] = {}  # by host
+        self._hopeless_since: float | None = None
 
     @property
     def shared(self) -> Shared | None:
@@ -109,6 +113,47 @@ class CenterElection:
         if center is None or not center.made or center.ready:
             return []
         return self._now_ready(center, center.waiting_creator, msg.CenterRole(create=False))
+
+    @property
+    def waits_for_first_host(self) -> frozenset[int]:
+        """The ranks of other hosts whose center is made, while host 0 has none whose values it could get."""
+        if not self._roster.several_hosts or 0 in self._centers:
+            return frozenset()
+        waiting = [(each.creator, *each.waiting) for each in self._centers.values() if each.made and not each.ready]
+        return frozenset(rank for ranks in waiting for rank in ranks)
+
+    def look(self, now: float, missing_of: Callable[[int], frozenset[int]]) -> list[Action]:
+        """Refuse the workers of other hosts if no worker of host 0 can make a center any more.
+
+        Parameters
+        ----------
+        now : float
+        missing_of : callable
+            ``missing_of(rank)`` returns the ranks that a rank's collective call waits for; empty if it is in none.
+        """
+        waiting = self.waits_for_first_host
+        there = [each for each in self._roster.values() if each.host_index == 0 and not each.phase.gone]
+        if not waiting or not all(missing_of(each.rank) & waiting for each in there):
+            self._hopeless_since = None
+            return []
+        if self._hopeless_since is None:
+            self._hopeless_since = now
+        if now < self._hopeless_since + _PATIENCE_S:
+            return []
+        ranks = ", ".join(str(each.rank) for each in there)
+        why = f"ranks {ranks} wait for the others in another call" if there else "all of them have ended"
+        text = (
+            f"no worker of host 0 shares parameters ({why}), and the centers of all hosts begin with the values of "
+            "host 0: let a worker there share them too, or start the job with a host first whose workers do"
+        )
+        actions: list[Action] = []
+        for center in self._centers.values():
+            if center.made and not center.ready:
+                askers = [center.waiting_creator, *center.waiting.values()]
+                actions += [refuse(asker, "ConfigurationError", text) for asker in askers if asker is not None]
+                center.made, center.waiting_creator = False, None  # its creator reports that it has failed
+                center.waiting.clear()
+        return actions
 
     def _now_ready(self, center: _Center, creator: Asker | None, answer: msg.Reply) -> list[Action]:
         """Let those that wait attach to a center; its creator too, where it holds other values by now."""

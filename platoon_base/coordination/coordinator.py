@@ -12,7 +12,7 @@ from functools import singledispatchmethod
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, AnswerUser, Asker, RoundMet, SendReply, Shared, refuse
-from platoon_base.coordination.center_election import CenterElection
+from platoon_base.coordination.center_election import LOOK_S, CenterElection
 from platoon_base.coordination.collective_calls import drops_center, invalid, mismatch, reply_to, terms_of
 from platoon_base.coordination.records import Records
 from platoon_base.coordination.rendezvous import Complete, Outcome, Rendezvous
@@ -51,9 +51,11 @@ class Coordinator:
         self.bound = False
         self._rounds = 0
         self._election = CenterElection(self.roster)
+        self._looked_at = 0.0  # at those that wait for a center of host 0
         self._rendezvous = Rendezvous(self.roster)
         self._poll = StopPoll()
         self._records = Records()
+        self.lost_hosts: set[int] = set()
         self._lock_holder: int | None = None  # of a job on several hosts; on one the kernel knows it
 
     def take_up(
@@ -92,6 +94,7 @@ class Coordinator:
 
     def expect_again(self, rank: int, resume_at: Position) -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
+        self.lost_hosts.discard(self.roster[rank].host_index)
         self.roster.expect_again(rank, resume_at, self._election.dropped)
 
     def center_filled(self, host: int) -> list[Action]:
@@ -100,6 +103,7 @@ class Coordinator:
 
     def host_lost(self, host: int) -> list[Action]:
         """Take note that a host is lost, with its center; `worker_ended` tells of its workers."""
+        self.lost_hosts.add(host)
         self._election.lose(host)
         return []
 
@@ -109,14 +113,22 @@ class Coordinator:
 
     def tick(self, now: float, moved: Callable[[int], float] = lambda rank: -math.inf) -> list[Action]:
         """Answer the waits whose deadline has passed; ``moved`` tells when a rank has last gone on."""
-        return self._work_off(self._rendezvous.tick(now, moved))
+        actions = self._work_off(self._rendezvous.tick(now, moved))
+        if self._election.waits_for_first_host:
+            self._looked_at = now
+            actions += self._election.look(now, self._rendezvous.missing_of)
+        return actions
 
     # State, for the controller.
 
     @property
     def next_deadline(self) -> float | None:
         """The time at which `tick` has something to do, or None."""
-        return self._rendezvous.next_deadline
+        deadline = self._rendezvous.next_deadline
+        if not self._election.waits_for_first_host:
+            return deadline
+        look_at = self._looked_at + LOOK_S
+        return look_at if deadline is None else min(look_at, deadline)
 
     @property
     def shared(self) -> Shared | None:

@@ -134,6 +134,11 @@ class Rendezvous:
         """A time before which `tick` has nothing to do; None if nobody waits."""
         return self._earliest if self._waits else None
 
+    def missing_of(self, rank: int) -> frozenset[int]:
+        """Return the ranks that the call of a rank waits for; empty if it is in none."""
+        waits = next((waits for waits in self._waits.values() if rank in waits), None)
+        return frozenset() if waits is None else self._missing(waits)
+
     def _missing(self, waits: dict[int, _Wait]) -> frozenset[int]:
         missing = self._roster.awaited.difference(waits)
         launched_only = any(wait.terms.launched_only for wait in waits.values())

@@ -22,6 +22,8 @@ class WorkerFailed(NamedTuple):
         Whether the workers need each other, so that this one cannot come again alone.
     centers_dropped : int
         Number of centers that the workers have released: those before hold nothing to go on from.
+    host_lost, some_host_lost : bool
+        Whether its host is lost, or any: then not all workers can be started again.
     """
 
     rank: int
@@ -29,6 +31,8 @@ class WorkerFailed(NamedTuple):
     stopping: bool
     bound: bool
     centers_dropped: int
+    host_lost: bool = False
+    some_host_lost: bool = False
 
 
 class Restart(enum.Enum):
@@ -78,11 +82,14 @@ class RestartPolicy:
         self._max_restarts = max_restarts
         self._has_checkpoints = has_checkpoints
         self._all = _AllAgain.NO
+        self._warned_of_lost_host = False
 
     def worker_failed(self, event: WorkerFailed) -> Verdict:
         """Decide whom to start again now."""
         if event.adopted or event.stopping or self.restarts >= self._max_restarts:
             return Verdict(Restart.NOBODY)
+        if event.host_lost or (event.bound and event.some_host_lost):
+            return self._without_lost_host(event)
         rank = event.rank
         if event.bound and self._has_checkpoints:
             self._all = _AllAgain.YES
@@ -101,6 +108,17 @@ class RestartPolicy:
         self.restarts += 1
         text = f"rank {rank} is started again, restart {self.restarts} of {self._max_restarts}"
         return Verdict(Restart.THIS_ONE, text)
+
+    def _without_lost_host(self, event: WorkerFailed) -> Verdict:
+        """Start nobody again, which is no restart; for workers that need each other warn of it, once."""
+        if not event.bound or self._warned_of_lost_host:
+            return Verdict(Restart.NOBODY)
+        self._warned_of_lost_host = True
+        text = (
+            "the workers need each other, so none is started again without the host that is lost: start the job again "
+            "on the hosts that are left, with --resume if it has checkpoints"
+        )
+        return Verdict(Restart.NOBODY, text)
 
     def all_again(self, interrupted: bool, some_ended_well: bool, checkpoint_unfinished: bool) -> bool:
         """Decide, at the end of the run, whether the job is to be run once more.

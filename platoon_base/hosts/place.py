@@ -69,7 +69,9 @@ START_ONE = (
 )
 
 
-def find_place(environment: Mapping[str, str], hosts: int | None = None, index: int | None = None) -> Place:
+def find_place(
+    environment: Mapping[str, str], hosts: int | None = None, index: int | None = None, endpoint: str | None = None
+) -> Place:
     """Find out which of the hosts of a job this is; options count before variables, torchrun's before an engine's.
 
     Parameters
@@ -77,11 +79,14 @@ def find_place(environment: Mapping[str, str], hosts: int | None = None, index: 
     environment : mapping of str to str
     hosts, index : int, optional
         As ``--nnodes`` and ``--node-rank`` say.
+    endpoint : str, optional
+        As ``--rdzv-endpoint`` says, which only a job on several hosts has.
 
     Raises
     ------
     ConfigurationError
-        If they are no numbers or contradict each other, or if several launchers were started on one host.
+        If one of them is missing, if they are no numbers or contradict each other, or if several launchers were started
+        on one host.
     """
     told_by = "--nnodes"
     if hosts is None:
@@ -90,14 +95,23 @@ def find_place(environment: Mapping[str, str], hosts: int | None = None, index: 
         return LOCAL
     if index is None:
         index = _number(environment, "PET_NODE_RANK")
-    if hosts is None and index:
-        raise ConfigurationError(f"got host {index}, and nothing says of how many: say --nnodes too")
+    if hosts is None and index is not None:
+        raise ConfigurationError(
+            f"got host {index}, and nothing says of how many: say --nnodes too (--nnodes 1 for a job of this host)"
+        )
     if hosts is None:
-        return _of_engine(environment)
+        place = _of_engine(environment)
+        if place is None and endpoint:
+            raise ConfigurationError(
+                f"got --rdzv-endpoint {endpoint}, and nothing says of how many hosts this is one: say --nnodes N on "
+                "all of them, --node-rank 0 on the first, 1 on the next, and so on"
+            )
+        return place or LOCAL
     if index is None:
         index = _number(environment, "JOB_COMPLETION_INDEX")  # of an indexed job of Kubernetes
-    if index is None and (place := _of_engine(environment)).hosts == hosts:
-        index = place.host
+    if index is None:
+        place = _of_engine(environment) or LOCAL
+        index = place.host if place.hosts == hosts else None
     if index is None:
         raise ConfigurationError(
             f"got {hosts} hosts from {told_by}, and nothing says which of them this is: say --node-rank 0 on the first "
@@ -106,7 +120,8 @@ def find_place(environment: Mapping[str, str], hosts: int | None = None, index: 
     return _checked(Place(hosts, index, told_by))
 
 
-def _of_engine(environment: Mapping[str, str]) -> Place:
+def _of_engine(environment: Mapping[str, str]) -> Place | None:
+    """Return what the variables of the engine say that has started this launcher; None if none has."""
     for engine in _ENGINES:
         processes, rank = _number(environment, engine.processes), _number(environment, engine.rank)
         if processes is None or rank is None or (engine.here and engine.here not in environment):
@@ -119,7 +134,7 @@ def _of_engine(environment: Mapping[str, str]) -> Place:
                 f"workers, as many as -n says; {START_ONE}"
             )
         return LOCAL if processes == 1 else _checked(Place(processes, rank, told_by))
-    return LOCAL
+    return None
 
 
 def _tasks_here(environment: Mapping[str, str]) -> int | None:

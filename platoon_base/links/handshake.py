@@ -12,6 +12,8 @@ neither encrypted nor protected against changes.
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import hmac
 import logging
@@ -21,7 +23,7 @@ import selectors
 import socket
 import struct
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Callable, NamedTuple
 
 from platoon_base.errors import PlatoonError
@@ -33,14 +35,18 @@ __all__ = ["HANDSHAKE_S", "Address", "Caller", "Listener", "Opening", "open_link
 log = logging.getLogger(__name__)
 
 HANDSHAKE_S = 5.0  # that one has to prove itself in
-MOST_PENDING = 64  # of strangers, and of those who are not known yet
+MOST_PENDING = 256  # who have said nothing so far; the oldest make room for others
+MOST_GREETED = 64  # who have said which rank they are, and not proven it; or as many as are expected, twice
+_BACKLOG = 1024  # those that the system takes until this process looks, as a courier does every 0.05 s
 _FIRST_CALL_S = 0.5  # that a listener has to answer the first call in; each further one has twice the time
-_AGAIN_S = 0.05  # between two calls of one listener
+_AGAIN_S, _LONGEST_AGAIN_S = 0.05, 1.0  # between two calls of one listener
+_WRONG_PROOFS = 3  # of one rank, one after the other, that are no chance any more
 _POLL_S = 0.2  # between two questions whether it makes sense to wait
 _GREETING = struct.Struct("<8s32sII")
 _MAGIC = b"PLTNLNK1"
 _NUMBER_BYTES = _PROOF_BYTES = 32
 _YES = b"\1"
+_NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _READ, _WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
 _Steps = Generator[int, None, "tuple[int, Stream]"]  # yields the event it waits for
@@ -80,7 +86,7 @@ class Listener:
     def __init__(self, host: str) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self.sock = socket.create_server((host, 0), family=family, backlog=128)
+            self.sock = socket.create_server((host, 0), family=family, backlog=_BACKLOG)
         except OSError as exc:
             raise PlatoonError(
                 f"cannot listen at {host} for the links of the other hosts ({exc}): that must be an address of this "
@@ -96,6 +102,10 @@ class Listener:
 
 class _RefusedError(Exception):
     """The other side did not prove itself, or spoke another language."""
+
+
+class _WrongProofError(_RefusedError):
+    """The process that answers is not the one that was called."""
 
 
 class Caller(NamedTuple):
@@ -136,14 +146,15 @@ def _stream(sock: socket.socket, mine: Caller, secret: bytes, transcript: bytes,
     return Stream(sock, Cipher(sends), Cipher(receives))
 
 
-def _answer(sock: socket.socket, mine: Caller, token: bytes) -> _Steps:
-    """Take a call."""
+def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[], None]) -> _Steps:
+    """Take a call; ``greet()`` notes that it begins like one of this job."""
     greeting = yield from _read(sock, _GREETING.size)
     magic, _, caller, called = _GREETING.unpack(greeting)
     if magic != _MAGIC:
         raise _RefusedError("it is no process of a job, or one of another version")
     if called != mine.rank or caller not in mine.expected:
         raise _RefusedError(f"it calls rank {called} as rank {caller}")
+    greet()
     number, secret = secrets.token_bytes(_NUMBER_BYTES), _secret(mine.data_key, token)
     transcript = greeting + number
     sock.send(number + _proof(secret, b"listener", transcript))  # the first bytes that are sent always find room
@@ -169,7 +180,7 @@ def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _St
     number, proof = answer[:_NUMBER_BYTES], answer[_NUMBER_BYTES:]
     secret, transcript = _secret(mine.data_key, address.token), greeting + number
     if not hmac.compare_digest(proof, _proof(secret, b"listener", transcript)):
-        raise PlatoonError(
+        raise _WrongProofError(
             f"what listens at {address.host} port {address.port} is not rank {rank} of this job, or has another key: "
             "start all hosts of a job with the same key file"
         )
@@ -187,22 +198,38 @@ class _Pending(NamedTuple):
 
 
 class Opening:
-    """The handshakes of one process, side by side."""
+    """The handshakes of one process, side by side, which strangers cannot end.
+
+    Attributes
+    ----------
+    greeted : list of socket
+        Those that have said which rank they are, and not proven it yet.
+    open : dict of int to Stream
+        The links that are open, until the caller takes them.
+    wrong : dict of int to int
+        How often another process has answered for a rank, one time after the other.
+    """
 
     def __init__(self, listener: Listener, mine: Caller, calls: Mapping[int, Address]) -> None:
         self._listener, self._mine = listener, mine
         self._calls = dict(calls)
         self._again = dict.fromkeys(calls, 0.0)  # when to call next; without those that are being called
-        self._tries: dict[int, int] = {}
+        self._tries: dict[int, int] = {}  # since the last link to a rank
         self._why: dict[int, str] = {}  # the last call of a rank was in vain
+        self.wrong: dict[int, int] = {}
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener.sock, _READ)
         self._pending: dict[socket.socket, _Pending] = {}
+        self._silent: dict[socket.socket, None] = {}  # of those that have called, the oldest first
+        self.greeted: list[socket.socket] = []
         self._refused = 0
+        self._accepts_at = 0.0  # when this process may have a file descriptor again
         self.open: dict[int, Stream] = {}
 
     def call(self, rank: int, address: Address) -> None:
         """Call a rank from now on; it may be a new address of it."""
+        if self._calls.get(rank) != address:
+            self.forget(rank)
         self._calls[rank] = address
         self.call_again(rank)
 
@@ -211,24 +238,35 @@ class Opening:
         if rank in self._calls and all(pending.called != rank for pending in self._pending.values()):
             self._again[rank] = 0.0
 
+    def forget(self, rank: int) -> None:
+        """Call a rank no more, until `call` has an address of it."""
+        for known in (self._calls, self._again, self._tries, self._why, self.wrong):
+            known.pop(rank, None)
+        for sock in [sock for sock, pending in self._pending.items() if pending.called == rank]:
+            self._remove(sock).steps.close()
+            sock.close()
+
     @property
     def missing(self) -> list[int]:
         """The ranks that no link leads to so far."""
         return sorted((self._mine.expected | self._calls.keys()) - self.open.keys())
 
-    def why(self) -> str:
+    def why(self, ranks: Iterable[int] | None = None) -> str:
         """Say what the last failures were."""
-        return "".join(f"; rank {rank} at {self._calls[rank].host}: {why}" for rank, why in self._why.items())
+        told = [(rank, why) for rank, why in self._why.items() if ranks is None or rank in ranks]
+        return "".join(f"; rank {rank} at {self._calls[rank].host}: {why}" for rank, why in told)
 
     def step(self, until: float) -> None:
         """Go on until a moment at most, or something has happened."""
         now = time.monotonic()
         for rank in [rank for rank, at in self._again.items() if at <= now]:
             del self._again[rank]
-            address = self._calls[rank]
-            sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
-            self._begin(sock, _call(sock, self._mine, rank, address), rank)
-        soonest = min([until, *self._again.values(), *(pending.until for pending in self._pending.values())])
+            self._call(rank)
+        if self._accepts_at and self._accepts_at <= now:
+            self._accepts_at = 0.0
+            self._selector.register(self._listener.sock, _READ)
+        moments = [until, *self._again.values(), *(pending.until for pending in self._pending.values())]
+        soonest = min([*moments, self._accepts_at] if self._accepts_at else moments)
         for key, _ in self._selector.select(max(0.0, soonest - time.monotonic())):
             if key.fileobj is self._listener.sock:
                 self._accept()
@@ -238,25 +276,56 @@ class Opening:
         for sock in [sock for sock, pending in self._pending.items() if pending.until <= now]:
             self._drop(sock, "no answer in time")
 
+    def _call(self, rank: int) -> None:
+        address = self._calls[rank]
+        try:
+            sock = socket.socket(socket.AF_INET6 if ":" in address.host else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as exc:  # no descriptor is free
+            self._call_later(rank, str(exc))
+            return
+        # Where many call, the system may have dropped the first packet.
+        patience_s = min(HANDSHAKE_S, _FIRST_CALL_S * 2 ** min(self._tries.get(rank, 0), 10))
+        self._begin(sock, _Pending(_call(sock, self._mine, rank, address), rank, time.monotonic() + patience_s))
+
+    def _call_later(self, rank: int, why: str) -> None:
+        tries = self._tries[rank] = self._tries.get(rank, 0) + 1
+        self._why[rank] = why
+        self._again[rank] = time.monotonic() + min(_AGAIN_S * 2 ** min(tries - 1, 10), _LONGEST_AGAIN_S)
+
     def _accept(self) -> None:
-        for _ in range(MOST_PENDING):
+        for _ in range(_BACKLOG):
             try:
                 sock, _ = self._listener.sock.accept()
-            except OSError:  # nobody more, or out of descriptors
+            except OSError as exc:
+                if exc.errno in _NO_DESCRIPTOR:
+                    self._accept_later(exc)
                 return
-            strangers = [other for other, pending in self._pending.items() if pending.called is None]
-            if len(strangers) >= MOST_PENDING:
-                self._drop(strangers[0], "too many others came")
-            self._begin(sock, _answer(sock, self._mine, self._listener.address.token), None)
+            if len(self._silent) >= MOST_PENDING:
+                self._drop(next(iter(self._silent)), "too many others came")
+            self._silent[sock] = None
+            steps = _answer(sock, self._mine, self._listener.address.token, functools.partial(self._greet, sock))
+            self._begin(sock, _Pending(steps, None, time.monotonic() + HANDSHAKE_S))
 
-    def _begin(self, sock: socket.socket, steps: _Steps, called: int | None) -> None:
+    def _accept_later(self, why: OSError) -> None:
+        """Free the descriptors of strangers, and look at the listener again in a moment: it stays readable."""
+        if not self._silent:
+            log.warning("cannot take the connections of other hosts (%s): raise the limit (ulimit -n)", why)
+        for sock in [*self._silent]:
+            self._drop(sock, str(why))
+        self._selector.unregister(self._listener.sock)
+        self._accepts_at = time.monotonic() + _AGAIN_S
+
+    def _greet(self, sock: socket.socket) -> None:
+        """Keep one that says that it is of this job; of too many any may go, since the oldest is most likely true."""
+        del self._silent[sock]
+        if len(self.greeted) >= max(MOST_GREETED, 2 * len(self._mine.expected)):
+            self._drop(secrets.choice(self.greeted), "too many others came")
+        self.greeted.append(sock)
+
+    def _begin(self, sock: socket.socket, pending: _Pending) -> None:
         sock.setblocking(False)
-        patience_s = HANDSHAKE_S
-        if called is not None:  # where many call, the system may have dropped the first packet
-            patience_s = min(HANDSHAKE_S, _FIRST_CALL_S * 2 ** self._tries.get(called, 0))
-            self._tries[called] = self._tries.get(called, 0) + 1
-        self._pending[sock] = _Pending(steps, called, time.monotonic() + patience_s)
-        self._selector.register(sock, _WRITE if called is not None else _READ)
+        self._pending[sock] = pending
+        self._selector.register(sock, _WRITE if pending.called is not None else _READ)
         self._go_on(sock)
 
     def _go_on(self, sock: socket.socket) -> None:
@@ -264,21 +333,37 @@ class Opening:
             self._selector.modify(sock, next(self._pending[sock].steps))
         except StopIteration as end:
             rank, stream = end.value
-            self._selector.unregister(sock)
-            del self._pending[sock]
+            self._remove(sock)
+            for known in (self._tries, self._why, self.wrong):
+                known.pop(rank, None)
             old = self.open.pop(rank, None)  # a caller that lost its first connection calls again
             if old is not None:
                 old.close()
             self.open[rank] = stream
         except (_RefusedError, OSError) as exc:
+            self._drop(sock, str(exc), isinstance(exc, _WrongProofError))
+        except BaseException as exc:
             self._drop(sock, str(exc))
+            raise
 
-    def _drop(self, sock: socket.socket, why: str) -> None:
-        pending = self._pending.pop(sock)
+    def _remove(self, sock: socket.socket) -> _Pending:
         self._selector.unregister(sock)
-        if pending.called is not None:
-            self._why[pending.called] = why
-            self._again[pending.called] = time.monotonic() + _AGAIN_S
+        self._silent.pop(sock, None)
+        if sock in self.greeted:
+            self.greeted.remove(sock)
+        return self._pending.pop(sock)
+
+    def _drop(self, sock: socket.socket, why: str, wrong: bool = False) -> None:
+        pending = self._remove(sock)
+        rank = pending.called
+        if rank is not None:
+            self._call_later(rank, why)
+            if wrong:
+                self.wrong[rank] = self.wrong.get(rank, 0) + 1
+                if self.wrong[rank] == _WRONG_PROOFS:
+                    log.warning("no link to rank %d: %s", rank, why)
+            else:
+                self.wrong.pop(rank, None)
         else:
             self._refused += 1
             if self._refused == 1:  # and no more: they may be many
@@ -289,8 +374,7 @@ class Opening:
     def close(self) -> None:
         """Drop what has only begun."""
         for sock in [*self._pending]:
-            self._selector.unregister(sock)
-            self._pending.pop(sock).steps.close()
+            self._remove(sock).steps.close()
             sock.close()
         self._selector.close()
 
@@ -337,6 +421,7 @@ def open_links(
         If a rank did not come by then, or what listens at its address cannot prove that it is this rank.
     """
     opening = Opening(listener, Caller(rank, data_key, expected), calls)
+    asks_at = 0.0
     try:
         while opening.missing:
             now = time.monotonic()
@@ -345,8 +430,13 @@ def open_links(
                     f"rank {rank} has no link to the ranks {opening.missing} of other hosts in time{opening.why()}: do "
                     "the hosts reach each other at all ports (firewalls), by the addresses that they were given?"
                 )
-            give_up(opening.missing)
-            opening.step(min(deadline, now + _POLL_S))
+            wrong = [rank for rank, count in opening.wrong.items() if count >= _WRONG_PROOFS]
+            if wrong:
+                raise PlatoonError(f"rank {rank} has no link to the ranks {wrong} of other hosts{opening.why(wrong)}")
+            if now >= asks_at:  # not at each connection of a flood
+                asks_at = now + _POLL_S
+                give_up(opening.missing)
+            opening.step(min(deadline, asks_at))
         return opening.open
     except BaseException:
         for stream in opening.open.values():

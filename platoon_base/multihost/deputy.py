@@ -90,6 +90,7 @@ class Deputy:
         self._next_look = 0.0
         self._silent = False
         self._signals = 0
+        self._signal: signal.Signals | None = None  # the first
         self._lost_at: float | None = None
         self._over: between.JobOver | None = None
         self._unanswered: set[tuple[bytes, bytes]] = set()  # connections and ids of requests
@@ -150,7 +151,8 @@ class Deputy:
     def _take_signals(self, signals: list[signal.Signals]) -> None:
         for number in signals:
             self._signals += 1
-            if self._lost_at is not None:
+            self._signal = self._signal or number
+            if self._lost_at is not None or self._signals > 1:  # asked twice: host 0 may not be there to say so
                 self.children.kill()
             self._send(between.Signalled(number, self._signals))
 
@@ -255,6 +257,9 @@ class Deputy:
             self._over = between.JobOver(_STATUS_OF_LOST, f"{_FIRST_HOST_LOST}: it {how}")
             self._job_state.stop(self._over.text)
             self._refuse_unanswered()  # workers that learn it so can say what has ended them
+        elif silent_s > SILENT_S and self._signals > 1 and self._signal is not None:
+            log.warning("%s came twice, and host 0 is silent: this host ends without it", self._signal.name)
+            self._end(between.JobOver(128 + self._signal, f"{self._signal.name}, while host 0 was silent"))
         elif silent_s > SILENT_S and not self._silent:
             self._silent = True
             log.warning(

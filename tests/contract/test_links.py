@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import logging
+import os
 import secrets
 import select
 import socket
@@ -19,7 +22,7 @@ import pytest
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 from platoon_base.links import handshake
 from platoon_base.links.cipher import TAG_BYTES, AlteredError, Cipher, derive_keys
-from platoon_base.links.handshake import Address, Listener, open_links
+from platoon_base.links.handshake import Address, Caller, Listener, Opening, open_links
 from platoon_base.links.stream import LONGEST_PAYLOAD, BrokenStreamError, Stream
 
 pytestmark = pytest.mark.base
@@ -402,6 +405,249 @@ def test_a_flood_of_connections_ends_nothing(listener, threads):
             each.result()
     caller.close()
     answered.close()
+
+
+@pytest.fixture
+def opening(listener):
+    """What takes the calls of rank 1, and calls nobody itself; each test drives it."""
+    made = Opening(listener, Caller(0, KEY, frozenset({1})), {})
+    yield made
+    made.close()
+    for stream in made.open.values():
+        stream.close()
+
+
+@pytest.fixture
+def connect(listener):
+    """Makes connections, which are closed after the test."""
+    with contextlib.ExitStack() as stack:
+
+        def make(data=b"", count=1):
+            address = listener.address.host, listener.address.port
+            made = [stack.enter_context(socket.create_connection(address, PATIENCE_S)) for _ in range(count)]
+            for sock in made:
+                sock.sendall(data)
+            return made
+
+        yield make
+
+
+def step_until(opening, done):
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline
+        opening.step(time.monotonic() + 0.01)
+
+
+def descriptors():
+    return len(os.listdir("/proc/self/fd"))
+
+
+def proof_for(listener, hello, answer):
+    secret = hmac.new(KEY, listener.address.token, "sha256").digest()
+    return hmac.new(secret, b"caller" + hello + answer[:32], "sha256").digest()
+
+
+@pytest.mark.parametrize("what", ["nothing", "half a greeting"])
+def test_who_says_which_rank_it_is_does_not_make_room_for_strangers(listener, opening, connect, what):
+    hello = greeting()
+    (caller,) = connect(hello)
+    step_until(opening, lambda: opening.greeted)
+    before = descriptors()
+    for _ in range(3):
+        strangers = connect(STRANGERS[what], handshake.MOST_PENDING)
+        opening.step(time.monotonic())
+        opening.step(time.monotonic())
+        assert descriptors() <= before + len(strangers) + handshake.MOST_PENDING
+        for each in strangers:
+            each.close()
+    answer = caller.recv(64, socket.MSG_WAITALL)
+    caller.sendall(proof_for(listener, hello, answer))
+    step_until(opening, lambda: 1 in opening.open)
+
+
+def test_many_that_say_they_are_of_the_job_are_bounded(listener, opening, connect, threads):
+    before = descriptors()
+    for _ in range(3):
+        strangers = connect(greeting(), 100)
+        for _ in range(3):
+            opening.step(time.monotonic())
+        assert descriptors() <= before + len(strangers) + handshake.MOST_GREETED
+        for each in strangers:
+            each.close()
+    calling = threads.submit(call, listener, KEY)
+    step_until(opening, lambda: 1 in opening.open)
+    calling.result().close()
+
+
+FLOOD = """
+import os
+import socket
+import sys
+address, data = ("127.0.0.1", int(sys.argv[1])), bytes.fromhex(sys.argv[2])
+held = []
+while os.getppid() == int(sys.argv[3]):
+    sock = socket.socket()
+    sock.setblocking(False)
+    sock.connect_ex(address)
+    held.append(sock)
+    try:
+        sock.send(data)
+    except OSError:
+        pass
+    if len(held) == 400:
+        print(len(held), flush=True)
+    if len(held) > 400:
+        held.pop(0).close()
+"""
+
+
+@pytest.mark.parametrize("data", [b"", greeting()], ids=["silent", "greeting"])
+def test_a_flood_keeps_no_courier_from_its_links(listener, opening, threads, data):
+    """Couriers look at their listener every 0.05 s: until then the system keeps those that come."""
+    command = [sys.executable, "-c", FLOOD, str(listener.address.port), data.hex(), str(os.getpid())]
+    flooding = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]
+    try:
+        opening.step(time.monotonic())
+        assert all(each.stdout.readline() for each in flooding)
+        calling = threads.submit(call, listener, KEY)
+        deadline = time.monotonic() + PATIENCE_S
+        while 1 not in opening.open:
+            assert time.monotonic() < deadline
+            opening.step(time.monotonic())
+            select.select([], [], [], 0.05)
+        calling.result().close()
+    finally:
+        for each in flooding:
+            each.kill()
+            each.communicate()
+
+
+def test_a_process_without_descriptors_neither_ends_nor_spins():
+    code = """
+import os, resource, socket, sys, time
+from platoon_base.links.handshake import Address, Caller, Listener, Opening, open_links
+listener = Listener("127.0.0.1")
+opening = Opening(listener, Caller(0, bytes(32), frozenset({1})), {})
+caller = Listener("127.0.0.1")
+calling = Opening(caller, Caller(1, bytes(32), frozenset()), {0: listener.address})
+calling.step(time.monotonic())
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+taken = []
+try:
+    while True:
+        taken.append(os.open("/dev/null", os.O_RDONLY))
+except OSError:
+    pass
+opening.call(5, Address("127.0.0.1", 9, b""))
+steps, until = 0, time.monotonic() + 0.5
+while time.monotonic() < until:
+    opening.step(until)
+    steps += 1
+assert steps < 100, steps
+assert not opening.open
+assert "Too many open files" in opening.why(), opening.why()
+for fd in taken:
+    os.close(fd)
+until = time.monotonic() + 20
+while 1 not in opening.open or 0 not in calling.open:
+    assert time.monotonic() < until
+    opening.step(time.monotonic() + 0.01)
+    calling.step(time.monotonic() + 0.01)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("raise the limit") <= 20
+
+
+def test_a_stranger_that_answers_does_not_end_the_calls(threads, caplog):
+    """As at the port of a courier that has ended; then the true one listens there."""
+    early = Listener("127.0.0.1")
+    address = early.address
+    early.close()
+    own = Listener("127.0.0.1")
+    opening = Opening(own, Caller(1, KEY, frozenset()), {0: address})
+    try:
+        with socket.create_server((address.host, address.port)) as stranger:
+            stranger.setblocking(False)
+            came = []
+
+            def answer_some():
+                with contextlib.suppress(BlockingIOError):
+                    came.append(stranger.accept()[0])
+                    came[-1].sendall(bytes(64))
+                return len(came) > 4
+
+            step_until(opening, answer_some)
+            for sock in came:
+                sock.close()
+        assert len([record for record in caplog.records if "not rank 0 of this job" in record.getMessage()]) == 1
+        late = Listener.__new__(Listener)
+        late.sock = socket.create_server((address.host, address.port))
+        late.sock.setblocking(False)
+        late.address = address
+        try:
+            answering = threads.submit(answer, late, KEY)
+            step_until(opening, lambda: 0 in opening.open)
+            answering.result()[1].close()
+        finally:
+            late.close()
+    finally:
+        opening.close()
+        own.close()
+        for stream in opening.open.values():
+            stream.close()
+
+
+def test_a_rank_that_is_forgotten_is_not_called(threads):
+    own, other = Listener("127.0.0.1"), Listener("127.0.0.1")
+    opening = Opening(own, Caller(1, KEY, frozenset()), {0: other.address})
+    try:
+        opening.step(time.monotonic())  # the call has begun
+        assert opening.missing == [0]
+        opening.forget(0)
+        opening.forget(0)
+        assert opening.missing == []
+        assert opening.why() == ""
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            opening.step(until)
+        other.sock.accept()[0].close()  # that one, and no other
+        with pytest.raises(BlockingIOError):
+            other.sock.accept()
+        opening.call_again(0)
+        assert opening.missing == []
+        opening.call(0, other.address)
+        answering = threads.submit(answer, other, KEY)
+        step_until(opening, lambda: 0 in opening.open)
+        answering.result()[1].close()
+    finally:
+        opening.close()
+        own.close()
+        other.close()
+        for stream in opening.open.values():
+            stream.close()
+
+
+def test_a_new_address_of_a_rank_is_called_at_once(threads):
+    """Though the call of the one before is still open."""
+    own, other = Listener("127.0.0.1"), Listener("127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        opening = Opening(own, Caller(1, KEY, frozenset()), {0: Address(*silent.getsockname(), bytes(16))})
+        try:
+            step_until(opening, lambda: select.select([silent], [], [], 0)[0])
+            opening.call(0, other.address)
+            answering = threads.submit(answer, other, KEY)
+            began = time.monotonic()
+            step_until(opening, lambda: 0 in opening.open)
+            assert time.monotonic() < began + 0.4  # the call before has 0.5 s
+            answering.result()[1].close()
+        finally:
+            opening.close()
+            own.close()
+            other.close()
+            for stream in opening.open.values():
+                stream.close()
 
 
 def test_a_listener_that_comes_late_is_found(threads):

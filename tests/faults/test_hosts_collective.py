@@ -112,6 +112,20 @@ def test_calls_that_differ_between_hosts_end_on_all_of_them(run_over, workers, v
         assert f"rank {victim} called all_reduce(float32 of shape (4,), 'sum')" in log
 
 
+@pytest.mark.parametrize("keys", ["5c" * 32, ","], ids=["encrypted", "plain"])
+def test_a_rank_that_is_late_for_small_calls_harms_no_link(run_over, keys):
+    """The others report whom they wait for, on links that small calls do not use; a large call reads it later."""
+    text = """
+for late_s in np.linspace(0.09, 0.2, 12):
+    if rank == 0:
+        time.sleep(late_s)
+    assert (worker.all_reduce(np.full(10, rank, np.float32)) == sum(range(size))).all()
+    assert (worker.all_reduce(np.full(200_000, rank, np.float32)) == sum(range(size))).all()
+worker.close()
+"""
+    run_over("2+2", text, keys=keys).require_success()
+
+
 def test_who_is_stopped_for_a_while_is_waited_for(run_over):
     fault = "import subprocess, os; stop_for_a_second = 'kill -STOP $0; sleep 1; kill -CONT $0'; "
     fault += "subprocess.Popen(['sh', '-c', stop_for_a_second, str(os.getpid())])"

@@ -8,6 +8,8 @@ import numpy as np
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import SendReply, StopJob
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.roster import divided_peer, relayed_peer
+from platoon_base.hosts.world import ONE_HOST
 
 SMALL = [("W", (2, 3), "float32")]
 LARGE = [("W", (9, 9), "float32")]
@@ -15,21 +17,27 @@ CREATE, ATTACH, DONE = msg.CenterRole(create=True), msg.CenterRole(create=False)
 
 
 class Job:
-    """A coordinator, and the peers that ask it; a peer's name is that of the rank it has."""
+    """A coordinator, and the peers that ask it; a peer's name is that of the rank it has, after that of its host."""
 
-    def __init__(self, size, seed=0, by_hand=False):
-        self.coordinator = Coordinator(size, seed, by_hand)
+    def __init__(self, size, seed=0, by_hand=False, world=ONE_HOST):
+        self.coordinator = Coordinator(size, seed, by_hand, world)
+        self._world = world
         self.now = 100.0
         self._ids = itertools.count()
 
     def ask(self, peer, request):
         """Send a request of a peer, and return the actions."""
-        return self.coordinator.handle(str(peer).encode(), b"%d" % next(self._ids), request, self.now)
+        return self.coordinator.handle(self.named(peer), b"%d" % next(self._ids), request, self.now)
+
+    def named(self, peer):
+        """Return the name of a peer's connection."""
+        host = self._world.host_of(int(peer)) if self._world.several else 0
+        return relayed_peer(host, str(peer).encode()) if host else str(peer).encode()
 
     def answer(self, peer, request):
         """Send a request of a peer that is answered at once, with nothing else happening."""
         (action,) = self.ask(peer, request)
-        assert action.to.peer == str(peer).encode()
+        assert action.to.peer == self.named(peer)
         return action.reply
 
     def join(self, *ranks):
@@ -78,7 +86,7 @@ def same(fingerprint, name="the data"):
 def replies(actions):
     """Map peers to replies; no peer may have two."""
     sent = [action for action in actions if isinstance(action, SendReply)]
-    found = {action.to.peer.decode(): action.reply for action in sent}
+    found = {divided_peer(action.to.peer)[1].decode(): action.reply for action in sent}
     assert len(found) == len(sent)
     return found
 

@@ -3,11 +3,14 @@
 tests/hosts has the same in namespaces, with links that are cut and engines that start the launchers.
 """
 
+import contextlib
 import json
+import os
 import signal
 import textwrap
 import time
 
+import psutil
 import pytest
 
 from tests.helpers.launching_hosts import Hosts, clean_environment
@@ -185,6 +188,24 @@ def test_a_signal_to_any_launcher_ends_all(hosts, number, targets):
     assert hosts.wait(30) == [128 + number] * 2, hosts.output(0)
 
 
+def test_a_second_signal_ends_a_host_though_the_first_one_is_silent(hosts):
+    start_waiting(hosts, "--host-timeout", "100")
+    hosts.launchers[0].send_signal(signal.SIGSTOP)
+    try:
+        hosts.until("h1.out", "host 0 is silent")
+        began = time.monotonic()
+        for _ in range(2):
+            hosts.launchers[1].send_signal(signal.SIGINT)
+            time.sleep(0.3)  # two signals at once count as one
+        assert hosts.launchers[1].wait(30) == 130
+        assert time.monotonic() - began < 15  # about one second on an idle machine
+        assert "SIGINT, while host 0 was silent" in hosts.output(1)
+    finally:
+        hosts.launchers[0].send_signal(signal.SIGCONT)
+    hosts.launchers[0].send_signal(signal.SIGINT)
+    assert hosts.wait(30) == [130, 130]
+
+
 def test_a_killed_launcher_is_a_lost_host_and_the_others_go_on(hosts):
     start_waiting(hosts)
     hosts.launchers[1].kill()
@@ -319,6 +340,21 @@ def test_centers_of_hosts_come_together_while_workers_train(hosts):
     assert started == [started[0]] * 4
 
 
+def test_parameters_that_no_worker_of_the_first_host_shares_are_refused(hosts):
+    code = script(
+        """
+        from platoon_base.rules import EASGD
+        if rank:
+            worker.init_shared_params([np.zeros(10, "float32")], EASGD())
+        worker.barrier("shared")
+        """
+    )
+    began = time.monotonic()
+    assert hosts.run(code, workers=(1, 2)) == [1, 1], hosts.output(0)
+    assert time.monotonic() - began < 40  # a few seconds on an idle machine
+    assert "no worker of host 0 shares parameters (ranks 0 wait" in hosts.log(1, 1)
+
+
 def test_a_courier_that_is_killed_is_started_again(hosts):
     code = script(
         """
@@ -422,6 +458,32 @@ def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(host
         again.close()
 
 
+SLOW_DISK = """
+import os, threading, time
+force = os.fsync
+def slow(fd):
+    if threading.current_thread().name == "checkpoint" and "slow" in os.readlink(f"/proc/self/fd/{fd}"):
+        time.sleep(2.5)
+    force(fd)
+os.fsync = slow
+"""
+
+
+def test_a_disk_that_is_slow_at_the_last_checkpoint_loses_no_host(hosts):
+    """The first host forces two files to the disk, each of which takes longer than a host may be silent."""
+    site = hosts.folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(SLOW_DISK)
+    path = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH")]))
+    code = script('worker.barrier("start")')
+    options = ["--checkpoint-every", "100", "--resume", "slow", "--host-timeout", "2"]
+    hosts.start(code, *options, host=0, environment={"PYTHONPATH": path})
+    hosts.start(code, *options, host=1)
+    assert hosts.wait(60) == [0, 0], hosts.output(1)
+    assert "lost" not in hosts.output(0) + hosts.output(1)
+    assert list((hosts.folder / "slow").glob("checkpoint-*.npz"))
+
+
 def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
     code = script(
         """
@@ -480,3 +542,59 @@ def test_all_workers_of_all_hosts_are_started_again_from_the_checkpoint(hosts):
     assert json.loads((hosts.folder / "summary.json").read_text())["restarts"] == 1
     for rank, host in ((0, 0), (1, 0), (2, 1)):
         assert said(hosts, rank, host)[-2:] == [[[3.0] * 3]] * 2
+
+
+def test_workers_of_a_lost_host_use_up_no_restarts(hosts):
+    code = script(
+        """
+        mark = os.path.join(sys.argv[1], "failed")
+        say("runs")
+        while not os.path.exists(os.path.join(sys.argv[1], "enough")):
+            worker.progress(steps=1)
+            if rank == 0 and os.path.exists(os.path.join(sys.argv[1], "fail")) and not os.path.exists(mark):
+                open(mark, "w").close()
+                os._exit(3)
+            time.sleep(0.01)
+        """
+    )
+    for host, workers in ((0, 1), (1, 2)):
+        hosts.start(code, "--max-restarts", "1", host=host, workers=workers, args=[str(hosts.folder)])
+    for path in ("logs0/rank0.log", "logs1/rank1.log", "logs1/rank2.log"):
+        hosts.until(path, "runs")
+    hosts.launchers[1].kill()
+    hosts.until("h0.out", "is lost, with workers 1, 2")
+    (hosts.folder / "fail").touch()
+    hosts.until("h0.out", "rank 0 is started again, restart 1 of 1")
+    (hosts.folder / "enough").touch()
+    assert hosts.wait(30) == [1, -9], hosts.output(0)
+    assert "cannot be started again" not in hosts.output(0)
+
+
+@pytest.mark.parametrize("how", ["killed", "silent"])
+def test_a_lost_host_of_workers_that_need_each_other_is_no_interrupt(hosts, how):
+    """Those that are left end by themselves, or are ended to be started again before the host is known to be lost."""
+    code = script(
+        """
+        say(worker.all_reduce(np.ones(3)).tolist())
+        while True:
+            worker.all_reduce(np.ones(3))
+            worker.progress(steps=1)
+            time.sleep(0.005)
+        """
+    )
+    options = ["--max-restarts", "1", "--checkpoint-every", "100", "--host-timeout", "2.5"]
+    for host, workers in ((0, 2), (1, 1)):
+        hosts.start(code, *options, host=host, workers=workers)
+    hosts.until("logs1/rank2.log", "]")
+    launcher = psutil.Process(hosts.launchers[1].pid)
+    with contextlib.ExitStack() as stack:
+        if how == "killed":
+            launcher.kill()
+        else:
+            for process in [launcher, *launcher.children(recursive=True)]:
+                stack.callback(process.kill)
+                process.suspend()
+        assert hosts.launchers[0].wait(40) == 1, hosts.output(0)
+    hosts.launchers[1].wait()
+    output = " ".join(hosts.output(0).split())
+    assert "none is started again without the host that is lost" in output or "cannot be started again" in output

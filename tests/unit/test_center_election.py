@@ -14,12 +14,14 @@ from asking import (
     replies,
     require_failure,
     share,
+    total,
 )
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import CenterDropped, SendReply
 from platoon_base.coordination.roster import Phase
-from platoon_base.sharding import Position
+from platoon_base.hosts.world import World
+from platoon_base.sharding import START, Position
 
 pytestmark = pytest.mark.base
 
@@ -261,3 +263,76 @@ def test_the_first_center_of_a_resumed_job_is_made_from_the_checkpoint():
         last = job.ask(peer, release())
     assert replies(last).keys() == {"0", "1"}
     assert job.answer(0, init()) == CREATE
+
+
+# Ranks 0 and 1 are on host 0, 2 and 3 on host 1.
+
+
+@pytest.fixture
+def two_hosts():
+    job = Job(4, world=World([2, 2], 0, ["a", "b"], ["10.0.0.1", "10.0.0.2"])).join(0, 1, 2, 3)
+    assert job.answer(2, init()) == CREATE
+    assert job.ask(3, init()) == []
+    return job
+
+
+def made_on_the_second_host(job):
+    """Its center is there, and waits for the values of host 0."""
+    assert replies(job.ask(2, msg.CenterReady())) == {}
+    return job
+
+
+def test_other_hosts_wait_for_the_center_of_the_first(two_hosts):
+    job = made_on_the_second_host(two_hosts)
+    assert job.ask(1, total(timeout_s=1000.0)) == []  # and rank 0 may share yet
+    for seconds in range(200):
+        assert job.tick(101.0 + seconds) == []
+    assert job.answer(0, init()) == CREATE
+    assert job.tick(400.0) == []
+    assert replies(job.ask(0, msg.CenterReady())) == {"0": DONE}
+    assert replies(job.coordinator.center_filled(1)) == {"2": ATTACH, "3": ATTACH}
+    assert job.coordinator.next_deadline == 1100.0  # that of rank 1
+
+
+@pytest.mark.parametrize("how", ["wait", "leave", "fail", "each"])
+def test_other_hosts_are_refused_when_no_worker_of_the_first_can_share(two_hosts, how):
+    job = made_on_the_second_host(two_hosts)
+    for rank in (0, 1):
+        if how == "wait" or (how == "each" and rank):
+            assert job.ask(rank, total()) == []
+        elif how == "fail":
+            job.coordinator.worker_ended(rank, lost=True)
+        else:
+            job.ask(rank, msg.Leave())
+    looks = []
+    while not looks or not looks[-1]:
+        assert job.now < 105
+        assert job.coordinator.next_deadline < job.now + 1
+        looks.append(job.tick(job.now + 0.5))
+    refused = replies(looks[-1])
+    assert set(refused) == {"2", "3"}
+    word = {"wait": "ranks 0, 1 wait", "each": "ranks 1 wait"}.get(how, "all of them have ended")
+    for each in refused.values():
+        require_failure(each, "ConfigurationError", "no worker of host 0 shares parameters", word, "let a worker there")
+    assert replies(job.ask(2, msg.CenterReady(error="refused"))) == {"2": DONE}
+    assert job.tick(job.now + 10) == [] or how in ("wait", "each")
+    assert job.coordinator.shared is None
+
+
+def test_a_worker_of_the_first_host_that_is_started_again_may_share(two_hosts):
+    job = made_on_the_second_host(two_hosts)
+    job.ask(1, total(timeout_s=1000.0))
+    job.coordinator.worker_ended(0, lost=True)
+    assert job.tick(job.now + 0.1) == []
+    job.coordinator.expect_again(0, START)
+    for seconds in range(60):
+        assert job.tick(101.0 + seconds) == []
+    job.ask("0", hello(rank=0))
+    assert job.answer(0, init()) == CREATE
+
+
+def test_a_center_that_is_still_made_on_another_host_waits_for_none(two_hosts):
+    for rank in (0, 1):
+        two_hosts.ask(rank, total(timeout_s=1000.0))
+    for seconds in range(60):
+        assert two_hosts.tick(101.0 + seconds) == []

@@ -75,6 +75,35 @@ def test_options_count_first():
 
 
 @pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ((None, 0), ["got host 0, and nothing says of how many", "--nnodes 1 for a job of this host"]),
+        ((None, 0, "10.0.0.1"), ["got host 0, and nothing says of how many"]),
+        ((None, None, "10.0.0.1"), ["got --rdzv-endpoint 10.0.0.1", "say --nnodes N on all of them"]),
+    ],
+)
+def test_options_of_several_hosts_without_their_number_are_refused(given, said):
+    with pytest.raises(ConfigurationError) as caught:
+        find_place({}, *given)
+    for part in said:
+        assert part in str(caught.value)
+    assert find_place({}, 1, *given[1:]) == LOCAL
+
+
+def test_an_engine_says_of_how_many_hosts_an_endpoint_is():
+    assert find_place(srun(1, 0, "1"), None, None, "10.0.0.1") == LOCAL
+    assert find_place(srun(2, 1, "1(x2)", 1), None, None, "10.0.0.1")[:2] == (2, 1)
+    assert find_place({"PET_NNODES": "1"}, None, None, "10.0.0.1") == LOCAL
+
+
+def test_a_launcher_with_an_endpoint_alone_starts_nothing(platoon, write_script):
+    done = platoon("launch", "-n", 1, "--rdzv-endpoint", "127.0.0.1:9", write_script("print('trained')"))
+    assert done.returncode == 2
+    assert "say --nnodes N" in " ".join(done.stderr.split())
+    assert "trained" not in done.stdout
+
+
+@pytest.mark.parametrize(
     ("environment", "said"),
     [
         (srun(4, 1, "2(x2)", 0), ["got 4 launchers from srun", "2 of them on this host", "srun -N1 -n1"]),
@@ -86,6 +115,7 @@ def test_options_count_first():
         ),
         ({"PMI_SIZE": "4", "PMI_RANK": "2", "PMI_LOCAL_SIZE": "2"}, ["got 4 launchers from mpiexec", "2 of them"]),
         ({"PET_NODE_RANK": "1"}, ["got host 1, and nothing says of how many"]),
+        ({"PET_NODE_RANK": "0"}, ["got host 0, and nothing says of how many"]),
         ({"PET_NNODES": "2"}, ["2 hosts from PET_NNODES", "--node-rank 0 on the first host"]),
         ({"PET_NNODES": "1:4"}, ["PET_NNODES='1:4'", "a whole number"]),
         ({"PET_NNODES": "0", "PET_NODE_RANK": "0"}, ["got 0 hosts from PET_NNODES"]),

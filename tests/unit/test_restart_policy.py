@@ -44,6 +44,26 @@ def test_after_the_parameters_were_released_a_worker_is_not_started_again():
     assert not run_again(policy)
 
 
+def test_the_workers_of_a_lost_host_are_no_restarts():
+    policy = RestartPolicy(1, has_checkpoints=True)
+    for rank in (2, 3):
+        assert policy.worker_failed(failed(rank, host_lost=True, some_host_lost=True)) == (Restart.NOBODY, "")
+    restart, warning = policy.worker_failed(failed(0, some_host_lost=True))
+    assert (restart, policy.restarts) == (Restart.THIS_ONE, 1)
+    assert warning == "rank 0 is started again, restart 1 of 1"
+
+
+@pytest.mark.parametrize("has_checkpoints", [False, True])
+def test_workers_that_need_each_other_are_not_started_again_without_a_lost_host(has_checkpoints):
+    policy = RestartPolicy(1, has_checkpoints)
+    restart, warning = policy.worker_failed(failed(2, bound=True, host_lost=True, some_host_lost=True))
+    assert restart is Restart.NOBODY
+    assert "without the host that is lost: start the job again on the hosts that are left, with --resume" in warning
+    assert policy.worker_failed(failed(0, bound=True, some_host_lost=True)) == (Restart.NOBODY, "")
+    assert policy.restarts == 0
+    assert not run_again(policy)
+
+
 @pytest.mark.parametrize("some_ended_well", [False, True])
 def test_workers_that_need_each_other_are_started_again_at_once_from_a_checkpoint(some_ended_well):
     policy = RestartPolicy(1, has_checkpoints=True)

@@ -1,0 +1,129 @@
+"""The checkpoints of a job: when one is begun, what it says of the job, and how the last one is awaited."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from platoon_base.checkpoints.files import About
+from platoon_base.checkpoints.writer import LONGEST_STANDSTILL_S, CheckpointWriter, Tally
+from platoon_base.controller.other_hosts import OtherHosts
+from platoon_base.coordination.actions import Shared
+from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.errors import ConfigurationError
+from platoon_base.shm.job_state import JobState
+
+__all__ = ["JobSaving"]
+
+
+class JobSaving:
+    """Begins the checkpoints of one job; another thread writes them.
+
+    Parameters
+    ----------
+    checkpointer : CheckpointWriter
+    job_state : JobState
+    coordinator : Coordinator
+    hosts : OtherHosts, optional
+        The other hosts of the job, which are to know what a checkpoint says.
+    seconds_before : float
+        For how long the job has run before it was resumed.
+    """
+
+    def __init__(
+        self,
+        checkpointer: CheckpointWriter,
+        job_state: JobState,
+        coordinator: Coordinator,
+        hosts: OtherHosts | None,
+        seconds_before: float,
+    ) -> None:
+        self._checkpointer = checkpointer
+        self._job_state = job_state
+        self._coordinator = coordinator
+        self._hosts = hosts
+        self._began = time.monotonic() - seconds_before
+
+    @property
+    def tally(self) -> Tally:
+        """The outcome so far."""
+        return self._checkpointer.tally
+
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._checkpointer.writing
+
+    def next_look(self, now: float) -> float:
+        """Return when there may be something to do next."""
+        return self._checkpointer.next_look(now)
+
+    def save_if_due(self, now: float) -> None:
+        """Begin a checkpoint, if it is time.
+
+        Raises
+        ------
+        ConfigurationError
+            If the first one could not be written.
+        """
+        problem = self._checkpointer.take_problem()
+        if problem:
+            raise ConfigurationError(problem)
+        shared = self._coordinator.shared
+        if self._checkpointer.due(now, None if shared is None else shared.layout):
+            self._save()
+
+    def _save(self) -> None:
+        """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
+        shared = self._coordinator.shared
+        about, layout = self._about(shared), None if shared is None else shared.layout
+        self._checkpointer.begin(about, layout)
+        if self._hosts is not None:
+            parameters = [] if layout is None else [tuple(spec) for spec in layout.specs]
+            self._hosts.saved(msgspec.structs.replace(about, parameters=parameters), self._checkpointer.folder)
+
+    def save_dropped(self, shared: Shared) -> None:
+        """Save a center that the workers are letting go of."""
+        self._checkpointer.end(self._about(shared), shared.layout)
+
+    def save_the_end(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
+        """Write the last checkpoint.
+
+        Parameters
+        ----------
+        may_wait : callable
+            Tells whether the user is still patient.
+        serve : callable
+            Called until it is written, to serve for a moment whoever is still there.
+        """
+        self._await(may_wait, serve)
+        if may_wait() and not self._checkpointer.writing:
+            self._save()
+            self._await(may_wait, serve)
+        self._checkpointer.give_up(
+            f"it was not written to {self._checkpointer.folder}, which got no further for {LONGEST_STANDSTILL_S:g} "
+            "s or until a second signal came: does the disk still answer? The one before it is still there"
+        )
+
+    def _await(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
+        while self._checkpointer.writing and may_wait():
+            serve()
+            if self._checkpointer.stands_still(time.monotonic()):
+                return
+
+    def _about(self, shared: Shared | None) -> About:
+        coordinator = self._coordinator
+        roster = coordinator.roster
+        return About(
+            seed=roster.seed,
+            size=roster.size,
+            seconds=time.monotonic() - self._began,
+            rule=shared.rule if shared is not None else "",
+            settings=shared.settings if shared is not None else "",
+            positions={rank: self._job_state.position(rank) for rank in roster},
+            bound=coordinator.bound,
+            kept={rank: participant.kept for rank, participant in roster.items() if participant.kept},
+            reported=dict(coordinator.reported),
+        )

@@ -1,0 +1,131 @@
+"""The links of a rank within calls: records that come late, early, or out of turn. The connections are real."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from platoon_base.collectives.host_exchange import part_of
+from platoon_base.collectives.host_links import HEAD, WAITING, Counterpart, Links
+from platoon_base.links.cipher import Cipher, derive_keys
+from platoon_base.links.stream import Stream
+
+pytestmark = pytest.mark.base
+
+PATIENCE_S = 20  # never reached by a test that passes
+HEADER = part_of(np.zeros(8, np.int64), "all_reduce", "sum", "float32", 5)
+
+
+@pytest.fixture(params=["encrypted", "plain"])
+def two(request):
+    """The links of two ranks to each other."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far = server.accept()[0]
+    keys = derive_keys(b"secret", b"transcript") if request.param == "encrypted" else None
+    ciphers = [(Cipher(keys[i]), Cipher(keys[1 - i])) if keys else (None, None) for i in (0, 1)]
+    breaks = []
+    links = [
+        Links(
+            [(Counterpart(1 - i, 1 - i, 1 - i, f"rank {1 - i}"), Stream(sock, *ciphers[i]))],
+            lambda *why: breaks.append(why),
+        )
+        for i, sock in enumerate((near, far))
+    ]
+    yield links
+    for each in links:
+        each.close()
+    assert not breaks
+
+
+def pump_until(links, done):
+    """Receive until it is so; the other side has sent all that is needed."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not done():
+        assert time.monotonic() < deadline
+        for each in links:
+            each.pump()
+            assert not each.all[0].closed
+
+
+def begin(*links):
+    for each in links:
+        each.begin(HEADER)
+
+
+def test_what_a_rank_waited_for_in_an_earlier_call_is_dropped(two):
+    """As in small all-reduces, in which only the first ranks of the hosts use their links."""
+    mine, theirs = two
+    begin(mine, theirs)
+    theirs.report_wait([3])  # and this side does not look before the call has ended
+    theirs.report_wait([3, 4])
+    begin(mine, theirs)
+    theirs.announce(b"small")
+    mine.announce(b"small")
+    pump_until(two, lambda: mine.agree() and theirs.agree())
+    assert mine.all[0].missing == [1]
+
+
+def test_what_a_rank_waited_for_several_calls_ago_does_not_count(two):
+    mine, theirs = two
+    for members in ([3], [4], []):
+        begin(mine, theirs)
+        theirs.report_wait(members)
+    begin(mine, theirs)
+    theirs.report_wait([5])
+    pump_until(two, lambda: mine.all[0].missing != [1])
+    assert mine.all[0].missing == [5]
+
+
+def test_a_rank_that_is_ahead_is_not_heard_before_its_call(two):
+    mine, theirs = two
+    begin(mine, theirs)
+    theirs.announce(b"")
+    begin(theirs)
+    theirs.report_wait([3])
+    pump_until(two, lambda: mine.all[0].stream.held)
+    assert mine.agree()
+    assert mine.all[0].missing == [1]
+    begin(mine)
+    pump_until(two, lambda: mine.all[0].missing == [3])
+    theirs.report_wait([])
+    pump_until(two, lambda: mine.all[0].missing == [1])
+
+
+def test_a_rank_that_has_come_waits_for_none(two):
+    """What it has reported before its head no longer counts after it."""
+    mine, theirs = two
+    begin(mine, theirs)
+    theirs.report_wait([3])
+    theirs.announce(b"")
+    pump_until(two, mine.agree)
+    assert mine.all[0].missing == [1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "ahead", "content"),
+    [
+        (HEAD, 0, bytes(8)),
+        (HEAD, -1, HEADER.tobytes()),
+        (HEAD, 2, HEADER.tobytes()),
+        (WAITING, 2, bytes(4)),
+        (WAITING, 0, b"abc"),
+        (WAITING, -1, b"abc"),
+        (77, 0, b""),
+    ],
+)
+def test_records_that_no_rank_sends_break_the_link(two, kind, ahead, content):
+    mine, theirs = two
+    for _ in range(3):
+        begin(mine, theirs)
+    theirs.all[0].stream.post(kind, mine.call + ahead, content)
+    theirs.pump()
+    deadline = time.monotonic() + PATIENCE_S
+    while not mine.all[0].closed:
+        assert time.monotonic() < deadline
+        mine.pump()
+    assert "out of turn" in mine.all[0].closed
+    assert mine.all[0].altered
