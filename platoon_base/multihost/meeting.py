@@ -23,7 +23,8 @@ from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts.place import Place
 from platoon_base.hosts.world import World
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.hosts import HostTable, Member
+from platoon_base.multihost.hosts import HostTable
+from platoon_base.multihost.member import Member
 from platoon_base.multihost.secret import read_key, read_or_make_key
 from platoon_base.system.environment import MAX_WORKERS
 
@@ -377,8 +378,9 @@ def _wait_for_welcome(
     while True:
         link.poll(_POLL_INTERVAL_S, [signals.fd])
         _require_none(signals.take())
-        for body in link.receive():
-            message = between.decode_down(body)
+        link.receive()
+        while link.inbox:  # what comes after a welcome is for the deputy
+            message = between.decode_down(link.inbox.popleft())
             if isinstance(message, between.Welcome):
                 return message
             if isinstance(message, between.Refused):
@@ -391,6 +393,8 @@ def _wait_for_welcome(
             raise ConfigurationError(
                 f"the first host at {where} refuses this one, which has another key: copy the key file from there"
             )
+        if link.dismissed:
+            raise ConfigurationError(f"the job at {where} {link.dismissed}; start this launcher again for the new one")
         if link.connected and link.peer.closed(now):
             raise ConfigurationError(f"the first host at {where} has ended before the job began")
         if now > began + timeout_s:

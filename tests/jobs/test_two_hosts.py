@@ -5,6 +5,7 @@ tests/hosts has the same in namespaces, with links that are cut and engines that
 
 import json
 import signal
+import socket
 import textwrap
 import time
 
@@ -227,6 +228,36 @@ def test_a_host_that_is_silent_for_too_long_is_lost(hosts):
     assert "the job goes on without this host" in hosts.output(1)
     hosts.launchers[0].send_signal(signal.SIGINT)
     assert hosts.wait(30) == [130, 1]
+
+
+def test_a_launcher_of_a_job_that_was_started_anew_ends_and_another_takes_its_place(hosts):
+    start_waiting(hosts)
+    first, second = hosts.launchers
+    second.send_signal(signal.SIGSTOP)
+    first.kill()
+    first.wait()
+    hosts.launchers.remove(first)
+    hosts.start(script("say(size)"), "--rdzv-timeout", "60", host=0)
+    wait_for_port(hosts)
+    second.send_signal(signal.SIGCONT)
+    assert second.wait(20) == 1
+    hosts.launchers.remove(second)
+    # It may notice the end of the first one before it reaches the second.
+    assert "was started anew" in hosts.output(1) or "host 0 is lost" in hosts.output(1)
+    hosts.start(script("say(size)"), host=1)
+    assert hosts.wait(30) == [0, 0], hosts.output(0)
+
+
+def wait_for_port(hosts):
+    """Wait until a new first host listens."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", hosts.port)).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, hosts.output(0)
+            time.sleep(0.01)
 
 
 def test_a_second_host_of_one_number_is_refused_and_the_first_stays(hosts):
