@@ -27,6 +27,7 @@ from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.secret import read_key, read_or_make_key
 from platoon_base.system.environment import MAX_WORKERS
+from platoon_base.system.limits import raise_descriptors
 
 __all__ = ["DEFAULT_PORT", "Here", "MeetingInterruptedError", "arrive", "fingerprint", "gather_hosts"]
 
@@ -37,6 +38,7 @@ _POLL_INTERVAL_S = 0.1
 _NEWS_S = 10.0
 _LAST_WORD_S = 1.0
 _KEY_BYTES = 32
+_DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nobody asks for its events
 
 
 class MeetingInterruptedError(Exception):
@@ -136,6 +138,11 @@ def _listen(endpoint: str) -> LinkServer:
     if ipaddress.ip_address(address.partition("%")[0]).is_loopback and not _says_loopback(name):
         address = "0.0.0.0"  # many systems give their own name a loopback address, which no other host can reach
     server_keys, _ = keys_of_secret(read_or_make_key())
+    if (limit := raise_descriptors()) < _DESCRIPTORS:
+        log.warning(
+            "got a limit of %d open files (ulimit -Hn): strangers who flood %s with connections could take them all; "
+            "raise it to %d", limit, endpoint, _DESCRIPTORS,
+        )  # fmt: skip
     return LinkServer(_as_url(address, port), server_keys)
 
 

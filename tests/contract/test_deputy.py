@@ -8,6 +8,7 @@ import pytest
 
 from platoon_base.channels.host_link import LinkServer
 from platoon_base.channels.keys import keys_of_secret
+from platoon_base.checkpoints.files import About
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.hosts.place import Place
@@ -112,6 +113,26 @@ def test_the_first_host_says_how_long_it_may_be_silent(first, tmp_path):
             over = deputy.serve(signals)
     assert time.monotonic() - began < 8
     assert "was silent for 1." in over.text
+
+
+def test_a_checkpoint_with_much_that_workers_keep_arrives(first, tmp_path, caplog):
+    kept = {rank: {"state": os.urandom(200_000)} for rank in range(200)}
+    saved = between.SavedState(About(seed=0, size=200, seconds=1.0, kept=kept), str(tmp_path / "saved"))
+    with arrived(first) as (link, welcome, signals):
+        first.send(welcome_to("one", timeout_s=1.0))
+        with deputy_of(link, welcome(), tmp_path) as deputy:
+            (peer,) = first.link.peers.values()
+            peer.send(between.encode(saved), bulk=True)
+            deadline = time.monotonic() + 30
+            while not link.inbox:
+                assert time.monotonic() < deadline
+                first.link.poll(0.01)
+                first.link.receive()
+                link.receive()
+                for end in (first.link, link.peer):
+                    end.tick(time.monotonic())
+            assert deputy.serve(signals).text.startswith("the first host of the job is lost")
+    assert f"Resume from {saved.folder}" in caplog.text
 
 
 def test_a_host_that_was_replaced_ends(first, tmp_path):

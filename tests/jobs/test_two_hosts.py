@@ -3,7 +3,9 @@
 tests/hosts has the same in namespaces, with links that are cut and engines that start the launchers.
 """
 
+import contextlib
 import json
+import resource
 import signal
 import socket
 import textwrap
@@ -258,6 +260,25 @@ def wait_for_port(hosts):
         except OSError:
             assert time.monotonic() < deadline, hosts.output(0)
             time.sleep(0.01)
+
+
+def test_a_flood_of_connections_keeps_no_worker_from_starting(hosts):
+    """Of connections without the key, that stay open, on the port that the launchers meet at."""
+    launcher = hosts.start(script('worker.barrier("start")'), host=0, workers=2)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, (200, hard))
+    wait_for_port(hosts)
+    address = ("127.0.0.1", hosts.port)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(400)]
+        hosts.start(script('worker.barrier("start")'), host=1)
+        deadline = time.monotonic() + 60
+        while hosts.launchers[0].poll() is None:
+            assert time.monotonic() < deadline, hosts.output(0)
+            with contextlib.suppress(OSError):  # it has just ended
+                strangers.append(stack.enter_context(socket.create_connection(address, timeout=1)))
+            time.sleep(0.005)
+    assert hosts.wait(30) == [0, 0], hosts.output(0)
 
 
 def test_a_second_host_of_one_number_is_refused_and_the_first_stays(hosts):
