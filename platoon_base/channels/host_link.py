@@ -88,6 +88,7 @@ class LinkServer:
         self._strangers: dict[
             int, None
         ] = {}  # connections by which nothing has come, by file descriptor, the oldest first
+        self._forgotten: set[bytes] = set()  # sessions
         self._next_warning = 0.0
         self.peers: dict[bytes, Peer] = {}
         try:
@@ -135,9 +136,12 @@ class LinkServer:
         self._strangers.pop(fd, None)
         peer = self.peers.get(session)
         if peer is None:
-            if frame.server != NOBODY:  # of a job before this one, or of a host that was replaced
+            if (
+                frame.server != NOBODY or session in self._forgotten
+            ):  # of an earlier job, or of a host that was replaced
                 self._send(route, Frame.dismissal(session, self._id).encode())
-            if frame.server != NOBODY or frame.number != 1:
+                return None
+            if frame.number != 1:
                 return None
             peer = self.peers[session] = Peer(session, self._id, lambda data: self._write(session, data))
         is_new = self._routes.get(session) != route
@@ -198,6 +202,7 @@ class LinkServer:
 
     def forget(self, session: bytes) -> None:
         """Send nothing more to a session; if it is heard again it is dismissed."""
+        self._forgotten.add(session)
         self.peers.pop(session, None)
         self._routes.pop(session, None)
 
@@ -279,7 +284,7 @@ class LinkClient:
     def _take(self, frame: Frame) -> None:
         peer = self.peer
         if frame.dismisses:
-            self.replaced = frame.server == peer.server
+            self.replaced = peer.server in (frame.server, NOBODY)
             why = (
                 "goes on without this host, which was replaced" if self.replaced else "is over: host 0 was started anew"
             )

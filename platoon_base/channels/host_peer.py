@@ -26,7 +26,8 @@ _BROKEN_S = 1.0  # that a connection which the other end has closed has to come 
 _FRESH_S = 1.0  # a connection that broke so soon after a heartbeat was closed by the other end, not cut
 _SEND_AGAIN_S = 2.0
 _WINDOW_PARTS, _WINDOW_BYTES = 256, 1 << 21  # that are under way; fewer than ZeroMQ queues
-_ACKNOWLEDGE_EVERY = 8  # parts
+_BULK_BYTES = 1 << 19  # of the window, so that other messages soon follow on a slow link
+_ACKNOWLEDGE_EVERY = 4  # parts
 _HEADER = struct.Struct("<16s16sQQB")
 _MORE, _BULK, _DISMISSAL = 1, 2, 4
 
@@ -149,6 +150,8 @@ class Peer:
         while len(self._in_flight) < _WINDOW_PARTS and self._bytes_in_flight < _WINDOW_BYTES:
             kind = 0 if self._lanes[0].waiting else _BULK
             waiting = self._lanes[kind].waiting
+            if kind and self._bytes_in_flight >= _BULK_BYTES:
+                return
             if not waiting:
                 if self._latest_bulk is None:
                     return

@@ -162,6 +162,10 @@ class HostTable:
     def _refuse_stranger(self, session: bytes, message: between.Up) -> None:
         if isinstance(message, between.Arrive):
             there = self._members.get(message.host)
+            if there is not None and not there.lost and self._is_absent(there):
+                self._lose(there, "was silent, and its launcher was started anew")
+                self._kept.append((session, between.encode(message)))  # once the controller knows the loss
+                return
             if there is not None and there.lost:
                 self._take_back(there, session, message)
                 return
@@ -302,6 +306,10 @@ class HostTable:
     def _ended(self, ended: Exit) -> None:
         if self._children is not None:
             self._children.remote_ended(ended)
+
+    def _is_absent(self, member: Member) -> bool:
+        peer = self._link.peers[member.session]
+        return peer.gone or peer.silent_s(time.monotonic()) > SILENT_S
 
     def _look_after(self, member: Member, now: float) -> None:
         peer = self._link.peers[member.session]

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import platoon_base
 from platoon_base.channels.host_link import LinkClient, LinkServer
+from platoon_base.channels.host_peer import SILENT_S
 from platoon_base.channels.keys import keys_of_secret
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
@@ -187,9 +188,9 @@ def gather_hosts(
     """
     link = _listen(endpoint)
     try:
-        meeting = _Meeting(link, here)
+        meeting = _Meeting(link, here, say)
         try:
-            meeting.wait(signals, say, timeout_s)
+            meeting.wait(signals, timeout_s)
         except BaseException as exc:
             why = "the first host was interrupted" if isinstance(exc, MeetingInterruptedError) else str(exc)
             meeting.refuse_all(why)
@@ -216,23 +217,24 @@ def _require_none(taken: Sequence[signal.Signals]) -> None:
 class _Meeting:
     """The first host's list of who has come."""
 
-    def __init__(self, link: LinkServer, here: Here) -> None:
+    def __init__(self, link: LinkServer, here: Here, say: Callable[[str], None]) -> None:
         self._link = link
         self._here = here
+        self._say = say
         self.members: dict[int, Member] = {}
 
-    def wait(self, signals: StopSignals, say: Callable[[str], None], timeout_s: float) -> None:
+    def wait(self, signals: StopSignals, timeout_s: float) -> None:
         """Wait for all; see `gather_hosts`."""
         began = time.monotonic()
         next_news = began + _NEWS_S
-        while len(self.members) < self._here.place.hosts - 1:
+        while self._missing_hosts():
             self._link.poll(_POLL_INTERVAL_S, [signals.fd])
             _require_none(signals.take())
             for session, body in self._link.receive():
                 self._admit(session, body)
             now = time.monotonic()
             self._link.tick(now)
-            self._drop_gone(now)
+            self._look_for_silent(now)
             if now > began + timeout_s:
                 raise ConfigurationError(
                     f"{self._missing()} did not come to {self._link.address} within {timeout_s:g} s: start `platoon "
@@ -240,11 +242,14 @@ class _Meeting:
                 )
             if now > next_news:
                 next_news = now + _NEWS_S
-                say(f"waiting for {self._missing()} at {self._link.address}")
+                self._say(f"waiting for {self._missing()} at {self._link.address}")
+
+    def _missing_hosts(self) -> list[int]:
+        hosts = range(1, self._here.place.hosts)
+        return [host for host in hosts if host not in self.members or self.members[host].silent]
 
     def _missing(self) -> str:
-        hosts = range(1, self._here.place.hosts)
-        missing = [str(host) for host in hosts if host not in self.members]
+        missing = list(map(str, self._missing_hosts()))
         return f"host{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._here.place.hosts}"
 
     def _admit(self, session: bytes, body: bytes) -> None:
@@ -257,6 +262,10 @@ class _Meeting:
             return
         who = f"host {arrived.host} ({arrived.name})"
         there = self.members.get(arrived.host)
+        if there is not None and self._is_absent(there):
+            log.warning("host %d (%s) is silent: a launcher that came later takes its place", there.host, there.name)
+            self._link.forget(there.session)
+            there = None
         if arrived.host == 0 or there is not None:
             taken = os.uname().nodename if there is None else there.name
             pid = os.getpid() if there is None else there.arrived.pid
@@ -270,6 +279,8 @@ class _Meeting:
             self._refuse(session, f"{who} {problem}")
             raise ConfigurationError(f"{who} {problem}")
         self.members[arrived.host] = Member(arrived.host, arrived.name, session, arrived)
+        missing = f", waiting for {self._missing()}" if self._missing_hosts() else ""
+        self._say(f"{who} is here{missing}")
 
     def _problem(self, arrived: between.Arrive) -> str:
         """Return why a host cannot take part; empty if it can."""
@@ -293,12 +304,20 @@ class _Meeting:
             return f"brings the job to {workers} workers: it has at most {MAX_WORKERS}"
         return ""
 
-    def _drop_gone(self, now: float) -> None:
-        """Forget hosts whose launcher has ended meanwhile: another may come in its place."""
-        for host, member in list(self.members.items()):
-            if self._link.peers[member.session].closed(now):
-                log.warning("%s", f"host {host} ({member.name}) has gone again, before all had come")
-                del self.members[host]
+    def _is_absent(self, member: Member) -> bool:
+        peer = self._link.peers[member.session]
+        return peer.gone or peer.silent_s(time.monotonic()) > SILENT_S
+
+    def _look_for_silent(self, now: float) -> None:
+        """Note whose launcher has ended or is cut off: it counts as missing, and another may take its place."""
+        for host, member in self.members.items():
+            peer = self._link.peers[member.session]
+            was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > SILENT_S
+            if member.silent and not was_silent:
+                how = "has gone again" if peer.gone else "is silent"
+                log.warning("host %d (%s) %s, before all had come", host, member.name, how)
+            elif was_silent and not member.silent:
+                log.warning("host %d (%s) answers again", host, member.name)
 
     def _refuse(self, session: bytes, why: str) -> None:
         self._link.peers[session].send(between.encode(between.Refused(why)))
@@ -401,7 +420,10 @@ def _wait_for_welcome(
                 f"the first host at {where} refuses this one, which has another key: copy the key file from there"
             )
         if link.dismissed:
-            raise ConfigurationError(f"the job at {where} {link.dismissed}; start this launcher again for the new one")
+            what = (
+                "another launcher has its --node-rank" if link.replaced else "start this launcher again for the new one"
+            )
+            raise ConfigurationError(f"the job at {where} {link.dismissed}: {what}")
         if link.connected and link.peer.closed(now):
             raise ConfigurationError(f"the first host at {where} has ended before the job began")
         if now > began + timeout_s:

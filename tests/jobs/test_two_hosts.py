@@ -295,6 +295,70 @@ def test_a_second_host_of_one_number_is_refused_and_the_first_stays(hosts):
     assert sorted(hosts.wait(30)) == [0, 0, 0, 2]
 
 
+def test_a_silent_host_gives_its_seat_in_the_meeting_to_one_that_was_started_anew(hosts):
+    code = script('worker.barrier("start")')
+    hosts.start(code, host=0, hosts=3)
+    silent = hosts.start(code, host=1, hosts=3)
+    hosts.until("h0.out", "host 1 (")
+    silent.send_signal(signal.SIGSTOP)
+    hosts.until("h0.out", "is silent")
+    hosts.start(code, host=1, hosts=3)
+    hosts.until("h0.out", "takes its place")
+    silent.send_signal(signal.SIGCONT)
+    hosts.start(code, host=2, hosts=3)
+    assert silent.wait(30) == 2
+    assert "another launcher has its --node-rank" in " ".join(hosts.output(1).split())
+    hosts.launchers.remove(silent)
+    assert hosts.wait(30) == [0, 0, 0], hosts.output(0)
+
+
+def test_no_job_begins_without_a_host_that_is_silent_in_the_meeting(hosts):
+    code = script('worker.barrier("start")')
+    hosts.start(code, host=0, hosts=3)
+    silent = hosts.start(code, host=1, hosts=3)
+    hosts.until("h0.out", "host 1 (")
+    silent.send_signal(signal.SIGSTOP)
+    hosts.until("h0.out", "is silent")
+    hosts.start(code, host=2, hosts=3)
+    hosts.until("h0.out", "host 2 (")
+    silent.send_signal(signal.SIGCONT)
+    assert hosts.wait(30) == [0, 0, 0], hosts.output(0)
+
+
+def test_a_host_that_is_started_anew_before_it_is_lost_takes_part_again(hosts):
+    code = script(
+        """
+        from platoon_base.rules import EASGD
+
+        x = np.zeros(10, "float32")
+        worker.init_shared_params([x], EASGD())
+        say("trains")
+        deadline = time.monotonic() + 60
+        while not os.path.exists(os.path.join(sys.argv[1], "enough")):
+            assert time.monotonic() < deadline
+            worker.progress(steps=1)
+            worker.sync_params()
+            time.sleep(0.01)
+        """
+    )
+    options = {"args": [str(hosts.folder)]}
+    for host in (0, 1):
+        hosts.start(code, "--allow-failures", "--host-timeout", "60", host=host, **options)
+    hosts.until("logs1/rank1.log", "trains")
+    silent = hosts.launchers.pop()
+    silent.send_signal(signal.SIGSTOP)
+    try:
+        hosts.until("h0.out", "is silent since")
+        hosts.start(code, "--allow-failures", "--log-dir", "logs2", host=1, **options)
+        hosts.until("h0.out", "is back, with workers 1")
+    finally:
+        silent.send_signal(signal.SIGCONT)
+    assert silent.wait(30) == 1
+    hosts.until("logs2/rank1.log", "trains")
+    (hosts.folder / "enough").touch()
+    assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
+
+
 @pytest.mark.parametrize(
     ("other", "words", "message"),
     [
