@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
 import socket
@@ -32,7 +33,7 @@ _RECONNECT_MS, _CONNECT_MS = 100, 500
 _ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 1800  # after which ZeroMQ makes a connection anew, faster than TCP goes on
 _MAX_FRAME_BYTES = 2 * MAX_PART_BYTES  # that each stranger can make this process reserve
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_FAILURES = 5  # in a row, without a success before
+_FAILURES, _FAILING_S = 5, 1.5  # and for how long, without a success before
 _WARN_EVERY_S = 60.0
 _SRCFD = 2  # ZMQ_SRCFD of zmq.h: the file descriptor that a message came by
 
@@ -246,7 +247,7 @@ class LinkClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self.connected = False
-        self._failures = 0
+        self._failures, self._failing_since = 0, 0.0
         self.inbox: deque[bytes] = deque()
         self.dismissed, self.replaced = "", False
         self.peer = Peer(secrets.token_bytes(16), NOBODY, self._write)
@@ -311,11 +312,13 @@ class LinkClient:
                 self.peer.broke(now)
             else:
                 self._failures += 1
+                self._failing_since = self._failing_since or now
 
     @property
     def refused(self) -> bool:
-        """See above. One failure may be that of a launcher which is just ending."""
-        return not self.connected and self._failures >= _FAILURES
+        """See above. Some failures may be those of a launcher that is just ending, or is flooded with connections."""
+        since = self._failing_since or math.inf
+        return not self.connected and self._failures >= _FAILURES and time.monotonic() - since > _FAILING_S
 
     def close(self) -> None:
         """Close the socket, after half a second for what was just sent."""

@@ -207,6 +207,8 @@ class HostTable:
             member.begun, member.signals = self._welcome is not None and message.job == self._welcome.job, 0
         elif isinstance(message, between.Signalled):
             self._take_signal(member, message)
+        elif isinstance(message, between.Failed):
+            self._lose(member, f"has ended: {message.why}")
         if not member.begun:  # of the job before
             return []
         if isinstance(message, between.Requests):
@@ -333,7 +335,7 @@ class HostTable:
         ranks = self.ranks_on(member.host)
         log.warning("host %d (%s) is lost, with workers %s: it %s", member.host, member.name, _listed(ranks), why)
         if self._mirror is not None:
-            self._mirror.lose(ranks)
+            self._mirror.lose(member.host, ranks)
         if self._controller is not None:
             self._controller.decide(lambda coordinator: coordinator.host_lost(member.host))
         self._couriers.pop(member.host, None)

@@ -24,6 +24,7 @@ __all__ = [
     "CourierListens",
     "Couriers",
     "Down",
+    "Failed",
     "Forwarded",
     "HostLost",
     "JobOver",
@@ -148,6 +149,12 @@ class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
 
     number: int
     count: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The launcher of a host cannot go on, for the reason given, and ends."""
+
+    why: str
 
 
 class CourierListens(msgspec.Struct, frozen=True, tag="courier-listens"):
@@ -300,7 +307,7 @@ class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
     again: bool = False
 
 
-Up = Union[Arrive, Begun, Requests, WorkerEnded, Signalled, CourierListens, CenterFilled, Gathered]
+Up = Union[Arrive, Begun, Requests, WorkerEnded, Signalled, Failed, CourierListens, CenterFilled, Gathered]
 Down = Union[
     Welcome,
     Refused,

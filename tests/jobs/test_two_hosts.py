@@ -359,6 +359,16 @@ def test_a_host_that_is_started_anew_before_it_is_lost_takes_part_again(hosts):
     assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
 
 
+def test_a_host_that_cannot_keep_its_logs_says_so_on_the_first(hosts):
+    (hosts.folder / "file").touch()
+    hosts.start(script('worker.barrier("start")'), host=0)
+    hosts.start(script('worker.barrier("start")'), "--log-dir", str(hosts.folder / "file" / "logs"), host=1)
+    hosts.until("h0.out", "is lost, with workers 1")
+    hosts.launchers[0].send_signal(signal.SIGINT)
+    assert hosts.wait(30)[1] != 0
+    assert "it has ended: ConfigurationError" in " ".join(hosts.output(0).split())
+
+
 @pytest.mark.parametrize(
     ("other", "words", "message"),
     [
@@ -401,6 +411,21 @@ def test_a_signal_while_hosts_wait_for_each_other_ends_the_wait(hosts):
     hosts.launchers[0].send_signal(signal.SIGTERM)
     assert hosts.wait(30) == [143]
     assert "while the hosts waited for each other" in hosts.output(0)
+
+
+def test_a_host_without_the_key_says_so_and_a_signal_ends_it(hosts):
+    hosts.start(script("say(size)"), host=1)
+    hosts.until("h1.out", "waiting for the key in ")
+    assert "copy the file from the first host" in " ".join(hosts.output(1).split())
+    hosts.launchers[0].send_signal(signal.SIGTERM)
+    assert hosts.wait(5) == [143], hosts.output(1)
+
+
+def test_a_host_takes_the_key_that_is_made_while_it_waits(hosts):
+    hosts.start(script('worker.barrier("start")'), host=1)
+    hosts.until("h1.out", "waiting for the key in ")
+    hosts.start(script('worker.barrier("start")'), host=0)
+    assert hosts.wait(30) == [0, 0], hosts.output(0)
 
 
 ASYNCHRONOUS = """
