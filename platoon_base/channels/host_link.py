@@ -1,140 +1,41 @@
 """Connections between the launchers of a job's hosts: ordered messages that arrive once, and who is silent.
 
 ZeroMQ with CURVE, since it encrypts, admits only those with the key and connects again by itself. It loses what was
-under way when a connection broke, so messages are numbered here, and sent again until they are acknowledged; repeats
-are dropped.
+under way when a connection broke, so messages are numbered (`Peer`), and sent again until they are acknowledged.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import secrets
-import struct
+import socket
 import time
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from typing import Any, cast
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from platoon_base.channels.host_peer import MAX_PART_BYTES, NOBODY, Frame, Peer
 from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, admit_only, use_keys
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["HEARTBEAT_S", "SILENT_S", "LinkClient", "LinkServer", "Peer"]
+__all__ = ["MAX_STRANGERS", "LinkClient", "LinkServer"]
 
 log = logging.getLogger(__name__)
 
-HEARTBEAT_S = 0.25
-SILENT_S = 2.0  # without a heartbeat, after which a host counts as silent
-_BROKEN_S = 1.0  # that a connection which the other end has closed has to come back
-_FRESH_S = 1.0  # a connection that broke so soon after a heartbeat was closed by the other end, not cut
-_SEND_AGAIN_S = 2.0
-_AT_ONCE = 64  # messages sent again in one go
+MAX_STRANGERS = 256  # connections that may be without a message at a time; beyond, the oldest are closed
 _RECONNECT_MS, _CONNECT_MS = 100, 500
 _ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS = 500, 1800  # after which ZeroMQ makes a connection anew, faster than TCP goes on
-_MAX_BYTES = 1 << 24
-_HEADER = struct.Struct("<16sQQ")  # session, number (0 of a heartbeat), the latest number received
+_MAX_FRAME_BYTES = 2 * MAX_PART_BYTES  # that each stranger can make this process reserve
 _FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-_FAILURES = 5  # in a row, without a success before
+_FAILURES, _FAILING_S = 5, 1.5  # and for how long, without a success before
 _WARN_EVERY_S = 60.0
 _SRCFD = 2  # ZMQ_SRCFD of zmq.h: the file descriptor that a message came by
-
-
-class Peer:
-    """The other end of a link: numbers what is sent to it, orders what comes from it, and knows when it was heard.
-
-    Parameters
-    ----------
-    session : bytes, shape (16,)
-        Made by the end that connects, for as long as its process lives.
-    write : callable
-        Sends one frame if that is possible now, and else drops it.
-    """
-
-    def __init__(self, session: bytes, write: Callable[[bytes], None]) -> None:
-        now = time.monotonic()
-        self.session = session
-        self.heard_at = self._progress_at = self._wrote_at = self._ticked_at = now
-        self._broken_at: float | None = None
-        self._write = write
-        self._sent = self._resent = 0  # the latest message sent, and the latest of those sent again
-        self._received = 0
-        self._unacknowledged: dict[int, bytes] = {}
-
-    def send(self, body: bytes) -> None:
-        """Send a message; it arrives once, in order, unless the other end is lost."""
-        self._sent += 1
-        if not self._unacknowledged:
-            self._progress_at = time.monotonic()
-        self._unacknowledged[self._sent] = body
-        self._put(self._sent, body)
-
-    @property
-    def in_flight(self) -> int:
-        """Number of messages that were not acknowledged yet."""
-        return len(self._unacknowledged)
-
-    def take(self, number: int, acknowledged: int, body: bytes) -> bytes | None:
-        """Take a frame that has come; returns the message in it, None if there is none or it is a repeat."""
-        self.heard_at = time.monotonic()
-        self._broken_at = None
-        for done in [sent for sent in self._unacknowledged if sent <= acknowledged]:
-            del self._unacknowledged[done]
-            self._progress_at = self.heard_at
-        if self._resent and acknowledged >= self._resent:
-            self.send_again(self.heard_at)  # the next of many
-        if number != self._received + 1:
-            return None
-        self._received = number
-        return body
-
-    def tick(self, now: float) -> None:
-        """Send a heartbeat if it is time, and again what was not acknowledged for long; call it several times a second.
-
-        While this process itself stood still (SIGSTOP, a suspended machine) it could hear nothing.
-        """
-        if now - self._ticked_at > _FRESH_S:
-            self.heard_at += now - self._ticked_at
-        self._ticked_at = now
-        if self._unacknowledged and now - self._progress_at > _SEND_AGAIN_S:
-            self.send_again(now)
-        elif now - self._wrote_at >= HEARTBEAT_S:
-            self._put(0, b"")
-
-    def send_again(self, now: float) -> None:
-        """Send again what was not acknowledged, as on a new connection."""
-        self._progress_at, self._resent = now, 0
-        for number, body in list(self._unacknowledged.items())[:_AT_ONCE]:
-            self._put(number, body)
-            self._resent = number
-
-    def broke(self, now: float) -> None:
-        """Take note that the connection has broken; by a cut that is noticed by silence only."""
-        if self._broken_at is None and now - self.heard_at < _FRESH_S:
-            self._broken_at = now
-
-    def acknowledge(self) -> None:
-        """Acknowledge what has come, at once."""
-        self._put(0, b"")
-
-    def silent_s(self, now: float) -> float:
-        """Return for how long nothing came, in seconds."""
-        return now - self.heard_at
-
-    @property
-    def gone(self) -> bool:
-        """Whether the other end has closed the connection; it may come back."""
-        return self._broken_at is not None
-
-    def closed(self, now: float) -> bool:
-        """Tell whether the other end has closed the connection and has not come back."""
-        return self._broken_at is not None and now - self._broken_at > _BROKEN_S
-
-    def _put(self, number: int, body: bytes) -> None:
-        self._wrote_at = time.monotonic()
-        self._write(_HEADER.pack(self.session, number, self._received) + body)
 
 
 def _prepare(socket: zmq.Socket[bytes], address: str) -> None:
@@ -142,7 +43,7 @@ def _prepare(socket: zmq.Socket[bytes], address: str) -> None:
     socket.linger = 500
     socket.sndtimeo = 0
     socket.heartbeat_ivl, socket.heartbeat_timeout = _ZMQ_HEARTBEAT_MS, _ZMQ_TIMEOUT_MS
-    socket.maxmsgsize = _MAX_BYTES
+    socket.maxmsgsize = _MAX_FRAME_BYTES
 
 
 def _poll(sockets: Sequence[Any], timeout_s: float, fds: Sequence[int]) -> None:
@@ -150,6 +51,14 @@ def _poll(sockets: Sequence[Any], timeout_s: float, fds: Sequence[int]) -> None:
     for each in [*sockets, *fds]:
         poller.register(each, zmq.POLLIN)
     poller.poll(int(timeout_s * 1e3))
+
+
+def _descriptor(frame: Any) -> int:
+    """Return the file descriptor that a frame came by; -1 if the connection is gone."""
+    try:
+        return int(frame.get(_SRCFD))
+    except zmq.ZMQError:
+        return -1
 
 
 class LinkServer:
@@ -174,15 +83,20 @@ class LinkServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._doorkeeper: Doorkeeper | None = None
         self._monitor: zmq.Socket[bytes] | None = None
+        self._id = secrets.token_bytes(16)
         self._routes: dict[bytes, bytes] = {}  # by session
         self._fds: dict[int, bytes] = {}  # sessions by the file descriptor of their connection
+        self._strangers: dict[
+            int, None
+        ] = {}  # connections by which nothing has come, by file descriptor, the oldest first
+        self._forgotten: set[bytes] = set()  # sessions
         self._next_warning = 0.0
         self.peers: dict[bytes, Peer] = {}
         try:
             _prepare(self._socket, address)
             self._doorkeeper = admit_only(self._socket, self._context, keys)
-            self._socket.maxmsgsize = _MAX_BYTES
-            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _FAILED)
+            self._socket.maxmsgsize = _MAX_FRAME_BYTES
+            self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILED)
             self._socket.bind(cast(str, os.fsencode(address)))
         except zmq.ZMQError as exc:
             self.close()
@@ -191,6 +105,7 @@ class LinkServer:
                 "host, the first one, and a port that is free"
             ) from exc
         self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
+        self._port = int(self.address.rpartition(":")[2])
 
     @property
     def sockets(self) -> list[Any]:
@@ -205,48 +120,73 @@ class LinkServer:
         """Return the messages that have come, each with its session."""
         if self._doorkeeper is not None:
             self._doorkeeper.answer()
+        self._note_events()
         messages = []
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             route, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            if len(frames) != 1 or len(frames[0].buffer) < _HEADER.size:
+            frame = Frame.decode(frames[0].bytes) if len(frames) == 1 else None
+            if frame is None:
                 continue
-            data = frames[0].bytes
-            session, number, acknowledged = _HEADER.unpack_from(data)
-            body = self._take(route.bytes, frames[0], session, number, acknowledged, data[_HEADER.size :])
+            body = self._take(route.bytes, _descriptor(frames[0]), frame)
             if body is not None:
-                messages.append((session, body))
-        self._note_broken()
+                messages.append((frame.session, body))
         return messages
 
-    def _take(
-        self, route: bytes, frame: Any, session: bytes, number: int, acknowledged: int, body: bytes
-    ) -> bytes | None:
+    def _take(self, route: bytes, fd: int, frame: Frame) -> bytes | None:
+        session = frame.session
+        self._strangers.pop(fd, None)
         peer = self.peers.get(session)
         if peer is None:
-            peer = self.peers[session] = Peer(session, lambda data: self._write(session, data))
+            if (
+                frame.server != NOBODY or session in self._forgotten
+            ):  # of an earlier job, or of a host that was replaced
+                self._send(route, Frame.dismissal(session, self._id).encode())
+                return None
+            if frame.number != 1:
+                return None
+            peer = self.peers[session] = Peer(session, self._id, lambda data: self._write(session, data))
         is_new = self._routes.get(session) != route
         self._routes[session] = route
-        with contextlib.suppress(zmq.ZMQError):  # the connection is gone
-            self._fds[int(frame.get(_SRCFD))] = session
-        message = peer.take(number, acknowledged, body)
+        self._fds[fd] = session
+        message = peer.take(frame)
         if is_new:
             peer.send_again(time.monotonic())
         return message
 
     def _write(self, session: bytes, data: bytes) -> None:
-        with contextlib.suppress(zmq.ZMQError):  # it is sent again
-            self._socket.send_multipart([self._routes[session], data], zmq.NOBLOCK)
+        self._send(self._routes[session], data)
 
-    def _note_broken(self) -> None:
+    def _send(self, route: bytes, data: bytes) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # it is sent again
+            self._socket.send_multipart([route, data], zmq.NOBLOCK)
+
+    def _note_events(self) -> None:
         monitor = self._monitor
         while monitor is not None and monitor.poll(0):
             event = recv_monitor_message(monitor)
             if event["event"] & _FAILED:
                 self._note_stranger()
                 continue
-            peer = self.peers.get(self._fds.pop(int(event["value"]), b""))
+            fd = int(event["value"])
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._strangers[fd] = None
+                continue
+            self._strangers.pop(fd, None)
+            peer = self.peers.get(self._fds.pop(fd, b""))
             if peer is not None:
                 peer.broke(time.monotonic())
+        while len(self._strangers) > MAX_STRANGERS:
+            fd = next(iter(self._strangers))
+            del self._strangers[fd]
+            self._hang_up(fd)
+
+    def _hang_up(self, fd: int) -> None:
+        """Close a connection that is ZeroMQ's, unless the number is that of something else by now."""
+        with contextlib.suppress(OSError):
+            connection = socket.socket(fileno=os.dup(fd))
+            with connection:
+                if connection.getsockname()[1] == self._port:
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def _note_stranger(self) -> None:
         """Warn of a connection without the key; seldom, since there may be many."""
@@ -262,12 +202,15 @@ class LinkServer:
                 peer.tick(now)
 
     def forget(self, session: bytes) -> None:
-        """Send nothing more to a session."""
+        """Send nothing more to a session; if it is heard again it is dismissed."""
+        self._forgotten.add(session)
         self.peers.pop(session, None)
         self._routes.pop(session, None)
 
     def close(self) -> None:
         """Close the socket, after half a second for what was just sent."""
+        if self._socket.closed:
+            return
         self._socket.disable_monitor()
         if self._monitor is not None:
             self._monitor.close(linger=0)
@@ -290,6 +233,12 @@ class LinkClient:
     ----------
     peer : Peer
         The first host.
+    inbox : deque of bytes
+        The messages that have come and were not taken yet.
+    dismissed : str
+        How the job of a first host that does not know this one any more goes on; empty while it does.
+    replaced : bool
+        Whether that job goes on.
     refused : bool
         Whether nobody there speaks with this host: the first host has another key.
     """
@@ -298,8 +247,10 @@ class LinkClient:
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         self.connected = False
-        self._failures = 0
-        self.peer = Peer(secrets.token_bytes(16), self._write)
+        self._failures, self._failing_since = 0, 0.0
+        self.inbox: deque[bytes] = deque()
+        self.dismissed, self.replaced = "", False
+        self.peer = Peer(secrets.token_bytes(16), NOBODY, self._write)
         _prepare(self._socket, address)
         self._socket.immediate = 1  # nothing is queued where there is no connection
         self._socket.reconnect_ivl = _RECONNECT_MS
@@ -323,19 +274,29 @@ class LinkClient:
         """Sleep until something can be received, one of the file descriptors can be read, or the time is over."""
         _poll(self.sockets, timeout_s, fds)
 
-    def receive(self) -> list[bytes]:
-        """Return the messages that have come."""
+    def receive(self) -> None:
+        """Put the messages that have come into the inbox."""
         self._note_events()
-        messages = []
         while int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
-            data = self._socket.recv(zmq.NOBLOCK)
-            if len(data) < _HEADER.size:
-                continue
-            _, number, acknowledged = _HEADER.unpack_from(data)
-            body = self.peer.take(number, acknowledged, data[_HEADER.size :])
+            frame = Frame.decode(self._socket.recv(zmq.NOBLOCK))
+            if frame is not None and frame.session == self.peer.session:
+                self._take(frame)
+
+    def _take(self, frame: Frame) -> None:
+        peer = self.peer
+        if frame.dismisses:
+            self.replaced = peer.server in (frame.server, NOBODY)
+            why = (
+                "goes on without this host, which was replaced" if self.replaced else "is over: host 0 was started anew"
+            )
+            self.dismissed = why
+            return
+        if peer.server == NOBODY:
+            peer.server = frame.server
+        if frame.server == peer.server:
+            body = peer.take(frame)
             if body is not None:
-                messages.append(body)
-        return messages
+                self.inbox.append(body)
 
     def _write(self, data: bytes) -> None:
         with contextlib.suppress(zmq.ZMQError):  # it is sent again
@@ -351,14 +312,18 @@ class LinkClient:
                 self.peer.broke(now)
             else:
                 self._failures += 1
+                self._failing_since = self._failing_since or now
 
     @property
     def refused(self) -> bool:
-        """See above. One failure may be that of a launcher which is just ending."""
-        return not self.connected and self._failures >= _FAILURES
+        """See above. Some failures may be those of a launcher that is just ending, or is flooded with connections."""
+        since = self._failing_since or math.inf
+        return not self.connected and self._failures >= _FAILURES and time.monotonic() - since > _FAILING_S
 
     def close(self) -> None:
         """Close the socket, after half a second for what was just sent."""
+        if self._socket.closed:
+            return
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close()

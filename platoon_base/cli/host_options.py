@@ -16,7 +16,8 @@ import click
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.endpoint import engine_job, find_endpoint
 from platoon_base.hosts.place import Place, find_place
-from platoon_base.multihost.meeting import MeetingInterruptedError, own_address_towards
+from platoon_base.multihost.addresses import own_address_towards
+from platoon_base.multihost.meeting import MeetingInterruptedError
 from platoon_base.multihost.secret import key_file
 from platoon_base.system.own_files import write_whole
 
@@ -113,8 +114,8 @@ def _address_here() -> str:
     for variable in ("OMPI_MCA_orte_hnp_uri", "PMIX_SERVER_URI2"):
         uri = os.environ.get(variable, "")
         for text in uri.partition("://")[2].partition(":")[0].split(","):
-            own = own_address_towards(text) if text else "127."
-            if not own.startswith("127."):
+            own = own_address_towards(text) if text else ""
+            if own and not own.startswith("127."):
                 return own
     raise ConfigurationError(
         f"the name of this host, {socket.gethostname()}, has the address {address}, by which no other host reaches it: "

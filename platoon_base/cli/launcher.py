@@ -150,7 +150,7 @@ def launch(
         environment = worker_environment("cpu", len(devices), os.environ)
         with host_job(size, options) as job, data_server(server, job.files.folder, environment, log_folder):
             if hosts is not None:
-                hosts.welcome(job.files.job, log_folder.absolute(), job.files.checkpoint, address)
+                hosts.welcome(job.files.job, log_folder.absolute(), options.grace_s, job.files.checkpoint, address)
             if preload:
                 job.start_forked(program, args, preload, starts)
             else:

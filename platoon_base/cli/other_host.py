@@ -65,7 +65,6 @@ def serve_other_host(
     words: Sequence[str],
     center: str,
     log_folder: Path | None,
-    grace_s: float,
     server: Sequence[str],
 ) -> int:
     """Start and serve the workers of a host that is not the first; returns the exit status.
@@ -81,8 +80,6 @@ def serve_other_host(
         Where the center is to live.
     log_folder : Path or None
         For the logs of this host's workers; None for the path of the first host's.
-    grace_s : float
-        See `Deputy`.
     server : sequence of str
         A data server to run on this host too.
     """
@@ -110,9 +107,7 @@ def serve_other_host(
             raise problem
         again = True
         while again:
-            over = _serve_job(
-                console, hosts, program, args, devices, log_folder, grace_s, server, signals, link, welcome()
-            )
+            over = _serve_job(console, program, args, devices, log_folder, server, signals, link, welcome())
             again = over.again
         say(f"the job has ended: {over.text}")
         signals.ignore_from_now_on()
@@ -121,12 +116,10 @@ def serve_other_host(
 
 def _serve_job(
     console: Console,
-    hosts: HostOptions,
     program: Program,
     args: Sequence[str],
     devices: Sequence[str],
     given_folder: Path | None,
-    grace_s: float,
     server: Sequence[str],
     signals: StopSignals,
     link: LinkClient,
@@ -144,7 +137,7 @@ def _serve_job(
             f"host 0 ({world.names[0]}), which has the table; logs in {folder}",
         )
         origin = Origin([*program.words, *args], list(devices), str(folder.absolute()))
-        deputy = stack.enter_context(host_deputy(link, welcome, origin, hosts.host_timeout_s, grace_s))
+        deputy = stack.enter_context(host_deputy(link, welcome, origin))
         environment = worker_environment("cpu", len(devices), os.environ)
         stack.enter_context(data_server(server, deputy.files.folder, environment, folder))
         starts = worker_starts(program, args, devices, folder, world, welcome.framework_address)

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from platoon_base.channels.base import Received, ServerChannel
-from platoon_base.channels.host_link import SILENT_S, LinkClient
+from platoon_base.channels.host_link import LinkClient
+from platoon_base.channels.host_peer import SILENT_S
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
@@ -37,6 +38,7 @@ log = logging.getLogger(__name__)
 _MIRROR_S = 0.1
 _STATUS_OF_LOST = 1
 _BY_THEMSELVES_S = 1.0  # that workers have to end in when the first host is lost, before they get signals
+_DISMISSED = "the first host does not know this one any more"
 _FIRST_HOST_LOST = "the first host of the job is lost"
 
 
@@ -54,12 +56,8 @@ class Deputy:
         To the workers here.
     link : LinkClient
         To the first host.
-    job : str
-        The job's name on the first host.
-    timeout_s : float
-        The first host is lost when it is silent for so long.
-    grace_s : float
-        How long workers have to end when the first host is lost.
+    welcome : Welcome
+        The first host's, with the options that count on all hosts.
     """
 
     def __init__(
@@ -69,19 +67,17 @@ class Deputy:
         holds_lock: Callable[[int], bool],
         server: ServerChannel,
         link: LinkClient,
-        job: str,
-        timeout_s: float,
-        grace_s: float,
+        welcome: between.Welcome,
     ) -> None:
         self.files = files
-        self._job = job
+        self._job = welcome.job
         self.children = WorkerProcesses()
         self._holds_lock = holds_lock
         self._job_state = job_state
         self._server = server
         self._link = link
-        self._timeout_s = timeout_s
-        self._grace_s = grace_s
+        self._timeout_s = welcome.host_timeout_s
+        self._grace_s = welcome.grace_s
         self._mirror = Mirror(job_state, files.job_state)
         self._sender = Sender(job_state, holds_lock)
         self._last_checkpoint = LastCheckpoint(files, job_state)
@@ -97,6 +93,7 @@ class Deputy:
 
     def start(self, program: Program, args: Sequence[str], preload: Sequence[str], starts: Sequence[Start]) -> None:
         """Start the workers of this host; see `WorkerProcesses.start_forked` for ``preload``."""
+        self._send(between.Begun(self._job))
         starts = [placed(self.files, start) for start in starts]
         if preload:
             self.children.start_forked(program, args, preload, starts)
@@ -120,8 +117,9 @@ class Deputy:
                 self._forward(requests)
             if signals.fd in ready:
                 self._take_signals(signals.take())
-            for body in self._link.receive():
-                self._obey(between.decode_down(body))
+            self._link.receive()
+            while self._link.inbox and not (self._over is not None and self._over.again):
+                self._obey(between.decode_down(self._link.inbox.popleft()))
             self._courier.step()
             self.children.escalate()
             if ready.intersection(fds) or self.children.stopping or self.children.some_without_fd:
@@ -229,7 +227,7 @@ class Deputy:
             self._send(between.Requests([], self._sender.changed(self._own)))
         log_file = "" if ended.log_file is None else str(ended.log_file.absolute())
         how = (ended.status, log_file, ended.why, ended.failure, ended.log_begin, ended.at)
-        self._send(between.WorkerEnded(self._job, ended.rank, *how))
+        self._send(between.WorkerEnded(ended.rank, *how))
 
     def _look_around(self) -> None:
         """Do what is due: look for changed rows, and for the first host."""
@@ -250,13 +248,15 @@ class Deputy:
     def _look_for_first_host(self, now: float) -> None:
         peer = self._link.peer
         silent_s = peer.silent_s(now)
-        if peer.closed(now) or silent_s > self._timeout_s:
+        if self._link.replaced:
+            self._end(between.JobOver(_STATUS_OF_LOST, f"the job {self._link.dismissed}"))
+        elif self._link.dismissed:
+            log.warning("the job %s: the workers of this host end", self._link.dismissed)
+            self._lose_first_host(now, f"{_DISMISSED}: the job {self._link.dismissed}")
+        elif peer.closed(now) or silent_s > self._timeout_s:
             how = "has ended without a word" if peer.closed(now) else f"was silent for {silent_s:.1f} s"
             log.warning("host 0 is lost, it %s: the workers of this host end, as nobody leads the job any more", how)
-            self._lost_at = now
-            self._over = between.JobOver(_STATUS_OF_LOST, f"{_FIRST_HOST_LOST}: it {how}")
-            self._job_state.stop(self._over.text)
-            self._refuse_unanswered()  # workers that learn it so can say what has ended them
+            self._lose_first_host(now, f"{_FIRST_HOST_LOST}: it {how}")
         elif silent_s > SILENT_S and self._signals > 1 and self._signal is not None:
             log.warning("%s came twice, and host 0 is silent: this host ends without it", self._signal.name)
             self._end(between.JobOver(128 + self._signal, f"{self._signal.name}, while host 0 was silent"))
@@ -270,9 +270,16 @@ class Deputy:
             self._silent = False
             log.warning("host 0 answers again")
 
+    def _lose_first_host(self, now: float, text: str) -> None:
+        self._lost_at = now
+        self._over = between.JobOver(_STATUS_OF_LOST, text)
+        self._job_state.stop(text)
+        self._refuse_unanswered()  # workers that learn it so can say what has ended them
+
     def _refuse_unanswered(self) -> None:
         """Answer the requests that the first host will not answer any more."""
-        refusal = encode(msg.Failure(kind="WorkerLostError", message=f"{_FIRST_HOST_LOST}: start the job again"))
+        why = _FIRST_HOST_LOST if self._over is None else self._over.text
+        refusal = encode(msg.Failure(kind="WorkerLostError", message=f"{why}; start the job again"))
         for peer, request_id in self._unanswered:
             self._server.reply(peer, request_id, refusal)
         self._unanswered.clear()
@@ -298,9 +305,7 @@ class Deputy:
 
 
 @contextlib.contextmanager
-def host_deputy(
-    link: LinkClient, welcome: between.Welcome, origin: Origin, timeout_s: float, grace_s: float
-) -> Iterator[Deputy]:
+def host_deputy(link: LinkClient, welcome: between.Welcome, origin: Origin) -> Iterator[Deputy]:
     """Open the job on this host; within the ``with`` block start its workers and serve them.
 
     After the block nothing of the job is left on this host: no process, no shared memory, no folder.
@@ -311,8 +316,6 @@ def host_deputy(
     welcome : Welcome
         The first host's.
     origin : Origin
-    timeout_s, grace_s : float
-        See `Deputy`.
     """
     world = welcome.world
     with contextlib.ExitStack() as stack:
@@ -332,9 +335,7 @@ def host_deputy(
             lambda rank: segment.locked(WORKER_LOCKS + rank),
             server,
             link,
-            welcome.job,
-            timeout_s,
-            grace_s,
+            welcome,
         )
         stack.callback(deputy.close)
         yield deputy

@@ -9,14 +9,14 @@ import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from platoon_base.channels.base import Received, ServerChannel
-from platoon_base.channels.host_link import SILENT_S, LinkServer
+from platoon_base.channels.host_link import LinkServer
+from platoon_base.channels.host_peer import SILENT_S
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import Exit, WorkerProcesses
@@ -31,12 +31,13 @@ from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.couriers import CourierKeeper, courier_settings
+from platoon_base.multihost.member import Member
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.multihost.relay import RelayServer
 from platoon_base.multihost.rounds import RoundTable
 from platoon_base.shm.job_state import JobState
 
-__all__ = ["HostTable", "Member"]
+__all__ = ["HostTable"]
 
 log = logging.getLogger(__name__)
 
@@ -44,36 +45,6 @@ _MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two looks at all rows; longer in p
 _LOST_STATUS = 1
 _LAST_WORD_S = 2.0  # that the end of the job has to be acknowledged in
 _END_JOB = b"end-job"
-
-
-@dataclass
-class Member:
-    """One of the other hosts.
-
-    Attributes
-    ----------
-    host : int
-    name : str
-    session : bytes
-        Of its launcher.
-    arrived : Arrive
-    lost : str
-        Why it takes part no more; empty while it does.
-    silent : bool
-        Whether it was found to be silent, and the user has been warned.
-    """
-
-    host: int
-    name: str
-    session: bytes
-    arrived: between.Arrive
-    lost: str = ""
-    silent: bool = False
-    replies: list[between.Forwarded] = field(default_factory=list)
-    sender: Sender | None = None
-    endings: dict[int, bytes] = field(default_factory=dict)
-    state: between.JobState | None = None
-    signals: int = 0
 
 
 class HostTable:
@@ -105,6 +76,7 @@ class HostTable:
         self._controller: Controller | None = None
         self._is_held: Callable[[int], bool] = lambda rank: False
         self._welcome: between.Welcome | None = None
+        self._kept: list[tuple[bytes, bytes]] = []  # sessions and messages that came while a job ended
 
     def begin(
         self,
@@ -122,12 +94,13 @@ class HostTable:
         self._roster, self._children, self._controller, self._is_held = roster, children, controller, is_held
         for member in self._members.values():
             self._watch(member, self.world.ranks_on(member.host))
-            member.sender = Sender(job_state, is_held)
-            member.endings, member.state, member.replies, member.signals = {}, None, [], 0
+            member.reset(Sender(job_state, is_held))
 
-    def welcome(self, job: str, log_folder: Path, checkpoint: str, framework_address: str) -> None:
+    def welcome(self, job: str, log_folder: Path, grace_s: float, checkpoint: str, framework_address: str) -> None:
         """Let the other hosts start their workers."""
-        self._welcome = between.Welcome(self.world, job, str(log_folder), checkpoint, framework_address)
+        self._welcome = between.Welcome(
+            self.world, job, str(log_folder), self._timeout_s, grace_s, checkpoint, framework_address
+        )
         for member in self._members.values():
             self._let_in(member)
 
@@ -160,7 +133,8 @@ class HostTable:
     def serve(self) -> list[Received]:
         """Take what has come from the other hosts, and send what is due; returns requests of workers there."""
         requests: list[Received] = []
-        for session, body in self._link.receive():
+        received, self._kept = [*self._kept, *self._link.receive()], []
+        for session, body in received:
             member = self._by_session.get(session)
             try:
                 message = between.decode_up(body)
@@ -188,6 +162,10 @@ class HostTable:
     def _refuse_stranger(self, session: bytes, message: between.Up) -> None:
         if isinstance(message, between.Arrive):
             there = self._members.get(message.host)
+            if there is not None and not there.lost and self._is_absent(there):
+                self._lose(there, "was silent, and its launcher was started anew")
+                self._kept.append((session, between.encode(message)))  # once the controller knows the loss
+                return
             if there is not None and there.lost:
                 self._take_back(there, session, message)
                 return
@@ -218,15 +196,21 @@ class HostTable:
         self._link.forget(member.session)
         self.world.addresses[member.host] = arrived.address
         member.session, member.arrived, member.lost, member.silent = session, arrived, "", False
-        member.replies, member.endings, member.state, member.signals = [], {}, None, 0
-        if self._mirror is not None:
-            member.sender = Sender(self._mirror.job_state, self._is_held)
+        member.reset(None if self._mirror is None else Sender(self._mirror.job_state, self._is_held))
         self._by_session[session] = member
         self._watch(member, ranks)
         self._let_in(member)
 
     def _take(self, member: Member, message: between.Up) -> list[Received]:
         mirror = self._mirror
+        if isinstance(message, between.Begun):
+            member.begun, member.signals = self._welcome is not None and message.job == self._welcome.job, 0
+        elif isinstance(message, between.Signalled):
+            self._take_signal(member, message)
+        elif isinstance(message, between.Failed):
+            self._lose(member, f"has ended: {message.why}")
+        if not member.begun:  # of the job before
+            return []
         if isinstance(message, between.Requests):
             if mirror is not None:
                 mirror.put(member.host, message.rows)
@@ -234,19 +218,10 @@ class HostTable:
                 Received(relayed_peer(member.host, each.peer), each.request_id, self._shifted(member, each.data))
                 for each in message.requests
             ]
-        if isinstance(message, between.WorkerEnded) and self._welcome is not None and message.job == self._welcome.job:
+        if isinstance(message, between.WorkerEnded):
             log_file = Path(message.log_file) if message.log_file else None
-            self._ended(
-                Exit(
-                    message.rank,
-                    message.status,
-                    log_file,
-                    message.why,
-                    message.failure,
-                    message.log_begin,
-                    message.at,
-                )
-            )
+            how = (message.status, log_file, message.why, message.failure, message.log_begin, message.at)
+            self._ended(Exit(message.rank, *how))
         elif isinstance(message, between.CourierListens):
             self._note_courier(member.host, message.at)
         elif isinstance(message, between.CenterFilled):
@@ -254,11 +229,13 @@ class HostTable:
                 self._controller.decide(lambda coordinator: coordinator.center_filled(member.host))
         elif isinstance(message, Gathered):
             self._tell_of_round(self._round.gathered(member.host, message))
-        elif isinstance(message, between.Signalled) and message.count > member.signals:
+        return []
+
+    def _take_signal(self, member: Member, message: between.Signalled) -> None:
+        if message.count > member.signals:
             member.signals = message.count
             if self._controller is not None:
                 self._controller.take_signal(signal.Signals(message.number), message.count > 1)
-        return []
 
     def center_made(self, made: CenterMade) -> None:
         """See `OtherHosts.center_made`."""
@@ -332,6 +309,10 @@ class HostTable:
         if self._children is not None:
             self._children.remote_ended(ended)
 
+    def _is_absent(self, member: Member) -> bool:
+        peer = self._link.peers[member.session]
+        return peer.gone or peer.silent_s(time.monotonic()) > SILENT_S
+
     def _look_after(self, member: Member, now: float) -> None:
         peer = self._link.peers[member.session]
         silent_s = peer.silent_s(now)
@@ -354,7 +335,7 @@ class HostTable:
         ranks = self.ranks_on(member.host)
         log.warning("host %d (%s) is lost, with workers %s: it %s", member.host, member.name, _listed(ranks), why)
         if self._mirror is not None:
-            self._mirror.lose(ranks)
+            self._mirror.lose(member.host, ranks)
         if self._controller is not None:
             self._controller.decide(lambda coordinator: coordinator.host_lost(member.host))
         self._couriers.pop(member.host, None)
@@ -445,9 +426,10 @@ class HostTable:
 
     def saved(self, about: About, folder: Path) -> None:
         """See `OtherHosts.saved`."""
-        message = between.SavedState(about, str(folder.absolute()))
+        data = between.encode(between.SavedState(about, str(folder.absolute())))
         for member in self._members.values():
-            self._send(member, message)
+            if not member.lost:
+                self._link.peers[member.session].send(data, bulk=True)
 
     def relayed(self, local: ServerChannel) -> ServerChannel:
         """See `OtherHosts.relayed`."""
@@ -488,7 +470,7 @@ class HostTable:
         deadline = time.monotonic() + _LAST_WORD_S
         peers = [self._link.peers[member.session] for member in self._members.values() if not member.lost]
         while time.monotonic() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
-            self._link.receive()
+            self._kept += self._link.receive()
             self._link.tick(time.monotonic())
             self._link.poll(0.05)
 

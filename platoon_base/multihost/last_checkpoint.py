@@ -62,7 +62,10 @@ class LastCheckpoint:
             values, states = self._center.snapshot(may_wait=True)
             path = CheckpointFolder(folder).save(Checkpoint.of(about, about.layout, values, states))
         except (OSError, PlatoonError) as exc:
-            log.warning("the last checkpoint cannot be written to %s: %s", folder, exc)
+            log.warning(
+                "this host's center is not saved in %s (another host of the job may be saving its own there): %s",
+                folder, exc,
+            )  # fmt: skip
         else:
             log.warning("this host has saved its center in %s: go on from there with --resume %s", path, folder)
 

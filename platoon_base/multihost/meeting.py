@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import ipaddress
 import logging
 import os
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import platoon_base
 from platoon_base.channels.host_link import LinkClient, LinkServer
+from platoon_base.channels.host_peer import SILENT_S
 from platoon_base.channels.keys import keys_of_secret
 from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
@@ -23,19 +23,23 @@ from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts.place import Place
 from platoon_base.hosts.world import World
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.hosts import HostTable, Member
-from platoon_base.multihost.secret import read_key, read_or_make_key
-from platoon_base.system.environment import MAX_WORKERS
+from platoon_base.multihost.addresses import as_url, divided, is_loopback, own_address_towards, resolved
+from platoon_base.multihost.hosts import HostTable
+from platoon_base.multihost.member import Member
+from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
+from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
+from platoon_base.system.limits import raise_descriptors
 
-__all__ = ["DEFAULT_PORT", "Here", "MeetingInterruptedError", "arrive", "fingerprint", "gather_hosts"]
+__all__ = ["Here", "MeetingInterruptedError", "arrive", "fingerprint", "gather_hosts"]
 
 log = logging.getLogger(__name__)
 
-DEFAULT_PORT = 29400  # torchrun's
 _POLL_INTERVAL_S = 0.1
-_NEWS_S = 10.0
+_NEWS_S, _FIRST_NEWS_S = 10.0, 2.0
 _LAST_WORD_S = 1.0
 _KEY_BYTES = 32
+_T = TypeVar("_T", str, bytes)
+_DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nobody asks for its events
 
 
 class MeetingInterruptedError(Exception):
@@ -96,46 +100,22 @@ def fingerprint(program: Program, args: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
-def _divided(endpoint: str) -> tuple[str, int]:
-    """Return the host and the port of an endpoint."""
-    host, _, port = endpoint.rpartition(":") if endpoint.count(":") == 1 or "]" in endpoint else (endpoint, "", "")
-    if not port:
-        return host.strip("[]"), DEFAULT_PORT
-    if not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ConfigurationError(f"got the endpoint {endpoint!r}: it must be HOST or HOST:PORT, as 10.0.0.1:29400")
-    return host.strip("[]"), int(port)
-
-
-def _resolved(name: str) -> str:
-    """Return the IPv4 address of a name, or an IPv6 address if it has no other."""
-    found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
-    addresses = [str(entry[4][0]) for entry in found]
-    return next((address for address in addresses if ":" not in address), addresses[0])
-
-
-def _as_url(address: str, port: int) -> str:
-    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
-
-
-def own_address_towards(address: str) -> str:
-    """Return the address of this host by which packets leave for another one."""
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
-        sock.connect((address, 9))  # sends nothing
-        return str(sock.getsockname()[0])
-
-
 def _listen(endpoint: str) -> LinkServer:
-    name, port = _divided(endpoint)
-    try:
-        address = _resolved(name)
-    except OSError as exc:
+    name, port = divided(endpoint)
+    address = resolved(name)
+    if not address:
         raise ConfigurationError(
-            f"the host name {name!r} of --rdzv-endpoint does not resolve here ({exc}): give this host's IP address"
-        ) from exc
-    if ipaddress.ip_address(address.partition("%")[0]).is_loopback and not _says_loopback(name):
+            f"the host name {name!r} of --rdzv-endpoint does not resolve here: give this host's IP address"
+        )
+    if is_loopback(address) and not _says_loopback(name):
         address = "0.0.0.0"  # many systems give their own name a loopback address, which no other host can reach
     server_keys, _ = keys_of_secret(read_or_make_key())
-    return LinkServer(_as_url(address, port), server_keys)
+    if (limit := raise_descriptors()) < _DESCRIPTORS:
+        log.warning(
+            "got a limit of %d open files (ulimit -Hn): strangers who flood %s with connections could take them all; "
+            "raise it to %d", limit, endpoint, _DESCRIPTORS,
+        )  # fmt: skip
+    return LinkServer(as_url(address, port), server_keys)
 
 
 def _says_loopback(name: str) -> bool:
@@ -179,9 +159,9 @@ def gather_hosts(
     """
     link = _listen(endpoint)
     try:
-        meeting = _Meeting(link, here)
+        meeting = _Meeting(link, here, say)
         try:
-            meeting.wait(signals, say, timeout_s)
+            meeting.wait(signals, timeout_s)
         except BaseException as exc:
             why = "the first host was interrupted" if isinstance(exc, MeetingInterruptedError) else str(exc)
             meeting.refuse_all(why)
@@ -208,23 +188,24 @@ def _require_none(taken: Sequence[signal.Signals]) -> None:
 class _Meeting:
     """The first host's list of who has come."""
 
-    def __init__(self, link: LinkServer, here: Here) -> None:
+    def __init__(self, link: LinkServer, here: Here, say: Callable[[str], None]) -> None:
         self._link = link
         self._here = here
+        self._say = say
         self.members: dict[int, Member] = {}
 
-    def wait(self, signals: StopSignals, say: Callable[[str], None], timeout_s: float) -> None:
+    def wait(self, signals: StopSignals, timeout_s: float) -> None:
         """Wait for all; see `gather_hosts`."""
         began = time.monotonic()
         next_news = began + _NEWS_S
-        while len(self.members) < self._here.place.hosts - 1:
+        while self._missing_hosts():
             self._link.poll(_POLL_INTERVAL_S, [signals.fd])
             _require_none(signals.take())
             for session, body in self._link.receive():
                 self._admit(session, body)
             now = time.monotonic()
             self._link.tick(now)
-            self._drop_gone(now)
+            self._look_for_silent(now)
             if now > began + timeout_s:
                 raise ConfigurationError(
                     f"{self._missing()} did not come to {self._link.address} within {timeout_s:g} s: start `platoon "
@@ -232,11 +213,14 @@ class _Meeting:
                 )
             if now > next_news:
                 next_news = now + _NEWS_S
-                say(f"waiting for {self._missing()} at {self._link.address}")
+                self._say(f"waiting for {self._missing()} at {self._link.address}")
+
+    def _missing_hosts(self) -> list[int]:
+        hosts = range(1, self._here.place.hosts)
+        return [host for host in hosts if host not in self.members or self.members[host].silent]
 
     def _missing(self) -> str:
-        hosts = range(1, self._here.place.hosts)
-        missing = [str(host) for host in hosts if host not in self.members]
+        missing = list(map(str, self._missing_hosts()))
         return f"host{'s' * (len(missing) > 1)} {', '.join(missing)} of {self._here.place.hosts}"
 
     def _admit(self, session: bytes, body: bytes) -> None:
@@ -249,6 +233,10 @@ class _Meeting:
             return
         who = f"host {arrived.host} ({arrived.name})"
         there = self.members.get(arrived.host)
+        if there is not None and self._is_absent(there):
+            log.warning("host %d (%s) is silent: a launcher that came later takes its place", there.host, there.name)
+            self._link.forget(there.session)
+            there = None
         if arrived.host == 0 or there is not None:
             taken = os.uname().nodename if there is None else there.name
             pid = os.getpid() if there is None else there.arrived.pid
@@ -262,6 +250,8 @@ class _Meeting:
             self._refuse(session, f"{who} {problem}")
             raise ConfigurationError(f"{who} {problem}")
         self.members[arrived.host] = Member(arrived.host, arrived.name, session, arrived)
+        missing = f", waiting for {self._missing()}" if self._missing_hosts() else ""
+        self._say(f"{who} is here{missing}")
 
     def _problem(self, arrived: between.Arrive) -> str:
         """Return why a host cannot take part; empty if it can."""
@@ -285,12 +275,20 @@ class _Meeting:
             return f"brings the job to {workers} workers: it has at most {MAX_WORKERS}"
         return ""
 
-    def _drop_gone(self, now: float) -> None:
-        """Forget hosts whose launcher has ended meanwhile: another may come in its place."""
-        for host, member in list(self.members.items()):
-            if self._link.peers[member.session].closed(now):
-                log.warning("%s", f"host {host} ({member.name}) has gone again, before all had come")
-                del self.members[host]
+    def _is_absent(self, member: Member) -> bool:
+        peer = self._link.peers[member.session]
+        return peer.gone or peer.silent_s(time.monotonic()) > SILENT_S
+
+    def _look_for_silent(self, now: float) -> None:
+        """Note whose launcher has ended or is cut off: it counts as missing, and another may take its place."""
+        for host, member in self.members.items():
+            peer = self._link.peers[member.session]
+            was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > SILENT_S
+            if member.silent and not was_silent:
+                how = "has gone again" if peer.gone else "is silent"
+                log.warning("host %d (%s) %s, before all had come", host, member.name, how)
+            elif was_silent and not member.silent:
+                log.warning("host %d (%s) answers again", host, member.name)
 
     def _refuse(self, session: bytes, why: str) -> None:
         self._link.peers[session].send(between.encode(between.Refused(why)))
@@ -338,33 +336,57 @@ def arrive(
         If a signal comes.
     """
     deadline = time.monotonic() + timeout_s
-    _, keys = keys_of_secret(read_key(timeout_s))
-    name, port = _divided(_poll(endpoint, "the first host has not said where it listens", signals, deadline))
-    address = _first_address(name, signals, deadline)
-    link = LinkClient(_as_url(address, port), keys)
+    poll = functools.partial(_poll, signals, say, deadline)
+    path = key_file()
+    key = poll(
+        find_key,
+        f"the key in {path}",
+        f"there is no key in {path}, by which this host proves that it belongs to the job: copy the file from the "
+        f"first host, where `platoon launch` has made it, with mode 0600 (or name another in {KEY_FILE})",
+    )
+    _, keys = keys_of_secret(key)
+    told = poll(endpoint, "the first host's address", "the first host has not said where it listens")
+    name, port = divided(told)
+    unresolved = f"the host name {name!r} of --rdzv-endpoint does not resolve: give an IP address"
+    address = poll(functools.partial(resolved, name), f"an address of {name}", unresolved)
+    no_way = f"this host has no way to {address}: see its network (`ip route get {address}`), or give another address"
+    own = poll(functools.partial(own_address_towards, address), f"a way to {address}", no_way)
+    arrival = here.arrival(own, address)
+    link = LinkClient(as_url(address, port), keys)
     try:
-        link.peer.send(between.encode(here.arrival(own_address_towards(address), address)))
+        link.peer.send(between.encode(arrival))
         yield link, lambda: _wait_for_welcome(link, f"{name}:{port}", signals, say, timeout_s)
+    except Exception as exc:
+        _say_why(link, exc)
+        raise
     finally:
         link.close()
 
 
-def _first_address(name: str, signals: StopSignals, deadline: float) -> str:
-    def resolve() -> str:
-        try:
-            return _resolved(name)
-        except OSError:
-            return ""
+def _say_why(link: LinkClient, exc: Exception) -> None:
+    """Let the first host know why this one ends, if it can still be reached."""
+    if not link.connected or link.dismissed or isinstance(exc, MeetingInterruptedError):
+        return
+    link.peer.send(between.encode(between.Failed(f"{type(exc).__name__}: {exc}")))
+    deadline = time.monotonic() + _LAST_WORD_S
+    while link.peer.in_flight and not link.peer.gone and time.monotonic() < deadline:
+        link.poll(0.01)
+        link.receive()
+        link.peer.tick(time.monotonic())
 
-    return _poll(
-        resolve, f"the host name {name!r} of --rdzv-endpoint does not resolve: give an IP address", signals, deadline
-    )
 
-
-def _poll(ask: Callable[[], str], problem: str, signals: StopSignals, deadline: float) -> str:
+def _poll(
+    signals: StopSignals, say: Callable[[str], None], deadline: float, ask: Callable[[], _T], what: str, problem: str
+) -> _T:
+    """Wait until ``ask`` returns something; ``what`` is it that is waited for, and ``problem`` why it may not come."""
+    next_news = time.monotonic() + _FIRST_NEWS_S
     while not (found := ask()):
-        if time.monotonic() > deadline:
+        now = time.monotonic()
+        if now > deadline:
             raise ConfigurationError(problem)
+        if now > next_news:
+            next_news = now + _NEWS_S
+            say(f"waiting for {what}: {problem}")
         _require_none(signals.take(_POLL_INTERVAL_S))
     return found
 
@@ -377,8 +399,9 @@ def _wait_for_welcome(
     while True:
         link.poll(_POLL_INTERVAL_S, [signals.fd])
         _require_none(signals.take())
-        for body in link.receive():
-            message = between.decode_down(body)
+        link.receive()
+        while link.inbox:  # what comes after a welcome is for the deputy
+            message = between.decode_down(link.inbox.popleft())
             if isinstance(message, between.Welcome):
                 return message
             if isinstance(message, between.Refused):
@@ -389,8 +412,14 @@ def _wait_for_welcome(
         link.peer.tick(now)
         if link.refused:
             raise ConfigurationError(
-                f"the first host at {where} refuses this one, which has another key: copy the key file from there"
+                f"the first host at {where} refuses this one, which has another key: copy the key file from there; or "
+                "something else than its launcher listens there"
             )
+        if link.dismissed:
+            what = (
+                "another launcher has its --node-rank" if link.replaced else "start this launcher again for the new one"
+            )
+            raise ConfigurationError(f"the job at {where} {link.dismissed}: {what}")
         if link.connected and link.peer.closed(now):
             raise ConfigurationError(f"the first host at {where} has ended before the job began")
         if now > began + timeout_s:

@@ -17,12 +17,14 @@ __all__ = [
     "PROTOCOL",
     "AdoptWorker",
     "Arrive",
+    "Begun",
     "CenterDropped",
     "CenterFilled",
     "CenterMade",
     "CourierListens",
     "Couriers",
     "Down",
+    "Failed",
     "Forwarded",
     "HostLost",
     "JobOver",
@@ -45,7 +47,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 # The annotations below are read at run time, on Python 3.9 too, hence Optional and Union.
 
@@ -117,6 +119,12 @@ class Arrive(msgspec.Struct, frozen=True, tag="arrive"):
     problem: str = ""
 
 
+class Begun(msgspec.Struct, frozen=True, tag="begun"):
+    """The host serves a job; what comes before is of an earlier one."""
+
+    job: str
+
+
 class Requests(msgspec.Struct, frozen=True, tag="requests"):
     """Requests of workers; ``rows`` were written before."""
 
@@ -125,9 +133,8 @@ class Requests(msgspec.Struct, frozen=True, tag="requests"):
 
 
 class WorkerEnded(msgspec.Struct, frozen=True, tag="worker-ended"):
-    """The process of a worker of a job has ended; see `platoon_base.controller.processes.Exit`."""
+    """The process of a worker has ended; see `platoon_base.controller.processes.Exit`."""
 
-    job: str
     rank: int
     status: int
     log_file: str = ""
@@ -142,6 +149,12 @@ class Signalled(msgspec.Struct, frozen=True, tag="signalled"):
 
     number: int
     count: int
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The launcher of a host cannot go on, for the reason given, and ends."""
+
+    why: str
 
 
 class CourierListens(msgspec.Struct, frozen=True, tag="courier-listens"):
@@ -167,6 +180,10 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         The job's name on the first host.
     log_folder : str
         Its absolute path there.
+    host_timeout_s : float
+        A host that is silent for so long is lost.
+    grace_s : float
+        How long workers have to end once they have to.
     checkpoint : str
         The file that the job is resumed from; empty for a new one.
     framework_address : str
@@ -176,6 +193,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     world: World
     job: str
     log_folder: str
+    host_timeout_s: float
+    grace_s: float
     checkpoint: str = ""
     framework_address: str = ""
 
@@ -288,7 +307,7 @@ class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
     again: bool = False
 
 
-Up = Union[Arrive, Requests, WorkerEnded, Signalled, CourierListens, CenterFilled, Gathered]
+Up = Union[Arrive, Begun, Requests, WorkerEnded, Signalled, Failed, CourierListens, CenterFilled, Gathered]
 Down = Union[
     Welcome,
     Refused,

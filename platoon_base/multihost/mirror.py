@@ -46,8 +46,9 @@ class Mirror:
         """Return what the monotonic clock of a host is behind this one's, in seconds; 0 if it is not known."""
         return self._shift_s.get(host, 0.0)
 
-    def lose(self, ranks: Iterable[int]) -> None:
-        """Free the locks of workers that are lost."""
+    def lose(self, host: int, ranks: Iterable[int]) -> None:
+        """Free the locks of the workers of a host that is lost, and forget its clock."""
+        self._shift_s.pop(host, None)
         for rank in ranks:
             self._hold(rank, False)
 

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import stat
-import time
 from pathlib import Path
 
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import KEY_FILE
 from platoon_base.system.own_files import open_own
 
-__all__ = ["key_file", "read_key", "read_or_make_key"]
+__all__ = ["find_key", "key_file", "read_or_make_key"]
 
 _BYTES = 32
-_POLL_INTERVAL_S = 0.2
 
 
 def key_file() -> Path:
@@ -53,23 +51,16 @@ def read_or_make_key() -> bytes:
     return _read(path)
 
 
-def read_key(timeout_s: float) -> bytes:
-    """Return the key, of 32 bytes; wait for the file, which the first host makes where the home is shared.
+def find_key() -> bytes:
+    """Return the key, of 32 bytes; empty while there is no file, which the first host makes where the home is shared.
 
     Raises
     ------
     ConfigurationError
-        If it does not come, holds no key, or others can read it.
+        If the file holds no key, or others can read it.
     """
-    path, deadline = key_file(), time.monotonic() + timeout_s
-    while not path.exists():
-        if time.monotonic() >= deadline:
-            raise ConfigurationError(
-                f"there is no key in {path}, by which this host proves that it belongs to the job: copy the file from "
-                f"the first host, where `platoon launch` has made it, with mode 0600 (or name another in {KEY_FILE})"
-            )
-        time.sleep(_POLL_INTERVAL_S)
-    return _read(path)
+    path = key_file()
+    return _read(path) if path.exists() else b""
 
 
 def _read(path: Path) -> bytes:

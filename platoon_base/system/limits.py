@@ -13,7 +13,7 @@ from pathlib import Path
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["available_memory", "require_descriptors", "require_room"]
+__all__ = ["available_memory", "raise_descriptors", "require_descriptors", "require_room"]
 
 _PROBE_BYTES = 1 << 16
 _FIRST_DESCRIPTORS = 1 << 16
@@ -37,6 +37,16 @@ def require_descriptors(more: int) -> None:
                 "/etc/security/limits.conf or with `docker run --ulimit nofile=...`, or start fewer workers"
             )
         resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def raise_descriptors() -> int:
+    """Let this process open as many files and sockets as its hard limit allows, up to 65,536; returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = _FIRST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _FIRST_DESCRIPTORS)
+    if resource.RLIM_INFINITY != soft < limit:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        soft = limit
+    return limit if soft == resource.RLIM_INFINITY else soft
 
 
 def _open_descriptors(soft: int) -> int:

@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import socket
 import time
 
 import pytest
 
-from platoon_base.channels.host_link import SILENT_S, LinkClient, LinkServer
+from platoon_base.channels.host_link import MAX_STRANGERS, LinkClient, LinkServer
+from platoon_base.channels.host_peer import MAX_MESSAGE_BYTES, SILENT_S
 from platoon_base.channels.keys import keys_of_secret
 from platoon_base.errors import ConfigurationError
 from tests.helpers.breakable import Breakable
@@ -26,7 +28,9 @@ class Pair:
     def step(self):
         self.client.poll(0.01)
         self.at_server += [body for _, body in self.server.receive()]
-        self.at_client += self.client.receive()
+        self.client.receive()
+        while self.client.inbox:
+            self.at_client.append(self.client.inbox.popleft())
         now = time.monotonic()
         self.server.tick(now)
         self.client.peer.tick(now)
@@ -43,6 +47,9 @@ class Pair:
         """The client, as the server sees it."""
         (peer,) = self.server.peers.values()
         return peer
+
+    def peer_of(self, client):
+        return self.server.peers[client.peer.session]
 
 
 @pytest.fixture
@@ -155,6 +162,135 @@ def test_a_process_that_stood_still_has_heard_nothing_wrong(pair):
     peer.tick(now)
     peer.tick(now + 60)  # as after SIGCONT
     assert peer.silent_s(now + 60) < SILENT_S
+
+
+def serve_new(pair):
+    """Put another server in the place of the first one, as a launcher that was started anew."""
+    address = pair.server.address
+    pair.server.close()
+    server_keys, _ = keys_of_secret(SECRET)
+    deadline = time.monotonic() + 20
+    while True:
+        with contextlib.suppress(ConfigurationError):  # the kernel may need a moment
+            return LinkServer(address, server_keys)
+        assert time.monotonic() < deadline
+
+
+def test_a_server_that_was_started_anew_dismisses_whom_it_does_not_know(pair):
+    pair.until(lambda: not pair.client.peer.in_flight)
+    pair.server = serve_new(pair)
+    try:
+        pair.client.peer.send(b"late")
+        pair.until(lambda: pair.client.dismissed)
+        assert "started anew" in pair.client.dismissed
+        assert not pair.server.peers
+        assert pair.at_server == [b"hello"]
+    finally:
+        pair.server.close()
+
+
+def test_a_first_message_that_no_server_has_answered_finds_the_new_one(pair):
+    _, keys = keys_of_secret(SECRET)
+    early = LinkClient(pair.server.address, keys)
+    early.peer.send(b"early")  # nobody polls it yet
+    pair.server = serve_new(pair)
+    pair.client.close()
+    pair.client = early
+    try:
+        pair.until(lambda: b"early" in pair.at_server)
+        assert not early.dismissed
+    finally:
+        early.close()
+        pair.server.close()
+
+
+def test_a_session_that_was_forgotten_is_dismissed(pair):
+    pair.until(lambda: not pair.client.peer.in_flight)
+    pair.server.forget(pair.client.peer.session)
+    pair.until(lambda: pair.client.dismissed)
+    assert "without this host" in pair.client.dismissed
+    assert not pair.server.peers
+
+
+def test_large_messages_arrive_whole_and_small_ones_overtake_the_bulk(pair):
+    large = os.urandom(40 << 20)
+    pair.peer.send(large, bulk=True)
+    for body in numbered(300):
+        pair.peer.send(body)
+        pair.client.peer.send(body)
+    pair.client.peer.send(large)
+    pair.until(lambda: len(pair.at_client) == 301 and len(pair.at_server) == 302, 60)
+    assert pair.at_client == [*numbered(300), large]
+    assert pair.at_server[1:] == [*numbered(300), large]
+
+
+def test_a_large_message_gets_through_a_connection_that_breaks(pair):
+    large = os.urandom(20 << 20)
+    pair.client.peer.send(large)
+    for _ in range(3):
+        for _ in range(5):
+            pair.step()
+        pair.way.cut()
+    pair.until(lambda: len(pair.at_server) == 2, 60)
+    assert pair.at_server[1] == large
+
+
+def test_a_large_message_gets_through_a_slow_link_and_nobody_is_silent(pair):
+    pair.way.bytes_per_s = 2 << 20
+    large = os.urandom(12 << 20)  # longer than ZeroMQ waits for a heartbeat
+    pair.peer.send(large, bulk=True)
+    silent_s = 0.0
+    while not pair.at_client:
+        pair.step()
+        now = time.monotonic()
+        silent_s = max(silent_s, pair.client.peer.silent_s(now), pair.peer.silent_s(now))
+        assert silent_s < SILENT_S
+    assert pair.at_client == [large]
+
+
+def test_of_bulk_that_waits_only_the_latest_is_sent(pair):
+    pair.way.passing.clear()
+    for number in range(5):
+        pair.peer.send(b"%d" % number * (8 << 20), bulk=True)
+    pair.way.passing.set()
+    pair.until(lambda: len(pair.at_client) == 2, 60)
+    assert [body[:1] for body in pair.at_client] == [b"0", b"4"]
+
+
+def test_a_message_that_is_too_large_is_not_sent_and_said(pair, caplog):
+    pair.client.peer.send(bytes(MAX_MESSAGE_BYTES + 1))
+    pair.client.peer.send(b"next")
+    pair.until(lambda: pair.at_server == [b"hello", b"next"])
+    assert "is not sent" in caplog.text
+
+
+def test_a_flood_of_strangers_takes_no_descriptors_and_keeps_nobody_out(pair):
+    """Connections that prove nothing are closed, the oldest first, before they are many."""
+    host, _, port = pair.server.address.removeprefix("tcp://").rpartition(":")
+    before = len(os.listdir("/proc/self/fd"))
+    _, keys = keys_of_secret(SECRET)
+    late = LinkClient(pair.server.address, keys)
+    strangers = []
+    try:
+        for number in range(5 * MAX_STRANGERS):
+            strangers.append(socket.create_connection((host, int(port)), timeout=10))
+            if number % 20 == 0:
+                pair.step()
+        late.peer.send(b"late")
+        deadline = time.monotonic() + 20
+        while b"late" not in pair.at_server:
+            assert time.monotonic() < deadline
+            late.receive()
+            late.peer.tick(time.monotonic())
+            pair.step()
+        descriptors = len(os.listdir("/proc/self/fd")) - before - len(strangers)
+        assert descriptors < MAX_STRANGERS + 50
+        assert not pair.client.dismissed
+        assert not pair.peer_of(pair.client).gone
+    finally:
+        late.close()
+        for each in strangers:
+            each.close()
 
 
 def test_an_address_that_is_not_this_hosts_or_is_taken_is_refused(pair):

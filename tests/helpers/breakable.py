@@ -1,9 +1,11 @@
 """A TCP connection that passes through this process, which can hold it up or break it."""
 
 import contextlib
+import math
 import selectors
 import socket
 import threading
+import time
 
 
 class Breakable:
@@ -14,6 +16,8 @@ class Breakable:
     port : int
     passing : threading.Event
         Set while bytes pass; cleared they are swallowed by nobody and wait, as behind a cut cable.
+    bytes_per_s : float
+        At most so many pass, both ways together.
     """
 
     def __init__(self, target):
@@ -22,6 +26,7 @@ class Breakable:
         self.port = self._listener.getsockname()[1]
         self.passing = threading.Event()
         self.passing.set()
+        self.bytes_per_s = math.inf
         self._pairs = []
         self._closing = False
         self._thread = threading.Thread(target=self._serve)
@@ -52,8 +57,9 @@ class Breakable:
 
     def _pass(self, selector, source, target):
         with contextlib.suppress(OSError):
-            if data := source.recv(1 << 16):
+            if data := source.recv(1 << 14):
                 target.sendall(data)
+                time.sleep(len(data) / self.bytes_per_s)
                 return
         for end in (source, target):
             with contextlib.suppress(KeyError, ValueError):

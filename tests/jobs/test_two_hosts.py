@@ -6,7 +6,9 @@ tests/hosts has the same in namespaces, with links that are cut and engines that
 import contextlib
 import json
 import os
+import resource
 import signal
+import socket
 import textwrap
 import time
 
@@ -250,6 +252,55 @@ def test_a_host_that_is_silent_for_too_long_is_lost(hosts):
     assert hosts.wait(30) == [130, 1]
 
 
+def test_a_launcher_of_a_job_that_was_started_anew_ends_and_another_takes_its_place(hosts):
+    start_waiting(hosts)
+    first, second = hosts.launchers
+    second.send_signal(signal.SIGSTOP)
+    first.kill()
+    first.wait()
+    hosts.launchers.remove(first)
+    hosts.start(script("say(size)"), "--rdzv-timeout", "60", host=0)
+    wait_for_port(hosts)
+    second.send_signal(signal.SIGCONT)
+    assert second.wait(20) == 1
+    hosts.launchers.remove(second)
+    # It may notice the end of the first one before it reaches the second.
+    assert "was started anew" in hosts.output(1) or "host 0 is lost" in hosts.output(1)
+    hosts.start(script("say(size)"), host=1)
+    assert hosts.wait(30) == [0, 0], hosts.output(0)
+
+
+def wait_for_port(hosts):
+    """Wait until a new first host listens."""
+    deadline = time.monotonic() + 30
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", hosts.port)).close()
+            return
+        except OSError:
+            assert time.monotonic() < deadline, hosts.output(0)
+            time.sleep(0.01)
+
+
+def test_a_flood_of_connections_keeps_no_worker_from_starting(hosts):
+    """Of connections without the key, that stay open, on the port that the launchers meet at."""
+    launcher = hosts.start(script('worker.barrier("start")'), host=0, workers=2)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.prlimit(launcher.pid, resource.RLIMIT_NOFILE, (200, hard))
+    wait_for_port(hosts)
+    address = ("127.0.0.1", hosts.port)
+    with contextlib.ExitStack() as stack:
+        strangers = [stack.enter_context(socket.create_connection(address)) for _ in range(400)]
+        hosts.start(script('worker.barrier("start")'), host=1)
+        deadline = time.monotonic() + 60
+        while hosts.launchers[0].poll() is None:
+            assert time.monotonic() < deadline, hosts.output(0)
+            with contextlib.suppress(OSError):  # it has just ended
+                strangers.append(stack.enter_context(socket.create_connection(address, timeout=1)))
+            time.sleep(0.005)
+    assert hosts.wait(30) == [0, 0], hosts.output(0)
+
+
 def test_a_second_host_of_one_number_is_refused_and_the_first_stays(hosts):
     hosts.start(script("say(size)"), host=1, hosts=3)
     hosts.start(script("say(size)"), host=0, hosts=3)
@@ -262,6 +313,80 @@ def test_a_second_host_of_one_number_is_refused_and_the_first_stays(hosts):
     hosts.until("h0.out", "was refused")
     hosts.start(script("say(size)"), host=2, hosts=3)
     assert sorted(hosts.wait(30)) == [0, 0, 0, 2]
+
+
+def test_a_silent_host_gives_its_seat_in_the_meeting_to_one_that_was_started_anew(hosts):
+    code = script('worker.barrier("start")')
+    hosts.start(code, host=0, hosts=3)
+    silent = hosts.start(code, host=1, hosts=3)
+    hosts.until("h0.out", "host 1 (")
+    silent.send_signal(signal.SIGSTOP)
+    hosts.until("h0.out", "is silent")
+    hosts.start(code, host=1, hosts=3)
+    hosts.until("h0.out", "takes its place")
+    silent.send_signal(signal.SIGCONT)
+    hosts.start(code, host=2, hosts=3)
+    assert silent.wait(30) == 2
+    assert "another launcher has its --node-rank" in " ".join(hosts.output(1).split())
+    hosts.launchers.remove(silent)
+    assert hosts.wait(30) == [0, 0, 0], hosts.output(0)
+
+
+def test_no_job_begins_without_a_host_that_is_silent_in_the_meeting(hosts):
+    code = script('worker.barrier("start")')
+    hosts.start(code, host=0, hosts=3)
+    silent = hosts.start(code, host=1, hosts=3)
+    hosts.until("h0.out", "host 1 (")
+    silent.send_signal(signal.SIGSTOP)
+    hosts.until("h0.out", "is silent")
+    hosts.start(code, host=2, hosts=3)
+    hosts.until("h0.out", "host 2 (")
+    silent.send_signal(signal.SIGCONT)
+    assert hosts.wait(30) == [0, 0, 0], hosts.output(0)
+
+
+def test_a_host_that_is_started_anew_before_it_is_lost_takes_part_again(hosts):
+    code = script(
+        """
+        from platoon_base.rules import EASGD
+
+        x = np.zeros(10, "float32")
+        worker.init_shared_params([x], EASGD())
+        say("trains")
+        deadline = time.monotonic() + 60
+        while not os.path.exists(os.path.join(sys.argv[1], "enough")):
+            assert time.monotonic() < deadline
+            worker.progress(steps=1)
+            worker.sync_params()
+            time.sleep(0.01)
+        """
+    )
+    options = {"args": [str(hosts.folder)]}
+    for host in (0, 1):
+        hosts.start(code, "--allow-failures", "--host-timeout", "60", host=host, **options)
+    hosts.until("logs1/rank1.log", "trains")
+    silent = hosts.launchers.pop()
+    silent.send_signal(signal.SIGSTOP)
+    try:
+        hosts.until("h0.out", "is silent since")
+        hosts.start(code, "--allow-failures", "--log-dir", "logs2", host=1, **options)
+        hosts.until("h0.out", "is back, with workers 1")
+    finally:
+        silent.send_signal(signal.SIGCONT)
+    assert silent.wait(30) == 1
+    hosts.until("logs2/rank1.log", "trains")
+    (hosts.folder / "enough").touch()
+    assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
+
+
+def test_a_host_that_cannot_keep_its_logs_says_so_on_the_first(hosts):
+    (hosts.folder / "file").touch()
+    hosts.start(script('worker.barrier("start")'), host=0)
+    hosts.start(script('worker.barrier("start")'), "--log-dir", str(hosts.folder / "file" / "logs"), host=1)
+    hosts.until("h0.out", "is lost, with workers 1")
+    hosts.launchers[0].send_signal(signal.SIGINT)
+    assert hosts.wait(30)[1] != 0
+    assert "it has ended: ConfigurationError" in " ".join(hosts.output(0).split())
 
 
 @pytest.mark.parametrize(
@@ -306,6 +431,21 @@ def test_a_signal_while_hosts_wait_for_each_other_ends_the_wait(hosts):
     hosts.launchers[0].send_signal(signal.SIGTERM)
     assert hosts.wait(30) == [143]
     assert "while the hosts waited for each other" in hosts.output(0)
+
+
+def test_a_host_without_the_key_says_so_and_a_signal_ends_it(hosts):
+    hosts.start(script("say(size)"), host=1)
+    hosts.until("h1.out", "waiting for the key in ")
+    assert "copy the file from the first host" in " ".join(hosts.output(1).split())
+    hosts.launchers[0].send_signal(signal.SIGTERM)
+    assert hosts.wait(5) == [143], hosts.output(1)
+
+
+def test_a_host_takes_the_key_that_is_made_while_it_waits(hosts):
+    hosts.start(script('worker.barrier("start")'), host=1)
+    hosts.until("h1.out", "waiting for the key in ")
+    hosts.start(script('worker.barrier("start")'), host=0)
+    assert hosts.wait(30) == [0, 0], hosts.output(0)
 
 
 ASYNCHRONOUS = """

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.multihost.secret import key_file, read_key, read_or_make_key
+from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
 
 pytestmark = pytest.mark.base
 
@@ -24,7 +24,7 @@ def test_it_is_made_once_for_this_user_alone(path):
     assert len(key) == 32
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
-    assert read_or_make_key() == key == read_key(0)
+    assert read_or_make_key() == key == find_key()
     assert os.listdir(path.parent) == ["key"]
 
 
@@ -45,14 +45,9 @@ def test_several_hosts_that_make_it_at_once_get_the_same(path):
     assert len(keys) == 16
 
 
-def test_a_host_that_has_none_waits_for_it_and_is_told_what_to_do(path):
-    with pytest.raises(ConfigurationError, match="copy the file from the first host"):
-        read_key(0.01)
-    maker = threading.Timer(0.1, read_or_make_key)
-    maker.start()
-    key = read_key(30)
-    maker.join()
-    assert key == read_or_make_key()
+def test_a_host_that_has_none_finds_it_once_it_is_there(path):
+    assert find_key() == b""
+    assert read_or_make_key() == find_key()
 
 
 @pytest.mark.parametrize(
@@ -69,7 +64,7 @@ def test_what_is_no_key_or_readable_by_others_is_refused(path, text, mode, messa
     path.parent.mkdir(parents=True)
     path.write_text(text)
     path.chmod(mode)
-    for read in (read_or_make_key, lambda: read_key(0)):
+    for read in (read_or_make_key, find_key):
         with pytest.raises(ConfigurationError, match=message):
             read()
 

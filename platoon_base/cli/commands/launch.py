@@ -176,7 +176,7 @@ def command(
     require_folder_of(summary_file)
     place = hosts.place
     if place.host:
-        sys.exit(serve_other_host(console, hosts, program, args, workers, devices, center, log_dir, grace, data_server))
+        sys.exit(serve_other_host(console, hosts, program, args, workers, devices, center, log_dir, data_server))
     chosen = chosen_devices(workers, devices)
     require_runnable(program, chosen.devices)
     center = choose_center("host" if center == "auto" and place.hosts > 1 else center, chosen.devices)

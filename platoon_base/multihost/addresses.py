@@ -1,0 +1,71 @@
+"""Endpoints, names and addresses of hosts, as ``--rdzv-endpoint`` has them."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import socket
+
+from platoon_base.errors import ConfigurationError
+
+__all__ = ["DEFAULT_PORT", "as_url", "divided", "is_loopback", "own_address_towards", "resolved"]
+
+DEFAULT_PORT = 29400  # torchrun's
+_ENDPOINT = re.compile(r"\[([^\[\]]+)\](?::(\d+))?|([^:\[\]]+)(?::(\d+))?|([^\[\]]*:[^\[\]]*:[^\[\]]*)")
+
+
+def divided(endpoint: str) -> tuple[str, int]:
+    """Return the host and the port of an endpoint.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is none.
+    """
+    found = _ENDPOINT.fullmatch(endpoint)
+    name, port = (
+        ("", 0) if found is None else (found[1] or found[3] or found[5], int(found[2] or found[4] or DEFAULT_PORT))
+    )
+    if not name or not 0 < port < 1 << 16:
+        raise ConfigurationError(
+            f"got the endpoint {endpoint!r}: it must be HOST or HOST:PORT, as 10.0.0.1:29400 or [fd00::1]:29400"
+        )
+    return name, port
+
+
+def resolved(name: str) -> str:
+    """Return the IPv4 address of a name, or an IPv6 address if it has no other; empty if it does not resolve now.
+
+    Raises
+    ------
+    ConfigurationError
+        If it can be no name.
+    """
+    try:
+        found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except UnicodeError as exc:
+        raise ConfigurationError(f"got the host {name!r} in --rdzv-endpoint: it is no name of a host ({exc})") from exc
+    except OSError:
+        return ""
+    addresses = [str(entry[4][0]) for entry in found]
+    return next((address for address in addresses if ":" not in address), addresses[0])
+
+
+def as_url(address: str, port: int) -> str:
+    """Return what ZeroMQ listens at or connects to."""
+    return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Tell whether an address reaches only this host."""
+    return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+
+
+def own_address_towards(address: str) -> str:
+    """Return the address of this host by which packets leave for another one; empty if there is no way there now."""
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect((address, 9))  # sends nothing
+        except OSError:
+            return ""
+        return str(sock.getsockname()[0])

@@ -1,0 +1,48 @@
+"""One of the other hosts of a job, as the first host knows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.mirror import Sender
+
+__all__ = ["Member"]
+
+
+@dataclass
+class Member:
+    """One of the other hosts.
+
+    Attributes
+    ----------
+    host : int
+    name : str
+    session : bytes
+        Of its launcher.
+    arrived : Arrive
+    lost : str
+        Why it takes part no more; empty while it does.
+    silent : bool
+        Whether it was found to be silent, and the user has been warned.
+    begun : bool
+        Whether it serves the present job; what it sends before is of an earlier one.
+    """
+
+    host: int
+    name: str
+    session: bytes
+    arrived: between.Arrive
+    lost: str = ""
+    silent: bool = False
+    replies: list[between.Forwarded] = field(default_factory=list)
+    sender: Sender | None = None
+    endings: dict[int, bytes] = field(default_factory=dict)
+    state: between.JobState | None = None
+    signals: int = 0
+    begun: bool = False
+
+    def reset(self, sender: Sender | None) -> None:
+        """Forget what was of an earlier job, or of an earlier launcher."""
+        self.replies, self.endings, self.state, self.signals, self.begun = [], {}, None, 0, False
+        self.sender = sender

@@ -1,0 +1,152 @@
+"""A deputy and what its first host sends, which is the test: what comes in one go, too late, or never."""
+
+import contextlib
+import os
+import time
+
+import pytest
+
+from platoon_base.channels.host_link import LinkServer
+from platoon_base.channels.keys import keys_of_secret
+from platoon_base.checkpoints.files import About
+from platoon_base.controller.program import Program
+from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.hosts.place import Place
+from platoon_base.hosts.world import World
+from platoon_base.job.files import Origin
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.deputy import host_deputy
+from platoon_base.multihost.meeting import Here, arrive
+from platoon_base.multihost.secret import read_or_make_key
+
+pytestmark = pytest.mark.base
+
+
+class First:
+    """The first host: a link, and what has come by it."""
+
+    def __init__(self, link):
+        self.link = link
+        self.received = []
+
+    def until(self, kind, link):
+        """Wait until a message of this kind has come by the link of another host, and return it."""
+        deadline = time.monotonic() + 20
+        while not (found := [each for each in self.received if isinstance(each, kind)]):
+            assert time.monotonic() < deadline, self.received
+            self.link.poll(0.01)
+            self.received += [between.decode_up(body) for _, body in self.link.receive()]
+            link.receive()
+            for end in (self.link, link.peer):
+                end.tick(time.monotonic())
+        return found[-1]
+
+    def send(self, *messages):
+        (peer,) = self.link.peers.values()
+        for message in messages:
+            peer.send(between.encode(message))
+
+
+@pytest.fixture
+def first(tmp_path, monkeypatch):
+    monkeypatch.setenv("PLATOON_KEY_FILE", str(tmp_path / "key"))
+    server_keys, _ = keys_of_secret(read_or_make_key())
+    found = First(LinkServer("tcp://127.0.0.1:*", server_keys))
+    yield found
+    found.link.close()
+
+
+@contextlib.contextmanager
+def arrived(first):
+    """Connect a host with one worker; gives its link, what waits for a welcome, and its signals."""
+    here = Here(Place(2, 1, "a test"), ["cpu"], "program")
+    with StopSignals() as signals:
+        endpoint = first.link.address.removeprefix("tcp://")
+        with arrive(lambda: endpoint, here, signals, lambda text: None, timeout_s=20) as (link, welcome):
+            first.until(between.Arrive, link)
+            yield link, welcome, signals
+
+
+def welcome_to(job, timeout_s=10.0):
+    world = World([1, 1], 1, [os.uname().nodename] * 2, ["127.0.0.1"] * 2, "")
+    return between.Welcome(world, job, "logs", timeout_s, 5.0)
+
+
+@contextlib.contextmanager
+def deputy_of(link, welcome, tmp_path):
+    """Open a job on this host, without workers."""
+    with host_deputy(link, welcome, Origin(["script.py"], ["cpu"], str(tmp_path))) as deputy:
+        deputy.start(Program("script.py"), [], [], [])
+        yield deputy
+
+
+def test_a_welcome_that_comes_with_the_end_of_the_job_before_is_not_lost(first, tmp_path):
+    with arrived(first) as (link, welcome, signals):
+        first.send(welcome_to("one"))
+        with deputy_of(link, welcome(), tmp_path) as deputy:
+            assert first.until(between.Begun, link).job == "one"
+            stop = between.JobState("the next job has been told to stop", 1, 0, False)
+            first.send(between.JobOver(1, "again", again=True), welcome_to("two"), stop)
+            deadline = time.monotonic() + 20
+            while len(link.inbox) < 3:
+                assert time.monotonic() < deadline
+                link.poll(0.01)
+                link.receive()
+            assert deputy.serve(signals).again
+        again = welcome()
+        assert again.job == "two"
+        assert between.decode_down(link.inbox[0]) == stop
+
+
+def test_what_comes_with_a_welcome_is_for_its_job(first, tmp_path):
+    with arrived(first) as (link, welcome, signals):
+        first.send(welcome_to("one"), between.JobOver(3, "enough"))
+        with deputy_of(link, welcome(), tmp_path) as deputy:
+            assert deputy.serve(signals).status == 3
+
+
+def test_the_first_host_says_how_long_it_may_be_silent(first, tmp_path):
+    with arrived(first) as (link, welcome, signals):
+        first.send(welcome_to("one", timeout_s=1.0))
+        with deputy_of(link, welcome(), tmp_path) as deputy:
+            began = time.monotonic()
+            over = deputy.serve(signals)
+    assert time.monotonic() - began < 8
+    assert "was silent for 1." in over.text
+
+
+def test_a_checkpoint_with_much_that_workers_keep_arrives(first, tmp_path, caplog):
+    kept = {rank: {"state": os.urandom(200_000)} for rank in range(200)}
+    saved = between.SavedState(About(seed=0, size=200, seconds=1.0, kept=kept), str(tmp_path / "saved"))
+    with arrived(first) as (link, welcome, signals):
+        first.send(welcome_to("one", timeout_s=1.0))
+        with deputy_of(link, welcome(), tmp_path) as deputy:
+            (peer,) = first.link.peers.values()
+            peer.send(between.encode(saved), bulk=True)
+            deadline = time.monotonic() + 30
+            while not link.inbox:
+                assert time.monotonic() < deadline
+                first.link.poll(0.01)
+                first.link.receive()
+                link.receive()
+                for end in (first.link, link.peer):
+                    end.tick(time.monotonic())
+            assert deputy.serve(signals).text.startswith("the first host of the job is lost")
+    assert f"Resume from {saved.folder}" in caplog.text
+
+
+def test_a_host_that_was_replaced_ends(first, tmp_path):
+    with arrived(first) as (link, welcome, signals):
+        first.send(welcome_to("one"))
+        with deputy_of(link, welcome(), tmp_path) as deputy:
+            first.until(between.Begun, link)
+            (session,) = first.link.peers
+            first.link.forget(session)
+            link.peer.acknowledge()
+            deadline = time.monotonic() + 20
+            while not link.dismissed:
+                assert time.monotonic() < deadline
+                link.poll(0.01)
+                link.receive()
+                first.link.receive()
+            assert deputy.serve(signals).text == "the job goes on without this host, which was replaced"
