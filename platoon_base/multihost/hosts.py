@@ -30,9 +30,10 @@ from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
+from platoon_base.multihost.changes import StateChanges
 from platoon_base.multihost.couriers import CourierKeeper, courier_settings
 from platoon_base.multihost.member import Member
-from platoon_base.multihost.mirror import Mirror, Sender
+from platoon_base.multihost.mirror import Mirror
 from platoon_base.multihost.relay import RelayServer
 from platoon_base.multihost.rounds import RoundTable
 from platoon_base.shm.job_state import JobState
@@ -74,7 +75,7 @@ class HostTable:
         self._round = RoundTable()
         self._couriers: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
         self._controller: Controller | None = None
-        self._is_held: Callable[[int], bool] = lambda rank: False
+        self._changes: StateChanges | None = None
         self._welcome: between.Welcome | None = None
         self._kept: list[tuple[bytes, bytes]] = []  # sessions and messages that came while a job ended
 
@@ -88,13 +89,16 @@ class HostTable:
         controller: Controller,
     ) -> None:
         """See `OtherHosts.begin`."""
-        self._mirror = Mirror(job_state, files.job_state)
+        mirror = self._mirror = Mirror(job_state, files.job_state)
+        self._changes = StateChanges(
+            job_state, roster, lambda rank: mirror.holds(rank) if roster[rank].host_index else is_held(rank)
+        )
         self._courier = CourierKeeper(files, self._hear_courier)
         self._couriers, self._round = {}, RoundTable()
-        self._roster, self._children, self._controller, self._is_held = roster, children, controller, is_held
+        self._roster, self._children, self._controller = roster, children, controller
         for member in self._members.values():
             self._watch(member, self.world.ranks_on(member.host))
-            member.reset(Sender(job_state, is_held))
+            member.reset()
 
     def welcome(self, job: str, log_folder: Path, grace_s: float, checkpoint: str, framework_address: str) -> None:
         """Let the other hosts start their workers."""
@@ -196,7 +200,9 @@ class HostTable:
         self._link.forget(member.session)
         self.world.addresses[member.host] = arrived.address
         member.session, member.arrived, member.lost, member.silent = session, arrived, "", False
-        member.reset(None if self._mirror is None else Sender(self._mirror.job_state, self._is_held))
+        member.reset()
+        if self._changes is not None:
+            self._changes.forget(member.host)
         self._by_session[session] = member
         self._watch(member, ranks)
         self._let_in(member)
@@ -370,45 +376,19 @@ class HostTable:
 
     def _send_state(self, everything: bool) -> None:
         """Send the other hosts what has changed; without ``everything`` only what answers may rely on."""
-        if self._mirror is None:
+        if self._changes is None:
             return
-        job_state = self._mirror.job_state
-        endings = job_state.endings()[: len(self._roster)] if everything else None
+        if everything:
+            self._changes.look()
+        else:
+            self._changes.look_for_joined()
         for member in self._members.values():
-            sender = member.sender
-            if member.lost or sender is None:
+            # Who is behind will be sent all that has changed meanwhile.
+            if member.lost or (self._link.peers[member.session].in_flight > 1 and not member.replies):
                 continue
-            others = [rank for rank, participant in self._roster.items() if participant.host_index != member.host]
-            behind = self._link.peers[member.session].in_flight > 1
-            if behind and not member.replies:
-                continue  # the next look will see all that has changed meanwhile
-            rows = sender.changed(others) if everything else sender.newly_held(others)
-            state = between.JobState(
-                job_state.stop_reason or ("stop" if job_state.stopping else ""),
-                self._roster.living_on(member.host),
-                job_state.leader,
-                job_state.shared_by_several,
-            )
-            ended = [] if endings is None else self._endings(member, endings)
-            if state != member.state or rows.ranks or ended:
-                member.state = state
-                self._send(
-                    member,
-                    between.JobState(state.stop, state.living, state.leader, state.several, ended, rows),
-                )
-
-    def _endings(self, member: Member, endings: Any) -> list[tuple[int, int, str]]:
-        """Return how workers ended where that has changed since it was sent."""
-        if self._mirror is None:
-            return []
-        changed = []
-        for rank in range(len(endings)):
-            ending = bytes(endings[rank])
-            if member.endings.get(rank, b"") != ending:
-                member.endings[rank] = ending
-                lives = int(self._mirror.job_state.row(rank)["lives"])
-                changed.append((rank, lives, ending.decode(errors="replace")))
-        return changed
+            changed = self._changes.since_sent(member.host)
+            if changed is not None:
+                self._send(member, changed)
 
     def _signal_worker(self, member: Member, rank: int, number: signal.Signals) -> None:
         self._send(member, between.SignalWorker(rank, number))
@@ -443,7 +423,7 @@ class HostTable:
             self._courier = None
         if self._mirror is not None:
             self._mirror.close()
-            self._mirror = None
+            self._mirror = self._changes = None
 
     @property
     def lost(self) -> str:

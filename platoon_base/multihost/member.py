@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from platoon_base.multihost import messages as between
-from platoon_base.multihost.mirror import Sender
 
 __all__ = ["Member"]
 
@@ -36,13 +35,9 @@ class Member:
     lost: str = ""
     silent: bool = False
     replies: list[between.Forwarded] = field(default_factory=list)
-    sender: Sender | None = None
-    endings: dict[int, bytes] = field(default_factory=dict)
-    state: between.JobState | None = None
     signals: int = 0
     begun: bool = False
 
-    def reset(self, sender: Sender | None) -> None:
+    def reset(self) -> None:
         """Forget what was of an earlier job, or of an earlier launcher."""
-        self.replies, self.endings, self.state, self.signals, self.begun = [], {}, None, 0, False
-        self.sender = sender
+        self.replies, self.signals, self.begun = [], 0, False

@@ -15,7 +15,7 @@ from platoon_base.sharding import START, Position
 from platoon_base.system.text import to_bytes
 from platoon_base.views import array_on
 
-__all__ = ["CONTROLLER_LOCK", "MIRRORED", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
+__all__ = ["CONTROLLER_LOCK", "MIRRORED", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress", "as_words"]
 
 MAGIC = b"PLATOON\0"
 VERSION = 9
@@ -78,8 +78,14 @@ _TIMES = ("started", "updated", "waited_at")  # by the monotonic clock of the wo
 MIRRORED = np.dtype(
     [("row", [(name, _ROW[name]) for name in _ROW.names or () if name not in _OWN_HOST]), ("vote", "i8")]
 )
+_MIRRORED_WORDS = MIRRORED["row"].itemsize // 8  # the beginning of a row, so that rows are copied in one go
 _SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")  # those that grow as a worker goes on
 _VOTE_BYTES = 8
+
+
+def as_words(rows: Any) -> Any:
+    """View rows, of this state or mirrored, as an array of int64 that has a line for each."""
+    return rows.view("i8").reshape(len(rows), rows.dtype.itemsize // 8)
 
 
 def _put(row: Any, position: Sequence[int]) -> None:
@@ -168,6 +174,7 @@ class JobState:
     def _lie_on(self, buffer: Any) -> None:
         self._header = array_on(buffer, (), _HEADER)
         self._rows: Any = array_on(buffer, (int(self._header["rows"]),), _ROW, self._first_row())
+        self._words: Any = as_words(self._rows)
         # Not in the rows: one after the other, they are compared in a few cache lines, however many workers there are.
         self.stop_votes: Any = array_on(buffer, self._rows.shape, "i8", self._first_row() + self._rows.nbytes)
         self._stop = self._header["stop"][...]
@@ -235,6 +242,11 @@ class JobState:
     def leader(self, rank: int) -> None:
         self._header["leader"] = rank
 
+    @property
+    def rows(self) -> int:
+        """How many ranks have a row."""
+        return len(self._rows)
+
     def row(self, rank: int) -> Any:
         """Return the row of a rank, to write to by field name."""
         return self._rows[rank]
@@ -277,24 +289,21 @@ class JobState:
     def mirrored(self, ranks: Sequence[int]) -> Any:
         """Copy what other hosts see of the rows of these ranks: an array of `MIRRORED`."""
         found = np.empty(len(ranks), MIRRORED)
-        rows = self._rows[list(ranks)]
-        for name in MIRRORED["row"].names or ():
-            found["row"][name] = rows[name]
-        found["vote"] = self.stop_votes[list(ranks)]
+        at = np.asarray(ranks, "i8")
+        as_words(found)[:, :_MIRRORED_WORDS] = self._words[at, :_MIRRORED_WORDS]
+        found["vote"] = self.stop_votes[at]
         return found
 
     def put_mirrored(self, ranks: Sequence[int], rows: Any, shift_s: float) -> None:
         """Write what `mirrored` has copied on another host, whose monotonic clock is ``shift_s`` behind this one's."""
-        for rank, mirrored in zip(ranks, rows):
-            row = self._rows[rank]
-            if row["lives"] != mirrored["row"]["lives"]:
-                row["ending"] = b""  # that of an earlier process of this rank
-            for name in MIRRORED["row"].names or ():
-                row[name] = mirrored["row"][name]
-            for name in _TIMES:
-                if row[name]:
-                    row[name] += shift_s
-            self.stop_votes[rank] = mirrored["vote"]
+        at, new = np.asarray(ranks, "i8"), rows.copy()
+        for name in _TIMES:
+            times = new["row"][name]
+            np.add(times, shift_s, out=times, where=times != 0)
+        for rank in at[self._rows["lives"][at] != new["row"]["lives"]]:
+            self._rows[rank]["ending"] = b""  # that of an earlier process of this rank
+        self._words[at, :_MIRRORED_WORDS] = as_words(new)[:, :_MIRRORED_WORDS]
+        self.stop_votes[at] = new["vote"]
 
     def endings(self) -> Any:
         """Copy how each rank ended: an array of bytes, empty for those that run."""

@@ -5,12 +5,13 @@ import math
 import threading
 import time
 
+import numpy as np
 import pytest
 from interrupting import at_each_instruction
 
 from platoon_base.errors import ProtocolError
 from platoon_base.sharding import Position
-from platoon_base.shm.job_state import JobState
+from platoon_base.shm.job_state import MIRRORED, JobState
 from platoon_base.shm.movement import Movement, standstill
 
 pytestmark = pytest.mark.base
@@ -200,3 +201,52 @@ def test_the_time_of_a_step_counts_before_the_first_look(job_state):
     movement = Movement(job_state)
     assert standstill(movement.last(1)) == "no progress for 42 s"
     assert standstill(movement.last(2)) == "no progress so far"
+
+
+def filled(job_state, rank, number):
+    """Give every field of a row a value of its own."""
+    row = job_state.row(rank)
+    for i, name in enumerate(row.dtype.names):
+        row[name] = f"text {number + i}".encode() if row.dtype[name].kind == "S" else number + i
+    job_state.stop_votes[rank] = number
+
+
+def test_a_mirrored_row_is_the_beginning_of_a_row(job_state):
+    mirrored, row = MIRRORED["row"], job_state.row(0).dtype
+    assert {name: mirrored.fields[name] for name in mirrored.names} == {
+        name: row.fields[name] for name in row.names if name != "ending"
+    }
+    assert MIRRORED.itemsize % 8 == mirrored.itemsize % 8 == 0
+
+
+def test_mirrored_rows_arrive_whole_with_their_times_on_this_hosts_clock(job_state):
+    there = JobState(bytearray(JobState.size_bytes(ROWS)), ROWS, create=True)
+    for rank in range(ROWS):
+        filled(there, rank, 10 * rank)
+    there.row(2)["started"] = 0.0  # not begun
+    before = bytes(job_state.row(0)), bytes(job_state.row(3))
+    job_state.put_mirrored([2, 1], there.mirrored([2, 1]), 1000.0)
+    for rank in (1, 2):
+        for name in MIRRORED["row"].names:
+            shift = 1000.0 if name in ("started", "updated", "waited_at") else 0
+            expected = there.row(rank)[name]
+            if shift and expected:
+                expected = expected + shift
+            assert np.array_equal(job_state.row(rank)[name], expected), name
+        assert job_state.stop_votes[rank] == 10 * rank
+    assert job_state.row(2)["started"] == 0.0
+    assert (bytes(job_state.row(0)), bytes(job_state.row(3))) == before
+    assert job_state.stop_votes[0] == job_state.stop_votes[3] == 0
+
+
+def test_a_mirrored_row_of_a_new_process_removes_the_ending_of_the_old_one(job_state):
+    there = JobState(bytearray(JobState.size_bytes(ROWS)), ROWS, create=True)
+    for rank in (0, 1):
+        job_state.write_text(rank, "ending", "killed")
+    there.row(1)["lives"] = 1
+    job_state.put_mirrored([0, 1], there.mirrored([0, 1]), 0.0)
+    assert [job_state.read_text(rank, "ending") for rank in (0, 1)] == ["killed", ""]
+
+
+def test_no_mirrored_rows_are_none(job_state):
+    job_state.put_mirrored([], job_state.mirrored([]), 1.0)

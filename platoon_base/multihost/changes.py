@@ -1,0 +1,120 @@
+"""Changes in the state of a job since it was sent to each of the other hosts: found once for all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from platoon_base.coordination.roster import Roster
+from platoon_base.multihost.messages import JobState, Rows
+from platoon_base.shm.job_state import MIRRORED, as_words
+from platoon_base.shm.job_state import JobState as SharedState
+
+__all__ = ["StateChanges"]
+
+
+@dataclass
+class _Sent:
+    """The latest look and the state that one host was sent."""
+
+    number: int = 0
+    state: tuple[str, int, int, bool] | None = None
+
+
+class StateChanges:
+    """Finds what has changed in the rows and the state of a job, for the hosts that mirror it.
+
+    Looks are numbered, and each rank has the number of the look that found it changed. A host is sent the ranks that
+    were found by later looks than the one that it was sent last, but for its own.
+
+    Parameters
+    ----------
+    job_state : platoon_base.shm.job_state.JobState
+    roster : Roster
+    is_held : callable
+        ``is_held(rank)`` tells whether a worker holds its lock.
+    """
+
+    def __init__(self, job_state: SharedState, roster: Roster, is_held: Callable[[int], bool]) -> None:
+        self._job_state, self._roster, self._is_held = job_state, roster, is_held
+        self._sent: dict[int, _Sent] = {}
+        self._number = 0
+        count = job_state.rows
+        self._rows = np.zeros(count, MIRRORED)
+        self._words: Any = as_words(self._rows)
+        self._held = np.zeros(count, bool)
+        self._seen = np.zeros(count, bool)  # ranks that have held their lock at any look
+        self._host = np.zeros(count, "i8")
+        self._found = np.zeros(count, "i8")
+        self._endings = np.zeros(count, "S512")
+        self._ended = np.zeros(count, "i8")  # the look that found the ending changed
+        self._free: list[int] = []  # ranks whose lock was free at the latest look
+        self._known = 0  # ranks of the roster that have been looked at
+
+    def look(self) -> None:
+        """Find all that has changed."""
+        ranks = list(self._roster)
+        self._take(ranks)
+        self._free = [rank for rank in ranks if not self._held[rank]]
+        self._known = len(ranks)
+        endings = self._job_state.endings()[: len(ranks)]
+        changed = np.flatnonzero(endings != self._endings[: len(ranks)])
+        if len(changed):
+            self._number += 1
+            self._endings[changed], self._ended[changed] = endings[changed], self._number
+
+    def look_for_joined(self) -> None:
+        """Find the workers that have taken their lock; answers to others may rely on them. Cheap once all have."""
+        if len(self._roster) != self._known:
+            self._free += list(self._roster)[self._known :]
+            self._known = len(self._roster)
+        joined = [rank for rank in self._free if self._is_held(rank)]
+        if joined:
+            self._take(joined)
+            self._free = [rank for rank in self._free if not self._held[rank]]
+
+    def _take(self, ranks: list[int]) -> None:
+        """Copy the rows of these ranks, and note which have changed, of workers that have joined."""
+        held = np.fromiter(map(self._is_held, ranks), bool, len(ranks))  # before the rows, see `Mirror.put`
+        rows = self._job_state.mirrored(ranks)
+        at = np.asarray(ranks, "i8")
+        self._seen[at] |= held
+        words = as_words(rows)
+        changed = ((words != self._words[at]).any(axis=1) | (held != self._held[at])) & self._seen[at]
+        self._host[at] = [self._roster[rank].host_index for rank in ranks]
+        self._held[at] = held
+        if changed.any():
+            self._number += 1
+            self._words[at[changed]] = words[changed]
+            self._found[at[changed]] = self._number
+
+    def since_sent(self, host: int) -> JobState | None:
+        """Return what a host is to be sent, and count it as sent; None if nothing has changed."""
+        sent = self._sent.setdefault(host, _Sent())
+        shared = self._job_state
+        stop = shared.stop_reason or ("stop" if shared.stopping else "")
+        state = (stop, self._roster.living_on(host), shared.leader, shared.shared_by_several)
+        if state == sent.state and sent.number == self._number:
+            return None
+        ranks = np.flatnonzero((self._found > sent.number) & (self._host != host))
+        ended = [
+            (rank, int(shared.row(rank)["lives"]), bytes(self._endings[rank]).decode(errors="replace"))
+            for rank in np.flatnonzero(self._ended > sent.number).tolist()
+        ]
+        unchanged = state == sent.state and not len(ranks) and not ended
+        sent.state, sent.number = state, self._number
+        if unchanged:
+            return None
+        rows = Rows(time.monotonic())
+        if len(ranks):
+            held = self._held[ranks].astype("u1").tobytes()
+            rows = Rows(rows.sent_at, ranks.tolist(), self._rows[ranks].tobytes(), held)
+        return JobState(*state, ended, rows)
+
+    def forget(self, host: int) -> None:
+        """Send everything to a host that begins anew."""
+        self._sent.pop(host, None)

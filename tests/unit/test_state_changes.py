@@ -1,0 +1,162 @@
+"""What the first host sends the others of the job's state: each change once to each host, and nobody its own rows."""
+
+import random
+
+import numpy as np
+import pytest
+
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.roster import Phase, Roster, relayed_peer
+from platoon_base.hosts.world import World
+from platoon_base.multihost.changes import StateChanges
+from platoon_base.shm.job_state import MIRRORED, JobState
+
+pytestmark = pytest.mark.base
+
+ROWS, HOSTS, EACH = 8, 3, 2
+
+
+class Job:
+    """A job of three hosts with two workers each, as the first host has it; workers hold the locks in ``held``."""
+
+    def __init__(self):
+        world = World([EACH] * HOSTS, 0, ["a", "b", "c"], ["127.0.0.1"] * HOSTS)
+        self.roster = Roster(EACH * HOSTS, seed=0, world=world)
+        self.state = JobState(bytearray(JobState.size_bytes(ROWS)), ROWS, create=True)
+        self.held = set()
+        self.changes = StateChanges(self.state, self.roster, self.held.__contains__)
+
+    def sent(self, host):
+        """Return the ranks that a host is sent now."""
+        found = self.changes.since_sent(host)
+        return [] if found is None else found.rows.ranks
+
+    def settle(self):
+        """Send everything to all hosts."""
+        self.changes.look()
+        for host in range(1, HOSTS):
+            self.changes.since_sent(host)
+
+
+@pytest.fixture
+def job():
+    return Job()
+
+
+def test_hosts_get_the_rows_of_workers_elsewhere_that_have_joined(job):
+    job.held |= {0, 2, 3}
+    job.changes.look()
+    assert job.sent(1) == [0]
+    assert job.sent(2) == [0, 2, 3]
+
+
+def test_a_change_is_sent_once_to_each_host(job):
+    job.held |= set(range(6))
+    job.settle()
+    job.state.row(1)["steps"] = 5
+    job.changes.look()
+    found = job.changes.since_sent(1)
+    assert found.rows.ranks == [1]
+    assert found.rows.held == b"\1"
+    assert np.frombuffer(found.rows.rows, MIRRORED)["row"]["steps"] == [5]
+    assert job.changes.since_sent(1) is None
+    job.changes.look()
+    assert job.sent(2) == [1]
+    assert job.sent(2) == []
+
+
+def test_between_looks_only_those_that_join_are_found(job):
+    job.held |= {0, 2}
+    job.settle()
+    job.state.row(0)["steps"] = 5
+    job.held.add(4)
+    job.changes.look_for_joined()
+    assert job.sent(1) == [4]
+    job.changes.look_for_joined()
+    assert job.sent(1) == []
+    job.changes.look()
+    assert job.sent(1) == [0]
+
+
+def test_a_late_joiner_is_found_between_looks(job):
+    job.settle()
+    hello = msg.Hello(protocol=msg.PROTOCOL, pid=9, host="b", device="cpu")
+    welcome = job.roster.join(hello, relayed_peer(1, b"p"))
+    job.held.add(welcome.rank)
+    job.changes.look_for_joined()
+    assert job.sent(2) == [welcome.rank]
+    assert job.sent(1) == []
+
+
+def test_a_freed_lock_is_sent_and_taken_again(job):
+    job.held |= {0, 2}
+    job.settle()
+    job.held.remove(0)
+    job.changes.look()
+    assert job.changes.since_sent(1).rows.held == b"\0"
+    job.held.add(0)
+    job.changes.look_for_joined()
+    assert job.changes.since_sent(1).rows.held == b"\1"
+
+
+def test_endings_are_sent_once_to_all(job):
+    job.settle()
+    job.state.row(3)["lives"] = 2
+    job.state.write_text(3, "ending", "killed by SIGKILL")
+    job.changes.look()
+    for host in (1, 2):
+        assert job.changes.since_sent(host).endings == [(3, 2, "killed by SIGKILL")]
+        assert job.changes.since_sent(host) is None
+
+
+def test_a_stop_needs_no_look(job):
+    job.settle()
+    job.state.stop("enough")
+    assert job.changes.since_sent(1).stop == "enough"
+    assert job.changes.since_sent(1) is None
+
+
+def test_the_number_of_living_workers_is_that_of_the_host(job):
+    job.settle()
+    job.roster.depart(job.roster[3], Phase.LEFT)
+    assert job.changes.since_sent(1).living == 1
+    assert job.changes.since_sent(2) is None
+
+
+def test_a_host_that_begins_anew_gets_everything(job):
+    job.held |= set(range(6))
+    job.settle()
+    job.changes.forget(2)
+    assert job.sent(2) == [0, 1, 2, 3]
+    assert job.sent(1) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_each_host_has_the_same_rows_as_the_first_after_a_look(job, seed):
+    """Whatever happens in between, and however seldom a host is sent something."""
+    rng = random.Random(seed)
+    copies = {host: JobState(bytearray(JobState.size_bytes(ROWS)), ROWS, create=True) for host in (1, 2)}
+    held = {1: {}, 2: {}}
+
+    def send(host):
+        found = job.changes.since_sent(host)
+        if found is not None:
+            copies[host].put_mirrored(found.rows.ranks, np.frombuffer(found.rows.rows, MIRRORED), 0.0)
+            held[host].update(zip(found.rows.ranks, found.rows.held))
+
+    for _ in range(300):
+        rank = rng.randrange(6)
+        job.state.row(rank)["steps"] += rng.randrange(2)
+        job.state.stop_votes[rank] = rng.randrange(3)
+        rng.choice([job.held.add, job.held.discard])(rank)
+        rng.choice([job.changes.look, job.changes.look_for_joined, lambda: None])()
+        for host in copies:
+            if rng.random() < 0.3:
+                send(host)
+    job.held |= set(range(6))
+    job.changes.look()
+    for host, copy in copies.items():
+        send(host)
+        others = [rank for rank in range(6) if job.roster[rank].host_index != host]
+        assert copy.mirrored(others).tobytes() == job.state.mirrored(others).tobytes()
+        assert held[host] == dict.fromkeys(others, 1)
