@@ -60,7 +60,8 @@ def reference():
 
 def docstrings():
     """Return the paragraphs of the docstrings of the standard library's modules."""
-    sources = (path.read_text(encoding="utf-8") for path in Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))
+    paths = filter(Path.exists, Path(sysconfig.get_path("stdlib")).glob("[a-z]*.py"))  # Debian's may have dead links
+    sources = (path.read_text(encoding="utf-8") for path in paths)
     return {text for source in sources for docstring in DOCSTRING.findall(source) for text in paragraphs(docstring)}
 
 
