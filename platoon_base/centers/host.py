@@ -16,6 +16,7 @@ from platoon_base.centers.host_memory import (
     COURIER,
     Shape,
     holders_on,
+    hosts_mean_on,
     no_holders,
     overwrites_on,
 )
@@ -73,6 +74,8 @@ class HostCenter:
         The rounds as those of several hosts.
     overwrites : Overwrites
         What other hosts have to get.
+    hosts_mean : HostsMean
+        Whether the centers of all hosts have come together.
     values : list of ndarray
         The center's memory, one array for each parameter.
     states : list of list of ndarray
@@ -95,7 +98,8 @@ class HostCenter:
         self._rank = rank
         pieces = layout.stripes(shape.stripe_bytes)
         self._holders = holders_on(segment, len(pieces))
-        self._several_hosts, self.overwrites = shape.several_hosts, overwrites_on(segment)
+        self._several_hosts = shape.several_hosts
+        self.overwrites, self.hosts_mean = overwrites_on(segment), hosts_mean_on(segment)
         first, step = shape.buffers_start(layout), layout.nbytes
         self.values = center = layout.views(segment.buffer, first)
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(shape.states)]
@@ -243,6 +247,11 @@ class HostCenter:
                 self._locks.let_go()
         self.overwrites.await_spread(count, max(deadline - time.monotonic(), _LEAST_S))
 
+    def average_hosts(self, timeout_s: float) -> None:
+        """Wait until the centers of all hosts are at their mean; rounds keep them alike anyway."""
+        if self._shift is not None:
+            self.hosts_mean.wait(timeout_s)
+
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Put another host's center, at round ``number``, in place of this one; False if a stripe stayed taken."""
         if self.over_hosts is not None:
@@ -283,15 +292,23 @@ class HostCenter:
 
         Parts that a worker has overwritten meanwhile, so that ``overwrites.written`` is another, stay.
         """
-        shift = self._shift
-        if shift is None:
-            raise ConfigurationError("this center is that of a job on one host: no other moves it")
+        shift = self._require_shift()
 
         def move(stripe: Stripe) -> None:
             if self.overwrites.written == written:
                 shift.move(stripe, cut(by, stripe.pieces))
 
         return not self._visit(move, True, timeout_s)
+
+    def move_to(self, values: Sequence[Array], timeout_s: float = PATIENCE_S) -> bool:
+        """Move the center, which nobody changes meanwhile, to values; see `move`."""
+        shift = self._require_shift()
+        return not self._visit(lambda stripe: shift.move_to(stripe, cut(values, stripe.pieces)), True, timeout_s)
+
+    def _require_shift(self) -> Shift:
+        if self._shift is None:
+            raise ConfigurationError("this center is that of a job on one host: no other moves it")
+        return self._shift
 
     def snapshot(self, may_wait: bool = True) -> tuple[list[Array], list[list[Array]]]:
         """Copy the values and the rule's states, each stripe under its lock, so that they belong together.

@@ -7,17 +7,29 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.centers.host_rounds import WORDS, rounds_bytes
+from platoon_base.centers.hosts_mean import HostsMean
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.layout import Layout
 from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
 
-__all__ = ["COURIER", "FREE", "NOBODY", "Shape", "byte_of", "holders_on", "lock_bytes", "no_holders", "overwrites_on"]
+__all__ = [
+    "COURIER",
+    "FREE",
+    "NOBODY",
+    "Shape",
+    "byte_of",
+    "holders_on",
+    "hosts_mean_on",
+    "lock_bytes",
+    "no_holders",
+    "overwrites_on",
+]
 
 Array = np.ndarray[Any, Any]
 
 _MAGIC = b"PLTNCNTR"
-_VERSION = 7
+_VERSION = 8
 FREE, CONTROLLER, COURIER = -1, -2, -3  # holders that are no ranks
 NOBODY = {CONTROLLER: "the controller", COURIER: "the courier"}
 
@@ -34,6 +46,8 @@ _HEADER = np.dtype(
         ("written", "u8"),
         ("spread", "u8"),
         ("stamp", "u8"),
+        ("wanted", "u8"),
+        ("reached", "u8"),
     ]
 )
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
@@ -116,6 +130,11 @@ def lock_bytes(stripes: int) -> tuple[int, int]:
 def overwrites_on(segment: Segment) -> Overwrites:
     """Return the words about overwrites; see `platoon_base.centers.overwrites`."""
     return Overwrites(array_on(segment.buffer, (), _HEADER))
+
+
+def hosts_mean_on(segment: Segment) -> HostsMean:
+    """Return the words about the mean of all hosts; see `platoon_base.centers.hosts_mean`."""
+    return HostsMean(array_on(segment.buffer, (), _HEADER))
 
 
 def holders_on(segment: Segment, stripes: int) -> Array:

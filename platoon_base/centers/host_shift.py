@@ -65,3 +65,10 @@ class Shift:
             center += moved
             total += moved
         stripe.holder["shifts"] += 1
+
+    def move_to(self, stripe: Stripe, values: Sequence[Array]) -> None:
+        """Move the center's part of a stripe to values, and let the workers know."""
+        for center, total, value in zip(stripe.center, cut(self._total, stripe.pieces), values):
+            total += value - center
+            np.copyto(center, value)
+        stripe.holder["shifts"] += 1

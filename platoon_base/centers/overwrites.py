@@ -7,12 +7,13 @@ so. A stamp tells which of two hosts' centers was overwritten later; it is alike
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from platoon_base.errors import CollectiveTimeoutError
 
-__all__ = ["Overwrites"]
+__all__ = ["Overwrites", "await_count"]
 
 _HOST_BITS = 16
 
@@ -64,13 +65,19 @@ class Overwrites:
 
     def await_spread(self, count: int, timeout_s: float) -> None:
         """Wait until all other hosts have an overwrite; raises `CollectiveTimeoutError`."""
-        deadline, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
-        while self.spread < count:
-            if time.monotonic() > deadline:
-                raise CollectiveTimeoutError(
-                    f"waited {timeout_s:g} s for the other hosts to get the center that this worker has overwritten: "
-                    "is the network slow or cut, or a host suspended? Look into the logs of the launchers and "
-                    "couriers, or give a longer timeout_s"
-                )
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+        await_count(
+            lambda: self.spread, count, timeout_s, "the other hosts to get the center that this worker has overwritten"
+        )
+
+
+def await_count(read: Callable[[], int], count: int, timeout_s: float, what: str) -> None:
+    """Wait until a count that the courier writes has come so far; raises `CollectiveTimeoutError`."""
+    deadline, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
+    while read() < count:
+        if time.monotonic() > deadline:
+            raise CollectiveTimeoutError(
+                f"waited {timeout_s:g} s for {what}: is the network slow or cut, or a host suspended? Look into the "
+                "logs of the launchers and couriers, or give a longer timeout_s"
+            )
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)

@@ -13,11 +13,12 @@ import numpy as np
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import COPY, Conversation, flat_copy
+from platoon_base.courier.means import is_finite, weighted_mean
 from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
 from platoon_base.rules.hosts import HostsRule
 
-__all__ = ["BackgroundExchanges", "weighted_mean"]
+__all__ = ["BackgroundExchanges"]
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,10 @@ class BackgroundExchanges:
     def has_new_link(self) -> None:
         """Take note of a courier that was started again perhaps: the rule's states are no more alike on all hosts."""
         self._members = frozenset()
+
+    def drop(self) -> None:
+        """Give up the exchange that is under way."""
+        self._peers = None
 
     def was_busy(self, seconds: float) -> None:
         """Take note of processor time that sending and receiving took."""
@@ -176,7 +181,7 @@ class BackgroundExchanges:
 
     def _is_finite(self, host: int, values: Sequence[Array]) -> bool:
         """Tell whether a host's copy holds finite numbers; if not it is left out, with a warning."""
-        if all(map(_finite, values)):
+        if all(map(is_finite, values)):
             self._diverged.discard(host)
             return True
         if host not in self._diverged:
@@ -193,27 +198,6 @@ class BackgroundExchanges:
         for i, state in enumerate(self._states):
             for target, mean in zip(state, means):
                 np.copyto(target, mean if i == 0 else 0)
-
-
-def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -> list[Array]:
-    """Return the mean of several hosts' copies, array by array; half-precision numbers are added in float32."""
-    total = sum(weights)
-    means = []
-    for arrays in zip(*copies):
-        dtype = arrays[0].dtype
-        wide = np.dtype("f4") if dtype.itemsize < 4 else dtype
-        mean = arrays[0].astype(wide) * wide.type(weights[0] / total)
-        for array, weight in zip(arrays[1:], weights[1:]):
-            mean += array.astype(wide, copy=False) * wide.type(weight / total)
-        means.append(mean.astype(dtype, copy=False))
-    return means
-
-
-def _finite(array: Array) -> bool:
-    """Tell whether all numbers are finite."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = array.sum(dtype="f4" if array.dtype.itemsize < 4 else array.dtype)  # faster than to ask each
-        return bool(np.isfinite(total)) or bool(np.isfinite(array).all())
 
 
 def _share() -> float:

@@ -20,6 +20,7 @@ from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
+from platoon_base.courier.standstill import StandstillMean, StillCenter
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
@@ -38,7 +39,7 @@ _POLL_S = 0.05
 _TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
 
-class OpenCenter(MovingCenter, Protocol):
+class OpenCenter(MovingCenter, StillCenter, Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
     states: list[list[Array]]
@@ -88,6 +89,7 @@ class Courier:
         self._open_center = open_center
         self._center: OpenCenter | None = None
         self._background = BackgroundExchanges(world, layout, rule, every_s, tell)
+        self._standstill = StandstillMean(world, layout)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
         self._filled = filled
@@ -154,9 +156,14 @@ class Courier:
             self._overwriting.step(self._conversations, self._known)
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
+            return
+        if self._standstill.wanted(center):
+            self._background.drop()
+            late = self._standstill.step(center, self._conversations, self._known)
         else:
-            for host in self._background.step(center, self._conversations):
-                self._hang_up(host, "it takes nothing")
+            late = self._background.step(center, self._conversations)
+        for host in late:
+            self._hang_up(host, "nothing goes by it")
 
     def _open_links(self) -> None:
         try:

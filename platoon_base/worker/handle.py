@@ -268,6 +268,22 @@ class Worker:
         self._connection.require_controller()
         shared.update_center(update, synchronous, timeout_s)
 
+    def average_hosts(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
+        """Let the centers of all hosts come to their mean, but for rounding; at once in a job on one host.
+
+        In asynchronous training each host has a center, and couriers bring them together now and then. Call this where
+        all workers stand still, such as after a `barrier` and before an evaluation by all of them: then all see the
+        same values. The adapters do so.
+
+        Raises
+        ------
+        CollectiveTimeoutError
+            If the other hosts cannot be reached in time, and are not lost.
+        """
+        self._connection.require_open()
+        if self._shared is not None:
+            self._shared.average_hosts(timeout_s)
+
     @contextlib.contextmanager
     def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
         """Within the ``with`` block the parameters have the center's values; afterwards their own again.

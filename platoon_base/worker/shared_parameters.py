@@ -217,6 +217,12 @@ class SharedParameters:
                 self.center.write(self._borrow_as_shared(), True, left_s)
             self._progress.count_copy()
 
+    def average_hosts(self, timeout_s: float) -> None:
+        """Let the centers of all hosts come together; see `Worker.average_hosts`."""
+        average: Callable[[float], None] | None = getattr(self.center, "average_hosts", None)
+        if average is not None and not self._alone():
+            average(timeout_s)
+
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:
         """Within the ``with`` block the parameters have the center's values; afterwards their own again."""

@@ -69,6 +69,7 @@ class ShardedEvaluator(DatasetEvaluator):  # type: ignore[misc]
             training.compared.add(self)
             require_same_stream(stream, training.worker, name)
         ranks = meeting.ranks
+        training.average_hosts()
         with training.center():
             while True:
                 shard = Shard(ranks.index(training.worker.global_rank), len(ranks), training.worker.seed)

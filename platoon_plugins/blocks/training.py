@@ -257,6 +257,11 @@ class Training:
             return False
         return self._synchronized_at <= self._evaluated_at < self._main_loop.status["iterations_done"]
 
+    def average_hosts(self) -> None:
+        """Let all hosts have the same center, while no worker trains."""
+        if not self.worker.closed:
+            self.worker.average_hosts(timeout_s=self.timeout_s)
+
     def begin_round(self) -> None:
         """Begin at the center, together with those who have made more rounds."""
         if self._in_rounds:
@@ -354,6 +359,7 @@ class Training:
             return False
         self.average_statistics()
         if self.worker.shares:
+            self.average_hosts()
             self.worker.copy_to_local(timeout_s=self.timeout_s)
         if not self.averages:
             self.worker.release_shared_params(timeout_s=self.timeout_s)

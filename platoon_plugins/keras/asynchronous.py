@@ -98,6 +98,7 @@ class Asynchronous(Mode):
             atexit.unregister(_leave_all)
             atexit.register(_leave_all)
         _entered[self._worker] = self
+        self._worker.average_hosts()
         self._swapped = contextlib.ExitStack()
         self._swapped.enter_context(self._worker.center_params())
         self._put_in = self._checksums()

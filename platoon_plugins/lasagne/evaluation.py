@@ -81,6 +81,7 @@ def evaluate(
     training.end_round(worker, timeout_s)
     ranks = training.meet(worker, name, timeout_s)
     training.require_same_model(worker, timeout_s)
+    worker.average_hosts(timeout_s=timeout_s)
     with worker.center_params(timeout_s=timeout_s):
         while True:
             start, stop = shard_bounds(count, ranks.index(worker.global_rank), len(ranks))

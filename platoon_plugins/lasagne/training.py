@@ -204,6 +204,7 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
     training.meet(worker, "finish_training", timeout_s)
     training.require_same_model(worker, timeout_s)
     if shares:
+        worker.average_hosts(timeout_s=timeout_s)
         worker.copy_to_local(timeout_s=timeout_s)
         worker.release_shared_params(timeout_s=timeout_s)
     Training.forget(worker)
