@@ -22,6 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from platoon_base.channels.host_peer import MAX_PART_BYTES, NOBODY, Frame, Peer
 from platoon_base.channels.keys import Doorkeeper, Keys, ServerKeys, admit_only, use_keys
+from platoon_base.channels.lifeline import Lifeline, Lifelines
 from platoon_base.errors import ConfigurationError
 
 __all__ = ["MAX_STRANGERS", "LinkClient", "LinkServer"]
@@ -83,6 +84,7 @@ class LinkServer:
         self._socket = self._context.socket(zmq.ROUTER)
         self._doorkeeper: Doorkeeper | None = None
         self._monitor: zmq.Socket[bytes] | None = None
+        self._lifelines: Lifelines | None = None
         self._id = secrets.token_bytes(16)
         self._routes: dict[bytes, bytes] = {}  # by session
         self._fds: dict[int, bytes] = {}  # sessions by the file descriptor of their connection
@@ -105,12 +107,21 @@ class LinkServer:
                 "host, the first one, and a port that is free"
             ) from exc
         self.address = os.fsdecode(cast(bytes, self._socket.getsockopt(zmq.LAST_ENDPOINT))).rstrip("\0")
-        self._port = int(self.address.rpartition(":")[2])
+        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
+        self._port = int(port)
+        self._lifelines = Lifelines(host.strip("[]"), self.peers)
+
+    @property
+    def lifeline_port(self) -> int:
+        """The port for lifelines, see `LinkClient.hold`; 0 if there is none."""
+        return 0 if self._lifelines is None else self._lifelines.port
 
     @property
     def sockets(self) -> list[Any]:
-        """The sockets to poll; call `receive` when one of them can be read."""
-        return [self._socket, self._doorkeeper.socket, self._monitor] if self._doorkeeper is not None else []
+        """The sockets and file descriptors to poll; call `receive` when one of them can be read."""
+        if self._doorkeeper is None or self._lifelines is None:
+            return []
+        return [self._socket, self._doorkeeper.socket, self._monitor, *self._lifelines.fds]
 
     def poll(self, timeout_s: float, fds: Sequence[int] = ()) -> None:
         """Sleep until something can be received, one of the file descriptors can be read, or the time is over."""
@@ -130,6 +141,8 @@ class LinkServer:
             body = self._take(route.bytes, _descriptor(frames[0]), frame)
             if body is not None:
                 messages.append((frame.session, body))
+        if self._lifelines is not None:
+            self._lifelines.step()
         return messages
 
     def _take(self, route: bytes, fd: int, frame: Frame) -> bytes | None:
@@ -215,6 +228,8 @@ class LinkServer:
         if self._monitor is not None:
             self._monitor.close(linger=0)
         self._socket.close()
+        if self._lifelines is not None:
+            self._lifelines.close()
         if self._doorkeeper is not None:
             self._doorkeeper.close()
         self._context.term()
@@ -250,6 +265,8 @@ class LinkClient:
         self._failures, self._failing_since = 0, 0.0
         self.inbox: deque[bytes] = deque()
         self.dismissed, self.replaced = "", False
+        self._host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+        self._lifeline: Lifeline | None = None
         self.peer = Peer(secrets.token_bytes(16), NOBODY, self._write)
         _prepare(self._socket, address)
         self._socket.immediate = 1  # nothing is queued where there is no connection
@@ -267,8 +284,8 @@ class LinkClient:
 
     @property
     def sockets(self) -> list[Any]:
-        """The sockets to poll; call `receive` when one of them can be read."""
-        return [self._socket, self._monitor]
+        """The sockets and file descriptors to poll; call `receive` when one of them can be read."""
+        return [self._socket, self._monitor, *([] if self._lifeline is None else self._lifeline.fds)]
 
     def poll(self, timeout_s: float, fds: Sequence[int] = ()) -> None:
         """Sleep until something can be received, one of the file descriptors can be read, or the time is over."""
@@ -281,6 +298,13 @@ class LinkClient:
             frame = Frame.decode(self._socket.recv(zmq.NOBLOCK))
             if frame is not None and frame.session == self.peer.session:
                 self._take(frame)
+        if self._lifeline is not None:
+            self._lifeline.step(time.monotonic())
+
+    def hold(self, port: int) -> None:
+        """Connect to the first host's port for lifelines: either end then notices when the other's process ends."""
+        if self._lifeline is None:
+            self._lifeline = Lifeline(self._host, port, self.peer)
 
     def _take(self, frame: Frame) -> None:
         peer = self.peer
@@ -326,5 +350,7 @@ class LinkClient:
             return
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
+        if self._lifeline is not None:
+            self._lifeline.close()
         self._socket.close()
         self._context.term()

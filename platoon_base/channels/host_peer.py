@@ -24,6 +24,7 @@ MAX_PART_BYTES = 1 << 16
 NOBODY = bytes(16)  # the id of a server that has not answered yet
 _BROKEN_S = 1.0  # that a connection which the other end has closed has to come back
 _FRESH_S = 1.0  # a connection that broke so soon after a heartbeat was closed by the other end, not cut
+_LAST_FRAMES_S = 0.5  # in which frames of a process that has ended may still come
 _SEND_AGAIN_S = 2.0
 _WINDOW_PARTS, _WINDOW_BYTES = 256, 1 << 21  # that are under way; fewer than ZeroMQ queues
 _BULK_BYTES = 1 << 19  # of the window, so that other messages soon follow on a slow link
@@ -115,13 +116,21 @@ class Peer:
         Made by the end that listens, likewise; `NOBODY` while that is not known.
     write : callable
         Sends one frame if that is possible now, and else drops it.
+
+    Attributes
+    ----------
+    has_lifeline : bool
+        Whether the end of its process is noticed, see `platoon_base.channels.lifeline`. If not, it counts as ended when
+        the connection breaks and does not come back.
     """
 
     def __init__(self, session: bytes, server: bytes, write: Callable[[bytes], None]) -> None:
         now = time.monotonic()
         self.session, self.server = session, server
         self.heard_at = self._progress_at = self._wrote_at = self._ticked_at = now
-        self._broken_at: float | None = None
+        self.has_lifeline = False
+        self._broken_at: float | None = None  # when the connection broke
+        self._ended_at: float | None = None  # when the process was seen to end
         self._write = write
         self._sent = self._received = self._acknowledged = 0  # the latest numbers
         self._lanes = {0: _Lane(), _BULK: _Lane()}
@@ -174,6 +183,8 @@ class Peer:
         """Take a frame that has come; returns the message that ends with it, None if none does."""
         self.heard_at = time.monotonic()
         self._broken_at = None
+        if self._ended_at is not None and self.heard_at - self._ended_at > _LAST_FRAMES_S:
+            self._ended_at = None  # something on the way has closed a connection
         for done in [sent for sent in self._in_flight if sent <= frame.acknowledged]:
             self._bytes_in_flight -= len(self._in_flight.pop(done)[1])
             self._progress_at = self.heard_at
@@ -209,6 +220,10 @@ class Peer:
         if self._broken_at is None and now - self.heard_at < _FRESH_S:
             self._broken_at = now
 
+    def ended(self, now: float) -> None:
+        """Take note that its process was seen to end, unless more is heard of it."""
+        self._ended_at = now
+
     def acknowledge(self) -> None:
         """Acknowledge what has come, at once; as a heartbeat does."""
         self._put(0, 0, b"")
@@ -219,12 +234,13 @@ class Peer:
 
     @property
     def gone(self) -> bool:
-        """Whether the other end has closed the connection; it may come back."""
-        return self._broken_at is not None
+        """Whether the connection is broken, or the process has ended; it may come back."""
+        return self._broken_at is not None or self._ended_at is not None
 
     def closed(self, now: float) -> bool:
-        """Tell whether the other end has closed the connection and has not come back."""
-        return self._broken_at is not None and now - self._broken_at > _BROKEN_S
+        """Tell whether the process has ended, as far as can be known."""
+        at = self._ended_at if self.has_lifeline else self._broken_at
+        return at is not None and now - at > _BROKEN_S
 
     def _put(self, number: int, kind: int, part: bytes) -> None:
         self._wrote_at = time.monotonic()

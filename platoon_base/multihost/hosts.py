@@ -103,7 +103,14 @@ class HostTable:
     def welcome(self, job: str, log_folder: Path, grace_s: float, checkpoint: str, framework_address: str) -> None:
         """Let the other hosts start their workers."""
         self._welcome = between.Welcome(
-            self.world, job, str(log_folder), self._timeout_s, grace_s, checkpoint, framework_address
+            self.world,
+            job,
+            str(log_folder),
+            self._timeout_s,
+            grace_s,
+            checkpoint,
+            framework_address,
+            self._link.lifeline_port,
         )
         for member in self._members.values():
             self._let_in(member)

@@ -365,9 +365,12 @@ def arrive(
 
 def _say_why(link: LinkClient, exc: Exception) -> None:
     """Let the first host know why this one ends, if it can still be reached."""
-    if not link.connected or link.dismissed or isinstance(exc, MeetingInterruptedError):
+    if not link.connected or link.dismissed:
         return
-    link.peer.send(between.encode(between.Failed(f"{type(exc).__name__}: {exc}")))
+    if isinstance(exc, MeetingInterruptedError):  # between two jobs it ends that of all hosts
+        link.peer.send(between.encode(between.Signalled(exc.number, 1)))
+    else:
+        link.peer.send(between.encode(between.Failed(f"{type(exc).__name__}: {exc}")))
     deadline = time.monotonic() + _LAST_WORD_S
     while link.peer.in_flight and not link.peer.gone and time.monotonic() < deadline:
         link.poll(0.01)

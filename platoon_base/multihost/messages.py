@@ -188,6 +188,8 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
         The file that the job is resumed from; empty for a new one.
     framework_address : str
         Where rank 0 listens for a framework's own group.
+    lifeline_port : int
+        Of the first host, see `LinkClient.hold`; 0 if it has none.
     """
 
     world: World
@@ -197,6 +199,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     grace_s: float
     checkpoint: str = ""
     framework_address: str = ""
+    lifeline_port: int = 0
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import time
 
 import pytest
@@ -16,7 +17,7 @@ from platoon_base.hosts.world import World
 from platoon_base.job.files import Origin
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
-from platoon_base.multihost.meeting import Here, arrive
+from platoon_base.multihost.meeting import Here, MeetingInterruptedError, arrive
 from platoon_base.multihost.secret import read_or_make_key
 
 pytestmark = pytest.mark.base
@@ -96,6 +97,29 @@ def test_a_welcome_that_comes_with_the_end_of_the_job_before_is_not_lost(first, 
         again = welcome()
         assert again.job == "two"
         assert between.decode_down(link.inbox[0]) == stop
+
+
+def test_a_signal_between_two_jobs_reaches_the_first_host(first):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(pytest.raises(MeetingInterruptedError))
+        _, welcome, _ = stack.enter_context(arrived(first))
+        os.kill(os.getpid(), signal.SIGTERM)
+        welcome()
+    deadline = time.monotonic() + 20
+    while between.Signalled(signal.SIGTERM, 1) not in first.received:
+        assert time.monotonic() < deadline
+        first.link.poll(0.01)
+        first.received += [between.decode_up(body) for _, body in first.link.receive()]
+
+
+def test_a_launcher_that_fails_says_why(first, tmp_path):
+    with pytest.raises(OSError, match="disk"), arrived(first) as (_, _, _):
+        raise OSError("no room on the disk")
+    deadline = time.monotonic() + 20
+    while between.Failed("OSError: no room on the disk") not in first.received:
+        assert time.monotonic() < deadline
+        first.link.poll(0.01)
+        first.received += [between.decode_up(body) for _, body in first.link.receive()]
 
 
 def test_what_comes_with_a_welcome_is_for_its_job(first, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from platoon_base.channels.host_link import MAX_STRANGERS, LinkClient, LinkServer
 from platoon_base.channels.host_peer import MAX_MESSAGE_BYTES, SILENT_S
-from platoon_base.channels.keys import keys_of_secret
+from platoon_base.channels.keys import HANDSHAKE_S, keys_of_secret
 from platoon_base.errors import ConfigurationError
 from tests.helpers.breakable import Breakable
 
@@ -291,6 +291,18 @@ def test_a_flood_of_strangers_takes_no_descriptors_and_keeps_nobody_out(pair):
         late.close()
         for each in strangers:
             each.close()
+
+
+def test_a_stranger_who_announces_a_large_frame_is_disconnected_before_it_comes(pair):
+    host, _, port = pair.server.address.removeprefix("tcp://").rpartition(":")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"CURVE".ljust(20, b"\0") + bytes(32)
+    with socket.create_connection((host, int(port)), timeout=10) as stranger:
+        began = time.monotonic()
+        stranger.sendall(greeting + b"\x06" + (1 << 20).to_bytes(8, "big"))  # a command of 1 MB
+        with contextlib.suppress(ConnectionResetError):
+            while stranger.recv(1000):  # the server's own greeting
+                pass
+    assert time.monotonic() - began < HANDSHAKE_S / 2
 
 
 def test_an_address_that_is_not_this_hosts_or_is_taken_is_refused(pair):

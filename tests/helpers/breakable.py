@@ -4,6 +4,7 @@ import contextlib
 import math
 import selectors
 import socket
+import struct
 import threading
 import time
 
@@ -16,6 +17,8 @@ class Breakable:
     port : int
     passing : threading.Event
         Set while bytes pass; cleared they are swallowed by nobody and wait, as behind a cut cable.
+    refusing : threading.Event
+        Set while new connections are reset at once, as by a firewall.
     bytes_per_s : float
         At most so many pass, both ways together.
     """
@@ -26,6 +29,7 @@ class Breakable:
         self.port = self._listener.getsockname()[1]
         self.passing = threading.Event()
         self.passing.set()
+        self.refusing = threading.Event()
         self.bytes_per_s = math.inf
         self._pairs = []
         self._closing = False
@@ -46,6 +50,10 @@ class Breakable:
 
     def _accept(self, selector):
         one, _ = self._listener.accept()
+        if self.refusing.is_set():
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.close()
+            return
         try:
             other = socket.create_connection(("127.0.0.1", self._target))
         except OSError:

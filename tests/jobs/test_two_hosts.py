@@ -15,6 +15,7 @@ import time
 import psutil
 import pytest
 
+from tests.helpers.breakable import Breakable
 from tests.helpers.launching_hosts import Hosts, clean_environment
 
 pytestmark = pytest.mark.base
@@ -239,6 +240,24 @@ def test_a_launcher_that_stands_still_for_a_while_loses_nothing(hosts):
     hosts.until("h0.out", "answers again")
     hosts.launchers[0].send_signal(signal.SIGINT)
     assert hosts.wait(30) == [130, 130]
+
+
+def test_a_network_that_resets_connections_for_a_while_loses_nothing(hosts):
+    with Breakable(hosts.port) as way:
+        hosts.start(script(WAIT), host=0)
+        hosts.start(script(WAIT), "--rdzv-endpoint", f"127.0.0.1:{way.port}", host=1)
+        for host in (0, 1):
+            hosts.until(f"logs{host}/rank{host}.log", "waits")
+        way.refusing.set()
+        way.cut()
+        for host in (0, 1):
+            hosts.until(f"h{host}.out", "is silent since")
+        way.refusing.clear()
+        for host in (0, 1):
+            hosts.until(f"h{host}.out", "answers again")
+        assert "is lost" not in hosts.output(0) + hosts.output(1)
+        hosts.launchers[0].send_signal(signal.SIGINT)
+        assert hosts.wait(30) == [130, 130]
 
 
 def test_a_host_that_is_silent_for_too_long_is_lost(hosts):

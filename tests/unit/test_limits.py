@@ -39,6 +39,16 @@ def test_a_hard_limit_that_is_too_low_is_refused_before_the_start(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(("soft", "hard"), [(200, 3000), (3000, 3000), (200, 200)])
+def test_a_process_takes_all_that_its_hard_limit_allows(soft, hard):
+    code = (
+        "import resource\nfrom platoon_base.system.limits import raise_descriptors\n"
+        "print(raise_descriptors(), *resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    command = ["bash", "-c", f'ulimit -Sn {soft}; ulimit -Hn {hard}; exec "$@"', "bash", sys.executable, "-c", code]
+    assert subprocess.check_output(command, text=True, timeout=60).split() == [str(hard)] * 3
+
+
 def test_a_soft_limit_that_is_too_low_is_raised(tmp_path):
     done = launch(tmp_path, 32, 4096)
     assert done.returncode == 0, done.stdout + done.stderr
