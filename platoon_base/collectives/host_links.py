@@ -24,6 +24,10 @@ HEADER_BYTES = 64  # of a headline
 _LONGEST_REASON = 4096
 _QUIET_S = 0.5  # after which a counterpart counts as missing whose data are on their way
 _CAUSE_S = 1.5  # that the cause of a broken connection has to become known in: its process has ended, say
+_REMEDY = (
+    ". What was on its way is gone: start the job again, with --resume if it has checkpoints. Does a firewall or a NAT "
+    "between the hosts cut connections?"
+)
 _FLUSH_S = 0.3  # that a last word has to leave in
 
 
@@ -283,7 +287,7 @@ class Links:
         now = time.monotonic()
         for link in self.all:
             if link.closed and (link.altered or now > link.closed_at + _CAUSE_S) and owes(link):
-                return f"the link to {link.to.name} is broken: {link.closed}"
+                return f"the link to {link.to.name} is broken: {link.closed}{'' if link.altered else _REMEDY}"
         return ""
 
     def last_word(self, how: int | None, text: bytes) -> None:

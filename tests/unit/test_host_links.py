@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import time
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from platoon_base.collectives.host_exchange import part_of
 from platoon_base.collectives.host_links import HEAD, WAITING, Counterpart, Links
+from platoon_base.collectives.hosts_waits import owes_head
 from platoon_base.links.cipher import Cipher, derive_keys
 from platoon_base.links.stream import Stream
 
@@ -39,6 +41,29 @@ def two(request):
     for each in links:
         each.close()
     assert not breaks
+
+
+def test_a_connection_that_is_reset_is_named_with_what_to_do():
+    """As by a firewall. The other process may have ended, so its end is waited for first, as the better reason."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        near = socket.create_connection(server.getsockname())
+        far = server.accept()[0]
+    links = Links([(Counterpart(1, 1, 1, "rank 1 on host 1"), Stream(near, None, None))], lambda *why: None)
+    try:
+        links.begin(HEADER)
+        far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.close()
+        began = time.monotonic()
+        while not links.broken(owes_head):
+            assert time.monotonic() < began + PATIENCE_S
+            links.pump()
+        assert time.monotonic() > began + 1
+        said = links.broken(owes_head)
+        assert "the link to rank 1 on host 1 is broken: [Errno 104] Connection reset by peer" in said
+        assert "start the job again" in said
+        assert "firewall" in said
+    finally:
+        links.close()
 
 
 def pump_until(links, done):
