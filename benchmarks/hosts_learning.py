@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -45,6 +46,8 @@ def run(arm: str, method: str, seed: int, options: argparse.Namespace) -> dict:
         probe.bind(("127.0.0.1", 0))
         endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
         probe.close()
+        Path(folder, "key").touch(0o600)
+        Path(folder, "key").write_text(secrets.token_hex(32))
         script = [SCRIPT, f"{folder}/result.json", "--task", "digits", "--method", method, "--rate", options.rate]
         script += ["--seed", seed, "--epochs", options.epochs, "--pause-ms", options.pause_ms]
         environment = {
@@ -57,7 +60,12 @@ def run(arm: str, method: str, seed: int, options: argparse.Namespace) -> dict:
             words = [*(words if len(workers) > 1 else []), "-n", count, "-D", "cpu", "--seed", seed]
             command = [sys.executable, "-m", "platoon_base", "launch", *words, "--log-dir", f"{folder}/{host}", *script]
             launchers.append(subprocess.Popen([*map(str, command)], env=environment, stdout=subprocess.DEVNULL))
-        if any([launcher.wait(LIMIT_S) for launcher in launchers]):
+        try:
+            statuses = [launcher.wait(LIMIT_S) for launcher in launchers]
+        finally:
+            for launcher in launchers:
+                launcher.terminate()
+        if any(statuses):
             sys.exit(f"{arm}, {method}, seed {seed} FAILED")
         found = json.loads(Path(folder, "result.json").read_text())
     steps = {str(target): next((step for step, _, value in found["curve"] if value >= target), None)
@@ -100,7 +108,9 @@ def main() -> None:
             rows.append([method, arm, *(median_steps(runs, arm, method, target)[1] for target in TARGETS)])
         if {"1 host x 4", "2 hosts x 2, every 0.2 s"} <= set(options.arms):
             one, two = (median_steps(runs, arm, method, TARGETS[-1])[0] for arm in list(ARMS)[1:3])
-            goals.append(report.goal(f"{method}, steps to {TARGETS[-1]} over those of one host", two / one, GOAL, False))
+            goals.append(
+                report.goal(f"{method}, steps to {TARGETS[-1]} over those of one host", two / one, GOAL, False)
+            )
     report.table("Steps of a worker to an accuracy; medians (ranges)", ["method", "", *map(str, TARGETS)], rows)
     about = {"rate": options.rate, "epochs": options.epochs, "pause_ms": options.pause_ms}
     report.save("hosts_learning", {**about, "runs": runs, "goals": goals}, options.out)
