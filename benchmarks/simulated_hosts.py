@@ -173,7 +173,9 @@ class Deputy(SimulatedHost):
 
     def receive(self) -> None:
         """Take what has come."""
-        for body in self._link.receive():
+        self._link.receive()
+        while self._link.inbox:
+            body = self._link.inbox.popleft()
             self.bytes += len(body)
             message = between.decode_down(body)
             if isinstance(message, between.Replies):
