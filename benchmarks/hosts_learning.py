@@ -72,7 +72,8 @@ def run(arm: str, method: str, seed: int, options: argparse.Namespace) -> dict:
     steps = {str(target): next((step for step, _, value in found["curve"] if value >= target), None)
              for target in TARGETS}  # fmt: skip
     print(f"{arm}, {method}, seed {seed}: {steps}, best {max(value for _, _, value in found['curve']):.4f}", flush=True)
-    return {"arm": arm, "method": method, "seed": seed, "steps": steps, "curve": found["curve"]}
+    best = max(value for _, _, value in found["curve"])
+    return {"arm": arm, "method": method, "seed": seed, "steps": steps, "best": best}
 
 
 def median_steps(runs: list[dict], arm: str, method: str, target: float) -> tuple[float, str]:

@@ -3,8 +3,9 @@
     python benchmarks/hosts_model.py [--hosts 2 3] [--links ...] [--calls 15] [--out FOLDER]
 
 Hosts are network namespaces of this machine with two workers each, started by `platoon launch`; a delay is that of a
-program between the hosts and the switch. Constants of the model are the rate of a link, its delay, and what was
-measured on a link without a limit between two hosts, for one size: these rows are no check, and are marked so.
+program between the hosts and the switch. Constants of the model are the rate of a link, its delay (half of the time of
+a byte there and back, measured before the rows), and what was measured on a link without a limit between two hosts, for
+one size: these rows are no check, and are marked so.
 """
 
 from __future__ import annotations
@@ -70,6 +71,43 @@ class Model(NamedTuple):
     def more_hosts(hosts: int) -> float:
         """Return by what the processor's work grows: here all hosts share one machine."""
         return hosts / 2
+
+
+PONG = """
+import socket, sys, time
+if sys.argv[1] == "0":
+    with socket.create_server((sys.argv[2], 29700)) as server, server.accept()[0] as sock:
+        while data := sock.recv(1):
+            sock.sendall(data)
+    sys.exit()
+until = time.monotonic() + 20
+while True:
+    try:
+        sock = socket.create_connection((sys.argv[2], 29700), 5)
+        break
+    except OSError:
+        if time.monotonic() > until:
+            raise
+        time.sleep(0.05)
+taken = []
+for _ in range(51):
+    began = time.perf_counter()
+    sock.sendall(b"x")
+    sock.recv(1)
+    taken.append(time.perf_counter() - began)
+print(sorted(taken)[25])
+"""
+
+
+def delay_of(hosts: namespaces.Hosts) -> float:
+    """Return half the median time of a byte from one host to another and back, as the machine is now."""
+    words = [sys.executable, "-c", PONG]
+    first = hosts.all[0].address
+    with subprocess.Popen([*hosts.all[0].enter(), *words, "0", first]) as server:
+        try:
+            return float(subprocess.check_output([*hosts.all[1].enter(), *words, "1", first], timeout=60)) / 2
+        finally:
+            server.terminate()
 
 
 def commands(hosts: namespaces.Hosts, kind: str, size: int, calls: int, folder: str) -> list[list[str]]:
@@ -152,13 +190,14 @@ def main() -> None:
     if problem:
         print(f"skipped: {problem}")
         return
-    rows, waits = [], {}
+    rows, waits, delays = [], {}, {}
     for count in options.hosts:
         for name in options.links:
             link = LINKS[name]
             with namespaces.Hosts(count, link.delay_s / 2 * 1e3) as hosts:
                 if link.bits_per_s < float("inf"):
                     hosts.limit(f"{link.bits_per_s / 1e6:g}mbit")
+                delays[count, name] = delay_of(hosts)
                 for kind, size in ROWS:
                     found = measure(hosts, kind, size, options.calls)
                     seconds = report.median(found["calls"]) if found["calls"] else float("nan")
@@ -169,7 +208,9 @@ def main() -> None:
     model = fitted(rows)
     shown = []
     for row in rows:
-        row["model_s"] = model.seconds(row["kind"], row["bytes"], row["hosts"], LINKS[row["link"]])
+        row["delay_s"] = delays[row["hosts"], row["link"]]
+        link = LINKS[row["link"]]._replace(delay_s=row["delay_s"])
+        row["model_s"] = model.seconds(row["kind"], row["bytes"], row["hosts"], link)
         row["error"] = row["model_s"] / row["seconds"] - 1
         row["fitted"] = (row["hosts"], row["link"]) == (2, "unlimited") and row["bytes"] != 1 << 20
         shown.append([row["hosts"], row["link"], row["kind"], row["bytes"], row["model_s"] * 1e3, row["seconds"] * 1e3,

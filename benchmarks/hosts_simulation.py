@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import secrets
 import socket
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from simulated_hosts import WORKERS, Deputy, FirstHost, SimulatedHost
 from platoon_base.channels.keys import keys_of_secret
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
-from platoon_base.multihost.secret import read_key
+from platoon_base.multihost.secret import find_key
 
 COORDINATOR = Path(__file__).parent / "scripts" / "simulated_coordinator.py"
 LIMIT_S = 120.0  # for anything
@@ -50,7 +51,10 @@ class Simulation:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             endpoint = f"127.0.0.1:{probe.getsockname()[1]}"
-        os.environ["PLATOON_KEY_FILE"] = str(folder / "key")
+        key = folder / "key"
+        key.touch(0o600)
+        key.write_text(secrets.token_hex(32))
+        os.environ["PLATOON_KEY_FILE"] = str(key)
         os.mkfifo(folder / "pipe")
         self._pipe = os.open(folder / "pipe", os.O_RDWR)
         words = ["-m", "cProfile", "-o", profile] if profile else []
@@ -62,7 +66,7 @@ class Simulation:
         began = time.perf_counter()
         self.hosts: list[SimulatedHost] = []
         self._poller, self._owner = zmq.Poller(), {}
-        keys = keys_of_secret(read_key(LIMIT_S))[1] if hosts > 1 else None
+        keys = keys_of_secret(find_key())[1]
         self.deputies = [Deputy(host, hosts, endpoint, keys) for host in range(1, hosts)]
         for deputy in self.deputies:
             self._add(deputy)

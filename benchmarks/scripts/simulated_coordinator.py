@@ -28,7 +28,9 @@ def main() -> None:
     with StopSignals() as signals, contextlib.ExitStack() as stack:
         table = None
         if hosts > 1:
-            table = stack.enter_context(gather_hosts(endpoint, here, signals, print, timeout_s=60, host_timeout_s=60))
+            table = stack.enter_context(
+                gather_hosts(endpoint, here, signals, lambda text: None, timeout_s=60, host_timeout_s=60)
+            )
         options = JobOptions(hosts=table, observer=lambda snapshot: None, observe_every_s=1.0)
         with host_job(WORKERS * hosts, options) as job:
             print(job.files.folder, flush=True)
