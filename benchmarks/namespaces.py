@@ -10,7 +10,9 @@ from pathlib import Path
 
 __all__ = ["Host", "Hosts", "problem"]
 
-_HOLDER = ["setpriv", "--pdeathsig", "KILL", "unshare"]  # it ends when this process does
+_DIES = ["setpriv", "--pdeathsig", "KILL"]  # when this process does
+_HOLDER = [*_DIES, "unshare"]
+_WIRE = Path(__file__).parents[1] / "tests" / "helpers" / "wire.py"
 _STAY = "echo ready; exec sleep infinity"
 
 
@@ -70,10 +72,13 @@ class Hosts:
     Parameters
     ----------
     count : int
+    delay_ms : float
+        How long a frame takes from a host to the switch, and back.
     """
 
-    def __init__(self, count: int) -> None:
-        self._count = count
+    def __init__(self, count: int, delay_ms: float = 0.0) -> None:
+        self._count, self._delay_ms = count, delay_ms
+        self._wires: list[subprocess.Popen[str]] = []
         self.all: list[Host] = []
 
     def __enter__(self) -> Hosts:
@@ -85,14 +90,31 @@ class Hosts:
             each = max(1, len(cores) // self._count)
             parts = [cores[number * each % len(cores) :][:each] for number in range(self._count)]
             self.all = [Host(number, self._switch.pid, part) for number, part in enumerate(parts)]
+            if self._delay_ms:
+                for number in range(self._count):
+                    self._delay(number)
         except BaseException:
             self.__exit__()
             raise
         return self
 
+    def _delay(self, number: int) -> None:
+        """Put a wire that takes its time between a host and the switch."""
+        inside = ["nsenter", "-t", str(self._switch.pid), "-n"]
+        names = [f"a{number}", f"b{number}"]
+        wire = _ready([*inside, *_DIES, sys.executable, str(_WIRE), *names, str(self._delay_ms)])
+        self._wires.append(wire)
+        way = f"way{number}"
+        lines = [f"ip link add {way} type bridge", f"ip link set {way} up", f"ip link set p{number} master {way}"]
+        for name, bridge in zip(names, [way, "br0"]):
+            lines += [f"ip link set {name} up", f"ip link set {name} master {bridge}"]
+        subprocess.check_call([*inside, "sh", "-ec", "; ".join(lines)])
+
     def __exit__(self, *exc_info: object) -> None:
         for host in self.all:
             host.close()
+        for wire in self._wires:
+            _end(wire)
         _end(self._switch)
 
     def login(self) -> list[str]:

@@ -23,6 +23,7 @@ def parse(description: str) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--slow", type=int, help="rank of a worker that takes twice as long for each mini-batch")
+    parser.add_argument("--pause-ms", type=float, default=0.0, help="by which each mini-batch of Lasagne takes longer")
     return parser.parse_args()
 
 

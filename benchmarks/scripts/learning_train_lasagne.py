@@ -127,6 +127,7 @@ def main(args):
                 if steps == 1:
                     began = start
                 train(*batch)
+                time.sleep(args.pause_ms / 1e3)
                 steps += 1
                 if slow:
                     time.sleep(time.perf_counter() - start)

@@ -99,9 +99,12 @@ class ControlServer:
         leader = self.coordinator.roster.leader
         if leader != self._leader:
             self._leader = self._job_state.leader = leader
+        reply, data = None, b""
         for action in actions:
             if isinstance(action, SendReply):
-                self._reply(action)
+                if reply is not action.reply:  # those of a collective call all get the same one
+                    reply, data = action.reply, self._encoded(action.reply)
+                self._send(*action.to, data)
             elif isinstance(action, StopJob):
                 log.info("the job stops: %s", action.reason)
                 self._job_state.stop(action.reason)
@@ -114,14 +117,17 @@ class ControlServer:
         self._job_state.living = self.coordinator.roster.living_on(0)
 
     def _reply(self, action: SendReply) -> None:
-        if isinstance(action.reply, msg.Failure):
-            log.warning("refused a request: %s: %s", action.reply.kind, action.reply.message)
+        self._send(*action.to, self._encoded(action.reply))
+
+    @staticmethod
+    def _encoded(reply: msg.Reply) -> bytes:
+        if isinstance(reply, msg.Failure):
+            log.warning("refused a request: %s: %s", reply.kind, reply.message)
         try:
-            data = encode(action.reply)
+            return encode(reply)
         except ProtocolError as exc:
             log.warning("an answer cannot be sent: %s", exc)
-            data = encode(msg.Failure(kind="ProtocolError", message=str(exc)))
-        self._send(*action.to, data)
+            return encode(msg.Failure(kind="ProtocolError", message=str(exc)))
 
     def _answer_user(self, action: AnswerUser) -> msg.Reply:
         if self._handler is None:

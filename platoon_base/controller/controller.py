@@ -256,9 +256,8 @@ class Controller:
 
     def _adopt_late_joiners(self) -> None:
         roster = self._coordinator.roster
-        for late in list(roster.values()):
-            started_here = late.launched and not roster.by_hand
-            if started_here or not late.phase.present or late.rank in self._children.running:
+        for late in [roster[rank] for rank in (roster if roster.by_hand else roster.late)]:
+            if not late.phase.present or late.rank in self._children.running:
                 continue
             self._adopted.add(late.rank)
             if late.host_index and self._hosts is not None:

@@ -104,6 +104,11 @@ class Roster(Mapping[int, Participant]):
         first, and ``size`` may be 0 for an unknown number.
     world : World
         The hosts, if there are several.
+
+    Attributes
+    ----------
+    changes : int
+        How often it has changed who takes part.
     """
 
     def __init__(self, size: int, seed: int, by_hand: bool = False, world: World = ONE_HOST) -> None:
@@ -120,6 +125,7 @@ class Roster(Mapping[int, Participant]):
                 participant.host_index = world.host_of(rank)
         self.several_hosts = world.several
         self._names = world.names or [str(host) for host in range(world.hosts)]
+        self.changes = 0
         # Looked for when they are asked for, since the controller asks after each request.
         self._living: int | None = None
         self._living_on: dict[int, int] = {}
@@ -129,6 +135,7 @@ class Roster(Mapping[int, Participant]):
 
     def _forget(self) -> None:
         """Look anew for what depends on who is there, at the next question."""
+        self.changes += 1
         self._living = self._leader = self._awaited = self._late = None
         self._living_on.clear()
 

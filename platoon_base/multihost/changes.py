@@ -22,7 +22,8 @@ class _Sent:
     """The latest look and the state that one host was sent."""
 
     number: int = 0
-    state: tuple[str, int, int, bool] | None = None
+    living: int = -1
+    state: tuple[str, int, bool] | None = None
 
 
 class StateChanges:
@@ -43,6 +44,7 @@ class StateChanges:
         self._job_state, self._roster, self._is_held = job_state, roster, is_held
         self._sent: dict[int, _Sent] = {}
         self._number = 0
+        self._state = ("", 0, False)  # the reason to stop, the leader, whether several share parameters
         count = job_state.rows
         self._rows = np.zeros(count, MIRRORED)
         self._words: Any = as_words(self._rows)
@@ -55,8 +57,14 @@ class StateChanges:
         self._free: list[int] = []  # ranks whose lock was free at the latest look
         self._known = 0  # ranks of the roster that have been looked at
 
+    @property
+    def found(self) -> tuple[object, ...]:
+        """Equal to that of an earlier moment if there is nothing to send that there was not then."""
+        return self._number, self._state, self._roster.changes
+
     def look(self) -> None:
         """Find all that has changed."""
+        self._look_at_state()
         ranks = list(self._roster)
         self._take(ranks)
         self._free = [rank for rank in ranks if not self._held[rank]]
@@ -68,7 +76,8 @@ class StateChanges:
             self._endings[changed], self._ended[changed] = endings[changed], self._number
 
     def look_for_joined(self) -> None:
-        """Find the workers that have taken their lock; answers to others may rely on them. Cheap once all have."""
+        """Find only what answers may rely on: workers that have taken their lock, and the job's state."""
+        self._look_at_state()
         if len(self._roster) != self._known:
             self._free += list(self._roster)[self._known :]
             self._known = len(self._roster)
@@ -76,6 +85,11 @@ class StateChanges:
         if joined:
             self._take(joined)
             self._free = [rank for rank in self._free if not self._held[rank]]
+
+    def _look_at_state(self) -> None:
+        shared = self._job_state
+        stop = shared.stop_reason or ("stop" if shared.stopping else "")
+        self._state = (stop, shared.leader, shared.shared_by_several)
 
     def _take(self, ranks: list[int]) -> None:
         """Copy the rows of these ranks, and note which have changed, of workers that have joined."""
@@ -93,27 +107,26 @@ class StateChanges:
             self._found[at[changed]] = self._number
 
     def since_sent(self, host: int) -> JobState | None:
-        """Return what a host is to be sent, and count it as sent; None if nothing has changed."""
+        """Return what the looks have found that a host was not sent yet, and count it as sent; None if nothing."""
         sent = self._sent.setdefault(host, _Sent())
-        shared = self._job_state
-        stop = shared.stop_reason or ("stop" if shared.stopping else "")
-        state = (stop, self._roster.living_on(host), shared.leader, shared.shared_by_several)
-        if state == sent.state and sent.number == self._number:
+        living = self._roster.living_on(host)
+        same = living == sent.living and self._state == sent.state
+        if same and sent.number == self._number:
             return None
         ranks = np.flatnonzero((self._found > sent.number) & (self._host != host))
         ended = [
-            (rank, int(shared.row(rank)["lives"]), bytes(self._endings[rank]).decode(errors="replace"))
+            (rank, int(self._job_state.row(rank)["lives"]), bytes(self._endings[rank]).decode(errors="replace"))
             for rank in np.flatnonzero(self._ended > sent.number).tolist()
         ]
-        unchanged = state == sent.state and not len(ranks) and not ended
-        sent.state, sent.number = state, self._number
-        if unchanged:
+        sent.state, sent.living, sent.number = self._state, living, self._number
+        if same and not len(ranks) and not ended:
             return None
         rows = Rows(time.monotonic())
         if len(ranks):
             held = self._held[ranks].astype("u1").tobytes()
             rows = Rows(rows.sent_at, ranks.tolist(), self._rows[ranks].tobytes(), held)
-        return JobState(*state, ended, rows)
+        stop, leader, several = self._state
+        return JobState(stop, living, leader, several, ended, rows)
 
     def forget(self, host: int) -> None:
         """Send everything to a host that begins anew."""

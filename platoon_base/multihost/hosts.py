@@ -43,6 +43,7 @@ __all__ = ["HostTable"]
 log = logging.getLogger(__name__)
 
 _MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two looks at all rows; longer in proportion to more ranks
+_TICK_S = 0.1  # between two looks at who is silent, and whether a heartbeat is due
 _LOST_STATUS = 1
 _LAST_WORD_S = 2.0  # that the end of the job has to be acknowledged in
 _END_JOB = b"end-job"
@@ -67,13 +68,15 @@ class HostTable:
         self._by_session = {member.session: member for member in members}
         self._timeout_s = timeout_s
         self._mirror_s = _MIRROR_S * max(1.0, world.size / _MIRROR_RANKS)
-        self._next_look = 0.0
+        self._next_look = self._next_tick = 0.0
+        self._state_sent: Any = None  # that all hosts have
         self._mirror: Mirror | None = None
         self._roster = Roster(0, 0)
         self._children: WorkerProcesses | None = None
         self._courier: CourierKeeper | None = None
         self._round = RoundTable()
         self._couriers: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
+        self._couriers_changed = False  # since the hosts were sent where they listen
         self._controller: Controller | None = None
         self._changes: StateChanges | None = None
         self._welcome: between.Welcome | None = None
@@ -93,8 +96,9 @@ class HostTable:
         self._changes = StateChanges(
             job_state, roster, lambda rank: mirror.holds(rank) if roster[rank].host_index else is_held(rank)
         )
+        self._state_sent = None
         self._courier = CourierKeeper(files, self._hear_courier)
-        self._couriers, self._round = {}, RoundTable()
+        self._couriers, self._couriers_changed, self._round = {}, False, RoundTable()
         self._roster, self._children, self._controller = roster, children, controller
         for member in self._members.values():
             self._watch(member, self.world.ranks_on(member.host))
@@ -139,7 +143,7 @@ class HostTable:
     @property
     def sleep_s(self) -> float:
         """How long to sleep at most, in seconds."""
-        return max(0.0, self._next_look - time.monotonic())
+        return max(0.0, min(self._next_look, self._next_tick) - time.monotonic())
 
     def serve(self) -> list[Received]:
         """Take what has come from the other hosts, and send what is due; returns requests of workers there."""
@@ -161,13 +165,15 @@ class HostTable:
         if self._courier is not None:
             self._courier.step()
         now = time.monotonic()
-        for member in self._members.values():
-            if not member.lost:
-                self._look_after(member, now)
         if now >= self._next_look:
             self._next_look = now + self._mirror_s
             self._send_state(everything=True)
-        self._link.tick(now)
+        if now >= self._next_tick:
+            self._next_tick = now + _TICK_S
+            for member in self._members.values():
+                if not member.lost:
+                    self._look_after(member, now)
+            self._link.tick(now)
         return requests
 
     def _refuse_stranger(self, session: bytes, message: between.Up) -> None:
@@ -210,6 +216,7 @@ class HostTable:
         member.reset()
         if self._changes is not None:
             self._changes.forget(member.host)
+        self._state_sent = None
         self._by_session[session] = member
         self._watch(member, ranks)
         self._let_in(member)
@@ -259,8 +266,9 @@ class HostTable:
         rule, every_s = courier_settings(os.environ)
         courier.start(specs, rule, every_s)
         for member in self._members.values():
-            self._send(member, between.StartCourier(specs, rule, every_s))
-            self._send(member, between.Couriers(self._couriers))
+            if not member.lost and not member.has_courier:
+                member.has_courier = self._couriers_changed = True
+                self._send(member, between.StartCourier(specs, rule, every_s))
         if made.host:
             self._send(self._members[made.host], between.CenterMade())
         else:
@@ -283,10 +291,11 @@ class HostTable:
 
     def center_dropped(self) -> None:
         """See `OtherHosts.center_dropped`."""
-        self._couriers = {}
+        self._couriers, self._couriers_changed = {}, False
         if self._courier is not None:
             self._courier.dropped()
         for member in self._members.values():
+            member.has_courier = False
             self._send(member, between.CenterDropped())
 
     def _hear_courier(self, news: News) -> None:
@@ -296,8 +305,13 @@ class HostTable:
             self._tell_of_round(self._round.gathered(0, news))
 
     def _note_courier(self, host: int, at: tuple[str, int, str]) -> None:
-        """Let all couriers know where one of them listens."""
-        self._couriers[host] = at
+        self._couriers[host], self._couriers_changed = at, True
+
+    def _send_couriers(self) -> None:
+        """Let all couriers know where the others listen, if that has changed: once for all that came meanwhile."""
+        if not self._couriers_changed:
+            return
+        self._couriers_changed = False
         if self._courier is not None:
             self._courier.peers(self._couriers)
         for member in self._members.values():
@@ -374,6 +388,7 @@ class HostTable:
 
     def flush(self) -> None:
         """Send the answers that were kept, after what they rely on."""
+        self._send_couriers()
         self._send_state(everything=False)
         for member in self._members.values():
             if member.replies:
@@ -389,13 +404,19 @@ class HostTable:
             self._changes.look()
         else:
             self._changes.look_for_joined()
+        found: Any = self._changes.found
+        if found == self._state_sent:
+            return
         for member in self._members.values():
-            # Who is behind will be sent all that has changed meanwhile.
-            if member.lost or (self._link.peers[member.session].in_flight > 1 and not member.replies):
+            if member.lost:
+                continue
+            if self._link.peers[member.session].in_flight > 1 and not member.replies:
+                found = None  # who is behind will be sent all that has changed meanwhile
                 continue
             changed = self._changes.since_sent(member.host)
             if changed is not None:
                 self._send(member, changed)
+        self._state_sent = found
 
     def _signal_worker(self, member: Member, rank: int, number: signal.Signals) -> None:
         self._send(member, between.SignalWorker(rank, number))

@@ -26,6 +26,8 @@ class Member:
         Whether it was found to be silent, and the user has been warned.
     begun : bool
         Whether it serves the present job; what it sends before is of an earlier one.
+    has_courier : bool
+        Whether it was sent the order to start its courier.
     """
 
     host: int
@@ -37,7 +39,8 @@ class Member:
     replies: list[between.Forwarded] = field(default_factory=list)
     signals: int = 0
     begun: bool = False
+    has_courier: bool = False
 
     def reset(self) -> None:
         """Forget what was of an earlier job, or of an earlier launcher."""
-        self.replies, self.signals, self.begun = [], 0, False
+        self.replies, self.signals, self.begun, self.has_courier = [], 0, False, False

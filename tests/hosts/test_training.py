@@ -86,6 +86,19 @@ def test_centers_come_together_and_no_cut_holds_workers_up(make_laboratory, star
     assert job.wait(20) == [130, 130], job.text()
 
 
+def test_an_exchange_over_a_slow_link_holds_no_worker_up(make_laboratory, start_job):
+    """10 MB at 100 Mbit/s, 20 ms there and back: an exchange takes 0.9 s at least."""
+    there = make_laboratory(2, delay_ms=5)
+    there.limit("100mbit")
+    code = SHARES.replace("np.full(1000, 7.0", "np.full(2_500_000, 7.0")
+    job = start_job(code, workers=(2, 2), in_laboratory=there, args=[there.folder])
+    # Alone, the first host's center would go to 0.5 and the second one's to 2.5.
+    until(lambda: all(1.0 < x < 2.0 for x, _ in values(job)), lambda: values(job), 60)
+    assert max(worst for _, worst in values(job)) < 0.5
+    job.launchers[0].send_signal(signal.SIGINT)
+    assert job.wait(20) == [130, 130], job.text()
+
+
 @pytest.mark.parametrize("host", [0, 1])
 def test_a_killed_courier_is_started_again(make_laboratory, start_job, host):
     job = start_sharing(start_job, make_laboratory)

@@ -508,3 +508,20 @@ def test_function_call_compares_all_ways(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     for way in ("a loop on each worker", "the same once more", "new values averaged", "data in own memory"):
         assert sum(way in line for line in done.stdout.splitlines()) == 4  # 1 and 2 workers, two sizes of batches
+
+
+def test_simulated_hosts_go_through_a_whole_job_on_the_real_coordinator(tmp_path):
+    """Join, share parameters, train, wait for each other, stop and leave; on one host, and on three."""
+    words = ["--hosts", "1", "3", "--rounds", "3", "--seconds", "0.5", "--out", tmp_path]
+    done = subprocess.run(
+        [sys.executable, BENCHMARKS / "hosts_simulation.py", *map(str, words)],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    written = json.loads((tmp_path / "hosts_simulation.json").read_text())
+    assert [each["workers"] for each in written["results"]] == [8, 24]
+    for each in written["results"]:
+        assert min(each["barrier"].values()) > 0
+        assert each["training"]["requests_per_s"] > 0
+        assert each["stop_s"] > 0
+    assert all(each["ratio"] > 0 for each in written["goals"])

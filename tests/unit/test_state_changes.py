@@ -109,10 +109,13 @@ def test_endings_are_sent_once_to_all(job):
         assert job.changes.since_sent(host) is None
 
 
-def test_a_stop_needs_no_look(job):
+def test_a_stop_and_a_leader_are_found_between_looks(job):
     job.settle()
     job.state.stop("enough")
-    assert job.changes.since_sent(1).stop == "enough"
+    job.state.leader = 2
+    job.changes.look_for_joined()
+    found = job.changes.since_sent(1)
+    assert (found.stop, found.leader) == ("enough", 2)
     assert job.changes.since_sent(1) is None
 
 
