@@ -118,6 +118,7 @@ class HostCenter:
             self.over_hosts = HostsRounds(
                 layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
             )
+        self._means = self.hosts_mean.wanted  # that this worker has asked for, or was there for
         self.whole = True
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
@@ -138,6 +139,8 @@ class HostCenter:
                 piece = stripe.pieces[refused[0]]
                 refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
 
+        if self._shift is not None:
+            self._means = max(self._means, self.hosts_mean.wanted)
         left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
             raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
@@ -250,7 +253,8 @@ class HostCenter:
     def average_hosts(self, timeout_s: float) -> None:
         """Wait until the centers of all hosts are at their mean; rounds keep them alike anyway."""
         if self._shift is not None:
-            self.hosts_mean.wait(timeout_s)
+            self._means += 1
+            self.hosts_mean.wait(self._means, timeout_s)
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Put another host's center, at round ``number``, in place of this one; False if a stripe stayed taken."""

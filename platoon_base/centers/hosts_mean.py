@@ -35,13 +35,11 @@ class HostsMean:
     def reached(self, number: int) -> None:
         self._header["reached"] = number
 
-    def want(self) -> int:
-        """Ask for it, and return the number of the request; two workers that do so at once may have the same one."""
-        number = self.wanted + 1
-        self._header["wanted"] = number
-        return number
+    def wait(self, number: int, timeout_s: float) -> None:
+        """Ask for it, and wait until this host's center is there; raises `CollectiveTimeoutError`.
 
-    def wait(self, timeout_s: float) -> None:
-        """Ask for it, and wait until this host's center is there; raises `CollectiveTimeoutError`."""
-        number = self.want()
+        All workers of a host that have met ask by the same number, so it does not matter who comes first.
+        """
+        if self.wanted < number:
+            self._header["wanted"] = number
         await_count(lambda: self.reached, number, timeout_s, "the centers of all hosts to come to their mean")

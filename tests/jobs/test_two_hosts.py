@@ -757,3 +757,24 @@ def test_a_lost_host_of_workers_that_need_each_other_is_no_interrupt(hosts, how)
     hosts.launchers[1].wait()
     output = " ".join(hosts.output(0).split())
     assert "none is started again without the host that is lost" in output or "cannot be started again" in output
+
+
+def test_all_workers_end_with_one_model_in_asynchronous_training(hosts):
+    code = script(
+        """
+        from platoon_base.rules import EASGD
+        x = np.full(50_000, float(rank), "float32")
+        worker.init_shared_params([x], EASGD(0.5))
+        for step in range(20):
+            x += np.random.default_rng([rank, step]).normal(size=x.shape).astype("float32")
+            worker.sync_params()
+        worker.barrier("trained")
+        worker.average_hosts()
+        worker.copy_to_local()
+        say(x.tobytes().hex()[:2000], float(x.sum()))
+        worker.barrier("end")
+        """
+    )
+    assert hosts.run(code, workers=(2, 1)) == [0, 0], hosts.output(0)
+    first, *others = (said(hosts, rank, host) for rank, host in enumerate((0, 0, 1)))
+    assert all(each == first for each in others)
