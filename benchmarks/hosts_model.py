@@ -57,15 +57,17 @@ class Model(NamedTuple):
     def seconds(self, kind: str, size: int, hosts: int, link: Link) -> float:
         """Return how long a call takes; the equations of docs/hosts.md.
 
-        a + d t + max(c n, sent / B), where d is the number of ways that follow each other: 1 of a small all-reduce, 2
-        of a large one, 1 of an exchange of centers, 5 of a round.
+        The processor's work and the link's go on at the same time, but in a round, where one follows the other. Ways
+        between hosts that follow each other: 1 of a small all-reduce and of an exchange of centers, 2 of a large
+        all-reduce, 5 of a round.
         """
         ways = {"reduce": 1 if size <= SMALL else 2, "courier": 1, "round": 5}[kind]
         sent = (hosts - 1) * size
         if kind == "reduce" and size > SMALL:
             sent = 2 * sent / hosts
         here = self.per_byte_s.get(kind, 0.0) * size * self.more_hosts(hosts)
-        return self.base_s + ways * link.delay_s + max(here, sent * 8 / (link.bits_per_s * EFFICIENCY))
+        there = sent * 8 / (link.bits_per_s * EFFICIENCY)
+        return self.base_s + ways * link.delay_s + (here + there if kind == "round" else max(here, there))
 
     @staticmethod
     def more_hosts(hosts: int) -> float:
