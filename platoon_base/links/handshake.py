@@ -37,9 +37,10 @@ log = logging.getLogger(__name__)
 HANDSHAKE_S = 5.0  # that one has to prove itself in
 MOST_PENDING = 256  # who have said nothing so far; the oldest make room for others
 MOST_GREETED = 64  # who have said which rank they are, and not proven it; or as many as are expected, twice
-_BACKLOG = 1024  # those that the system takes until this process looks, as a courier does every 0.05 s
-_FIRST_CALL_S = 0.5  # that a listener has to answer the first call in; each further one has twice the time
-_AGAIN_S, _LONGEST_AGAIN_S = 0.05, 1.0  # between two calls of one listener
+_BACKLOG = 256  # those that the system takes until this process looks, as couriers do every 0.05 s; they wait in turn
+_FIRST_CALL_S = 0.5  # that a listener has to answer the first call in; the next have twice the time each
+_CALLS = 4  # after which a listener has as little time again: in a flood many calls are lost, and waited for in vain
+_AGAIN_S, _LONGEST_AGAIN_S = 0.05, 0.5  # between two calls of one listener
 _WRONG_PROOFS = 3  # of one rank, one after the other, that are no chance any more
 _POLL_S = 0.2  # between two questions whether it makes sense to wait
 _GREETING = struct.Struct("<8s32sII")
@@ -284,7 +285,7 @@ class Opening:
             self._call_later(rank, str(exc))
             return
         # Where many call, the system may have dropped the first packet.
-        patience_s = min(HANDSHAKE_S, _FIRST_CALL_S * 2 ** min(self._tries.get(rank, 0), 10))
+        patience_s = min(HANDSHAKE_S, _FIRST_CALL_S * 2 ** (self._tries.get(rank, 0) % _CALLS))
         self._begin(sock, _Pending(_call(sock, self._mine, rank, address), rank, time.monotonic() + patience_s))
 
     def _call_later(self, rank: int, why: str) -> None:
