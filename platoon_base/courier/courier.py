@@ -133,6 +133,7 @@ class Courier:
         elif isinstance(order, between.Lost):
             self._lost.add(order.host)
             self._known.discard(order.host)
+            self._opening.forget(order.host)
             self._tokens.pop(order.host, None)
             self._hang_up(order.host, "its host is lost")
 
@@ -176,6 +177,7 @@ class Courier:
         with selectors.DefaultSelector() as selector:
             for fd in fds:
                 selector.register(fd, selectors.EVENT_READ)
+            selector.register(self._opening, selectors.EVENT_READ)
             for conversation in self._conversations.values():
                 events = (0 if conversation.waits else selectors.EVENT_READ) | (
                     selectors.EVENT_WRITE if conversation.sending else 0

@@ -227,6 +227,10 @@ class Opening:
         self._accepts_at = 0.0  # when this process may have a file descriptor again
         self.open: dict[int, Stream] = {}
 
+    def fileno(self) -> int:
+        """Return a file descriptor that can be read when `step` has something to do."""
+        return self._selector.fileno()
+
     def call(self, rank: int, address: Address) -> None:
         """Call a rank from now on; it may be a new address of it."""
         if self._calls.get(rank) != address:
