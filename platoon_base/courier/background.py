@@ -107,7 +107,7 @@ class BackgroundExchanges:
             return  # the other hosts get it as a whole first
         peers = {host: each for host, each in conversations.items() if each.stamp == stamp and not each.sending}
         now = time.monotonic()
-        waits = any(each.fresh for each in peers.values())
+        waits = any(each.comes for each in peers.values())
         if not peers or now < self._next - (self._every_s if waits else 0):
             return
         began = time.process_time()

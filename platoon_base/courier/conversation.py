@@ -89,6 +89,11 @@ class Conversation:
         """Whether something is still to be sent."""
         return self.stream.sent != self.stream.posted
 
+    @property
+    def comes(self) -> bool:
+        """Whether a copy of the other host's center has come, or its first part."""
+        return self.fresh or self._received[COPY] > 0
+
     def post(self, kind: int, data: memoryview) -> None:
         """Send a copy; its memory must not change until `sending` is over."""
         for at in range(0, len(data), LONGEST_PAYLOAD):
