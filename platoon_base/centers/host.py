@@ -18,6 +18,7 @@ from platoon_base.centers.host_memory import (
     holders_on,
     hosts_mean_on,
     no_holders,
+    no_words,
     overwrites_on,
 )
 from platoon_base.centers.host_rounds import Rounds, open_rounds
@@ -359,8 +360,9 @@ class HostCenter:
         """See `Center.close`."""
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
-        self.over_hosts = None
+        self.over_hosts = self._shift = None
         self._holders = no_holders()
+        self.overwrites, self.hosts_mean = no_words()
         self._locks.close()
 
     def _visit(

@@ -23,6 +23,7 @@ __all__ = [
     "hosts_mean_on",
     "lock_bytes",
     "no_holders",
+    "no_words",
     "overwrites_on",
 ]
 
@@ -141,6 +142,12 @@ def holders_on(segment: Segment, stripes: int) -> Array:
     """Return the words of all stripes."""
     holders: Array = array_on(segment.buffer, (stripes,), _HOLDER, _FIRST_HOLDER)
     return holders
+
+
+def no_words() -> tuple[Overwrites, HostsMean]:
+    """Return the words about overwrites and the mean of all hosts of a center that is closed."""
+    header = np.zeros((), _HEADER)
+    return Overwrites(header), HostsMean(header)
 
 
 def no_holders() -> Array:
