@@ -15,14 +15,15 @@ from platoon_base.centers.host_memory import (
     CONTROLLER,
     COURIER,
     Shape,
+    header_on,
     holders_on,
-    hosts_mean_on,
+    no_header,
     no_holders,
-    no_words,
-    overwrites_on,
 )
 from platoon_base.centers.host_rounds import Rounds, open_rounds
 from platoon_base.centers.host_shift import Shift
+from platoon_base.centers.hosts_means import HostsMeans
+from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripe_locks import StripeLocks
 from platoon_base.centers.stripes import Stripe, copy_all, cut
@@ -75,8 +76,8 @@ class HostCenter:
         The rounds as those of several hosts.
     overwrites : Overwrites
         What other hosts have to get.
-    hosts_mean : HostsMean
-        Whether the centers of all hosts have come together.
+    means : HostsMeans or None
+        How this center comes to the mean of all hosts; rounds keep them alike anyway.
     values : list of ndarray
         The center's memory, one array for each parameter.
     states : list of list of ndarray
@@ -100,7 +101,8 @@ class HostCenter:
         pieces = layout.stripes(shape.stripe_bytes)
         self._holders = holders_on(segment, len(pieces))
         self._several_hosts = shape.several_hosts
-        self.overwrites, self.hosts_mean = overwrites_on(segment), hosts_mean_on(segment)
+        header = header_on(segment)
+        self.overwrites = Overwrites(header)
         first, step = shape.buffers_start(layout), layout.nbytes
         self.values = center = layout.views(segment.buffer, first)
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(shape.states)]
@@ -114,12 +116,12 @@ class HostCenter:
         self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states) if shape.rounds else None
         remembering = [state for state, source in zip(self._local_states, local_sources) if source is None]
         self._shift = Shift(layout, layout.views(segment.buffer, behind), remembering) if shape.shift else None
+        self.means = HostsMeans(layout, header, self.snapshot, self.move_to) if shape.shift else None
         self.over_hosts: HostsRounds | None = None
         if self._rounds is not None and shape.several_hosts:
             self.over_hosts = HostsRounds(
                 layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
             )
-        self._means = self.hosts_mean.wanted  # that this worker has asked for, or was there for
         self.whole = True
         self._one_thread = threading.Lock()
         self._left_out: dict[int, int] = {}  # stripes left out the last time, and their visits then
@@ -140,8 +142,6 @@ class HostCenter:
                 piece = stripe.pieces[refused[0]]
                 refusals.append(NonFiniteElement(piece.parameter, piece.start + refused[1]))
 
-        if self._shift is not None:
-            self._means = max(self._means, self.hosts_mean.wanted)
         left = self._visit(update, locked, min(timeout_s, PATIENCE_S), self._left_out)
         if left and timeout_s <= PATIENCE_S:
             raise CollectiveTimeoutError(self._locks.timeout_text(left, timeout_s))
@@ -251,12 +251,6 @@ class HostCenter:
                 self._locks.let_go()
         self.overwrites.await_spread(count, max(deadline - time.monotonic(), _LEAST_S))
 
-    def average_hosts(self, timeout_s: float) -> None:
-        """Wait until the centers of all hosts are at their mean; rounds keep them alike anyway."""
-        if self._shift is not None:
-            self._means += 1
-            self.hosts_mean.wait(self._means, timeout_s)
-
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Put another host's center, at round ``number``, in place of this one; False if a stripe stayed taken."""
         if self.over_hosts is not None:
@@ -267,7 +261,11 @@ class HostCenter:
                 copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
             self._put(stripe, cut(values, stripe.pieces))
 
-        return not self._visit(put, True, PATIENCE_S)
+        if self._visit(put, True, PATIENCE_S):
+            return False
+        if self.means is not None:
+            self.means.made = max(number, self.means.made)
+        return True
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """See `Center.fill`."""
@@ -360,9 +358,9 @@ class HostCenter:
         """See `Center.close`."""
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
-        self.over_hosts = self._shift = None
+        self.over_hosts = self._shift = self.means = None
         self._holders = no_holders()
-        self.overwrites, self.hosts_mean = no_words()
+        self.overwrites = Overwrites(no_header())
         self._locks.close()
 
     def _visit(

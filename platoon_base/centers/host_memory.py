@@ -7,8 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.centers.host_rounds import WORDS, rounds_bytes
-from platoon_base.centers.hosts_mean import HostsMean
-from platoon_base.centers.overwrites import Overwrites
 from platoon_base.layout import Layout
 from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
@@ -19,18 +17,17 @@ __all__ = [
     "NOBODY",
     "Shape",
     "byte_of",
+    "header_on",
     "holders_on",
-    "hosts_mean_on",
     "lock_bytes",
+    "no_header",
     "no_holders",
-    "no_words",
-    "overwrites_on",
 ]
 
 Array = np.ndarray[Any, Any]
 
 _MAGIC = b"PLTNCNTR"
-_VERSION = 8
+_VERSION = 9
 FREE, CONTROLLER, COURIER = -1, -2, -3  # holders that are no ranks
 NOBODY = {CONTROLLER: "the controller", COURIER: "the courier"}
 
@@ -47,8 +44,7 @@ _HEADER = np.dtype(
         ("written", "u8"),
         ("spread", "u8"),
         ("stamp", "u8"),
-        ("wanted", "u8"),
-        ("reached", "u8"),
+        ("mean", "u8"),
     ]
 )
 _FIRST_HOLDER = -(-_HEADER.itemsize // 64) * 64
@@ -128,14 +124,9 @@ def lock_bytes(stripes: int) -> tuple[int, int]:
     return _FIRST_HOLDER, _HOLDER.itemsize * stripes
 
 
-def overwrites_on(segment: Segment) -> Overwrites:
-    """Return the words about overwrites; see `platoon_base.centers.overwrites`."""
-    return Overwrites(array_on(segment.buffer, (), _HEADER))
-
-
-def hosts_mean_on(segment: Segment) -> HostsMean:
-    """Return the words about the mean of all hosts; see `platoon_base.centers.hosts_mean`."""
-    return HostsMean(array_on(segment.buffer, (), _HEADER))
+def header_on(segment: Segment) -> Any:
+    """Return the header, which has words about overwrites and means of all hosts too."""
+    return array_on(segment.buffer, (), _HEADER)
 
 
 def holders_on(segment: Segment, stripes: int) -> Array:
@@ -144,10 +135,9 @@ def holders_on(segment: Segment, stripes: int) -> Array:
     return holders
 
 
-def no_words() -> tuple[Overwrites, HostsMean]:
-    """Return the words about overwrites and the mean of all hosts of a center that is closed."""
-    header = np.zeros((), _HEADER)
-    return Overwrites(header), HostsMean(header)
+def no_header() -> Any:
+    """Return the header of no memory."""
+    return np.zeros((), _HEADER)
 
 
 def no_holders() -> Array:

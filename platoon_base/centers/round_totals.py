@@ -137,7 +137,7 @@ class HostsRounds:
         totals.number = number
         return True
 
-    def gather(self, totals: Sequence[RoundTotals], number: int) -> bool:
+    def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
         """Put the sum of several hosts' totals, in their order, in place of this host's; see `read`."""
 
         def put(stripe: Stripe) -> None:

@@ -72,10 +72,13 @@ class CenterMade(NamedTuple):
 
 
 class RoundMet(NamedTuple):
-    """The workers of several hosts have met in a round: their hosts are to exchange what they have contributed."""
+    """The workers of several hosts have met in a round: their hosts are to exchange what they have contributed.
+
+    ``hosts`` has the number of workers of each host.
+    """
 
     number: int
-    hosts: list[int]
+    hosts: dict[int, int]
 
 
 Action = Union[SendReply, StopJob, AnswerUser, CenterDropped, CenterMade, RoundMet]

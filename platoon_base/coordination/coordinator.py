@@ -7,6 +7,7 @@ request arrived, which worker ended and what time it is, and carries out the act
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import singledispatchmethod
 
@@ -259,7 +260,8 @@ class Coordinator:
         in_round = [rank for rank, call in calls.items() if isinstance(call, msg.Round)]
         self._rounds += bool(in_round)
         if in_round and self.roster.several_hosts:
-            actions.append(RoundMet(self._rounds, sorted({self.roster[rank].host_index for rank in in_round})))
+            hosts = Counter(self.roster[rank].host_index for rank in in_round)
+            actions.append(RoundMet(self._rounds, dict(sorted(hosts.items()))))
         reply = reply_to(calls, self.roster.lost, self.stop_reason or "", self._rounds)
         return [*actions, *(SendReply(asker, reply) for asker in askers.values())]
 

@@ -10,10 +10,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.centers.hosts_means import is_finite, weighted_mean
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import COPY, Conversation, flat_copy
-from platoon_base.courier.means import is_finite, weighted_mean
 from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
 from platoon_base.rules.hosts import HostsRule
@@ -70,6 +70,7 @@ class BackgroundExchanges:
         self, world: World, layout: Layout, rule: HostsRule, every_s: float, tell: Callable[[between.News], None]
     ) -> None:
         self._world, self._rule, self._every_s, self._tell = world, rule, every_s, tell
+        self._layout = layout
         self._states = [layout.empty() for _ in rule.states]
         self._members: frozenset[int] = frozenset()
         self._buffer, self._copy = flat_copy(layout)
@@ -86,8 +87,10 @@ class BackgroundExchanges:
         self._members = frozenset()
 
     def drop(self) -> None:
-        """Give up the exchange that is under way."""
-        self._peers = None
+        """Give up the exchange that is under way: all centers come to be alike by other means."""
+        if any(each.sending for each in (self._peers or {}).values()):
+            self._buffer, self._copy = flat_copy(self._layout)  # the other memory is still to be sent
+        self._peers, self._members = None, frozenset()
 
     def was_busy(self, seconds: float) -> None:
         """Take note of processor time that sending and receiving took."""

@@ -12,14 +12,14 @@ from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.layout import Layout
 from platoon_base.links.stream import LONGEST_PAYLOAD, BrokenStreamError, Stream
 
-__all__ = ["COPY", "NOT_FILLED", "STILL", "TOTALS", "Conversation", "flat_copy"]
+__all__ = ["COPY", "NOT_FILLED", "TOTALS", "Conversation", "flat_copy"]
 
 Array = np.ndarray[Any, Any]
 
 # Kinds of records: of a copy to average; a question for a whole center, at a round that is the record's offset or a
 # later one; its size, likewise; its content; of a round's totals; the stamp of
-# the sender's center and 1; of a copy whose workers stand still.
-COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, STILL = 1, 2, 3, 4, 5, 6, 7
+# the sender's center and 1.
+COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP = 1, 2, 3, 4, 5, 6
 _WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP)
 _MOST_STATES = 64
 NOT_FILLED = -1
@@ -45,8 +45,6 @@ class Conversation:
         The latest copy of the other host's center.
     fresh : bool
         Whether that is whole, and was not used yet. While it is, nothing more is received into it.
-    still : list of ndarray or None
-        A copy of the other host's center that was made while its workers stood still, until `take_still`.
     stamp : int or None
         That of the other host's center, see `platoon_base.centers.overwrites`; `NOT_FILLED` before it has values, None
         before the other host has said so.
@@ -66,10 +64,7 @@ class Conversation:
         self._most_whole = layout.nbytes * (1 + _MOST_STATES) + 16
         self._whole = bytearray(0)
         self._wholes: deque[bytearray] = deque()
-        self._layout = layout
-        self._still_copy: tuple[memoryview, list[Array]] | None = None
-        self.still: list[Array] | None = None
-        self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0, STILL: 0}
+        self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0}
         self.fresh = False
         self.stamp: int | None = None
         self.copy_stamp: int | None = None
@@ -116,11 +111,6 @@ class Conversation:
         """Return a center of the other host that has come, in their order; None if there is no other."""
         return self._wholes.popleft() if self._wholes else None
 
-    def take_still(self) -> list[Array]:
-        """Return `still`, which belongs to the caller."""
-        found, self.still, self._still_copy = self.still or [], None, None
-        return found
-
     def take_totals(self, number: int) -> RoundTotals | None:
         """Return what the other host has contributed to a round if all of it has come; it belongs to the caller."""
         if self._round != number:
@@ -131,14 +121,13 @@ class Conversation:
     @property
     def waits(self) -> bool:
         """Whether what has come next has to wait for this host."""
-        return self.stream.held and (self.fresh or self.still is not None or self.room is None)
+        return self.stream.held and (self.fresh or self.room is None)
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
         """See `Receiver.place`."""
         if tag in _WITHOUT_CONTENT:
             return memoryview(bytearray(0))
-        full = {COPY: self.fresh, STILL: self.still is not None, TOTALS: self.room is None}
-        if full.get(tag):
+        if (tag == COPY and self.fresh) or (tag == TOTALS and self.room is None):
             return None
         target = self._target(tag)
         if offset + length > len(target):
@@ -155,10 +144,6 @@ class Conversation:
             return self._buffer
         if tag == TOTALS and self.room is not None:
             return self.room.buffer
-        if tag == STILL:
-            if self._still_copy is None:
-                self._still_copy = flat_copy(self._layout)
-            return self._still_copy[0]
         return memoryview(self._whole if tag == _WHOLE else b"")
 
     def done(self, tag: int, offset: int, length: int) -> None:
@@ -182,7 +167,5 @@ class Conversation:
             self.fresh, self.copy_stamp = True, self.stamp
         elif tag == _WHOLE:
             self._wholes.append(self._whole)
-        elif tag == STILL:
-            self.still = self._still_copy[1] if self._still_copy else None
         elif self.room is not None:
             self._round = self.room.number

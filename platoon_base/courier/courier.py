@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from platoon_base.centers.hosts_means import HostsMeans
 from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import copy_all
 from platoon_base.courier import messages as between
@@ -20,7 +21,6 @@ from platoon_base.courier.background import BackgroundExchanges, MovingCenter
 from platoon_base.courier.conversation import NOT_FILLED, Conversation
 from platoon_base.courier.overwriting import Overwriting
 from platoon_base.courier.rounds import HostsRound
-from platoon_base.courier.standstill import StandstillMean, StillCenter
 from platoon_base.errors import PlatoonError
 from platoon_base.hosts.world import World
 from platoon_base.layout import Layout
@@ -39,11 +39,12 @@ _POLL_S = 0.05
 _TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
 
-class OpenCenter(MovingCenter, StillCenter, Protocol):
+class OpenCenter(MovingCenter, Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
     states: list[list[Array]]
     over_hosts: HostsRounds | None
+    means: HostsMeans | None
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Put another host's center in its place; False if a part stayed taken."""
@@ -89,7 +90,6 @@ class Courier:
         self._open_center = open_center
         self._center: OpenCenter | None = None
         self._background = BackgroundExchanges(world, layout, rule, every_s, tell)
-        self._standstill = StandstillMean(world, layout)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
         self._filled = filled
@@ -122,8 +122,9 @@ class Courier:
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
-            if self._center.over_hosts is not None:
-                self._rounds = HostsRound(self._world.host, self._center.over_hosts, self, self._tell)
+            rounds = self._center.over_hosts or self._center.means
+            if rounds is not None:
+                self._rounds = HostsRound(self._world.host, rounds, self, self._tell)
             for conversation in self._conversations.values():
                 self._say_stamp(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
@@ -157,13 +158,14 @@ class Courier:
             self._overwriting.step(self._conversations, self._known)
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
+        if center.means is None:  # in rounds alone
             return
-        if self._standstill.wanted(center):
+        if self._rounds is not None and self._rounds.under_way:
             self._background.drop()
-            late = self._standstill.step(center, self._conversations, self._known)
-        else:
-            late = self._background.step(center, self._conversations)
-        for host in late:
+            for conversation in self._conversations.values():
+                conversation.fresh = False  # a copy from before, which must hold nothing up
+            return
+        for host in self._background.step(center, self._conversations):
             self._hang_up(host, "nothing goes by it")
 
     def _open_links(self) -> None:
@@ -226,7 +228,8 @@ class Courier:
 
     @staticmethod
     def _made(center: OpenCenter) -> int:
-        return 0 if center.over_hosts is None else center.over_hosts.made
+        rounds = center.over_hosts or center.means
+        return 0 if rounds is None else rounds.made
 
     def give_center(self, conversation: Conversation) -> None:
         """Send the values of this host's center, the rule's states, and what it holds."""

@@ -74,10 +74,19 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather"):
-    """The workers of these hosts have contributed to a round: exchange what they have."""
+    """The workers of these hosts have met in a round: exchange what they have contributed, or where they are.
+
+    Attributes
+    ----------
+    number : int
+    hosts : list of int
+    workers : list of int
+        How many of each host.
+    """
 
     number: int
     hosts: list[int]
+    workers: list[int]
 
 
 class Combine(msgspec.Struct, frozen=True, tag="combine"):

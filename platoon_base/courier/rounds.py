@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from platoon_base.centers.hosts_means import HostsMeans
 from platoon_base.centers.round_totals import HostsRounds, RoundTotals
 from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import TOTALS, Conversation
@@ -32,7 +33,7 @@ class HostsRound:
     ----------
     host : int
         This one.
-    rounds : HostsRounds
+    rounds : HostsRounds or HostsMeans
         Its center.
     courier : GivingCourier
     tell : callable
@@ -40,7 +41,7 @@ class HostsRound:
     """
 
     def __init__(
-        self, host: int, rounds: HostsRounds, courier: GivingCourier, tell: Callable[[between.News], None]
+        self, host: int, rounds: HostsRounds | HostsMeans, courier: GivingCourier, tell: Callable[[between.News], None]
     ) -> None:
         self._host, self._rounds, self._courier, self._tell = host, rounds, courier, tell
         self._gather: between.Gather | None = None
@@ -51,6 +52,11 @@ class HostsRound:
         self._sent: dict[int, Conversation] = {}  # by host, the link by which it got this host's contributions
         self._asked: tuple[Conversation, int] | None = None  # who was asked for a center, and of which round
         self._told = self._ended = self._given = False
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a round has begun, and this host has not ended it."""
+        return self._gather is not None and not self._ended
 
     def obey(self, order: between.Gather | between.Combine) -> None:
         """Begin a round, or end it."""
@@ -66,12 +72,12 @@ class HostsRound:
 
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
         """Go on with the round as far as possible; after its end, give to who still needs something of it."""
-        for conversation in conversations.values():
-            if conversation.room is None:
-                conversation.room = self._spare.pop() if self._spare else self._rounds.new_totals()
         gather, combine = self._gather, self._combine
         if gather is None:
             return
+        for conversation in conversations.values():
+            if conversation.room is None:
+                conversation.room = self._spare.pop() if self._spare else self._rounds.new_totals()
         for host, conversation in conversations.items():
             totals = conversation.take_totals(gather.number)
             if totals is not None:
@@ -81,7 +87,7 @@ class HostsRound:
             if not self._told:
                 self._tell_if_complete(gather, lost)
         if combine is not None and not self._ended:
-            self._ended = self._end(combine, conversations)
+            self._ended = self._end(gather, combine, conversations)
         if combine is not None and self._ended and not self._given and self._rounds.made >= combine.number:
             self._give(combine, conversations)
 
@@ -110,7 +116,7 @@ class HostsRound:
             self._told = True
             self._tell(between.Gathered(gather.number, {host: found[host].base for host in sorted(found)}))
 
-    def _end(self, combine: between.Combine, conversations: Mapping[int, Conversation]) -> bool:
+    def _end(self, gather: between.Gather, combine: between.Combine, conversations: Mapping[int, Conversation]) -> bool:
         """Let the workers make the step, once this host has what it takes; tells whether it has."""
         if self._rounds.are_gathered(combine.number):
             return True
@@ -123,7 +129,8 @@ class HostsRound:
         if self._rounds.made < combine.base:
             self._ask(combine, combine.base, conversations)
             return False
-        return self._rounds.gather(found, combine.number)
+        workers = dict(zip(gather.hosts, gather.workers))
+        return self._rounds.gather(found, combine.number, [workers[host] for host in combine.hosts])
 
     def _ask(self, combine: between.Combine, number: int, conversations: Mapping[int, Conversation]) -> None:
         """Ask another host for its center of a round or a later one, again if the link to it is gone."""

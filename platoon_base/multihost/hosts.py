@@ -277,8 +277,8 @@ class HostTable:
     def round_met(self, met: RoundMet) -> None:
         """See `OtherHosts.round_met`."""
         lost = {member.host for member in self._members.values() if member.lost}
-        hosts = set(met.hosts) - lost
-        self._tell_of_round(self._round.begin(met.number, hosts, self._couriers.keys() - lost - hosts))
+        hosts = {host: workers for host, workers in met.hosts.items() if host not in lost}
+        self._tell_of_round(self._round.begin(met.number, hosts, self._couriers.keys() - lost - hosts.keys()))
 
     def _tell_of_round(self, order: Gather | Combine | None) -> None:
         if order is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from platoon_base.courier.messages import Combine, Gather, Gathered
 
@@ -29,9 +29,9 @@ class RoundTable:
         """See above."""
         return [] if self._gather is None else self._gather.hosts
 
-    def begin(self, number: int, hosts: Iterable[int], idle: Iterable[int]) -> Gather:
-        """Begin a round of workers on some hosts; ``idle`` are those that have a center, and no worker in it."""
-        self._gather = Gather(number, sorted(hosts))
+    def begin(self, number: int, hosts: Mapping[int, int], idle: Iterable[int]) -> Gather:
+        """Begin a round of so many workers on some hosts; ``idle`` are those that have a center and no worker in it."""
+        self._gather = Gather(number, sorted(hosts), [hosts[host] for host in sorted(hosts)])
         self._waiting, self._has, self._idle = set(self._gather.hosts), {}, sorted(idle)
         return self._gather
 

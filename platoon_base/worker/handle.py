@@ -269,16 +269,16 @@ class Worker:
         shared.update_center(update, synchronous, timeout_s)
 
     def average_hosts(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Let the centers of all hosts come to their mean, but for rounding; at once in a job on one host.
+        """Let the centers of all hosts come to their mean; in a job on one host it returns at once.
 
-        In asynchronous training each host has a center, and couriers bring them together now and then. Call this where
-        all workers stand still, such as after a `barrier` and before an evaluation by all of them: then all see the
-        same values. The adapters do so.
+        In asynchronous training each host has a center, and couriers bring them together now and then. This is a
+        collective call: once all workers are in it none trains, and the centers come to the mean, weighted by workers.
+        Call it before an evaluation by all: then all see the same values. The adapters do so.
 
         Raises
         ------
         CollectiveTimeoutError
-            If the other hosts cannot be reached in time, and are not lost.
+            If some workers did not call it in time, or other hosts cannot be reached, and are not lost.
         """
         self._connection.require_open()
         if self._shared is not None:

@@ -36,6 +36,7 @@ Array = np.ndarray[Any, Any]
 ON_NONFINITE = ("raise", "skip", "restore")
 # Worker and center would all but change places at each synchronization if the last of several counted as one.
 _FEWEST = 2
+_LEAST_S = 3.0  # to come to the mean in, once the others have been met at the last moment
 _DEVICE_LOOK_S = 1.0  # from one look at the values on a device to the next: each waits for what is queued
 
 
@@ -219,9 +220,12 @@ class SharedParameters:
 
     def average_hosts(self, timeout_s: float) -> None:
         """Let the centers of all hosts come together; see `Worker.average_hosts`."""
-        average: Callable[[float], None] | None = getattr(self.center, "average_hosts", None)
-        if average is not None and not self._alone():
-            average(timeout_s)
+        means: Any = getattr(self.center, "means", None)  # of a center on devices there is none
+        if means is None:
+            return
+        deadline = time.monotonic() + timeout_s
+        met = self._connection.client.wait_for_all(msg.Round(timeout_s=timeout_s), msg.RoundMet)
+        means.wait(met.number, max(deadline - time.monotonic(), min(_LEAST_S, timeout_s)))
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:

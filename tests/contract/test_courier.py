@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from platoon_base.centers.host import COURIER, HostCenters
+from platoon_base.centers.hosts_means import weighted_mean
 from platoon_base.courier import background
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
-from platoon_base.courier.means import weighted_mean
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import segment_prefix
@@ -342,45 +342,6 @@ def test_a_host_that_is_left_out_again_and_again_is_named(caplog, monkeypatch):
         group.until_exchanged()
         group.until(lambda: any("left out of 3" in r.getMessage() for r in caplog.records), group.hosts[:1])
     assert "host 1" in caplog.text
-
-
-def wait_for_mean(group):
-    """Let a worker of each host wait for the mean of all, while all couriers go on."""
-    waiting = [threading.Thread(target=host.center.average_hosts, args=(20,)) for host in group.hosts]
-    for thread in waiting:
-        thread.start()
-    group.until(lambda: not any(thread.is_alive() for thread in waiting))
-
-
-@pytest.mark.parametrize("hosts_rule", [AverageHosts(), AverageHosts(0.25), DiLoCoHosts(0.7, 0.9)], ids=repr)
-@pytest.mark.parametrize("workers", [[1, 1], [1, 2, 1]], ids=repr)
-def test_workers_that_stand_still_find_one_center_on_all_hosts(hosts_rule, workers):
-    with Hosts([1.0] * len(workers), workers=workers, hosts_rule=hosts_rule, filled=True) as group:
-        group.introduce()
-        group.made()
-        for _ in range(3):
-            group.until_exchanged()
-            random = np.random.default_rng(5)
-            starts = [[random.normal(size=array.shape).astype(array.dtype) for array in model(0)] for _ in workers]
-            for start, host in zip(starts, group.hosts):
-                host.center.fill(start, [])
-            wait_for_mean(group)
-            for host in group.hosts:
-                for value, first, *each in zip(host.values(), group.hosts[0].values(), *starts):
-                    np.testing.assert_array_equal(value, first)  # bit by bit
-                    np.testing.assert_allclose(value, np.average(each, axis=0, weights=workers), atol=1e-2)
-
-
-def test_a_host_that_is_alone_is_at_the_mean():
-    with Hosts([1.0, 2.0], filled=True) as group:
-        group.introduce()
-        group.made()
-        group.until(lambda: group.hosts[0].exchanges)
-        group.hosts[1].courier.close()
-        group.hosts[0].courier.obey(between.Lost(1))
-        waiting = threading.Thread(target=group.hosts[0].center.average_hosts, args=(20,))
-        waiting.start()
-        group.until(lambda: not waiting.is_alive(), group.hosts[:1])
 
 
 def overwrite(group, host, value):

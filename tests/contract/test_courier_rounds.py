@@ -19,7 +19,7 @@ from platoon_base.hosts.world import World
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
 from platoon_base.multihost.rounds import RoundTable
-from platoon_base.rules import DiLoCo
+from platoon_base.rules import EASGD, CenterMomentum, DiLoCo
 from platoon_base.rules.hosts import AverageHosts
 
 pytestmark = pytest.mark.base
@@ -35,12 +35,12 @@ def model(value):
 class Host:
     """One host: its center, a worker of it, and its courier, which can be killed."""
 
-    def __init__(self, world, start):
+    def __init__(self, world, start, rule):
         self.world, self.params = world, model(start)
         self.layout = Layout.of(self.params)
         name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self.centers = HostCenters(name, workers=2, several_hosts=True)
-        self.center = self.centers.create(self.layout, RULE, 0)
+        self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
         self.filled = world.host == 0
         self.orders = []
@@ -83,10 +83,10 @@ class Host:
 
 
 class Group:
-    def __init__(self, starts):
+    def __init__(self, starts, rule=RULE):
         count = len(starts)
         worlds = [World([1] * count, host, ["h"] * count, ["127.0.0.1"] * count, KEY) for host in range(count)]
-        self.hosts = [Host(world, start) for world, start in zip(worlds, starts)]
+        self.hosts = [Host(world, start, rule) for world, start in zip(worlds, starts)]
         self.table = RoundTable()
         self.lost = set()
 
@@ -116,8 +116,8 @@ class Group:
         for host in self.hosts:
             host.center.read(host.params, True, 10, begin=True)
 
-    def begin(self, number, hosts, idle=()):
-        order = self.table.begin(number, hosts, idle)
+    def begin(self, number, hosts, idle=(), workers=None):
+        order = self.table.begin(number, dict(zip(hosts, workers or [1] * len(hosts))), idle)
         for host in order.hosts:
             self.hosts[host].tell(order)
 
@@ -149,11 +149,12 @@ class Group:
     def end(self, number, *hosts):
         """Go on until the workers of these hosts can make the step, and let them."""
         hosts = hosts or range(len(self.hosts))
-        rounds = [self.hosts[host].center.over_hosts for host in hosts]
-        self.until(lambda: self.report() or all(each.await_gathered(number, 0) for each in rounds))
-        self.until(lambda: all(each.await_gathered(number, 0) for each in rounds))
+        rounds = [self.hosts[host].center.over_hosts or self.hosts[host].center.means for host in hosts]
+        self.until(lambda: self.report() or all(each.are_gathered(number) for each in rounds))
+        self.until(lambda: all(each.are_gathered(number) for each in rounds))
         for host in hosts:
-            self.hosts[host].take_over(number)
+            if self.hosts[host].center.over_hosts is not None:
+                self.hosts[host].take_over(number)
 
     def __enter__(self):
         return self
@@ -311,6 +312,94 @@ def test_a_courier_that_is_killed_at_any_step_loses_nothing(killed, steps):
             group.end(number)
             require_alike(*group.hosts)
             assert group.hosts[0].params[1][0] == pytest.approx(oracle.round(1.0, 2.0))
+
+
+def scatter(group, seed):
+    """Give each center values of its own; returns the first parameters."""
+    random = np.random.default_rng(seed)
+    starts = [[random.normal(size=a.shape).astype(a.dtype) for a in model(0)] for _ in group.hosts]
+    for host, start in zip(group.hosts, starts):
+        host.center.fill(start, [])
+    return [start[0] for start in starts]
+
+
+@pytest.mark.parametrize("rule", [EASGD(0.5), CenterMomentum(0.5, 0.9, 0.0)], ids=repr)
+@pytest.mark.parametrize("workers", [[1, 1], [3, 1], [1, 2, 1]], ids=repr)
+def test_workers_that_stand_still_find_their_mean_on_all_hosts(rule, workers):
+    with Group([1.0] * len(workers), rule) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        for number in (1, 2, 5):
+            starts = scatter(group, number)
+            group.begin(number, range(len(workers)), workers=workers)
+            group.end(number)
+            require_same_center(*group.hosts)
+            mean = np.average(starts, axis=0, weights=workers)
+            np.testing.assert_allclose(group.hosts[0].center.values[0], mean, atol=1e-6)
+
+
+def test_exchanges_go_on_after_a_mean_and_do_not_change_it():
+    with Group([1.0, 1.0], EASGD(0.5)) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        starts = scatter(group, 3)
+        group.begin(1, [0, 1])
+        group.end(1)
+        before = [host.courier.exchanges for host in group.hosts]
+        group.until(lambda: all(host.courier.exchanges > count + 3 for host, count in zip(group.hosts, before)))
+        for host in group.hosts:
+            np.testing.assert_allclose(host.center.values[0], np.mean(starts, axis=0), atol=1e-6)
+
+
+def test_a_host_without_workers_gets_the_mean_and_does_not_count():
+    with Group([1.0, 1.0, 1.0], EASGD(0.5)) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        starts = scatter(group, 3)
+        group.begin(4, [0, 2], idle=[1])
+        group.end(4, 0, 2)
+        group.until(lambda: group.hosts[1].center.means.made == 4)
+        np.testing.assert_allclose(group.hosts[0].center.values[0], (starts[0] + starts[2]) / 2, atol=1e-6)
+
+
+def test_a_center_with_nan_does_not_count(caplog):
+    with Group([1.0, 1.0], EASGD(0.5)) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        starts = scatter(group, 3)
+        group.hosts[1].center.fill(model(np.nan), [])
+        group.begin(1, [0, 1])
+        group.end(1)
+        require_same_center(*group.hosts)
+        np.testing.assert_array_equal(group.hosts[1].center.values[0], starts[0])
+    assert "NaN" in caplog.text
+
+
+@pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.parametrize("steps", range(0, 12))
+def test_a_mean_survives_couriers_that_are_killed(killed, steps):
+    with Group([1.0, 1.0], EASGD(0.5)) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        group.hosts[1].filled = True
+        for number in (1, 2):
+            starts = scatter(group, number)
+            group.begin(number, [0, 1])
+            for _ in range(steps if number == 1 else 0):
+                for host in group.hosts:
+                    host.courier.step([])
+                group.report()
+            if number == 1:
+                group.hosts[killed].restart()
+                group.introduce()
+            group.end(number)
+            require_same_center(*group.hosts)
+            np.testing.assert_allclose(group.hosts[0].center.values[0], np.mean(starts, axis=0), atol=1e-6)
 
 
 def test_a_round_that_another_host_never_ends_has_a_deadline():

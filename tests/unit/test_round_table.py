@@ -2,7 +2,7 @@
 
 import pytest
 
-from platoon_base.courier.messages import Combine, Gathered
+from platoon_base.courier.messages import Combine, Gather, Gathered
 from platoon_base.multihost.rounds import RoundTable
 
 pytestmark = pytest.mark.base
@@ -10,7 +10,9 @@ pytestmark = pytest.mark.base
 
 def begun(hosts, idle=()):
     table = RoundTable()
-    assert table.begin(7, hosts, idle).hosts == sorted(hosts)
+    assert table.begin(7, {host: 1 + host for host in hosts}, idle) == Gather(
+        7, sorted(hosts), [1 + host for host in sorted(hosts)]
+    )
     return table
 
 
