@@ -21,7 +21,7 @@ from platoon_base.centers.host_memory import (
     no_holders,
 )
 from platoon_base.centers.host_rounds import Rounds, open_rounds
-from platoon_base.centers.host_shift import Shift
+from platoon_base.centers.host_shift import Shift, wide
 from platoon_base.centers.hosts_means import HostsMeans
 from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.round_totals import HostsRounds
@@ -115,7 +115,7 @@ class HostCenter:
         behind = first + step * (1 + shape.states)
         self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states) if shape.rounds else None
         remembering = [state for state, source in zip(self._local_states, local_sources) if source is None]
-        self._shift = Shift(layout, layout.views(segment.buffer, behind), remembering) if shape.shift else None
+        self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
         self.means = HostsMeans(layout, header, self.snapshot, self.move_to) if shape.shift else None
         self.over_hosts: HostsRounds | None = None
         if self._rounds is not None and shape.several_hosts:
@@ -302,6 +302,22 @@ class HostCenter:
                 shift.move(stripe, cut(by, stripe.pieces))
 
         return not self._visit(move, True, timeout_s)
+
+    def change(self, old: Sequence[Array], new: Sequence[Array]) -> None:
+        """Change the center from ``old`` to ``new``, which no other worker does at this time.
+
+        What other hosts have moved meanwhile stays. A stripe that somebody holds is changed without its lock.
+        """
+
+        def work(stripe: Stripe) -> None:
+            for center, before, after in zip(stripe.center, cut(old, stripe.pieces), cut(new, stripe.pieces)):
+                if np.array_equal(center, before):
+                    np.copyto(center, after)
+                else:
+                    center += after - before
+
+        for stripe in self._visit(work, self._several_hosts, PATIENCE_S):
+            work(stripe)
 
     def move_to(self, values: Sequence[Array], timeout_s: float = PATIENCE_S) -> bool:
         """Move the center, which nobody changes meanwhile, to values; see `move`."""

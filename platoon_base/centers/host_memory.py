@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from platoon_base.centers.host_rounds import WORDS, rounds_bytes
+from platoon_base.centers.host_shift import wide
 from platoon_base.layout import Layout
 from platoon_base.shm.segments import Segment
 from platoon_base.views import array_on
@@ -83,7 +84,8 @@ class Shape(NamedTuple):
 
     def size_bytes(self, layout: Layout) -> int:
         """Return the bytes of all."""
-        size_bytes = self.buffers_start(layout) + layout.nbytes * (1 + self.states + self.shift)
+        size_bytes = self.buffers_start(layout) + layout.nbytes * (1 + self.states)
+        size_bytes += wide(layout).nbytes if self.shift else 0
         return size_bytes + (rounds_bytes(layout, self.stripe_bytes, self.states) if self.rounds else 0)
 
     def write_header(self, segment: Segment, layout: Layout) -> None:

@@ -13,9 +13,16 @@ import numpy as np
 from platoon_base.centers.stripes import Stripe, cut
 from platoon_base.layout import Layout
 
-__all__ = ["Shift"]
+__all__ = ["Shift", "wide"]
 
 Array = np.ndarray[Any, Any]
+
+
+def wide(layout: Layout) -> Layout:
+    """Return the layout of sums of moves: half-precision numbers would lose small ones beside a large sum."""
+    return Layout(
+        tuple(spec._replace(dtype="float32") if np.dtype(spec.dtype).itemsize < 4 else spec for spec in layout.specs)
+    )
 
 
 class Shift:
@@ -25,14 +32,14 @@ class Shift:
     ----------
     layout : Layout
     total : list of ndarray
-        The sum, one array for each parameter.
+        The sum, one array for each parameter, see `wide`.
     remembering : list of list of ndarray
         The worker's buffers that remember the center, and so move with it.
     """
 
     def __init__(self, layout: Layout, total: list[Array], remembering: list[list[Array]]) -> None:
         self._total = total
-        self._seen = layout.empty()
+        self._seen = wide(layout).empty()
         self._remembering = remembering
         self._counts: dict[int, int] = {}
 
@@ -53,7 +60,7 @@ class Shift:
         self._counts[stripe.index] = count
         remembering = [cut(state, stripe.pieces) for state in self._remembering]
         for i, (seen, total) in enumerate(zip(cut(self._seen, stripe.pieces), cut(self._total, stripe.pieces))):
-            moved = total - seen
+            moved = (total - seen).astype(arrays[i].dtype, copy=False)
             np.copyto(seen, total)
             arrays[i] += moved
             for state in remembering:
@@ -69,6 +76,6 @@ class Shift:
     def move_to(self, stripe: Stripe, values: Sequence[Array]) -> None:
         """Move the center's part of a stripe to values, and let the workers know."""
         for center, total, value in zip(stripe.center, cut(self._total, stripe.pieces), values):
-            total += value - center
+            total += value.astype(total.dtype, copy=False) - center
             np.copyto(center, value)
         stripe.holder["shifts"] += 1

@@ -62,6 +62,8 @@ class BackgroundExchanges:
 
     Attributes
     ----------
+    workers : dict of int to int
+        By host, the workers that live there: a host's copy is weighted by them.
     count : int
         How often this host's center was moved.
     """
@@ -71,6 +73,7 @@ class BackgroundExchanges:
     ) -> None:
         self._world, self._rule, self._every_s, self._tell = world, rule, every_s, tell
         self._layout = layout
+        self.workers = dict(enumerate(world.workers))
         self._states = [layout.empty() for _ in rule.states]
         self._members: frozenset[int] = frozenset()
         self._buffer, self._copy = flat_copy(layout)
@@ -169,7 +172,9 @@ class BackgroundExchanges:
         self._busy_s += time.process_time() - began
 
     def _move_by(self, center: MovingCenter, fresh: Mapping[int, Conversation]) -> None:
-        weights = [float(self._world.workers[host]) for host in [self._world.host, *fresh]]
+        weights = [float(self.workers[host]) for host in [self._world.host, *fresh]]
+        if not any(weights):
+            return
         means = weighted_mean([self._copy, *(each.theirs for each in fresh.values())], weights)
         if self._members != frozenset(fresh):
             self._members = frozenset(fresh)

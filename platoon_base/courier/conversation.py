@@ -111,6 +111,10 @@ class Conversation:
         """Return a center of the other host that has come, in their order; None if there is no other."""
         return self._wholes.popleft() if self._wholes else None
 
+    def put_back(self, whole: bytearray) -> None:
+        """Let `take_whole` return a center again."""
+        self._wholes.appendleft(whole)
+
     def take_totals(self, number: int) -> RoundTotals | None:
         """Return what the other host has contributed to a round if all of it has come; it belongs to the caller."""
         if self._round != number:

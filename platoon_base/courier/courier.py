@@ -114,6 +114,7 @@ class Courier:
         if isinstance(order, between.Peers):
             self._lost -= order.peers.keys()
             self._known = order.peers.keys() - {self._world.host}
+            self._background.workers.update(order.workers)
             for host, (address, port, token) in order.peers.items():
                 if host < self._world.host and self._tokens.get(host) != token:
                     self._tokens[host] = token
@@ -251,25 +252,30 @@ class Courier:
         """Put what has come into this host's center, if it is not filled yet, or behind, or was overwritten."""
         for host, conversation in self._conversations.items():
             while (whole := conversation.take_whole()) is not None:
-                self._take_center(center, host, whole)
+                if not self._take_center(center, host, whole):
+                    log.warning("a part of the center is held by a worker that does not go on")
+                    conversation.put_back(whole)
+                    break
 
-    def _take_center(self, center: OpenCenter, host: int, whole: bytearray) -> None:
+    def _take_center(self, center: OpenCenter, host: int, whole: bytearray) -> bool:
+        """Put a center in place of this host's, if that is to be; False if a part of it was held."""
         size = self._layout.nbytes
         if len(whole) != size * (1 + len(center.states)) + _TAIL.size:
             log.warning("host %d sends a center of %d bytes, which is that of another rule", host, len(whole))
-            return
+            return True
         number, stamp = _TAIL.unpack_from(whole, len(whole) - _TAIL.size)
         if self._filled and stamp <= center.overwrites.stamp and number <= self._made(center):
-            return
+            return True
         values, *states = (self._layout.views(whole, i * size) for i in range(1 + len(center.states)))
-        while not center.replace(values, states, number):
-            log.warning("a part of the center is held by a worker that does not go on")
+        if not center.replace(values, states, number):
+            return False
         center.overwrites.stamp = max(stamp, center.overwrites.stamp)
         if not self._filled:
             self._filled = True
             self._tell(between.Filled())
         for conversation in self._conversations.values():
             self._say_stamp(conversation)
+        return True
 
     def close(self) -> None:
         """Let go of the center and of all links."""

@@ -54,9 +54,13 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 
 
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
-    """Where the couriers of other hosts listen: by host an address, a port and a token in hexadecimal digits."""
+    """Where the couriers of other hosts listen: by host an address, a port and a token in hexadecimal digits.
+
+    ``workers`` are those of each host that live.
+    """
 
     peers: dict[int, tuple[str, int, str]]
+    workers: dict[int, int] = {}
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):

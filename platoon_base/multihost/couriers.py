@@ -124,9 +124,9 @@ class CourierKeeper:
         self._round = [order] if isinstance(order, between.Gather) else [*self._round, order]
         self._send(order)
 
-    def peers(self, peers: dict[int, tuple[str, int, str]]) -> None:
-        """Let it know where the others listen."""
-        self._peers = between.Peers(dict(peers))
+    def peers(self, peers: dict[int, tuple[str, int, str]], workers: dict[int, int]) -> None:
+        """Let it know where the others listen, and how many workers of each host live."""
+        self._peers = between.Peers(dict(peers), dict(workers))
         self._lost = {host: lost for host, lost in self._lost.items() if host not in peers}
         self._send(self._peers)
 

@@ -77,6 +77,7 @@ class HostTable:
         self._round = RoundTable()
         self._couriers: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
         self._couriers_changed = False  # since the hosts were sent where they listen
+        self._living = 0  # workers, when they were
         self._controller: Controller | None = None
         self._changes: StateChanges | None = None
         self._welcome: between.Welcome | None = None
@@ -309,13 +310,16 @@ class HostTable:
 
     def _send_couriers(self) -> None:
         """Let all couriers know where the others listen, if that has changed: once for all that came meanwhile."""
+        if self._couriers and self._roster.living != self._living:
+            self._living, self._couriers_changed = self._roster.living, True
         if not self._couriers_changed:
             return
         self._couriers_changed = False
+        workers = {host: self._roster.living_on(host) for host in range(self.world.hosts)}
         if self._courier is not None:
-            self._courier.peers(self._couriers)
+            self._courier.peers(self._couriers, workers)
         for member in self._members.values():
-            self._send(member, between.Couriers(self._couriers))
+            self._send(member, between.Couriers(self._couriers, workers))
 
     def _shifted(self, member: Member, data: bytes) -> bytes:
         """Put the time within a request to end the job on this host's clock."""

@@ -252,9 +252,10 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
 
 
 class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
-    """Where the couriers of the hosts listen."""
+    """Where the couriers of the hosts listen, and how many workers of each host live."""
 
     at: dict[int, tuple[str, int, str]]
+    workers: dict[int, int]
 
 
 class CenterMade(msgspec.Struct, frozen=True, tag="center-made"):

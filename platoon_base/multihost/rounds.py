@@ -23,6 +23,7 @@ class RoundTable:
         self._waiting: set[int] = set()
         self._has: dict[int, dict[int, int]] = {}
         self._idle: list[int] = []
+        self._decided = False
 
     @property
     def hosts(self) -> list[int]:
@@ -33,6 +34,7 @@ class RoundTable:
         """Begin a round of so many workers on some hosts; ``idle`` are those that have a center and no worker in it."""
         self._gather = Gather(number, sorted(hosts), [hosts[host] for host in sorted(hosts)])
         self._waiting, self._has, self._idle = set(self._gather.hosts), {}, sorted(idle)
+        self._decided = False
         return self._gather
 
     def gathered(self, host: int, news: Gathered) -> Combine | None:
@@ -46,7 +48,8 @@ class RoundTable:
     def lose(self, host: int) -> Combine | None:
         """Go on without a host; returns the decision if it was the last that was waited for."""
         self._idle = [each for each in self._idle if each != host]
-        if self._gather is None or host not in self._waiting:
+        had = self._has.pop(host, None)  # what it has sent to all others counts, where its center is does not
+        if self._gather is None or (host not in self._waiting and had is None) or self._decided:
             return None
         self._waiting.discard(host)
         return self._decide()
@@ -58,6 +61,7 @@ class RoundTable:
             return None
         everywhere = set.intersection(*(set(bases) for bases in self._has.values()))
         bases = {host: base for each in self._has.values() for host, base in each.items()}
+        self._decided = True
         # Who is left has its center; the values of a host that was lost meanwhile may not be had any more.
         latest = max(bases[host] for host in self._has)
         ahead = [host for host in self._has if bases[host] == latest]

@@ -178,7 +178,8 @@ class SharedParameters:
             if synchronous:
                 lock.acquire(left_s)
             try:
-                new = [value.copy() for value in values]  # an update that fails leaves the center as it was
+                old = [value.copy() for value in values]
+                new = [value.copy() for value in old]  # an update that fails leaves the center as it was
                 update(new)
                 self._require_layout(new)
                 for spec, array in zip(self.parameters.layout.specs, new):
@@ -188,8 +189,8 @@ class SharedParameters:
                             "NaN or an infinity, so the center stays as it was. Lower the learning rate, clip "
                             "gradients, or take the center over (copy_to_local)"
                         )
-                for value, array in zip(values, new):
-                    np.copyto(value, array)
+                host_center: Any = self.center  # for one on devices there was an error above
+                host_center.change(old, new)
             finally:
                 if synchronous:
                     lock.release()

@@ -334,6 +334,44 @@ def test_an_exchange_that_takes_longer_than_patience_is_made(filled, monkeypatch
             require_equal(host.values(), make(2.0 if filled else 1.0))
 
 
+def test_a_host_without_living_workers_follows_and_does_not_count():
+    with Hosts([0.0, 4.0], filled=True) as group:
+        group.introduce()
+        group.made()
+        group.until_exchanged()
+        listening = [next(news for news in host.news if isinstance(news, between.Listening)) for host in group.hosts]
+        peers = {number: (each.address, each.port, each.token) for number, each in enumerate(listening)}
+        for host in group.hosts:
+            host.courier.obey(between.Peers(peers, {0: 1, 1: 0}))
+        group.until_exchanged()
+        group.hosts[0].center.fill(model(10.0), [])
+        group.until(lambda: abs(group.hosts[1].values()[0] - 10.0).max() < 1e-3)
+        require_equal(group.hosts[0].values(), model(10.0))
+
+
+def test_small_moves_of_half_precision_add_up():
+    def make(value):
+        return [np.full(8, value, "float16")]
+
+    with Hosts([0.0], rule=EASGD(0.001), filled=True, make=make) as group:
+        (host,) = group.hosts
+        host.sync()
+        for by in [4.0] + 100 * [0.001]:
+            host.center.move(make(by), 0)
+        host.sync()
+        assert float(host.params[0][0]) == pytest.approx(4.1, abs=0.01)
+
+
+def test_an_update_of_the_center_keeps_what_other_hosts_move_meanwhile():
+    with Hosts([1.0]) as group:
+        center = group.hosts[0].center
+        old = [np.array(value) for value in center.values]
+        new = [value * 2 for value in old]
+        center.move([np.full_like(value, 0.5) for value in old], 0)
+        center.change(old, new)
+        require_equal(center.values, [value + value.dtype.type(0.5) for value in new], rtol=1e-3)
+
+
 def test_a_host_that_is_left_out_again_and_again_is_named(caplog, monkeypatch):
     monkeypatch.setattr(background, "PATIENCE_S", 0.1)
     with Hosts([0.0, 3.0], filled=True) as group:

@@ -62,3 +62,13 @@ def test_news_of_an_earlier_round_changes_nothing():
     assert table.gathered(0, Gathered(6, {0: 5, 1: 5})) is None
     table.gathered(1, Gathered(7, {0: 6, 1: 6}))
     assert table.gathered(0, Gathered(7, {0: 6, 1: 6})) is not None
+
+
+def test_a_host_that_is_lost_after_it_had_all_gives_no_center():
+    table = begun([0, 1, 2])
+    bases = {0: 6, 1: 5, 2: 5}
+    assert table.gathered(0, Gathered(7, bases)) is None
+    assert table.lose(0) is None
+    assert table.gathered(1, Gathered(7, bases)) is None
+    assert table.gathered(2, Gathered(7, bases)) == Combine(7, [1, 2], 5, 1, [])
+    assert table.lose(1) is None
