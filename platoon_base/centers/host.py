@@ -306,7 +306,7 @@ class HostCenter:
     def change(self, old: Sequence[Array], new: Sequence[Array]) -> None:
         """Change the center from ``old`` to ``new``, which no other worker does at this time.
 
-        What other hosts have moved meanwhile stays. A stripe that somebody holds is changed without its lock.
+        The courier may have moved it meanwhile: that stays. A stripe that somebody holds is changed without its lock.
         """
 
         def work(stripe: Stripe) -> None:
