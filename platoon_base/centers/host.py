@@ -311,7 +311,7 @@ class HostCenter:
 
         def work(stripe: Stripe) -> None:
             for center, before, after in zip(stripe.center, cut(old, stripe.pieces), cut(new, stripe.pieces)):
-                if np.array_equal(center, before):
+                if np.array_equal(center, before, equal_nan=True):
                     np.copyto(center, after)
                 else:
                     center += after - before
