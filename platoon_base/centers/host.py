@@ -316,7 +316,7 @@ class HostCenter:
                 else:
                     center += after - before
 
-        for stripe in self._visit(work, self._several_hosts, PATIENCE_S):
+        for stripe in self._visit(work, True, PATIENCE_S):
             work(stripe)
 
     def move_to(self, values: Sequence[Array], timeout_s: float = PATIENCE_S) -> bool:

@@ -6,11 +6,10 @@ so. A stamp tells which of two hosts' centers was overwritten later; it is alike
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from typing import Any
 
-from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S
+from platoon_base.centers.stripes import wait_until
 from platoon_base.errors import CollectiveTimeoutError
 
 __all__ = ["Overwrites", "await_count"]
@@ -72,12 +71,8 @@ class Overwrites:
 
 def await_count(read: Callable[[], int], count: int, timeout_s: float, what: str) -> None:
     """Wait until a count that the courier writes has come so far; raises `CollectiveTimeoutError`."""
-    deadline, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
-    while read() < count:
-        if time.monotonic() > deadline:
-            raise CollectiveTimeoutError(
-                f"waited {timeout_s:g} s for {what}: is the network slow or cut, or a host suspended? Look into the "
-                "logs of the launchers and couriers, or give a longer timeout_s"
-            )
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+    if not wait_until(lambda: read() >= count, timeout_s):
+        raise CollectiveTimeoutError(
+            f"waited {timeout_s:g} s for {what}: is the network slow or cut, or a host suspended? Look into the "
+            "logs of the launchers and couriers, or give a longer timeout_s"
+        )

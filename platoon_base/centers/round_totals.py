@@ -9,14 +9,13 @@ first, and what it contributed is left out.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from platoon_base.centers.host_rounds import Rounds, StripeArrays, use_other
-from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, copy_all, cut
+from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
 from platoon_base.layout import ALIGNMENT, Layout
 
 __all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
@@ -111,13 +110,7 @@ class HostsRounds:
 
     def await_gathered(self, number: int, timeout_s: float) -> bool:
         """Wait until all stripes hold the sum over all hosts for a round; False if they do not in time."""
-        deadline, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
-        while not self.are_gathered(number):
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-        return True
+        return wait_until(lambda: self.are_gathered(number), timeout_s)
 
     def are_gathered(self, number: int) -> bool:
         """Tell whether all stripes hold the sum over all hosts for a round, or its step is made."""
@@ -138,7 +131,10 @@ class HostsRounds:
         return True
 
     def gather(self, totals: Sequence[RoundTotals], number: int, workers: Sequence[int]) -> bool:
-        """Put the sum of several hosts' totals, in their order, in place of this host's; see `read`."""
+        """Put the sum of several hosts' totals, in their order, in place of this host's; see `read`.
+
+        The totals count contributions themselves, so the numbers of workers are not needed.
+        """
 
         def put(stripe: Stripe) -> None:
             gather(self._rounds.stripes[stripe.index], stripe, totals, number)

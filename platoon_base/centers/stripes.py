@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy as np
 from platoon_base.centers.host_kernels import Plan
 from platoon_base.layout import Piece
 
-__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Stripe", "copy_all", "cut"]
+__all__ = ["FIRST_PAUSE_S", "LONGEST_PAUSE_S", "Stripe", "copy_all", "cut", "wait_until"]
 
 Array = np.ndarray[Any, Any]
 
@@ -49,3 +50,14 @@ def copy_all(targets: Sequence[Array], sources: Sequence[Any]) -> None:
 def cut(arrays: Sequence[Array], pieces: tuple[Piece, ...]) -> list[Array]:
     """Return the pieces of parameters, flat views."""
     return [arrays[p.parameter].reshape(-1)[p.start : p.stop] for p in pieces]
+
+
+def wait_until(done: Callable[[], bool], timeout_s: float) -> bool:
+    """Ask again and again, at growing intervals, whether something is done; False if it is not in time."""
+    deadline, pause = time.monotonic() + timeout_s, FIRST_PAUSE_S
+    while not done():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE_S)
+    return True

@@ -123,7 +123,7 @@ class Courier:
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
-            rounds = self._center.over_hosts or self._center.means
+            rounds = _rounds_of(self._center)
             if rounds is not None:
                 self._rounds = HostsRound(self._world.host, rounds, self, self._tell)
             for conversation in self._conversations.values():
@@ -229,7 +229,7 @@ class Courier:
 
     @staticmethod
     def _made(center: OpenCenter) -> int:
-        rounds = center.over_hosts or center.means
+        rounds = _rounds_of(center)
         return 0 if rounds is None else rounds.made
 
     def give_center(self, conversation: Conversation) -> None:
@@ -285,6 +285,11 @@ class Courier:
         self._listener.close()
         if self._center is not None:
             self._center.close()
+
+
+def _rounds_of(center: OpenCenter) -> HostsRounds | HostsMeans | None:
+    """Return what rounds of several hosts change: sums of rules that wait, or the centers of others."""
+    return center.over_hosts or center.means
 
 
 def be_nice() -> None:

@@ -168,18 +168,20 @@ class SharedParameters:
     def update_center(self, update: Callable[[list[Array]], object], synchronous: bool, timeout_s: float) -> None:
         """Let a function change the center; see `Worker.update_center`."""
         values, lock = self.center_arrays(), self._connection.lock
-        if getattr(self.center, "over_hosts", None) is not None:
+        center: Any = self.center  # on the host: for one on devices there was an error
+        if center.over_hosts is not None:
             raise ConfigurationError(
                 "update_center changes the center of this worker's host alone, and a rule that waits keeps those of "
                 "all hosts alike: change the parameters and call copy_to_global, or take a rule that does not wait"
             )
+        moved_by_others = center.means is not None
         with self._turns.take("update_center", timeout_s) as left_s:
             began = time.perf_counter()
             if synchronous:
                 lock.acquire(left_s)
             try:
-                old = [value.copy() for value in values]
-                new = [value.copy() for value in old]  # an update that fails leaves the center as it was
+                new = [value.copy() for value in values]  # an update that fails leaves the center as it was
+                old = [value.copy() for value in new] if moved_by_others else []
                 update(new)
                 self._require_layout(new)
                 for spec, array in zip(self.parameters.layout.specs, new):
@@ -189,8 +191,11 @@ class SharedParameters:
                             "NaN or an infinity, so the center stays as it was. Lower the learning rate, clip "
                             "gradients, or take the center over (copy_to_local)"
                         )
-                host_center: Any = self.center  # for one on devices there was an error above
-                host_center.change(old, new)
+                if moved_by_others:
+                    center.change(old, new)
+                else:
+                    for value, array in zip(values, new):
+                        np.copyto(value, array)
             finally:
                 if synchronous:
                     lock.release()

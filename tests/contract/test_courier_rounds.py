@@ -146,6 +146,15 @@ class Group:
                         return True
         return False
 
+    def kill(self, number, steps):
+        """Kill a courier after so many turns of all, and start another one."""
+        for _ in range(steps):
+            for host in self.hosts:
+                host.courier.step([])
+            self.report()
+        self.hosts[number].restart()
+        self.introduce()
+
     def end(self, number, *hosts):
         """Go on until the workers of these hosts can make the step, and let them."""
         hosts = hosts or range(len(self.hosts))
@@ -302,13 +311,8 @@ def test_a_courier_that_is_killed_at_any_step_loses_nothing(killed, steps):
             for host, progress in zip(group.hosts, (1.0, 2.0)):
                 host.contribute(progress)
             group.begin(number, [0, 1])
-            for _ in range(steps if number == 1 else 0):
-                for host in group.hosts:
-                    host.courier.step([])
-                group.report()
             if number == 1:
-                group.hosts[killed].restart()
-                group.introduce()
+                group.kill(killed, steps)
             group.end(number)
             require_alike(*group.hosts)
             assert group.hosts[0].params[1][0] == pytest.approx(oracle.round(1.0, 2.0))
@@ -390,13 +394,8 @@ def test_a_mean_survives_couriers_that_are_killed(killed, steps):
         for number in (1, 2):
             starts = scatter(group, number)
             group.begin(number, [0, 1])
-            for _ in range(steps if number == 1 else 0):
-                for host in group.hosts:
-                    host.courier.step([])
-                group.report()
             if number == 1:
-                group.hosts[killed].restart()
-                group.introduce()
+                group.kill(killed, steps)
             group.end(number)
             require_same_center(*group.hosts)
             np.testing.assert_allclose(group.hosts[0].center.values[0], np.mean(starts, axis=0), atol=1e-6)
