@@ -330,6 +330,8 @@ class HostCollective:
         why = why or self._exchange.broken_link()
         # A rank that came after all, before it went, is not missed.
         if why and set(missing) & set(self._exchange.missing()):
+            if self._shared.open_memory.broken:  # that rank told what ended its call before it went
+                raise self._failure.reason()
             raise WorkerLostError(f"{self._named(header)} cannot end: {why}")
         if time.monotonic() < deadline:
             return deadline

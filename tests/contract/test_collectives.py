@@ -535,6 +535,21 @@ def test_an_interrupt_breaks_the_group(make):
             twice(lambda: group.members[1].all_reduce(F32, timeout_s=TIMEOUT_S))
 
 
+def test_a_rank_that_left_after_its_call_failed_is_not_the_reason(make):
+    """What ended its call is told to the others before it goes, and is what they are told."""
+
+    class LeftMeanwhile:
+        def why_absent(self, ranks):
+            with pytest.raises(ConfigurationError, match="median"):
+                group.members[1].all_reduce(F32, "median", timeout_s=TIMEOUT_S)
+            group.members[1].close()
+            return "rank 1 has left the job"
+
+    with make(2, liveness=[LeftMeanwhile(), Willing()]) as group:
+        with pytest.raises((ConfigurationError, WorkerLostError), match="refused its collective call 1.*median"):
+            group.members[0].all_reduce(F32, timeout_s=TIMEOUT_S)
+
+
 def test_who_is_slow_is_waited_for_and_who_stands_still_is_named(make):
     """The deadline counts from the last sign of progress of the ranks that are missing."""
     slow = Slow(looks=5)

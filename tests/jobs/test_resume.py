@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import psutil
 import pytest
@@ -123,16 +124,22 @@ def newest(folder: Path):
     return read_checkpoint(found[-1]) if found else None
 
 
+def paused_at_23(folder: Path):
+    """Whether the newest checkpoint is of the moment at which both have paused, also in what each tells of itself."""
+    checkpoint = newest(folder)
+    if checkpoint is None or not checkpoint.center:
+        return False
+    about = checkpoint.about
+    told = [(about.positions.get(rank), about.kept.get(rank)) for rank in (0, 1)]
+    return checkpoint.center[0][0] == 46 and told == [((3, 3, 23), {"twice": msgspec.msgpack.encode(46)})] * 2
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_job_that_was_ended_goes_on_at_the_step_it_had_reached(interrupt, finish, tmp_path, number):
     kept = tmp_path / "kept"
 
-    def saved():  # the center of the moment at which all have paused
-        checkpoint = newest(kept)
-        return checkpoint is not None and checkpoint.center and checkpoint.center[0][0] == 2 * 23
-
     options = ["--checkpoint-every", "0.05", "--resume", kept, "--seed", 5]
-    status = interrupt(*options, pause_at=23, number=number, until=saved)
+    status = interrupt(*options, pause_at=23, number=number, until=lambda: paused_at_23(kept))
     assert status == {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130}[number]
     summary, starts, output = finish("--resume", kept)
     assert starts == ["starts at (3, 3, 23) kept 46 center 46 seed 5"] * 2
@@ -158,11 +165,8 @@ def test_another_number_of_workers_goes_on_with_the_epoch(interrupt, finish, tmp
 def test_the_one_before_a_damaged_one_is_resumed(interrupt, finish, tmp_path):
     kept = tmp_path / "kept"
 
-    def saved():
-        checkpoint = newest(kept)
-        return checkpoint is not None and checkpoint.center and checkpoint.center[0][0] == 2 * 23
-
-    interrupt("--checkpoint-every", "0.05", "--resume", kept, pause_at=23, number=signal.SIGTERM, until=saved)
+    options = ["--checkpoint-every", "0.05", "--resume", kept]
+    interrupt(*options, pause_at=23, number=signal.SIGTERM, until=lambda: paused_at_23(kept))
     damaged = sorted(kept.glob("checkpoint-*.npz"))[-1]
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[: len(whole) // 2])
