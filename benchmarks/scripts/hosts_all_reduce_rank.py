@@ -3,6 +3,7 @@
 Arguments: the method, the parent's socket, this rank, the number of ranks, the address of this host and of the first.
 """
 
+import atexit
 import json
 import math
 import os
@@ -113,34 +114,43 @@ class Patient:
         return -math.inf
 
 
-def platoon(parent, rank, size, address, first, key="5a" * 32):
+def platoon(parent, rank, size, address, first, key="5a" * 32, backend="links"):
     import numpy as np
 
     from platoon_base.collectives.group_segment import CHUNK_BYTES, GroupSegment
     from platoon_base.collectives.hosts import HostsCollective
+    from platoon_base.collectives.hosts_libraries import LIBRARIES
     from platoon_base.hosts.world import World
     from platoon_base.links.handshake import Address, Listener, open_links
 
     each = size // 2
     host, index = divmod(rank, each)
     listener = Listener(address)
-    name = f"/platoon-{os.getuid()}-bench{key[:2]}-hosts{host}"
+    name = f"/platoon-{os.getuid()}-bench{key[:2]}{backend}-hosts{host}"
     local = tuple(range(host * each, host * each + each))
     shared = GroupSegment.create(name, local, CHUNK_BYTES) if index == 0 else None
-    addresses = parent({"address": [address, listener.address.port, listener.address.token.hex()]})
+    library, at = None, World([each, each], host, ["h0", "h1"], [first, address], key, backend)
+    if backend != "links" and rank == 0:
+        library = LIBRARIES[backend](at, 0, 30.0)
+    store = library.port if library else 0
+    addresses = parent({"address": [address, listener.address.port, listener.address.token.hex(), store]})
     shared = shared or GroupSegment.attach(name, local)
-    world = World([each, each], host, ["h0", "h1"], [a for a, _, _ in addresses[::each]], key)
+    world = World([each, each], host, ["h0", "h1"], [a for a, *_ in addresses[::each]], key, backend)
+    if backend != "links" and index == 0:
+        library = library or LIBRARIES[backend](at, addresses[0][3], 30.0)
+        library.connect()
     other = rank - each if host else rank + each
-    at, port, token = addresses[other]
-    calls = {other: Address(at, port, bytes.fromhex(token))} if host else {}
+    there, port, token, _ = addresses[other]
+    calls = {other: Address(there, port, bytes.fromhex(token))} if host else {}
     links = open_links(
         listener, rank, bytes.fromhex(key), calls, frozenset(() if host else (other,)), time.monotonic() + 30,
         lambda ranks: None,
     )  # fmt: skip
     listener.close()
-    ours = HostsCollective(shared, index, world, range(size), [(1 - host, links[other])], Patient())
+    ours = HostsCollective(shared, index, world, range(size), [(1 - host, links[other])], Patient(), library=library)
     ours.barrier(timeout_s=60)
     ours.unlink()
+    atexit.register(ours.close)  # MPI wants to be told of the end
     call = lambda x: ours.all_reduce(x, out=x, timeout_s=300)  # noqa: E731
     return (lambda count: np.zeros(count, np.float32)), call, lambda: ours.barrier(timeout_s=300), rank
 
@@ -149,7 +159,18 @@ def plain(*words):
     return platoon(*words, key="")
 
 
-METHODS = {"tcp": tcp, "gloo": gloo, "openmpi": openmpi, "platoon": platoon, "platoon-plain": plain}
+def by_gloo(*words):
+    return platoon(*words, key="", backend="gloo")
+
+
+def by_mpi(*words):
+    return platoon(*words, key="", backend="mpi")
+
+
+METHODS = {
+    "tcp": tcp, "gloo": gloo, "openmpi": openmpi, "platoon": platoon, "platoon-plain": plain,
+    "platoon-gloo": by_gloo, "platoon-mpi": by_mpi,
+}  # fmt: skip
 
 
 def main():
@@ -157,6 +178,9 @@ def main():
     if method == "openmpi":
         rank = os.environ["OMPI_COMM_WORLD_RANK"]
     rank, size = int(rank), int(size)
+    if method == "platoon-mpi":
+        host = int(os.environ["OMPI_COMM_WORLD_RANK"])
+        rank, address = 2 * host + rank, address.split(",")[host]
     sock = socket.socket(socket.AF_UNIX)
     sock.connect(control)
     file = sock.makefile("rw")

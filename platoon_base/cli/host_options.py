@@ -16,6 +16,7 @@ import click
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.endpoint import engine_job, find_endpoint
 from platoon_base.hosts.place import Place, find_place
+from platoon_base.hosts.world import BACKENDS, LINKS, MPI
 from platoon_base.multihost.addresses import own_address_towards
 from platoon_base.multihost.meeting import MeetingInterruptedError
 from platoon_base.multihost.secret import key_file
@@ -42,6 +43,8 @@ class HostOptions(NamedTuple):
         A host that is silent for so long is lost.
     encrypted : bool
         Whether workers encrypt arrays for other hosts.
+    backend : str
+        One of `platoon_base.hosts.world.BACKENDS`.
     """
 
     place: Place
@@ -49,6 +52,7 @@ class HostOptions(NamedTuple):
     timeout_s: float
     host_timeout_s: float
     encrypted: bool
+    backend: str
 
     def endpoint_here(self) -> str:
         """Return where to listen, on the first host; others find it if they have no other way to know.
@@ -135,6 +139,19 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     return seconds
 
 
+def _require_library_allowed(backend: str, no_encryption: bool, hosts: int, restarts: int) -> None:
+    got = f"got --hosts-backend {backend}"
+    if hosts == 1:
+        raise ConfigurationError(f"{got} on one host: arrays pass through its memory there; leave the option out")
+    if not no_encryption:
+        raise ConfigurationError(f"{got}, which does not encrypt: add --no-encryption if the network is your own")
+    if backend == MPI and restarts:
+        raise ConfigurationError(
+            f"{got} and --max-restarts {restarts}: MPI ends the whole job if a process is lost; leave one of them out, "
+            "or let the scheduler start the job again with --resume"
+        )
+
+
 _OPTIONS = (
     click.option(
         "--nnodes",
@@ -179,6 +196,14 @@ _OPTIONS = (
         is_flag=True,
         help="Send arrays between hosts as they are. Control messages are always encrypted.",
     ),
+    click.option(
+        "--hosts-backend",
+        type=click.Choice(BACKENDS),
+        default=LINKS,
+        show_default=True,
+        help="What adds large arrays of the hosts' memory in an all-reduce: encrypted links, or a library that users "
+        "of torch (gloo) or mpirun (mpi) have, with --no-encryption. That of host 0 counts.",
+    ),
 )
 
 
@@ -194,11 +219,14 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
         rdzv_timeout: float,
         host_timeout: float,
         no_encryption: bool,
+        hosts_backend: str,
         **kwargs: Any,
     ) -> Any:
         place = find_place(os.environ, nnodes, node_rank, rdzv_endpoint)
         endpoint = find_endpoint(os.environ, rdzv_endpoint) if place.hosts > 1 else ""
-        hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, not no_encryption)
+        if hosts_backend != LINKS:
+            _require_library_allowed(hosts_backend, no_encryption, place.hosts, kwargs.get("max_restarts", 0))
+        hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, not no_encryption, hosts_backend)
         try:
             return command(*args, hosts=hosts, **kwargs)
         except MeetingInterruptedError as exc:

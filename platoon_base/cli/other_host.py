@@ -49,6 +49,7 @@ def other_hosts(console: Console, hosts: HostOptions, here: Here, signals: StopS
             timeout_s=hosts.timeout_s,
             host_timeout_s=hosts.host_timeout_s,
             encrypted=hosts.encrypted,
+            backend=hosts.backend,
         ) as table:
             hosts.forget_endpoint()
             yield table

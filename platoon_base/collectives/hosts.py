@@ -14,8 +14,9 @@ from platoon_base.collectives.groups import Membership
 from platoon_base.collectives.host import HostCollective
 from platoon_base.collectives.host_links import Counterpart, Links
 from platoon_base.collectives.hosts_exchange import HostsExchange
+from platoon_base.collectives.hosts_libraries import LIBRARIES, HostsLibrary
 from platoon_base.errors import PlatoonError, WorkerLostError
-from platoon_base.hosts.world import World
+from platoon_base.hosts.world import LINKS, World
 from platoon_base.links.cipher import require_cipher
 from platoon_base.links.handshake import HANDSHAKE_S, Address, Listener, open_links
 from platoon_base.links.stream import Stream
@@ -36,6 +37,8 @@ class _Note(msgspec.Struct):
     port : int
         At which it listens; 0 if it does not.
     token : bytes
+    store : int
+        The port of the store that a library needs.
     failure : str
     elsewhere : bool
         Whether that failure is but the consequence of another rank's.
@@ -43,6 +46,7 @@ class _Note(msgspec.Struct):
 
     port: int = 0
     token: bytes = b""
+    store: int = 0
     failure: str = ""
     elsewhere: bool = False
 
@@ -73,6 +77,8 @@ class HostsCollective(HostCollective):
     liveness : Liveness
     fused : bool, optional
         See `HostCollective.create`.
+    library : HostsLibrary, optional
+        Of the first rank of a host, if the world has another back end than links.
     """
 
     # Most waits end when something came by a link, so a core is of more use to the others than to a wait.
@@ -87,6 +93,7 @@ class HostsCollective(HostCollective):
         streams: Sequence[tuple[int, Stream]],
         liveness: Liveness,
         fused: bool | None = None,
+        library: HostsLibrary | None = None,
     ) -> None:
         super().__init__(shared, index, _NamingHosts(liveness, world, ranks), fused)  # type: ignore[arg-type]
         self.rank, self.size = world.ranks_here[index], world.size
@@ -100,7 +107,14 @@ class HostsCollective(HostCollective):
         self._failure: _HostsFailure = _HostsFailure(shared, index, self._ranks)
         links = Links([(counterpart(host), stream) for host, stream in ordered], self._failure.write)
         self._exchange = self._failure.exchange = HostsExchange(
-            self._exchange, shared.open_memory, world.workers, world.host, index, links
+            self._exchange,
+            shared.open_memory,
+            world.workers,
+            world.host,
+            index,
+            links,
+            world.backend != LINKS,
+            library,
         )
 
     def _release(self) -> None:
@@ -129,12 +143,12 @@ class HostsCollective(HostCollective):
         """
         forming = _Forming(membership, name, world, liveness, timeout_s)
         try:
-            shared, streams = forming.run()
+            shared, streams, library = forming.run()
         except BaseException:
             forming.undo()
             raise
         index = membership.rank - world.ranks_here[0]
-        return cls(shared, index, world, range(world.size), streams, liveness)
+        return cls(shared, index, world, range(world.size), streams, liveness, library=library)
 
 
 class _NamingHosts:
@@ -200,10 +214,11 @@ class _Forming:
         self._listener: Listener | None = None
         self._shared: GroupSegment | None = None
         self._streams: dict[int, Stream] = {}
+        self._library: HostsLibrary | None = None
         self._absent_since = time.monotonic()
 
-    def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]]]:
-        """Return this host's shared memory and this rank's links."""
+    def run(self) -> tuple[GroupSegment, list[tuple[int, Stream]], HostsLibrary | None]:
+        """Return this host's shared memory, this rank's links, and the library that the world asks for, if any."""
         deadline = time.monotonic() + self._timeout_s
         notes = self._step("form the collective of all hosts", self._listen)
         if self._index == 0:
@@ -213,9 +228,28 @@ class _Forming:
         self._step("link the hosts", lambda: self._link(notes, deadline))
         if self._listener is not None:
             self._listener.close()
-        return cast(GroupSegment, self._shared), [
-            (self._world.host_of(rank), stream) for rank, stream in self._streams.items()
-        ]
+        if self._world.backend != LINKS:
+            self._form_library(deadline)
+        streams = [(self._world.host_of(rank), stream) for rank, stream in self._streams.items()]
+        return cast(GroupSegment, self._shared), streams, self._library
+
+    def _form_library(self, deadline: float) -> None:
+        backend = self._world.backend
+
+        def load(on_first_host: bool, port: int = 0) -> _Note:
+            if self._index == 0 and on_first_host == (self._world.host == 0):
+                left_s = max(deadline - time.monotonic(), 0.1)
+                self._library = LIBRARIES[backend](self._world, port, left_s)
+            return _Note(store=self._library.port if self._library else 0)
+
+        def connect() -> _Note:
+            if self._library is not None:
+                self._library.connect()
+            return _Note()
+
+        port = self._step(f"load {backend} on host 0", lambda: load(True))[0].store
+        self._step(f"load {backend} on the other hosts", lambda: load(False, port))
+        self._step(f"connect the hosts by {backend}", connect)
 
     def undo(self) -> None:
         """Close what was opened."""
@@ -223,6 +257,8 @@ class _Forming:
             self._listener.close()
         for stream in self._streams.values():
             stream.close()
+        if self._library is not None:
+            self._library.close(failed=True)
         if self._shared is not None:
             self._shared.close()
             self._shared.unlink()

@@ -104,7 +104,9 @@ class HostsExchange(HostsReducing):
 
     def broken_link(self) -> str:
         """See `Exchange.broken_link`."""
-        return "" if self._within else self._links.broken(self._owes)
+        if self._within:
+            return ""
+        return self._links.broken(self._owes) or ("" if self._pending is None else self._pending.why_failed())
 
     def report(self, how: int, text: bytes) -> None:
         """Report to all counterparts that a call has failed."""
@@ -116,6 +118,8 @@ class HostsExchange(HostsReducing):
         if not self.busy:
             self._links.last_word(None, b"")
         self._links.close()
+        if self._library is not None:
+            self._library.close(failed=bool(self._memory.broken) or self._pending is not None)
 
     # ---- Calls ------------------------------------------------------------------------------------------------------
 

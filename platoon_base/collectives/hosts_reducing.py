@@ -7,7 +7,8 @@ from typing import Any, Callable
 import numpy as np
 
 from platoon_base.collectives.host_links import HEADER_BYTES, Link, as_bytes
-from platoon_base.collectives.host_reduction import Reduction, combined
+from platoon_base.collectives.host_reduction import Reduction, combined, finished
+from platoon_base.collectives.hosts_libraries import takes
 from platoon_base.collectives.hosts_waits import HostsWaits, Steps, owes_head
 
 __all__ = ["CHUNK_BYTES", "NO_BYTES", "SMALL_BYTES", "HostsReducing", "is_wide"]
@@ -61,6 +62,9 @@ class HostsReducing(HostsWaits):
         if self._is_small(array.nbytes):
             yield from self._small(array, out, op)
             return
+        if self._by_library and takes(array.dtype, op):
+            yield from self._by_the_library(array, out, op)
+            return
         inner = "sum" if op == "mean" else op
         body = len(array) // self._unit * self._unit
         rest = out[body:]
@@ -74,6 +78,16 @@ class HostsReducing(HostsWaits):
             self._combine_heads(rest, op)
         if not self._even and len(rest):
             yield from self._inside("broadcast", "sum", rest, rest)
+
+    def _by_the_library(self, array: Array, out: Array, op: str) -> Steps:
+        """Combine an array on each host, let a library add those of all hosts, and give the result to all ranks."""
+        yield from self._inside("all_reduce", "sum", array, out)
+        if self._library is not None:
+            self._links.announce(b"")
+            yield from self._heads()  # else it might add arrays of two calls
+            yield from self._added(self._library, out)
+            finished(out, op, self._size)
+        yield from self._inside("broadcast", "sum", out, out)
 
     def _chunks(self, array: Array, out: Array, op: str, inner: str) -> Steps:
         """Combine a large array, whose length has a factor of rails times hosts."""

@@ -12,6 +12,7 @@ import numpy as np
 from platoon_base.collectives.host_exchange import AGAIN, BROKEN, ENDED, MISMATCH, Exchange, Memory, part_of
 from platoon_base.collectives.host_links import HEADER_BYTES, Link, Links
 from platoon_base.collectives.host_reduction import Desk
+from platoon_base.collectives.hosts_libraries import HostsLibrary, Pending
 
 __all__ = ["KEPT", "SPIN_S", "HostsWaits", "Steps", "owes_head"]
 
@@ -22,6 +23,7 @@ SPIN_S = 2e-4  # for which a wait looks again and again, giving its core to othe
 KEPT = 1024  # headlines: scripts repeat the same few calls
 _SLEEP_S = 0.02  # between two looks whether a rank of this host has failed
 _PUMP_S = 2e-3  # the same, whether a link can move, while this rank waits in shared memory
+_NAP_S = 5e-5  # between two looks whether a library has ended
 _ALIGN = 16  # elements
 
 
@@ -40,12 +42,25 @@ class HostsWaits:
         Which host this is, and this rank's index on it.
     links : Links
         To the counterparts on all other hosts; none if this rank is no rail's.
+    by_library : bool
+        Whether a library adds large arrays over the hosts, in place of the links.
+    library : HostsLibrary, optional
+        That of the first rank of a host; the others have none.
     """
 
     def __init__(
-        self, local: Exchange, memory: Memory, workers: Sequence[int], host: int, index: int, links: Links
+        self,
+        local: Exchange,
+        memory: Memory,
+        workers: Sequence[int],
+        host: int,
+        index: int,
+        links: Links,
+        by_library: bool = False,
+        library: HostsLibrary | None = None,
     ) -> None:
         self._local, self._memory, self._links = local, memory, links
+        self._by_library, self._library = by_library, library
         self._workers, self._host, self._index = list(workers), host, index
         self._hosts, self._size, self._here = len(workers), sum(workers), workers[host]
         self._rails = min(workers)
@@ -58,6 +73,7 @@ class HostsWaits:
         self._until = 0.0
         self._within = True  # this rank waits for those of its host
         self._owes: Callable[[Link], bool] = lambda link: False
+        self._pending: Pending | None = None
         self._first: Array | None = None  # the headline, until the ranks of this host have compared it
         self._headers: dict[tuple[Any, ...], Array] = {}
         self._plans: dict[int, Any] = {}
@@ -134,6 +150,26 @@ class HostsWaits:
             links = self._links
             yield from self._wait(lambda: links.heads() and links.sent(), owes_head)
 
+    def _added(self, library: HostsLibrary, array: Array) -> Steps:
+        """Replace an array by the sum over the hosts, by the library; all hosts have come to this call."""
+        self._pending = pending = library.begin_sum(array)
+        self._within, self._owes = False, _owes_all
+        since = looked = time.monotonic()
+        while not pending.done():
+            now = time.monotonic()
+            if now >= looked + _PUMP_S:
+                looked = now
+                self._links.pump()
+                if self._memory.broken:
+                    yield BROKEN
+                if now >= self._until:
+                    yield AGAIN
+            if now < since + SPIN_S:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP_S)
+        self._pending = None
+
     def _payload(self, link: Link) -> memoryview:
         """Return what came with a head."""
         return memoryview(link.head or b"")[HEADER_BYTES:]
@@ -142,3 +178,7 @@ class HostsWaits:
 def owes_head(link: Link) -> bool:
     """Tell whether the head of a call is still to come by a link, or to leave."""
     return link.head is None or link.stream.sent < link.stream.posted
+
+
+def _owes_all(link: Link) -> bool:
+    return True

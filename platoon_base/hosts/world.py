@@ -7,7 +7,9 @@ import itertools
 
 import msgspec
 
-__all__ = ["ONE_HOST", "World"]
+__all__ = ["BACKENDS", "GLOO", "LINKS", "MPI", "ONE_HOST", "World"]
+
+BACKENDS = LINKS, GLOO, MPI = "links", "gloo", "mpi"  # of large sums over hosts
 
 
 class World(msgspec.Struct, frozen=True):
@@ -25,6 +27,8 @@ class World(msgspec.Struct, frozen=True):
         By which the other hosts reach each one: IP addresses.
     data_key : str
         32 bytes in hexadecimal digits, by which data between hosts are encrypted; empty if they are not.
+    backend : str
+        One of `BACKENDS`, which adds large arrays over the hosts.
     """
 
     workers: list[int] = []
@@ -32,6 +36,7 @@ class World(msgspec.Struct, frozen=True):
     names: list[str] = []
     addresses: list[str] = []
     data_key: str = ""
+    backend: str = LINKS
 
     def __repr__(self) -> str:  # it may end up in a log
         return f"World(workers={self.workers}, host={self.host}, names={self.names}, addresses={self.addresses}, ...)"

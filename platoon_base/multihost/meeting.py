@@ -21,7 +21,7 @@ from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts.place import Place
-from platoon_base.hosts.world import World
+from platoon_base.hosts.world import LINKS, World
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.addresses import as_url, divided, is_loopback, own_address_towards, resolved
 from platoon_base.multihost.hosts import HostTable
@@ -132,6 +132,7 @@ def gather_hosts(
     timeout_s: float,
     host_timeout_s: float,
     encrypted: bool = True,
+    backend: str = LINKS,
 ) -> Iterator[HostTable]:
     """Listen on the first host until all others have come; gives their table.
 
@@ -149,6 +150,8 @@ def gather_hosts(
         See `HostTable`.
     encrypted : bool
         Whether workers encrypt the arrays that they send to other hosts.
+    backend : str
+        See `World`.
 
     Raises
     ------
@@ -174,6 +177,7 @@ def gather_hosts(
             [os.uname().nodename, *(each.name for each in arrived)],
             [arrived[0].first_address, *(each.address for each in arrived)],
             secrets.token_hex(_KEY_BYTES) if encrypted else "",
+            backend,
         )
         yield HostTable(link, members, world, host_timeout_s)
     finally:

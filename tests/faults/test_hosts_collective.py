@@ -19,8 +19,8 @@ PRETENDED = (Path(__file__).parents[1] / "helpers" / "pretended_hosts.py").read_
 def run_over(run_job):
     """Run a script as one worker of each rank of some hosts, such as "2+1"; it finds the worker and its rank."""
 
-    def run(workers, text, keys="", **options):
-        environment = {"PRETENDED": workers, **({"PRETENDED_KEYS": keys} if keys else {})}
+    def run(workers, text, keys="", backend="links", **options):
+        environment = {"PRETENDED": workers, "PRETENDED_BACKEND": backend, **({"PRETENDED_KEYS": keys} if keys else {})}
         begin = (
             "import signal\nimport time\nimport numpy as np\nfrom platoon_base import connect\n"
             "worker = connect()\nrank, size = worker.global_rank, worker.global_size\n"
@@ -98,18 +98,22 @@ def test_a_refused_call_ends_those_of_all_hosts(run_over, workers, victim):
     outcome = run_over(workers, ENDS.format(victim=victim, n=5, fault="worker.all_reduce(np.ones(3, complex))"))
     for rank, log in enumerate(outcome.logs):
         if rank != victim:
-            # Perhaps in the call before, of which a rank of its host may not have the result yet.
-            assert re.search(
-                rf"(ConfigurationError|WorkerLostError).*rank {victim} refused its collective call 2", log
-            ), log
+            # Perhaps in the call before, of which a rank of its host may not have the result yet; or it sees that the
+            # victim has gone before it gets the reason from the victim's host.
+            said = rf"rank {victim} (refused its collective call 2|is lost|has left)"
+            assert re.search(rf"(ConfigurationError|WorkerLostError).*{said}", log), log
 
 
 @pytest.mark.parametrize(("workers", "victim"), [("2+2", 3), ("1+2", 0), ("1+2", 2)])
 def test_calls_that_differ_between_hosts_end_on_all_of_them(run_over, workers, victim):
     outcome = run_over(workers, ENDS.format(victim=victim, n=5, fault="worker.all_reduce(np.ones(4, np.float32))"))
+    differ = (
+        rf"the ranks differ in collective call 2: .*rank {victim} called all_reduce\(float32 of shape \(4,\), 'sum'\)"
+    )
     for log in outcome.logs:
-        assert "the ranks differ in collective call 2" in log
-        assert f"rank {victim} called all_reduce(float32 of shape (4,), 'sum')" in log
+        # A rank of another host may see that the victim has gone before it gets the reason from the victim's host.
+        assert re.search(f"{differ}|rank {victim} (is lost|has left)", log), log
+    assert re.search(differ, outcome.logs[victim])
 
 
 @pytest.mark.parametrize("keys", ["5c" * 32, ","], ids=["encrypted", "plain"])
@@ -154,6 +158,27 @@ worker.close()
     for rank, log in enumerate(run_over("2+1", text).logs):
         assert re.search(r'ENDED (BackendUnavailable|Platoon)Error .*pip install "platoon-plugins\[hosts\]"', log), log
         assert rank == 2 or "rank 2 on host 1 (h1)" in log
+
+
+@pytest.mark.parametrize(("backend", "package"), [("gloo", "torch"), ("mpi", "mpi4py")])
+def test_a_library_that_is_missing_on_one_host_is_named_on_all(run_over, backend, package):
+    text = f"""
+import sys
+if rank >= 1:
+    sys.modules["{package}"] = None
+elif "{package}" == "torch":
+    from platoon_base.collectives import hosts_libraries
+    hosts_libraries.LIBRARIES["gloo"] = hosts_libraries.MpiHosts
+try:
+    worker.all_reduce(np.ones(3))
+except Exception as exc:
+    print("ENDED", type(exc).__name__, exc, flush=True)
+worker.close()
+"""
+    for rank, log in enumerate(run_over("1+1", text, ",", backend).logs):
+        said = rf"ENDED (BackendUnavailable|Platoon)Error .*--hosts-backend {backend} needs {package}"
+        assert re.search(said, log), log
+        assert rank == 1 or "rank 1 on host 1 (h1)" in log
 
 
 def test_strangers_at_the_listening_ports_of_a_job(run_over):

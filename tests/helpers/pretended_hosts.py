@@ -1,7 +1,8 @@
 """Runs before a script whose job is on one host: each rank takes itself to be on one of several.
 
 The host's own launcher, controller and liveness are real, so are the links; hosts have shared memory of their own.
-PRETENDED holds the number of workers on each host; PRETENDED_KEYS a data key for each host, instead of one for all.
+PRETENDED holds the number of workers on each host; PRETENDED_KEYS a data key for each host, instead of one for all;
+PRETENDED_BACKEND what adds large arrays over the hosts.
 """
 
 import os
@@ -18,7 +19,9 @@ keys = os.environ.get("PRETENDED_KEYS", "5c" * 32).split(",") * len(workers)
 hosts = len(workers)
 first = World(workers, 0, [f"h{i}" for i in range(hosts)], ["127.0.0.1"] * hosts)
 here = first.host_of(int(os.environ["PLATOON_RANK"]))
-world = msgspec.structs.replace(first, host=here, data_key=keys[here])
+world = msgspec.structs.replace(
+    first, host=here, data_key=keys[here], backend=os.environ.get("PRETENDED_BACKEND", "links")
+)
 read = JobFiles.read
 
 

@@ -71,6 +71,43 @@ def test_the_endpoint_may_be_given(mpi):
     assert running.wait() == 0, running.text()
 
 
+ADDS = script(
+    """
+    from platoon_base.collectives.hosts_libraries import MpiHosts
+
+    added, begin = [], MpiHosts.begin_sum
+    MpiHosts.begin_sum = lambda self, array: added.append(array.size) or begin(self, array)
+    for n in (1000, 1_000_000):
+        for step in range(3):
+            if (rank, n, step) == VICTIM:
+                os.kill(os.getpid(), signal.SIGKILL)
+            found = worker.all_reduce(np.full(n, rank, np.float32), "mean")
+            assert (found == (size - 1) / 2).all()
+    say("added by MPI", *added)
+    worker.close()
+    """
+)
+
+
+@pytest.mark.long
+def test_mpi_adds_large_arrays_if_asked_to(mpi):
+    pytest.importorskip("mpi4py")
+    running = start(mpi, ADDS.replace("VICTIM", "()"), "--hosts-backend", "mpi", "--no-encryption")
+    assert running.wait() == 0, running.text()
+    assert [said(mpi, rank)[-1][1:] for rank in range(4)] == [[1_000_000] * 3, []] * 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("victim", [1, 2])
+def test_a_worker_killed_while_mpi_adds_ends_the_job(mpi, victim):
+    """MPI itself ends all if the first rank of a host is lost, and the launchers if another is."""
+    pytest.importorskip("mpi4py")
+    code = ADDS.replace("VICTIM", f"({victim}, 1_000_000, 1)")
+    running = start(mpi, code, "--hosts-backend", "mpi", "--no-encryption")
+    assert running.wait(60) != 0
+    assert not any(said(mpi, rank) for rank in range(4))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_to_mpirun_ends_all(mpi, number):
