@@ -25,7 +25,6 @@ from platoon_base.centers.host import HostCenters
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.cli.launcher import log_file, worker_environment
 from platoon_base.controller.controller import Result
-from platoon_base.controller.program import Start, python_main
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import encode
 from platoon_base.coordination.messages import PROTOCOL, Hello
@@ -35,6 +34,7 @@ from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 from platoon_base.system.environment import NAMESPACE
 from platoon_base.worker import AdvisoryLock, Connection, Identity, Worker
+from platoon_base.worker_process.program import Start, python_main
 
 JOB_TIMEOUT_S = 200  # below the test's own limit, so that the logs are shown
 
@@ -134,7 +134,7 @@ def run_job(tmp_path):
                 device = places[rank % len(places)]
                 base = worker_environment(device, workers, {**os.environ, **(environment or {})})
                 words = [str(script), str(tmp_path), *args]
-                command = [*python_main("platoon_base.controller.child"), *words]
+                command = [*python_main("platoon_base.worker_process.child"), *words]
                 start = job.placed(Start(rank, command, base, log_file(tmp_path, rank)))
                 zygote = zygote_for(script.read_text(), start)
                 if zygote is None:

@@ -17,13 +17,13 @@ from pathlib import Path
 
 import click
 
-from platoon_base.controller import child
-from platoon_base.controller.program import Program, python_main
 from platoon_base.data.batch_address import report_failure
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.environment import JOB, LAUNCHER, RANK
 from platoon_base.system.orphan import DATA_SERVER, end_with
 from platoon_base.system.own_files import open_log
+from platoon_base.worker_process import child
+from platoon_base.worker_process.program import Program, python_main
 
 __all__ = ["LOG_FILE", "data_server", "data_server_option", "split_words"]
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from platoon_base.cli.log_folder import log_file, tail
-from platoon_base.controller.failure import INTERRUPTED, Failure, error_file, read_failure, write_error_file
 from platoon_base.controller.processes import Exit
 from platoon_base.system.environment import TORCH_ERROR_FILE
+from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, read_failure, write_error_file
 
 __all__ = ["Failures", "describe", "name_workers", "write_first_error"]
 

@@ -14,10 +14,10 @@ from typing import Any
 
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.table import cut, duration, workers_line
-from platoon_base.controller.program import Program
 from platoon_base.errors import PlatoonError
 from platoon_base.job.files import JobFiles
 from platoon_base.job.observing import Observer
+from platoon_base.worker_process.program import Program
 
 __all__ = ["facts", "listing", "program_of"]
 

@@ -14,8 +14,6 @@ from platoon_base.checkpoints.writer import Saving, Tally
 from platoon_base.cli.data_server import data_server
 from platoon_base.cli.failures import write_first_error
 from platoon_base.controller.controller import Result
-from platoon_base.controller.preload import modules_to_preload
-from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
@@ -26,6 +24,8 @@ from platoon_base.job.starting import framework_address, log_file, worker_enviro
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.system.environment import NO_FORK_SERVER
 from platoon_base.system.limits import require_room
+from platoon_base.worker_process.preload import modules_to_preload
+from platoon_base.worker_process.program import Program
 
 __all__ = [
     "CENTERS",

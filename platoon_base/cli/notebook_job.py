@@ -19,10 +19,10 @@ from platoon_base.cli.log_folder import LogFolder, log_file, new_log_folder
 from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.outcome import Result
-from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import BackendUnavailableError, ConfigurationError, WorkerFailedError
 from platoon_base.job.hosting import JobOptions
+from platoon_base.worker_process.program import Program
 
 __all__ = ["run"]
 

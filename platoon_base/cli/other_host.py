@@ -16,7 +16,6 @@ from platoon_base.cli.data_server import data_server
 from platoon_base.cli.host_options import HostOptions
 from platoon_base.cli.launcher import choose_center, preloaded, require_runnable
 from platoon_base.cli.log_folder import LogFolder
-from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
@@ -27,6 +26,7 @@ from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.hosts import HostTable
 from platoon_base.multihost.meeting import Here, arrive, fingerprint, gather_hosts
 from platoon_base.system.folder_lock import is_locked
+from platoon_base.worker_process.program import Program
 
 __all__ = ["other_hosts", "serve_other_host"]
 

@@ -22,12 +22,12 @@ from platoon_base.cli.configuration import chosen_devices, require_one_host, req
 from platoon_base.cli.log_folder import new_log_folder
 from platoon_base.cli.output import lenient_output, watch_output
 from platoon_base.cli.screen import Screen
-from platoon_base.controller.program import Program, python_main
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
 from platoon_base.system.sigchld import default_sigchld
+from platoon_base.worker_process.program import Program, python_main
 
 __all__ = ["main"]
 
@@ -161,7 +161,7 @@ def _run_script(program: Program, args: Sequence[str]) -> int:
     """Run the user's controller to its end, and pass signals on to it."""
     with StopSignals() as signals:
         process = subprocess.Popen(
-            [*python_main("platoon_base.controller.child"), *program.words, *args],
+            [*python_main("platoon_base.worker_process.child"), *program.words, *args],
             stdin=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C would reach it twice, and the second one means at once
             preexec_fn=_end_with_parent(),

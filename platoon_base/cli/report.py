@@ -19,10 +19,10 @@ from platoon_base.cli.failures import Failures, name_workers
 from platoon_base.cli.output import lost_output
 from platoon_base.cli.table import cut
 from platoon_base.controller.controller import Result
-from platoon_base.controller.failure import INTERRUPTED
 from platoon_base.controller.processes import Exit
 from platoon_base.devices.discovery import Choice
 from platoon_base.hosts.world import World
+from platoon_base.worker_process.failure import INTERRUPTED
 
 __all__ = [
     "as_text",

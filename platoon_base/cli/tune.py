@@ -20,7 +20,6 @@ from platoon_base.cli.report import print_line
 from platoon_base.cli.study import Method, Outcome, Point, Trial, Watched, choose, common_end, guess, outcomes
 from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.controller import Reported, Result
-from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.errors import ConfigurationError
@@ -28,6 +27,7 @@ from platoon_base.job.hosting import JobOptions
 from platoon_base.rules import at_period, default_period, parse_rule
 from platoon_base.schedule import Limits
 from platoon_base.system.environment import EVERY_N_BATCHES, REPORTS_AT_ONCE, RULE
+from platoon_base.worker_process.program import Program
 
 __all__ = ["Tuning", "tune"]
 

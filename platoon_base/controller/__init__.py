@@ -1,5 +1,4 @@
 """The controller: the loop that serves requests, and the processes it starts, watches and ends.
 
-The job makes a `Controller`; the launcher names the program that the workers run. The started processes run `child` or
-`forkserver_main` before the user's script.
+The job makes a `Controller`; the launcher names the program that the workers run.
 """

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from platoon_base.controller.failure import INTERRUPTED
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.roster import Phase
 from platoon_base.shm.job_state import Progress
+from platoon_base.worker_process.failure import INTERRUPTED
 
 __all__ = ["fatal", "leader_of", "lost_leader", "shared_nothing"]
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from platoon_base.controller.failure import INTERRUPTED, Failure, error_file, read_failure
-from platoon_base.controller.forkserver import ForkServer
-from platoon_base.controller.program import Program, Start
 from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
 from platoon_base.errors import PlatoonError
 from platoon_base.system.own_files import open_log
+from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, read_failure
+from platoon_base.worker_process.forkserver import ForkServer
+from platoon_base.worker_process.program import Program, Start
 
 __all__ = ["GRACE_S", "Exit", "WorkerProcesses"]
 

@@ -14,8 +14,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Union
 
-from platoon_base.controller.descriptors import readable
 from platoon_base.errors import PlatoonError
+from platoon_base.system.descriptors import readable
 
 __all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "exit_status"]
 

@@ -10,9 +10,9 @@ import stat
 import struct
 from pathlib import Path
 
-from platoon_base.controller.descriptors import readable
 from platoon_base.data.batch_frames import MAX_FRAME_BYTES
 from platoon_base.errors import ConfigurationError, ProtocolError
+from platoon_base.system.descriptors import readable
 
 __all__ = ["Link", "connect_link", "listen_at", "remove_socket"]
 

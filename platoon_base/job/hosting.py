@@ -18,7 +18,6 @@ from platoon_base.checkpoints.writer import CheckpointWriter, Saving
 from platoon_base.controller.controller import Controller, Reported, Result, Snapshot
 from platoon_base.controller.other_hosts import OtherHosts
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
-from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
@@ -32,6 +31,7 @@ from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import require_descriptors
 from platoon_base.system.sigchld import default_sigchld
+from platoon_base.worker_process.program import Program, Start
 
 __all__ = ["Job", "JobOptions", "host_job", "open_job_state"]
 

@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 
 from platoon_base.channels.client import ControlClient
-from platoon_base.controller.descriptors import readable
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination import messages as msg
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
+from platoon_base.system.descriptors import readable
 from platoon_base.system.folder_lock import is_locked
 from platoon_base.system.process import pid_namespace
 

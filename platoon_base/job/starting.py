@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from platoon_base.compat.theano_flags import worker_flags
-from platoon_base.controller.failure import error_file
-from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.job.files import JobFiles
 from platoon_base.system.environment import DEVICE, ERROR_FILE, FRAMEWORK_RANK, JOB, LAUNCHER, RANK
+from platoon_base.worker_process.failure import error_file
+from platoon_base.worker_process.program import Program, Start, python_main
 
 __all__ = [
     "THREAD_VARIABLES",
@@ -107,7 +107,7 @@ def worker_starts(
     """
     first = world.ranks_here.start if world.several else 0
     size = world.size if world.several else len(devices)
-    command = [*python_main("platoon_base.controller.child"), *program.words, *args]
+    command = [*python_main("platoon_base.worker_process.child"), *program.words, *args]
     environments = [worker_environment(device, len(devices), os.environ) for device in devices]
     if size > 1 and _ADDRESSES not in os.environ:
         address = address or framework_address()

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import msgspec
 
-from platoon_base.controller.program import python_main
 from platoon_base.courier import messages as between
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import JobFiles
 from platoon_base.rules.hosts import hosts_rule
 from platoon_base.system.environment import HOSTS_EVERY_S, HOSTS_RULE
+from platoon_base.worker_process.program import python_main
 
 __all__ = ["CourierKeeper", "courier_settings"]
 

@@ -13,7 +13,6 @@ from platoon_base.channels.base import Received, ServerChannel
 from platoon_base.channels.host_link import LinkClient
 from platoon_base.channels.host_peer import SILENT_S
 from platoon_base.controller.processes import Exit, WorkerProcesses
-from platoon_base.controller.program import Program, Start
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
@@ -30,6 +29,7 @@ from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
 from platoon_base.system.process import pid_namespace
 from platoon_base.system.sigchld import default_sigchld
+from platoon_base.worker_process.program import Program, Start
 
 __all__ = ["Deputy", "host_deputy"]
 

@@ -17,7 +17,6 @@ import platoon_base
 from platoon_base.channels.host_link import LinkClient, LinkServer
 from platoon_base.channels.host_peer import SILENT_S
 from platoon_base.channels.keys import keys_of_secret
-from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts.place import Place
@@ -29,6 +28,7 @@ from platoon_base.multihost.member import Member
 from platoon_base.multihost.secret import find_key, key_file, read_or_make_key
 from platoon_base.system.environment import KEY_FILE, MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors
+from platoon_base.worker_process.program import Program
 
 __all__ = ["Here", "MeetingInterruptedError", "arrive", "fingerprint", "gather_hosts"]
 

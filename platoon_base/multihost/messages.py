@@ -8,10 +8,10 @@ from typing import Optional, Union
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.controller.failure import Failure
 from platoon_base.courier.messages import Combine, Gather, Gathered
 from platoon_base.errors import ProtocolError
 from platoon_base.hosts.world import World
+from platoon_base.worker_process.failure import Failure
 
 __all__ = [
     "PROTOCOL",

@@ -202,7 +202,7 @@ def test_forked_workers_use_what_fuel_and_blocks_import(platoon, tmp_path):
             from fuel.datasets import H5PYDataset
 
             # sys.modules by its name would keep the launcher from forking
-            assert "platoon_base.controller.forkserver_main" in vars(sys)["modules"]
+            assert "platoon_base.worker_process.forkserver_main" in vars(sys)["modules"]
             path = f"{os.environ['PLATOON_RANK']}.hdf5"
             values = np.arange(300_000.0).reshape(-1, 3)
             with tables.open_file(path, "w") as file:

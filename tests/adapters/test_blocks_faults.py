@@ -392,7 +392,7 @@ def test_a_late_joiner_is_refused_and_the_others_go_on(run_blocks):
         def join(main_loop):
             if main_loop.status["iterations_done"] == 2 and rank == 0:
                 environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
-                command = [sys.executable, "-m", "platoon_base.controller.child", __file__, tmp]
+                command = [sys.executable, "-m", "platoon_base.worker_process.child", __file__, tmp]
                 late = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
                 assert late.returncode == 1 and "joined late" in late.stderr, late.stderr
         monitoring = DistributedMonitoring([network()[0]], stream(24, seed=1), prefix="valid")

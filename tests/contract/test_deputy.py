@@ -10,7 +10,6 @@ import pytest
 from platoon_base.channels.host_link import LinkServer
 from platoon_base.channels.keys import keys_of_secret
 from platoon_base.checkpoints.files import About
-from platoon_base.controller.program import Program
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.hosts.place import Place
 from platoon_base.hosts.world import World
@@ -19,6 +18,7 @@ from platoon_base.multihost import messages as between
 from platoon_base.multihost.deputy import host_deputy
 from platoon_base.multihost.meeting import Here, MeetingInterruptedError, arrive
 from platoon_base.multihost.secret import read_or_make_key
+from platoon_base.worker_process.program import Program
 
 pytestmark = pytest.mark.base
 

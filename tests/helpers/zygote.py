@@ -1,6 +1,6 @@
 """Processes that have imported much once and fork the workers of one test after the other: imports are most of a job.
 
-A worker that is forked is what ``platoon_base.controller.child`` would be, but for the modules that are there already.
+A worker that is forked is what ``platoon_base.worker_process.child`` would be, but for the modules that are there.
 `zygote_for` answers None where that would make a difference; then the worker starts as usual.
 
 As a program: ``python zygote.py MODULE ...`` imports the modules and writes a line, the number of its threads. Then it
@@ -53,7 +53,7 @@ def zygote_for(text, start):
     ----------
     text : str
         The script.
-    start : platoon_base.controller.program.Start
+    start : platoon_base.worker_process.program.Start
         Of one of its workers.
     """
     environment = {k: v for k, v in start.environment.items() if k not in OF_ONE_WORKER}
@@ -109,11 +109,11 @@ class Zygote:
 
         Parameters
         ----------
-        start : platoon_base.controller.program.Start
+        start : platoon_base.worker_process.program.Start
         words : list of str
             The script and its arguments.
         """
-        from platoon_base.controller.forkserver import PR_SET_CHILD_SUBREAPER, prctl
+        from platoon_base.worker_process.forkserver import PR_SET_CHILD_SUBREAPER, prctl
 
         request = {"words": words, "environment": dict(start.environment), "log": str(start.log_file)}
         prctl(PR_SET_CHILD_SUBREAPER, 1)
@@ -172,7 +172,7 @@ def become_worker(request):
     random.seed()
     sys.modules["numpy"].random.seed()
     sys.argv = ["-c", *request["words"]]
-    from platoon_base.controller import child
+    from platoon_base.worker_process import child
 
     child.main()
 

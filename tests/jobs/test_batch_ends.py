@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from watching import await_file
 
-from platoon_base.controller.descriptors import readable
 from platoon_base.data import BatchReader, BatchServer, load_ahead
 from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
 from platoon_base.job.files import JobFiles
+from platoon_base.system.descriptors import readable
 
 pytestmark = pytest.mark.base
 

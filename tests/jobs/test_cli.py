@@ -13,9 +13,9 @@ import pytest
 
 from platoon_base.cli.commands import spread_devices
 from platoon_base.cli.log_folder import new_log_folder, tail
-from platoon_base.controller.program import python_main
 from platoon_base.devices.discovery import choose_devices
 from platoon_base.errors import ConfigurationError
+from platoon_base.worker_process.program import python_main
 
 pytestmark = pytest.mark.base
 

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from platoon_base.cli.launcher import log_file, worker_environment, worker_starts
-from platoon_base.controller import forkserver
-from platoon_base.controller.preload import modules_to_preload
-from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.controller.watch import exit_status
 from platoon_base.job import host_job
 from platoon_base.job.files import JobFiles
+from platoon_base.worker_process import forkserver
+from platoon_base.worker_process.preload import modules_to_preload
+from platoon_base.worker_process.program import Program, Start, python_main
 
 pytestmark = pytest.mark.base
 
@@ -44,7 +44,7 @@ def run_forked(tmp_path):
             script = tmp_path / "script.py"
             script.write_text(textwrap.dedent(text))
         environment = worker_environment("cpu", workers, os.environ)
-        command = [*python_main("platoon_base.controller.child"), str(script), *args]
+        command = [*python_main("platoon_base.worker_process.child"), str(script), *args]
         starts = [Start(rank, command, environment, log_file(tmp_path, rank)) for rank in range(workers)]
         with host_job(workers) as job:
             job.start_forked(Program(str(script)), args, preload, starts)
@@ -55,7 +55,7 @@ def run_forked(tmp_path):
 
 
 def forked(prints):
-    """Whether a worker that printed `"platoon_base.controller.forkserver_main" in sys.modules` first was forked."""
+    """Whether a worker that printed `"platoon_base.worker_process.forkserver_main" in sys.modules` first was forked."""
     return prints.split()[0] == "True"
 
 
@@ -126,7 +126,7 @@ def test_each_worker_has_its_own_environment_log_session_and_random_numbers(run_
         """
         import os, random, sys
         import numpy as np
-        print("platoon_base.controller.forkserver_main" in sys.modules)
+        print("platoon_base.worker_process.forkserver_main" in sys.modules)
         print(os.environ["PLATOON_RANK"], os.environ["PLATOON_DEVICE"], os.path.isdir(os.environ["PLATOON_JOB"]))
         print(os.getsid(0) == os.getpgrp() == os.getpid(), os.getppid(), os.readlink("/proc/self/fd/0"))
         print(np.random.randint(1 << 60), random.random())
@@ -218,7 +218,7 @@ def test_without_the_fork_server_workers_start_by_themselves(run_forked, tmp_pat
         monkeypatch.setattr(forkserver, "TIMEOUT_S", 1.0)
     with caplog.at_level(logging.WARNING):
         outcome = run_forked(
-            "import sys; print('forked:', 'platoon_base.controller.forkserver_main' in sys.modules)",
+            "import sys; print('forked:', 'platoon_base.worker_process.forkserver_main' in sys.modules)",
             preload=("preparation",),
         )
     assert outcome.result.status == 0, outcome.logs
@@ -232,7 +232,8 @@ def test_workers_are_forked_as_the_launcher_starts_them(tmp_path, caplog):
     script = tmp_path / "script.py"
     script.write_text(
         "import os, sys\n"
-        "print('platoon_base.controller.forkserver_main' in sys.modules, os.environ['KERAS_DISTRIBUTION_PROCESS_ID'])"
+        "print('platoon_base.worker_process.forkserver_main' in sys.modules, "
+        "os.environ['KERAS_DISTRIBUTION_PROCESS_ID'])"
     )
     starts = worker_starts(Program(str(script)), [], ["cpu", "cpu"], tmp_path)
     with host_job(2) as job:
@@ -247,7 +248,7 @@ def test_workers_can_be_interrupted_though_the_launcher_ignores_it(run_forked):
         ended = run_forked(
             """
             import signal, sys
-            print("platoon_base.controller.forkserver_main" in sys.modules)
+            print("platoon_base.worker_process.forkserver_main" in sys.modules)
             try:
                 signal.raise_signal(signal.SIGINT)
             except KeyboardInterrupt:
@@ -262,7 +263,7 @@ def test_workers_can_be_interrupted_though_the_launcher_ignores_it(run_forked):
 def test_workers_with_different_settings_are_not_forked(tmp_path, caplog):
     script = tmp_path / "script.py"
     script.write_text("import os; print(os.environ['OMP_NUM_THREADS'])")
-    command = [*python_main("platoon_base.controller.child"), str(script)]
+    command = [*python_main("platoon_base.worker_process.child"), str(script)]
     starts = [
         Start(rank, command, {**os.environ, "OMP_NUM_THREADS": str(rank + 1)}, log_file(tmp_path, rank))
         for rank in range(2)
@@ -286,8 +287,8 @@ def test_ending_the_launcher_ends_a_fork_server_that_still_imports(tmp_path, num
         import os, sys
         from pathlib import Path
         from platoon_base.job import host_job
-        from platoon_base.controller.program import Start
-        from platoon_base.controller.program import Program
+        from platoon_base.worker_process.program import Start
+        from platoon_base.worker_process.program import Program
         start = Start(0, ["false"], dict(os.environ), Path("log"))
         with host_job(1) as job:
             Path("folder").write_text(job.files.folder)
@@ -324,7 +325,7 @@ def test_a_fork_server_that_does_not_tell_its_end_keeps_no_launcher(tmp_path, im
         "    signal.pause()\n"
         f"if {imports_for_ever}: signal.pause()\n"
     )
-    command = [*python_main("platoon_base.controller.child"), str(tmp_path / "script.py")]
+    command = [*python_main("platoon_base.worker_process.child"), str(tmp_path / "script.py")]
     start = Start(0, command, dict(os.environ), log_file(tmp_path, 0))
     with host_job(1) as job:
         job.start_forked(Program(str(tmp_path / "script.py")), [], ["preparation"], [start])

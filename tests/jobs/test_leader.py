@@ -7,10 +7,10 @@ import pytest
 from asking import Job
 
 from platoon_base.controller.departures import fatal, lost_leader
-from platoon_base.controller.failure import INTERRUPTED, Failure
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination import messages as msg
 from platoon_base.shm.job_state import Progress
+from platoon_base.worker_process.failure import INTERRUPTED, Failure
 
 pytestmark = pytest.mark.base
 

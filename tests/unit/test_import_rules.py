@@ -28,7 +28,7 @@ ROOMS = [
     {"job"},
     {"worker"},
     {"collectives", "controller", "courier"},
-    {"centers", "channels"},
+    {"centers", "channels", "worker_process"},
     {"coordination", "shm", "checkpoints", "links"},
     {"rules", "devices", "hosts"},
     {"compat", "vocabulary"},
@@ -102,7 +102,7 @@ ABOUT_DEVICES = {
 ABOUT_TENSORS = {"collectives/tensors.py"}
 
 # What is about Theano; in all but the first it is imported inside functions, once the script has it.
-ABOUT_THEANO = ("theano_ops/", "platoon_api/", "compat/", "controller/forkserver_main.py")
+ABOUT_THEANO = ("theano_ops/", "platoon_api/", "compat/", "worker_process/forkserver_main.py")
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_a_worker_loads_nothing_that_hosts_a_job():
 @pytest.mark.base
 def test_the_command_line_loads_no_framework():
     loaded = loaded_by(
-        "import platoon_base.cli.launcher, platoon_base.controller.forkserver_main, platoon_base.cli.doctor"
+        "import platoon_base.cli.launcher, platoon_base.worker_process.forkserver_main, platoon_base.cli.doctor"
     )
     assert within(loaded, FRAMEWORKS) == set()
 

@@ -14,9 +14,9 @@ from watching import PATIENCE_S, await_file
 
 from platoon_base.cli.launcher import log_file, worker_environment
 from platoon_base.controller.processes import WorkerProcesses
-from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job import host_job
+from platoon_base.worker_process.program import Program, Start, python_main
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
@@ -160,7 +160,7 @@ def starts(tmp_path):
     """Two workers of a job that may be forked, or started each by itself."""
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(FAILS))
-    command = [*python_main("platoon_base.controller.child"), str(script)]
+    command = [*python_main("platoon_base.worker_process.child"), str(script)]
     environment = worker_environment("cpu", 2, os.environ)
     return [Start(rank, command, environment, log_file(tmp_path, rank)) for rank in range(2)]
 

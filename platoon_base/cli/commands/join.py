@@ -9,9 +9,9 @@ import click
 
 from platoon_base.cli.commands.words import SCRIPT, program_and_args
 from platoon_base.cli.launcher import require_runnable, worker_environment
-from platoon_base.controller import child
 from platoon_base.job.files import JobFiles
 from platoon_base.system.environment import JOB, RANK
+from platoon_base.worker_process import child
 
 __all__ = ["command"]
 

@@ -24,11 +24,11 @@ from platoon_base.cli.other_host import other_hosts, serve_other_host
 from platoon_base.cli.output import lenient_output
 from platoon_base.cli.screen import TEES, Screen
 from platoon_base.cli.tensorboard import EventFiles, tensorboard_option
-from platoon_base.controller.breakpoints import lend_terminal
 from platoon_base.controller.processes import GRACE_S
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.job.hosting import JobOptions
 from platoon_base.multihost.meeting import Here, fingerprint
+from platoon_base.worker_process.breakpoints import lend_terminal
 
 __all__ = ["command"]
 

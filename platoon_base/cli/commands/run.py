@@ -7,7 +7,7 @@ import sys
 import click
 
 from platoon_base.cli.commands.words import SCRIPT, program_and_args
-from platoon_base.controller import child
+from platoon_base.worker_process import child
 
 __all__ = ["command"]
 

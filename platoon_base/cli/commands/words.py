@@ -11,9 +11,9 @@ from pathlib import Path
 
 import click
 
-from platoon_base.controller.program import Program
 from platoon_base.errors import ConfigurationError
 from platoon_base.job.files import running
+from platoon_base.worker_process.program import Program
 
 __all__ = ["SCRIPT", "job_argument", "program_and_args", "require_folder_of"]
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from platoon_base.controller.controller import Result
-from platoon_base.controller.program import Program
 from platoon_base.data.batch_server import BatchServer
 from platoon_base.devices.discovery import choose_devices, require_devices
 from platoon_base.errors import ConfigurationError, PlatoonError
@@ -28,6 +27,7 @@ from platoon_base.platoon_api.data_channel import open_server
 from platoon_base.platoon_api.json_text import from_json, to_json
 from platoon_base.platoon_api.mini_batches import pack
 from platoon_base.platoon_api.ports import CONTROL_PORT, DATA_HWM, add_port_options, address_at, port_arguments
+from platoon_base.worker_process.program import Program
 
 __all__ = ["Controller"]
 

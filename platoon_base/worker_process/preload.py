@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from platoon_base.controller.program import Program
+from platoon_base.worker_process.program import Program
 
 __all__ = ["PRELOADABLE", "modules_to_preload"]
 

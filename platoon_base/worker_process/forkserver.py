@@ -10,10 +10,10 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 
-from platoon_base.controller.program import Program, Start, python_main
 from platoon_base.system.environment import FRAMEWORK_RANK, PREFIX
 from platoon_base.system.own_files import open_log
 from platoon_base.system.process import PR_SET_CHILD_SUBREAPER, is_subreaper, prctl
+from platoon_base.worker_process.program import Program, Start, python_main
 
 __all__ = ["DONE", "ForkServer"]
 
@@ -79,7 +79,7 @@ class ForkServer:
                 log = starts[0].log_file
                 output = stack.enter_context(os.fdopen(open_log(log), "ab", 0)) if log is not None else None
                 self._process = subprocess.Popen(
-                    python_main("platoon_base.controller.forkserver_main"),
+                    python_main("platoon_base.worker_process.forkserver_main"),
                     env=dict(common),
                     stdin=stdin,
                     stdout=output,

@@ -1,6 +1,6 @@
 """The fork server: a process that imports a script's modules once and forks the workers.
 
-It is started as ``python -m platoon_base.controller.forkserver_main`` and reads its task as JSON from its standard
+It is started as ``python -m platoon_base.worker_process.forkserver_main`` and reads its task as JSON from its standard
 input. It writes the process id of each worker to the file descriptor ``report``, one on a line, and ``done`` after the
 last one; then it ends. Workers run the script only after that: a fork server that fails leaves nothing half done. Each
 worker is then as ``python script.py`` would be, except that the modules are imported already.
@@ -21,12 +21,12 @@ import warnings
 from typing import Any
 
 from platoon_base import compat
-from platoon_base.controller import child
-from platoon_base.controller.descriptors import readable
-from platoon_base.controller.forkserver import DONE
-from platoon_base.controller.program import Program
+from platoon_base.system.descriptors import readable
 from platoon_base.system.own_files import open_log
 from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
+from platoon_base.worker_process import child
+from platoon_base.worker_process.forkserver import DONE
+from platoon_base.worker_process.program import Program
 
 log = logging.getLogger(__name__)
 

@@ -24,12 +24,12 @@ from typing import Any, Union
 
 import msgspec
 
-from platoon_base.controller.trimmed import shown_text, shown_traceback, users_frame
 from platoon_base.errors import WorkerLostError
 from platoon_base.system.environment import ERROR_FILE, RANK, TORCH_ERROR_FILE
 from platoon_base.system.own_files import write_whole
 from platoon_base.system.regular_files import open_regular
 from platoon_base.system.text import legible
+from platoon_base.worker_process.trimmed import shown_text, shown_traceback, users_frame
 
 __all__ = ["INTERRUPTED", "Failure", "error_file", "read_failure", "recorded", "write_error_file"]
 

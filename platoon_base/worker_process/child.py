@@ -1,6 +1,6 @@
 """The main function of a worker process: it prepares the process, then runs the user's script.
 
-It is started as ``python -m platoon_base.controller.child script.py args``, or with ``-m package.module args``.
+It is started as ``python -m platoon_base.worker_process.child script.py args``, or with ``-m package.module args``.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import sys
 from collections.abc import Sequence
 
 from platoon_base import compat
-from platoon_base.controller.breakpoints import hook_breakpoints
-from platoon_base.controller.failure import recorded
-from platoon_base.controller.program import Program
 from platoon_base.devices import checks, isolation
 from platoon_base.system.environment import DEVICE, JOB, LAUNCHER, RANK
 from platoon_base.system.interrupts import accept_interrupts
 from platoon_base.system.orphan import end_with, is_watched
 from platoon_base.system.title import set_title
 from platoon_base.system.warn import log_warnings
+from platoon_base.worker_process.breakpoints import hook_breakpoints
+from platoon_base.worker_process.failure import recorded
+from platoon_base.worker_process.program import Program
 
 __all__ = ["main", "run", "set_up_logging", "show"]
 
