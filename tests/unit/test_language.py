@@ -10,7 +10,7 @@ import pytest
 BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 ROOT = BASE.parent
 DOCS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
-DOCS += [*(ROOT / name / "README.md" for name in ("tests", "examples")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCS += [*(ROOT / name / "README.md" for name in ("tests", "examples")), *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(path for room in ("platoon_base", "platoon_plugins") for path in (ROOT / room).rglob("*.py"))
 LONGEST = 100  # columns of a line in docs
 
@@ -127,6 +127,26 @@ def test_the_ways_in_the_design_are_those_of_the_code():
     folders = {file: "platoon_plugins" if file.startswith(adapters) else "platoon_base" for file, _ in steps}
     wrong = [(file, name) for file, name in steps if not defines(ROOT / folders[file] / file, name)]
     assert wrong == []
+
+
+def test_the_decisions_name_files_that_are_there():
+    texts = [path.read_text() for path in [ROOT / "docs" / "design.md", *(ROOT / "docs" / "decisions").glob("*.md")]]
+    named = {name for text in texts for name in re.findall(r"`([\w./]+\.(?:py|c|h))`", text)}
+    folders = ("platoon_base", "platoon_plugins", "tests")
+    known = [f"/{name_of(path)}" for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    assert len(named) > 100
+    assert sorted(name for name in named if not any(path.endswith(f"/{name}") for path in known)) == []
+
+
+def test_the_design_stays_short_and_every_decision_has_a_date():
+    assert len((ROOT / "docs" / "design.md").read_text().splitlines()) <= 350
+    undated = []
+    for page in sorted((ROOT / "docs" / "decisions").glob("[a-z]*.md")):
+        blocks = re.split(r"\n\s*\n", page.read_text())
+        areas = [a for a, b in zip(blocks, blocks[1:]) if re.match(r"##+ ", a) and not re.match(r"\*2026-\d\d-\d\d", b)]
+        level = "###" if any(block.startswith("### ") for block in blocks) else "##"
+        undated += [f"{page.name}: {block}" for block in areas if block.startswith(f"{level} ")]
+    assert undated == []
 
 
 def test_the_recipes_name_files_that_are_there():
