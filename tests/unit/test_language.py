@@ -103,6 +103,33 @@ def test_things_have_one_name():
     assert {name: words for name, words in found.items() if words} == {}
 
 
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(text):
+    """List the anchors of Markdown's headings as GitHub and the site make them."""
+    headings = re.findall(r"^#+ +(.*)$", prose(text), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+def test_headings_have_the_anchors_of_github():
+    assert anchors("# One\n\n## A `b.py`, and (c)\n```\n# none\n```\n") == {"one", "a-bpy-and-c"}
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_links_of_docs_lead_to_files_and_headings(path):
+    wrong = []
+    for link in LINK.findall(prose(path.read_text())):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if "://" not in link and not (
+            target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target.read_text()))
+        ):
+            wrong.append(link)
+    assert wrong == []
+
+
 # The drawings of docs/design.md: a file and a function in each line of a block.
 STEP = re.compile(r"^ *([a-z][\w/]*\.py) +([A-Za-z_]\w*(?:\.\w+)?)(?= |$)", re.MULTILINE)
 
