@@ -165,6 +165,21 @@ def test_the_decisions_name_files_that_are_there():
     assert sorted(name for name in named if not any(path.endswith(f"/{name}") for path in known)) == []
 
 
+def test_the_names_of_the_glossary_are_in_the_code():
+    rows = re.findall(r"^\|.*\|.*\|(.*)\|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    named = {
+        name for cell in rows for name in re.findall(r"`([A-Za-z_][\w.]*)`", cell) if not name.endswith((".py", ".c"))
+    }
+    code = "\n".join(
+        path.read_text()
+        for folder in ("platoon_base", "platoon_plugins", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    words = set(re.findall(r"\w+", code))
+    assert len(named) > 100
+    assert sorted(name for name in named if not set(name.split(".")) <= words) == []
+
+
 def test_the_design_stays_short_and_every_decision_has_a_date():
     assert len((ROOT / "docs" / "design.md").read_text().splitlines()) <= 350
     undated = []
