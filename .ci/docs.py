@@ -46,8 +46,9 @@ def prepare() -> None:
 
 
 def undocumented() -> set[str]:
-    """Name the public functions and classes of the faces that the page on the API has not."""
-    found = set(re.findall(r'id="(platoon_[\w.]+)"', (SITE / "api.html").read_text(encoding="utf-8")))
+    """Name the public functions and classes of the faces that the pages on the API have not."""
+    pages = "".join(page.read_text(encoding="utf-8") for page in sorted((SITE / "api").glob("*.html")))
+    found = set(re.findall(r'id="(platoon_[\w.]+)"', pages))
     # An adapter's rules are described with the base, and what it imports late in the module that has it.
     last = {(name.split(".")[0], name.rpartition(".")[2]) for name in found}
     return {
@@ -100,7 +101,7 @@ def main() -> int:
     ]
     status = subprocess.run(command, cwd=ROOT).returncode
     if status == 0 and (missing := undocumented()):
-        return fail(SetupError(f"docs/api.md leads to no description of {', '.join(sorted(missing))}"))
+        return fail(SetupError(f"docs/api/ has no description of {', '.join(sorted(missing))}"))
     if status == 0:
         say(f"the site is in {SITE.relative_to(ROOT)}: open index.html there")
     return status

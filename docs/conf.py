@@ -60,7 +60,14 @@ def render_equations(app, what, name, obj, options, lines):
 
 def outside_links(app, docname, source):
     """Name files that are not pages of the site, such as sources and tests, by their paths in the repository."""
-    source[0] = re.sub(r"\[([^\]]*)\]\(\.\./([^)]*)\)", r"\1 (`\2`)", source[0])
+    docs = ROOT / "docs"
+    folder = (docs / docname).parent
+
+    def by_path(link):
+        path = (folder / link[2]).resolve()
+        return link[0] if path.is_relative_to(docs) else f"{link[1]} (`{path.relative_to(ROOT).as_posix()}`)"
+
+    source[0] = re.sub(r"\[([^\]]*)\]\((\.\./[^)#]*)(?:#[^)]*)?\)", by_path, source[0])
 
 
 def setup(app):

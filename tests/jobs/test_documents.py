@@ -8,7 +8,7 @@ import pytest
 from needing import needs, needs_blocks, needs_theano
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 BLOCK = re.compile(r"(<!-- runs: (\w+) -->\n)?^```(python|sh)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 RESULTS = {"base": "w.npy", "keras": "digits.keras", "lasagne": "model.npz", "blocks": "model.tar"}
 

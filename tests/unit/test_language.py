@@ -10,7 +10,7 @@ import pytest
 BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 ROOT = BASE.parent
 DOCS = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))]
-DOCS += [*(ROOT / name / "README.md" for name in ("tests", "examples")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCS += [*(ROOT / name / "README.md" for name in ("tests", "examples")), *sorted((ROOT / "docs").rglob("*.md"))]
 MODULES = sorted(path for room in ("platoon_base", "platoon_plugins") for path in (ROOT / room).rglob("*.py"))
 LONGEST = 100  # columns of a line in docs
 
@@ -103,6 +103,33 @@ def test_things_have_one_name():
     assert {name: words for name, words in found.items() if words} == {}
 
 
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def anchors(text):
+    """List the anchors of Markdown's headings as GitHub and the site make them."""
+    headings = re.findall(r"^#+ +(.*)$", prose(text), re.MULTILINE)
+    plain = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").lower() for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+def test_headings_have_the_anchors_of_github():
+    assert anchors("# One\n\n## A `b.py`, and (c)\n```\n# none\n```\n") == {"one", "a-bpy-and-c"}
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_links_of_docs_lead_to_files_and_headings(path):
+    wrong = []
+    for link in LINK.findall(prose(path.read_text())):
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file).resolve() if file else path
+        if "://" not in link and not (
+            target.exists() and (not anchor or target.suffix != ".md" or anchor in anchors(target.read_text()))
+        ):
+            wrong.append(link)
+    assert wrong == []
+
+
 # The drawings of docs/design.md: a file and a function in each line of a block.
 STEP = re.compile(r"^ *([a-z][\w/]*\.py) +([A-Za-z_]\w*(?:\.\w+)?)(?= |$)", re.MULTILINE)
 
@@ -127,6 +154,41 @@ def test_the_ways_in_the_design_are_those_of_the_code():
     folders = {file: "platoon_plugins" if file.startswith(adapters) else "platoon_base" for file, _ in steps}
     wrong = [(file, name) for file, name in steps if not defines(ROOT / folders[file] / file, name)]
     assert wrong == []
+
+
+def test_the_decisions_name_files_that_are_there():
+    texts = [path.read_text() for path in [ROOT / "docs" / "design.md", *(ROOT / "docs" / "decisions").glob("*.md")]]
+    named = {name for text in texts for name in re.findall(r"`([\w./]+\.(?:py|c|h))`", text)}
+    folders = ("platoon_base", "platoon_plugins", "tests")
+    known = [f"/{name_of(path)}" for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    assert len(named) > 100
+    assert sorted(name for name in named if not any(path.endswith(f"/{name}") for path in known)) == []
+
+
+def test_the_names_of_the_glossary_are_in_the_code():
+    rows = re.findall(r"^\|.*\|.*\|(.*)\|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    named = {
+        name for cell in rows for name in re.findall(r"`([A-Za-z_][\w.]*)`", cell) if not name.endswith((".py", ".c"))
+    }
+    code = "\n".join(
+        path.read_text()
+        for folder in ("platoon_base", "platoon_plugins", "tests")
+        for path in (ROOT / folder).rglob("*.py")
+    )
+    words = set(re.findall(r"\w+", code))
+    assert len(named) > 100
+    assert sorted(name for name in named if not set(name.split(".")) <= words) == []
+
+
+def test_the_design_stays_short_and_every_decision_has_a_date():
+    assert len((ROOT / "docs" / "design.md").read_text().splitlines()) <= 350
+    undated = []
+    for page in sorted((ROOT / "docs" / "decisions").glob("[a-z]*.md")):
+        blocks = re.split(r"\n\s*\n", page.read_text())
+        areas = [a for a, b in zip(blocks, blocks[1:]) if re.match(r"##+ ", a) and not re.match(r"\*2026-\d\d-\d\d", b)]
+        level = "###" if any(block.startswith("### ") for block in blocks) else "##"
+        undated += [f"{page.name}: {block}" for block in areas if block.startswith(f"{level} ")]
+    assert undated == []
 
 
 def test_the_recipes_name_files_that_are_there():
