@@ -106,15 +106,21 @@ class HostsMeans:
 
 
 def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -> list[Array]:
-    """Return the mean of several hosts' copies, array by array; half-precision numbers are added in float32."""
+    """Return the mean of several hosts' copies, array by array; that of equal copies is equal to them, bit by bit.
+
+    Half-precision numbers are added in float32.
+    """
     total = sum(weights)
     means = []
     for arrays in zip(*copies):
         dtype = arrays[0].dtype
         wide = np.dtype("f4") if dtype.itemsize < 4 else dtype
-        mean = arrays[0].astype(wide) * wide.type(weights[0] / total)
+        first = arrays[0].astype(wide, copy=False)
+        mean = first.copy()
         for array, weight in zip(arrays[1:], weights[1:]):
-            mean += array.astype(wide, copy=False) * wide.type(weight / total)
+            # Products, not the mean of differences: the difference of two large numbers may overflow.
+            part = wide.type(weight / total)
+            mean += array.astype(wide, copy=False) * part - first * part
         means.append(mean.astype(dtype, copy=False))
     return means
 

@@ -28,14 +28,14 @@ from platoon_base.links.handshake import Address, Caller, Listener, Opening
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
 
-__all__ = ["Courier"]
+__all__ = ["POLL_INTERVAL_S", "Courier"]
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
 _NICE = 5
-_POLL_S = 0.05
+POLL_INTERVAL_S = 0.05
 _TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
 
@@ -187,7 +187,7 @@ class Courier:
                 )
                 if events:
                     selector.register(conversation.stream, events)
-            wait_s, self._has_orders = 0.0 if self._has_orders else _POLL_S, False
+            wait_s, self._has_orders = 0.0 if self._has_orders else POLL_INTERVAL_S, False
             return {key.fileobj for key, _ in selector.select(wait_s) if isinstance(key.fileobj, int)}
 
     def _begin(self, host: int, conversation: Conversation) -> None:

@@ -485,3 +485,12 @@ def test_the_mean_of_half_precision_numbers_does_not_overflow():
     copies = [[np.full(3, 60000, "float16")] for _ in range(4)]
     (mean,) = weighted_mean(copies, [1, 1, 1, 1])
     np.testing.assert_array_equal(mean, np.full(3, 60000, "float16"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 4.0], [3.0, 1.0]], ids=repr)
+def test_the_mean_of_equal_centers_is_that_center_bit_by_bit(dtype, weights):
+    values = np.random.default_rng(7).normal(size=1000).astype(dtype)
+    (mean,) = weighted_mean([[values.copy()] for _ in weights], weights)
+    assert mean.dtype == values.dtype
+    np.testing.assert_array_equal(mean, values)
