@@ -341,7 +341,7 @@ class Controller:
     def _save_last(self, shared: Shared) -> None:
         """Save a center that the workers are letting go of."""
         if self._hosts is not None:
-            self._hosts.center_dropped()
+            self._hosts.couriers.center_dropped()
         if self._saving is not None:
             self._saving.save_dropped(shared)
 
@@ -349,9 +349,9 @@ class Controller:
         if self._hosts is None:
             return
         if isinstance(event, RoundMet):
-            self._hosts.round_met(event)
+            self._hosts.couriers.round_met(event)
         else:
-            self._hosts.center_made(event)
+            self._hosts.couriers.center_made(event)
 
     def decide(self, event: Callable[[Coordinator], list[Action]]) -> None:
         """Let the coordinator decide about an event on another host."""
