@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from platoon_base.channels.base import ServerChannel
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.processes import WorkerProcesses
-from platoon_base.coordination.actions import CenterMade, RoundMet
+from platoon_base.coordination.actions import CenterMade, CenterSource, RoundMet
 from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.hosts.world import World
 from platoon_base.shm.job_state import JobState
@@ -22,6 +22,10 @@ class HostsCouriers(Protocol):
 
     def center_made(self, made: CenterMade) -> None:
         """Have the center of a host brought together with those of the others."""
+        ...
+
+    def center_source(self, source: CenterSource) -> None:
+        """Have the centers of all hosts begin with the values of one that is not host 0's."""
         ...
 
     def round_met(self, met: RoundMet) -> None:

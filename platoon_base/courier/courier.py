@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from platoon_base.centers.hosts_means import HostsMeans
+from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import copy_all
 from platoon_base.courier import messages as between
@@ -71,7 +72,7 @@ class Courier:
     every_s : float
         Seconds from one exchange to the next, at least.
     filled : bool
-        Whether the center, once there is one, holds the values that all hosts start from.
+        Whether the center holds the values that all hosts start from already: an earlier courier has said so.
     tell : callable
         Takes messages for the launcher.
     """
@@ -92,12 +93,13 @@ class Courier:
         self._background = BackgroundExchanges(world, layout, rule, every_s, tell)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
-        self._filled = filled
+        self._filled, self._source = filled, 0
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
         self._opening = Opening(self._listener, caller, {})
         self._tokens: dict[int, str] = {}  # of the couriers that this one calls
         self._conversations: dict[int, Conversation] = {}
+        self._asked: Conversation | None = None  # for the values to start from
         self._known: set[int] = set()
         self._lost: set[int] = set()
         self._has_orders = False  # that were not looked at yet
@@ -115,6 +117,7 @@ class Courier:
             self._lost -= order.peers.keys()
             self._known = order.peers.keys() - {self._world.host}
             self._background.workers.update(order.workers)
+            self._source = order.source
             for host, (address, port, token) in order.peers.items():
                 if host < self._world.host and self._tokens.get(host) != token:
                     self._tokens[host] = token
@@ -149,6 +152,8 @@ class Courier:
         for host, conversation in list(self._conversations.items()):
             self._talk(host, conversation)
         if self._center is not None:
+            if not self._filled:
+                self._fill(self._center)
             self._take_centers(self._center)
             if self._filled:
                 self._exchange(self._center)
@@ -197,8 +202,6 @@ class Courier:
         self._conversations[host] = conversation
         self._background.has_new_link()
         self._say_stamp(conversation)
-        if not self._filled and host == 0:
-            conversation.ask(0)
 
     def _say_stamp(self, conversation: Conversation) -> None:
         center = self._center if self._filled else None
@@ -224,6 +227,25 @@ class Courier:
             conversation.stream.close()
         if host in self._tokens and host not in self._lost:
             self._opening.call_again(host)
+
+    def _fill(self, center: OpenCenter) -> None:
+        """Let the center have the values that all hosts start from: the source's, which is asked for them."""
+        if self._source != self._world.host:
+            conversation = self._conversations.get(self._source)
+            if conversation is not None and conversation is not self._asked:
+                self._asked = conversation
+                conversation.ask(0)
+            return
+        if self._source:  # a host may have the values of an earlier source, which was lost: it gets these as a whole
+            latest = max([center.overwrites.stamp, *(each.stamp or 0 for each in self._conversations.values())])
+            center.overwrites.stamp = Overwrites.later(latest, self._source)
+        self._now_filled()
+
+    def _now_filled(self) -> None:
+        self._filled = True
+        self._tell(between.Filled())
+        for conversation in self._conversations.values():
+            self._say_stamp(conversation)
 
     # Whole centers: the values that all hosts start from, and those for a host that is behind.
 
@@ -271,8 +293,8 @@ class Courier:
             return False
         center.overwrites.stamp = max(stamp, center.overwrites.stamp)
         if not self._filled:
-            self._filled = True
-            self._tell(between.Filled())
+            self._now_filled()
+            return True
         for conversation in self._conversations.values():
             self._say_stamp(conversation)
         return True

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Mapping
 
-from platoon_base.coordination.actions import CenterMade, RoundMet
+from platoon_base.coordination.actions import CenterMade, CenterSource, RoundMet
 from platoon_base.coordination.roster import Roster
-from platoon_base.courier.messages import Combine, Gather, Gathered, Listening, News
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Listening, News
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
@@ -16,6 +17,8 @@ from platoon_base.multihost.member import Member
 from platoon_base.multihost.rounds import RoundTable
 
 __all__ = ["CourierTable"]
+
+log = logging.getLogger(__name__)
 
 
 class CourierTable:
@@ -33,6 +36,8 @@ class CourierTable:
         The other hosts.
     send : callable
         ``send(member, message)`` sends a message to the launcher of another host, unless that is lost.
+    filled : callable
+        ``filled(host)`` takes note that the center of a host holds the values that all begin with.
     """
 
     def __init__(
@@ -42,13 +47,16 @@ class CourierTable:
         roster: Roster,
         members: Mapping[int, Member],
         send: Callable[[Member, between.Down], None],
+        filled: Callable[[int], None],
     ) -> None:
         self._world, self._roster, self._members, self._send = world, roster, members, send
+        self._filled = filled
         self._here = CourierKeeper(files, lambda news: self.hear(0, news))
         self._round = RoundTable()
         self._at: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
         self._changed = False  # since the hosts were sent where they listen
         self._living = 0  # workers, when they were
+        self._source = 0
 
     @property
     def fds(self) -> list[int]:
@@ -63,6 +71,8 @@ class CourierTable:
         """Take what the courier of a host says."""
         if isinstance(news, Listening):
             self._at[host], self._changed = (news.address, news.port, news.token), True
+        elif isinstance(news, Filled):
+            self._filled(host)
         elif isinstance(news, Gathered):
             self._order_round(self._round.gathered(host, news))
 
@@ -79,6 +89,11 @@ class CourierTable:
             self._send(self._members[made.host], between.CenterMade())
         else:
             self._here.made()
+
+    def center_source(self, source: CenterSource) -> None:
+        """See `HostsCouriers.center_source`."""
+        log.warning("%s: the centers of all hosts begin with the values of host %d", source.why, source.host)
+        self._source, self._changed = source.host, True
 
     def round_met(self, met: RoundMet) -> None:
         """See `HostsCouriers.round_met`."""
@@ -98,7 +113,7 @@ class CourierTable:
 
     def center_dropped(self) -> None:
         """See `HostsCouriers.center_dropped`."""
-        self._at, self._changed = {}, False
+        self._at, self._changed, self._source = {}, False, 0
         self._here.dropped()
         for member in self._members.values():
             member.has_courier = False
@@ -120,9 +135,9 @@ class CourierTable:
             return
         self._changed = False
         workers = {host: self._roster.living_on(host) for host in range(self._world.hosts)}
-        self._here.peers(self._at, workers)
+        self._here.peers(self._at, workers, self._source)
         for member in self._members.values():
-            self._send(member, between.Couriers(self._at, workers))
+            self._send(member, between.Couriers(self._at, workers, self._source))
 
     def end(self) -> None:
         """End the courier of this host."""

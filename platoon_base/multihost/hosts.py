@@ -23,7 +23,7 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_request
 from platoon_base.coordination.encoding import encode as encode_request
 from platoon_base.coordination.roster import Participant, Roster, divided_peer, relayed_peer
-from platoon_base.courier.messages import Gathered, Listening
+from platoon_base.courier.messages import Filled, Gathered, Listening
 from platoon_base.errors import ConfigurationError, PlatoonError, ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
@@ -91,7 +91,7 @@ class HostTable:
             job_state, roster, lambda rank: mirror.holds(rank) if roster[rank].host_index else is_held(rank)
         )
         self._state_sent = None
-        self._couriers = CourierTable(files, self.world, roster, self._members, self._send)
+        self._couriers = CourierTable(files, self.world, roster, self._members, self._send, self._center_filled)
         self._roster, self._children, self._controller = roster, children, controller
         for member in self._members.values():
             self._watch(member, self.world.ranks_on(member.host))
@@ -235,12 +235,19 @@ class HostTable:
             log_file = Path(message.log_file) if message.log_file else None
             how = (message.status, log_file, message.why, message.failure, message.log_begin, message.at)
             self._ended(Exit(message.rank, *how))
-        elif isinstance(message, (between.CourierListens, Gathered)) and self._couriers is not None:
-            news = message if isinstance(message, Gathered) else Listening(*message.at)
-            self._couriers.hear(member.host, news)
-        elif isinstance(message, between.CenterFilled) and self._controller is not None:
-            self._controller.decide(lambda coordinator: coordinator.center_filled(member.host))
+        elif self._couriers is None:
+            return []
+        elif isinstance(message, between.CourierListens):
+            self._couriers.hear(member.host, Listening(*message.at))
+        elif isinstance(message, between.CenterFilled):
+            self._couriers.hear(member.host, Filled())
+        elif isinstance(message, Gathered):
+            self._couriers.hear(member.host, message)
         return []
+
+    def _center_filled(self, host: int) -> None:
+        if self._controller is not None:
+            self._controller.decide(lambda coordinator: coordinator.center_filled(host))
 
     def _take_signal(self, member: Member, message: between.Signalled) -> None:
         if message.count > member.signals:

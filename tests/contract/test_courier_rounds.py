@@ -6,6 +6,7 @@ The hosts are turns of one loop; jobs with real launchers are in jobs/test_round
 import os
 import threading
 import time
+import tracemalloc
 import uuid
 
 import numpy as np
@@ -43,7 +44,7 @@ class Host:
         self.centers = HostCenters(name, workers=2, several_hosts=True)
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
-        self.filled = world.host == 0
+        self.filled = False
         self.orders = []
         self.start()
 
@@ -260,6 +261,27 @@ def test_a_host_without_workers_gets_the_center_after_the_step():
         group.end(1, 1)
         group.until(lambda: first.center.over_hosts.made == 1)
         assert state_of(first) == state_of(second)
+
+
+def test_a_host_without_a_center_keeps_nothing_of_those_of_others():
+    with Group([1.0, 1.0]) as group:
+        group.introduce()
+        group.made(0)
+        group.until(lambda: group.hosts[0].has_center, 0)
+        first = group.hosts[0]
+        first.center.read(first.params, True, 10, begin=True)
+        tracemalloc.start()
+        try:
+            for number in range(1, 8):
+                first.contribute(1.0)
+                group.begin(number, [0], idle=[1])
+                group.end(number, 0)
+                for _ in range(20):
+                    for host in group.hosts:
+                        host.courier.step([])
+            assert tracemalloc.get_traced_memory()[0] < 8 * first.layout.nbytes  # 14 are given otherwise
+        finally:
+            tracemalloc.stop()
 
 
 def test_who_overwrites_the_center_does_so_on_all_hosts():
