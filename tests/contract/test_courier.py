@@ -294,6 +294,26 @@ def test_who_overwrites_the_center_does_so_on_all_hosts(writer):
             require_equal(host.values(), model(7.0))
 
 
+def test_a_host_that_has_just_got_the_first_values_gets_what_is_overwritten_before_the_writer_goes_on():
+    """Its workers may train already, while the news that it has values is on the way to the writer's host."""
+    with Hosts([0.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled(1)  # by its turn, and host 0 has had none since
+        writing = threading.Thread(target=group.hosts[0].center.write, args=(model(5.0), True, 20))
+        writing.start()
+        deadline = time.monotonic() + 20
+        while group.hosts[0].center.overwrites.written == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for _ in range(5):
+            group.hosts[0].courier.step([])
+        writing.join(0.2)
+        assert writing.is_alive()
+        group.until(lambda: not writing.is_alive())
+        require_equal(group.hosts[1].values(), model(5.0))
+
+
 def test_two_hosts_that_overwrite_the_center_at_once_agree():
     with Hosts([0.0, 1.0]) as group:
         group.introduce()
