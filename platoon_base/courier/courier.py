@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.hosts_means import HostsMeans
+from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.overwrites import Overwrites
-from platoon_base.centers.round_totals import HostsRounds
 from platoon_base.centers.stripes import copy_all
 from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
@@ -44,8 +43,7 @@ class OpenCenter(MovingCenter, Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
     states: list[list[Array]]
-    over_hosts: HostsRounds | None
-    means: HostsMeans | None
+    across_hosts: AcrossHosts | None
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Put another host's center in its place; False if a part stayed taken."""
@@ -126,9 +124,8 @@ class Courier:
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
-            rounds = _rounds_of(self._center)
-            if rounds is not None:
-                self._rounds = HostsRound(self._world.host, rounds, self, self._tell)
+            if self._center.across_hosts is not None:
+                self._rounds = HostsRound(self._world.host, self._center.across_hosts, self, self._tell)
             for conversation in self._conversations.values():
                 self._say_stamp(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
@@ -164,7 +161,7 @@ class Courier:
             self._overwriting.step(self._conversations, self._known)
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
-        if center.means is None:  # in rounds alone
+        if center.across_hosts is None or center.across_hosts.workers_wait:
             return
         if self._rounds is not None and self._rounds.under_way:
             self._background.drop()
@@ -251,8 +248,7 @@ class Courier:
 
     @staticmethod
     def _made(center: OpenCenter) -> int:
-        rounds = _rounds_of(center)
-        return 0 if rounds is None else rounds.made
+        return 0 if center.across_hosts is None else center.across_hosts.made
 
     def give_center(self, conversation: Conversation) -> None:
         """Send the values of this host's center, the rule's states, and what it holds."""
@@ -307,11 +303,6 @@ class Courier:
         self._listener.close()
         if self._center is not None:
             self._center.close()
-
-
-def _rounds_of(center: OpenCenter) -> HostsRounds | HostsMeans | None:
-    """Return what rounds of several hosts change: sums of rules that wait, or the centers of others."""
-    return center.over_hosts or center.means
 
 
 def be_nice() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from platoon_base.centers.hosts_means import HostsMeans
-from platoon_base.centers.round_totals import HostsRounds, RoundTotals
+from platoon_base.centers.across_hosts import AcrossHosts
+from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.courier import messages as between
 from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
 
@@ -33,7 +33,7 @@ class HostsRound:
     ----------
     host : int
         This one.
-    rounds : HostsRounds or HostsMeans
+    rounds : AcrossHosts
         Its center.
     courier : GivingCourier
     tell : callable
@@ -41,7 +41,7 @@ class HostsRound:
     """
 
     def __init__(
-        self, host: int, rounds: HostsRounds | HostsMeans, courier: GivingCourier, tell: Callable[[between.News], None]
+        self, host: int, rounds: AcrossHosts, courier: GivingCourier, tell: Callable[[between.News], None]
     ) -> None:
         self._host, self._rounds, self._courier, self._tell = host, rounds, courier, tell
         self._gather: between.Gather | None = None

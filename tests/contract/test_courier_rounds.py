@@ -166,11 +166,11 @@ class Group:
     def end(self, number, *hosts):
         """Go on until the workers of these hosts can make the step, and let them."""
         hosts = hosts or range(len(self.hosts))
-        rounds = [self.hosts[host].center.over_hosts or self.hosts[host].center.means for host in hosts]
+        rounds = [self.hosts[host].center.across_hosts for host in hosts]
         self.until(lambda: self.report() or all(each.are_gathered(number) for each in rounds))
         self.until(lambda: all(each.are_gathered(number) for each in rounds))
         for host in hosts:
-            if self.hosts[host].center.over_hosts is not None:
+            if self.hosts[host].center.across_hosts.workers_wait:
                 self.hosts[host].take_over(number)
 
     def __enter__(self):
@@ -259,7 +259,7 @@ def test_a_host_without_workers_gets_the_center_after_the_step():
         second.contribute(2.0)
         group.begin(1, [1], idle=[0])
         group.end(1, 1)
-        group.until(lambda: first.center.over_hosts.made == 1)
+        group.until(lambda: first.center.across_hosts.made == 1)
         assert state_of(first) == state_of(second)
 
 
@@ -408,7 +408,7 @@ def test_a_host_without_workers_gets_the_mean_and_does_not_count():
         starts = scatter(group, 3)
         group.begin(4, [0, 2], idle=[1])
         group.end(4, 0, 2)
-        group.until(lambda: group.hosts[1].center.means.made == 4)
+        group.until(lambda: group.hosts[1].center.across_hosts.made == 4)
         np.testing.assert_allclose(group.hosts[0].center.values[0], (starts[0] + starts[2]) / 2, atol=1e-6)
 
 
