@@ -55,7 +55,8 @@ class CourierTable:
         self._round = RoundTable()
         self._at: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
         self._changed = False  # since the hosts were sent where they listen
-        self._living = 0  # workers, when they were
+        self._workers: dict[int, int] = {}  # that live, by host, as the couriers know them
+        self._changes = -1  # of the roster, when they were counted
         self._source = 0
 
     @property
@@ -128,16 +129,18 @@ class CourierTable:
         self._order_round(self._round.lose(host))
 
     def flush(self) -> None:
-        """Let all couriers know where the others listen, if that has changed: once for all that came meanwhile."""
-        if self._at and self._roster.living != self._living:
-            self._living, self._changed = self._roster.living, True
+        """Let all couriers know where the others listen and for how many workers, once for all that has changed."""
+        if self._at and self._roster.changes != self._changes:
+            self._changes = self._roster.changes
+            workers = {host: self._roster.living_on(host) for host in range(self._world.hosts)}
+            self._changed |= workers != self._workers
+            self._workers = workers
         if not self._changed:
             return
         self._changed = False
-        workers = {host: self._roster.living_on(host) for host in range(self._world.hosts)}
-        self._here.peers(self._at, workers, self._source)
+        self._here.peers(self._at, self._workers, self._source)
         for member in self._members.values():
-            self._send(member, between.Couriers(self._at, workers, self._source))
+            self._send(member, between.Couriers(self._at, self._workers, self._source))
 
     def end(self) -> None:
         """End the courier of this host."""
