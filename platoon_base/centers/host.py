@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from platoon_base.centers.across_hosts import AcrossHosts
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.host_memory import (
     CONTROLLER,
@@ -72,12 +73,10 @@ class HostCenter:
 
     Attributes
     ----------
-    over_hosts : HostsRounds or None
-        The rounds as those of several hosts.
+    across_hosts : AcrossHosts or None
+        How this center comes to be alike with those of other hosts; None in a job on one.
     overwrites : Overwrites
         What other hosts have to get.
-    means : HostsMeans or None
-        How this center comes to the mean of all hosts; rounds keep them alike anyway.
     values : list of ndarray
         The center's memory, one array for each parameter.
     states : list of list of ndarray
@@ -116,10 +115,11 @@ class HostCenter:
         self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states) if shape.rounds else None
         remembering = [state for state, source in zip(self._local_states, local_sources) if source is None]
         self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
-        self.means = HostsMeans(layout, header, self.snapshot, self.move_to) if shape.shift else None
-        self.over_hosts: HostsRounds | None = None
-        if self._rounds is not None and shape.several_hosts:
-            self.over_hosts = HostsRounds(
+        self.across_hosts: AcrossHosts | None = None
+        if shape.shift:
+            self.across_hosts = HostsMeans(layout, header, self.snapshot, self.move_to, self._put_all)
+        elif self._rounds is not None and shape.several_hosts:
+            self.across_hosts = HostsRounds(
                 layout, self._stripes, self._rounds, self._holders, lambda work, wait_s: self._visit(work, True, wait_s)
             )
         self.whole = True
@@ -170,14 +170,10 @@ class HostCenter:
         def take(rounds: Rounds, stripe: Stripe) -> tuple[int, int] | None:
             return rounds.take_over(stripe.index, rule, cut(arrays, stripe.pieces), number)
 
-        if self.over_hosts is not None:
+        if self.across_hosts is not None:
             self._require_open()
             began = time.monotonic()
-            if not self.over_hosts.await_gathered(number, timeout_s):
-                raise CollectiveTimeoutError(
-                    f"waited {timeout_s:g} s for what other hosts have contributed to round {number}: is the network "
-                    "slow or cut? Look into the logs of the launchers, or give a longer timeout_s"
-                )
+            self.across_hosts.wait(number, timeout_s)
             timeout_s = max(timeout_s - (time.monotonic() - began), _LEAST_S)
         return self._visit_round(take, timeout_s)
 
@@ -253,19 +249,19 @@ class HostCenter:
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Put another host's center, at round ``number``, in place of this one; False if a stripe stayed taken."""
-        if self.over_hosts is not None:
-            return self.over_hosts.replace(values, states, max(number, self.over_hosts.made))
+        if self.across_hosts is None:
+            raise ConfigurationError("this center is that of a job on one host: there is no other to replace it")
+        return self.across_hosts.replace(values, states, number)
+
+    def _put_all(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> bool:
+        """Put values and the rule's states into the center; False if a stripe stayed taken."""
 
         def put(stripe: Stripe) -> None:
             for state, given in zip(self.states, states):
                 copy_all(cut(state, stripe.pieces), cut(given, stripe.pieces))
             self._put(stripe, cut(values, stripe.pieces))
 
-        if self._visit(put, True, PATIENCE_S):
-            return False
-        if self.means is not None:
-            self.means.made = max(number, self.means.made)
-        return True
+        return not self._visit(put, True, PATIENCE_S)
 
     def fill(self, values: Sequence[Array], states: Sequence[Sequence[Array]]) -> None:
         """See `Center.fill`."""
@@ -374,7 +370,7 @@ class HostCenter:
         """See `Center.close`."""
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
-        self.over_hosts = self._shift = self.means = None
+        self.across_hosts = self._shift = None
         self._holders = no_holders()
         self.overwrites = Overwrites(no_header())
         self._locks.close()

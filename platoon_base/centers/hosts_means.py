@@ -36,7 +36,11 @@ class HostsMeans:
         Copies the center.
     move_to : callable
         ``move_to(values)`` moves the center; returns False if a part stayed taken.
+    put : callable
+        ``put(values, states)`` puts others in place of the center and the rule's states, likewise.
     """
+
+    workers_wait = False
 
     def __init__(
         self,
@@ -44,18 +48,15 @@ class HostsMeans:
         header: Any,
         snapshot: Callable[[], tuple[list[Array], list[list[Array]]]],
         move_to: Callable[[Sequence[Array]], bool],
+        put: Callable[[Sequence[Array], Sequence[Sequence[Array]]], bool],
     ) -> None:
         self._layout, self._header = layout, header
-        self._snapshot, self._move_to = snapshot, move_to
+        self._snapshot, self._move_to, self._put = snapshot, move_to, put
 
     @property
     def made(self) -> int:
         """The latest mean that this center has come to."""
         return int(self._header["mean"])
-
-    @made.setter
-    def made(self, number: int) -> None:
-        self._header["mean"] = number
 
     def wait(self, number: int, timeout_s: float) -> None:
         """Wait until this center has come to a mean; raises `CollectiveTimeoutError`."""
@@ -101,20 +102,33 @@ class HostsMeans:
             mean = weighted_mean([totals[i].arrays for i in finite], [float(workers[i]) for i in finite])
             if not self._move_to(mean):
                 return False
-        self.made = number
+        self._header["mean"] = number
+        return True
+
+    def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
+        """Put another host's center in place of this one, with the mean that it has come to; see `gather`."""
+        if not self._put(values, states):
+            return False
+        self._header["mean"] = max(number, self.made)
         return True
 
 
 def weighted_mean(copies: Sequence[Sequence[Array]], weights: Sequence[float]) -> list[Array]:
-    """Return the mean of several hosts' copies, array by array; half-precision numbers are added in float32."""
+    """Return the mean of several hosts' copies, array by array; that of equal copies is equal to them, bit by bit.
+
+    Half-precision numbers are added in float32.
+    """
     total = sum(weights)
     means = []
     for arrays in zip(*copies):
         dtype = arrays[0].dtype
         wide = np.dtype("f4") if dtype.itemsize < 4 else dtype
-        mean = arrays[0].astype(wide) * wide.type(weights[0] / total)
+        first = arrays[0].astype(wide, copy=False)
+        mean = first.copy()
         for array, weight in zip(arrays[1:], weights[1:]):
-            mean += array.astype(wide, copy=False) * wide.type(weight / total)
+            # Products, not the mean of differences: the difference of two large numbers may overflow.
+            part = wide.type(weight / total)
+            mean += array.astype(wide, copy=False) * part - first * part
         means.append(mean.astype(dtype, copy=False))
     return means
 

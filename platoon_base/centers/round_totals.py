@@ -16,6 +16,7 @@ import numpy as np
 
 from platoon_base.centers.host_rounds import Rounds, StripeArrays, use_other
 from platoon_base.centers.stripes import Stripe, copy_all, cut, wait_until
+from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.layout import ALIGNMENT, Layout
 
 __all__ = ["HostsRounds", "RoundTotals", "are_gathered", "gather", "read_own"]
@@ -87,6 +88,8 @@ class HostsRounds:
         taken.
     """
 
+    workers_wait = True
+
     def __init__(
         self,
         layout: Layout,
@@ -108,9 +111,13 @@ class HostsRounds:
         """Make room for the totals of a round."""
         return RoundTotals(self._layout, len(self._stripes))
 
-    def await_gathered(self, number: int, timeout_s: float) -> bool:
-        """Wait until all stripes hold the sum over all hosts for a round; False if they do not in time."""
-        return wait_until(lambda: self.are_gathered(number), timeout_s)
+    def wait(self, number: int, timeout_s: float) -> None:
+        """Wait until all stripes hold the sum over all hosts for a round; raises `CollectiveTimeoutError`."""
+        if not wait_until(lambda: self.are_gathered(number), timeout_s):
+            raise CollectiveTimeoutError(
+                f"waited {timeout_s:g} s for what other hosts have contributed to round {number}: is the network slow "
+                "or cut? Look into the logs of the launchers, or give a longer timeout_s"
+            )
 
     def are_gathered(self, number: int) -> bool:
         """Tell whether all stripes hold the sum over all hosts for a round, or its step is made."""
@@ -143,6 +150,7 @@ class HostsRounds:
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Put another host's center in place of this one, with the round that it is at; see `read`."""
+        number = max(number, self.made)
 
         def put(stripe: Stripe) -> None:
             arrays = self._rounds.stripes[stripe.index]

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from platoon_base.centers.host_memory import FREE, NOBODY, byte_of, lock_bytes
-from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe
+from platoon_base.centers.stripes import FIRST_PAUSE_S, LONGEST_PAUSE_S, Stripe, wait_until
 from platoon_base.shm.segments import Segment
 
 __all__ = ["StripeLocks"]
@@ -114,13 +114,13 @@ class StripeLocks:
 
         Workers hold one each and wait for none, so there is no deadlock.
         """
-        todo, pause = list(self._stripes), FIRST_PAUSE_S
-        while todo := [stripe for stripe in todo if not self.lock(stripe)]:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
-        return True
+        todo = list(self._stripes)
+
+        def are_locked() -> bool:
+            todo[:] = [stripe for stripe in todo if not self.lock(stripe)]
+            return not todo
+
+        return wait_until(are_locked, deadline - time.monotonic())
 
     def let_go(self) -> None:
         """Free every stripe that this handle may hold."""

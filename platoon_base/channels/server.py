@@ -18,6 +18,7 @@ from platoon_base.coordination.actions import (
     Asker,
     CenterDropped,
     CenterMade,
+    CenterSource,
     RoundMet,
     SendReply,
     Shared,
@@ -65,7 +66,7 @@ class ControlServer:
         on_drop: Callable[[Shared], None] = lambda shared: None,
         on_report: Callable[[Mapping[str, float | str]], None] = lambda values: None,
         answer_observer: Callable[[msg.Watch | msg.EndJob], msg.Reply] | None = None,
-        on_hosts: Callable[[CenterMade | RoundMet], None] = lambda event: None,
+        on_hosts: Callable[[CenterMade | CenterSource | RoundMet], None] = lambda event: None,
     ) -> None:
         self.coordinator = coordinator
         self._job_state = job_state
@@ -110,7 +111,7 @@ class ControlServer:
                 self._job_state.stop(action.reason)
             elif isinstance(action, CenterDropped):
                 self._on_drop(action.shared)
-            elif isinstance(action, (CenterMade, RoundMet)):
+            elif isinstance(action, (CenterMade, CenterSource, RoundMet)):
                 self._on_hosts(action)
             else:
                 self._reply(SendReply(action.to, self._answer_user(action)))

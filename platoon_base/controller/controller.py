@@ -29,7 +29,7 @@ from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
 from platoon_base.controller.saving import JobSaving
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Action, CenterMade, RoundMet, Shared
+from platoon_base.coordination.actions import Action, CenterMade, CenterSource, RoundMet, Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
@@ -135,6 +135,7 @@ class Controller:
         self._saving: JobSaving | None = None
         if checkpointer is not None:
             self._saving = JobSaving(checkpointer, job_state, coordinator, hosts, seconds_before)
+            coordinator.saves_center()
         self._signal: signal.Signals | None = None
         self._signals_taken = 0
         self._signalled_elsewhere = False
@@ -341,17 +342,19 @@ class Controller:
     def _save_last(self, shared: Shared) -> None:
         """Save a center that the workers are letting go of."""
         if self._hosts is not None:
-            self._hosts.center_dropped()
+            self._hosts.couriers.center_dropped()
         if self._saving is not None:
             self._saving.save_dropped(shared)
 
-    def _tell_hosts(self, event: CenterMade | RoundMet) -> None:
+    def _tell_hosts(self, event: CenterMade | CenterSource | RoundMet) -> None:
         if self._hosts is None:
             return
         if isinstance(event, RoundMet):
-            self._hosts.round_met(event)
+            self._hosts.couriers.round_met(event)
+        elif isinstance(event, CenterSource):
+            self._hosts.couriers.center_source(event)
         else:
-            self._hosts.center_made(event)
+            self._hosts.couriers.center_made(event)
 
     def decide(self, event: Callable[[Coordinator], list[Action]]) -> None:
         """Let the coordinator decide about an event on another host."""

@@ -9,18 +9,43 @@ from typing import Any, Protocol
 from platoon_base.channels.base import ServerChannel
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.processes import WorkerProcesses
-from platoon_base.coordination.actions import CenterMade, RoundMet
+from platoon_base.coordination.actions import CenterMade, CenterSource, RoundMet
 from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.hosts.world import World
 from platoon_base.shm.job_state import JobState
 
-__all__ = ["OtherHosts"]
+__all__ = ["HostsCouriers", "OtherHosts"]
+
+
+class HostsCouriers(Protocol):
+    """The couriers of a job; see `platoon_base.multihost.courier_table.CourierTable`."""
+
+    def center_made(self, made: CenterMade) -> None:
+        """Have the center of a host brought together with those of the others."""
+        ...
+
+    def center_source(self, source: CenterSource) -> None:
+        """Have the centers of all hosts begin with the values of one that is not host 0's."""
+        ...
+
+    def round_met(self, met: RoundMet) -> None:
+        """Have hosts exchange what their workers have contributed to a round."""
+        ...
+
+    def center_dropped(self) -> None:
+        """End that: the workers have let go of their parameters."""
+        ...
 
 
 class OtherHosts(Protocol):
     """The other hosts of a job, for the one that has the controller; see `platoon_base.multihost.hosts.HostTable`."""
 
     world: World
+
+    @property
+    def couriers(self) -> HostsCouriers:
+        """The couriers of the present job."""
+        ...
 
     def relayed(self, local: ServerChannel) -> ServerChannel:
         """Return the channel to the workers of all hosts, given that to those of this host."""
@@ -52,18 +77,6 @@ class OtherHosts(Protocol):
 
     def adopt(self, late: Participant) -> None:
         """Watch a worker that has joined late on another host."""
-        ...
-
-    def center_made(self, made: CenterMade) -> None:
-        """Have the center of a host brought together with those of the others."""
-        ...
-
-    def round_met(self, met: RoundMet) -> None:
-        """Have hosts exchange what their workers have contributed to a round."""
-        ...
-
-    def center_dropped(self) -> None:
-        """End that: the workers have let go of their parameters."""
         ...
 
     def saved(self, about: About, folder: Path) -> None:

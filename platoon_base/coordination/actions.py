@@ -13,6 +13,7 @@ __all__ = [
     "Asker",
     "CenterDropped",
     "CenterMade",
+    "CenterSource",
     "RoundMet",
     "SendReply",
     "Shared",
@@ -65,10 +66,17 @@ class CenterDropped(NamedTuple):
 
 
 class CenterMade(NamedTuple):
-    """A worker has made the center of its host; that of another host than 0 has yet to get the values of host 0's."""
+    """A worker has made the center of its host, which has yet to get the source's values unless it is the source."""
 
     host: int
     shared: Shared
+
+
+class CenterSource(NamedTuple):
+    """The centers of all hosts begin with the values of this host's, and ``why`` not with those of host 0's."""
+
+    host: int
+    why: str
 
 
 class RoundMet(NamedTuple):
@@ -81,7 +89,7 @@ class RoundMet(NamedTuple):
     hosts: dict[int, int]
 
 
-Action = Union[SendReply, StopJob, AnswerUser, CenterDropped, CenterMade, RoundMet]
+Action = Union[SendReply, StopJob, AnswerUser, CenterDropped, CenterMade, CenterSource, RoundMet]
 
 
 def refuse(asker: Asker, kind: str, message: str) -> SendReply:

@@ -6,7 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import Action, Asker, CenterDropped, CenterMade, SendReply, Shared, refuse
+from platoon_base.coordination.actions import (
+    Action,
+    Asker,
+    CenterDropped,
+    CenterMade,
+    CenterSource,
+    SendReply,
+    Shared,
+    refuse,
+)
 from platoon_base.coordination.roster import Participant, Phase, Roster
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
@@ -37,7 +46,8 @@ class CenterElection:
     """The first worker that asks creates the center; the others wait until it is ready, and attach to it.
 
     If the creator dies or fails, the lowest rank that waits becomes the creator. Each host of a job has a center of its
-    own. That of host 0 is ready as soon as it is made; those of other hosts when they hold its values, see `filled`.
+    own. That of host 0 is ready as soon as it is made; those of other hosts when they hold its values, see `filled`. If
+    no worker of host 0 can make one, the lowest host that has made one is the source of these values in its place.
 
     Parameters
     ----------
@@ -50,13 +60,16 @@ class CenterElection:
         Number of centers that the workers have released together.
     resumes : bool
         Whether the next center is created from the job's checkpoint.
+    saved : bool
+        Whether the job saves the center of host 0, so that there has to be one.
     """
 
     def __init__(self, roster: Roster) -> None:
         self.dropped = 0
-        self.resumes = False
+        self.resumes = self.saved = False
         self._roster = roster
         self._centers: dict[int, _Center] = {}  # by host
+        self._source = 0  # the host with whose values those of all others begin
         self._hopeless_since: float | None = None
 
     @property
@@ -101,14 +114,14 @@ class CenterElection:
         if request.error:
             return [SendReply(asker, msg.Done()), *self._replace_creator(host, center)]
         center.made = True
-        if host:
+        if host or self._source:
             center.waiting_creator = asker
             return [CenterMade(host, center.shared)]
         made = [CenterMade(host, center.shared)] if self._roster.several_hosts else []
         return [*self._now_ready(center, asker, msg.Done()), *made]
 
     def filled(self, host: int) -> list[Action]:
-        """Let the workers of another host use its center, which holds the values of host 0's now."""
+        """Let the workers of a host use its center, which holds the values of the source's now."""
         center = self._centers.get(host)
         if center is None or not center.made or center.ready:
             return []
@@ -117,13 +130,16 @@ class CenterElection:
     @property
     def waits_for_first_host(self) -> frozenset[int]:
         """The ranks of other hosts whose center is made, while host 0 has none whose values it could get."""
-        if not self._roster.several_hosts or 0 in self._centers:
+        if not self._roster.several_hosts or self._source in self._centers:
             return frozenset()
         waiting = [(each.creator, *each.waiting) for each in self._centers.values() if each.made and not each.ready]
         return frozenset(rank for ranks in waiting for rank in ranks)
 
     def look(self, now: float, missing_of: Callable[[int], frozenset[int]]) -> list[Action]:
-        """Refuse the workers of other hosts if no worker of host 0 can make a center any more.
+        """Let the center of another host be the source if no worker of host 0 can make one any more.
+
+        If the job resumes or saves checkpoints, which only host 0 reads and writes, the other hosts' workers are
+        refused.
 
         Parameters
         ----------
@@ -142,10 +158,18 @@ class CenterElection:
             return []
         ranks = ", ".join(str(each.rank) for each in there)
         why = f"ranks {ranks} wait for the others in another call" if there else "all of them have ended"
+        text = f"no worker of host 0 shares parameters ({why})"
+        if not self.resumes and not self.saved:
+            self._source = min(host for host, center in self._centers.items() if center.made)
+            return [CenterSource(self._source, text)]
         text = (
-            f"no worker of host 0 shares parameters ({why}), and the centers of all hosts begin with the values of "
-            "host 0: let a worker there share them too, or start the job with a host first whose workers do"
+            f"{text}, and checkpoints are read and written by its launcher, from and to a center there: let a worker "
+            "there share them too, start the job with a host first whose workers do, or run it without checkpoints"
         )
+        return self._refuse_all(text)
+
+    def _refuse_all(self, text: str) -> list[Action]:
+        """Refuse the workers whose center is made and waits for the values of host 0."""
         actions: list[Action] = []
         for center in self._centers.values():
             if center.made and not center.ready:
@@ -168,9 +192,15 @@ class CenterElection:
         center.waiting.clear()
         return actions
 
-    def lose(self, host: int) -> None:
+    def lose(self, host: int) -> list[Action]:
         """Forget the center of a host that is lost: if it returns, its workers make another."""
         self._centers.pop(host, None)
+        if not self._source or host != self._source:
+            return []
+        ready = [each for each, center in self._centers.items() if center.ready]
+        made = [each for each, center in self._centers.items() if center.made]
+        self._source = min(ready or made, default=0)
+        return [CenterSource(self._source, f"host {host}, with whose values they began, is lost")]
 
     def depart(self, rank: int) -> list[Action]:
         """Go on without a rank that is gone."""
@@ -190,6 +220,7 @@ class CenterElection:
             return []
         dropped: list[Action] = [CenterDropped(shared)]
         self._centers = {host: center for host, center in self._centers.items() if not center.ready}
+        self._source = 0
         self.dropped += 1
         for participant in self._roster.values():
             if participant.phase is Phase.TRAINING:

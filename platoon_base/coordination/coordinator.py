@@ -71,6 +71,10 @@ class Coordinator:
         self._records.reported.update(reported)
         self._election.resumes = has_center
 
+    def saves_center(self) -> None:
+        """Take note that the job saves checkpoints, which have the center of host 0."""
+        self._election.saved = True
+
     # Events.
 
     def handle(self, peer: bytes, request_id: bytes, request: msg.Request, now: float) -> list[Action]:
@@ -99,14 +103,13 @@ class Coordinator:
         self.roster.expect_again(rank, resume_at, self._election.dropped)
 
     def center_filled(self, host: int) -> list[Action]:
-        """Take note that the center of another host than 0 holds the values of that of host 0."""
+        """Take note that the center of a host holds the values that all hosts begin with."""
         return self._election.filled(host)
 
     def host_lost(self, host: int) -> list[Action]:
         """Take note that a host is lost, with its center; `worker_ended` tells of its workers."""
         self.lost_hosts.add(host)
-        self._election.lose(host)
-        return []
+        return self._election.lose(host)
 
     def stop(self, reason: str) -> list[Action]:
         """Stop the job, for a reason that is none of the workers'."""

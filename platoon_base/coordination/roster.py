@@ -232,13 +232,14 @@ class Roster(Mapping[int, Participant]):
         if participant is not None and participant.phase.present:
             taken = f"rank {rank} is taken by process {participant.pid} on {participant.host}"
             return msg.Failure(kind="ConfigurationError", message=f"{taken}; a process joins once")
-        if participant is None or participant.phase is not Phase.EXPECTED:
+        host_index = divided_peer(peer)[0]
+        if participant is None or participant.phase is not Phase.EXPECTED or participant.host_index != host_index:
             self._forget()
         if participant is None:
             participant = self._participants[rank] = Participant(rank, launched=False)
             bisect.insort(self._ranks_on[self._where(participant)], rank)
         self._ranks_on[self._where(participant)].remove(rank)
-        participant.host, participant.host_index = hello.host, divided_peer(peer)[0]
+        participant.host, participant.host_index = hello.host, host_index
         bisect.insort(self._ranks_on.setdefault(self._where(participant), []), rank)
         participant.phase, participant.peer, participant.pid = Phase.JOINED, peer, hello.pid
         participant.pid_namespace, participant.device = hello.pid_namespace, hello.device

@@ -18,9 +18,9 @@ Array = np.ndarray[Any, Any]
 
 # Kinds of records: of a copy to average; a question for a whole center, at a round that is the record's offset or a
 # later one; its size, likewise; its content; of a round's totals; the stamp of
-# the sender's center and 1.
-COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP = 1, 2, 3, 4, 5, 6
-_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP)
+# the sender's center and 1; the stamp of the receiver's center that the sender has heard of, and 1.
+COPY, _ASK, _SIZE, _WHOLE, TOTALS, _STAMP, _HEARD = 1, 2, 3, 4, 5, 6, 7
+_WITHOUT_CONTENT = (_ASK, _SIZE, _STAMP, _HEARD)
 _MOST_STATES = 64
 NOT_FILLED = -1
 
@@ -48,6 +48,9 @@ class Conversation:
     stamp : int or None
         That of the other host's center, see `platoon_base.centers.overwrites`; `NOT_FILLED` before it has values, None
         before the other host has said so.
+    knows : int
+        The latest stamp of this host's center that the other one has heard of; what it has said since, it has said in
+        this knowledge.
     copy_stamp : int or None
         That of the latest copy.
     asked : int or None
@@ -67,6 +70,7 @@ class Conversation:
         self._received = {COPY: 0, _WHOLE: 0, TOTALS: 0}
         self.fresh = False
         self.stamp: int | None = None
+        self.knows = NOT_FILLED
         self.copy_stamp: int | None = None
         self.asked: int | None = None
         self.room: RoundTotals | None = None
@@ -156,6 +160,9 @@ class Conversation:
             self.asked = offset
         elif tag == _STAMP:
             self.stamp = offset - 1
+            self.stream.post(_HEARD, offset, b"")
+        elif tag == _HEARD:
+            self.knows = offset - 1
         elif tag == _SIZE:
             if offset > self._most_whole:
                 raise BrokenStreamError(f"got a center of {offset} bytes, and expected at most {self._most_whole}")

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from platoon_base.centers.hosts_means import HostsMeans
-from platoon_base.centers.round_totals import HostsRounds
+from platoon_base.centers.across_hosts import AcrossHosts
+from platoon_base.centers.overwrites import Overwrites
 from platoon_base.centers.stripes import copy_all
 from platoon_base.courier import messages as between
 from platoon_base.courier.background import BackgroundExchanges, MovingCenter
@@ -28,14 +28,14 @@ from platoon_base.links.handshake import Address, Caller, Listener, Opening
 from platoon_base.links.stream import BrokenStreamError
 from platoon_base.rules.hosts import HostsRule
 
-__all__ = ["Courier"]
+__all__ = ["POLL_INTERVAL_S", "Courier"]
 
 log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
 _NICE = 5
-_POLL_S = 0.05
+POLL_INTERVAL_S = 0.05
 _TAIL = struct.Struct("<QQ")  # behind a whole center: the number of its latest round, and its stamp
 
 
@@ -43,8 +43,7 @@ class OpenCenter(MovingCenter, Protocol):
     """The center of this host; see `platoon_base.centers.host.HostCenter`."""
 
     states: list[list[Array]]
-    over_hosts: HostsRounds | None
-    means: HostsMeans | None
+    across_hosts: AcrossHosts | None
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
         """Put another host's center in its place; False if a part stayed taken."""
@@ -71,7 +70,7 @@ class Courier:
     every_s : float
         Seconds from one exchange to the next, at least.
     filled : bool
-        Whether the center, once there is one, holds the values that all hosts start from.
+        Whether the center holds the values that all hosts start from already: an earlier courier has said so.
     tell : callable
         Takes messages for the launcher.
     """
@@ -92,12 +91,13 @@ class Courier:
         self._background = BackgroundExchanges(world, layout, rule, every_s, tell)
         self._rounds: HostsRound | None = None
         self._overwriting: Overwriting | None = None
-        self._filled = filled
+        self._filled, self._source = filled, 0
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
         self._opening = Opening(self._listener, caller, {})
         self._tokens: dict[int, str] = {}  # of the couriers that this one calls
         self._conversations: dict[int, Conversation] = {}
+        self._asked: Conversation | None = None  # for the values to start from
         self._known: set[int] = set()
         self._lost: set[int] = set()
         self._has_orders = False  # that were not looked at yet
@@ -115,6 +115,7 @@ class Courier:
             self._lost -= order.peers.keys()
             self._known = order.peers.keys() - {self._world.host}
             self._background.workers.update(order.workers)
+            self._source = order.source
             for host, (address, port, token) in order.peers.items():
                 if host < self._world.host and self._tokens.get(host) != token:
                     self._tokens[host] = token
@@ -123,9 +124,8 @@ class Courier:
         elif isinstance(order, between.Made):
             self._center = self._open_center()
             self._overwriting = Overwriting(self._world.host, self._center.overwrites, self.give_center)
-            rounds = _rounds_of(self._center)
-            if rounds is not None:
-                self._rounds = HostsRound(self._world.host, rounds, self, self._tell)
+            if self._center.across_hosts is not None:
+                self._rounds = HostsRound(self._world.host, self._center.across_hosts, self, self._tell)
             for conversation in self._conversations.values():
                 self._say_stamp(conversation)
         elif isinstance(order, (between.Gather, between.Combine)):
@@ -149,6 +149,8 @@ class Courier:
         for host, conversation in list(self._conversations.items()):
             self._talk(host, conversation)
         if self._center is not None:
+            if not self._filled:
+                self._fill(self._center)
             self._take_centers(self._center)
             if self._filled:
                 self._exchange(self._center)
@@ -159,7 +161,7 @@ class Courier:
             self._overwriting.step(self._conversations, self._known)
         if self._rounds is not None:
             self._rounds.step(self._conversations, self._lost)
-        if center.means is None:  # in rounds alone
+        if center.across_hosts is None or center.across_hosts.workers_wait:
             return
         if self._rounds is not None and self._rounds.under_way:
             self._background.drop()
@@ -187,7 +189,7 @@ class Courier:
                 )
                 if events:
                     selector.register(conversation.stream, events)
-            wait_s, self._has_orders = 0.0 if self._has_orders else _POLL_S, False
+            wait_s, self._has_orders = 0.0 if self._has_orders else POLL_INTERVAL_S, False
             return {key.fileobj for key, _ in selector.select(wait_s) if isinstance(key.fileobj, int)}
 
     def _begin(self, host: int, conversation: Conversation) -> None:
@@ -197,8 +199,6 @@ class Courier:
         self._conversations[host] = conversation
         self._background.has_new_link()
         self._say_stamp(conversation)
-        if not self._filled and host == 0:
-            conversation.ask(0)
 
     def _say_stamp(self, conversation: Conversation) -> None:
         center = self._center if self._filled else None
@@ -225,12 +225,30 @@ class Courier:
         if host in self._tokens and host not in self._lost:
             self._opening.call_again(host)
 
+    def _fill(self, center: OpenCenter) -> None:
+        """Let the center have the values that all hosts start from: the source's, which is asked for them."""
+        if self._source != self._world.host:
+            conversation = self._conversations.get(self._source)
+            if conversation is not None and conversation is not self._asked:
+                self._asked = conversation
+                conversation.ask(0)
+            return
+        if self._source:  # a host may have the values of an earlier source, which was lost: it gets these as a whole
+            latest = max([center.overwrites.stamp, *(each.stamp or 0 for each in self._conversations.values())])
+            center.overwrites.stamp = Overwrites.later(latest, self._source)
+        self._now_filled()
+
+    def _now_filled(self) -> None:
+        self._filled = True
+        self._tell(between.Filled())
+        for conversation in self._conversations.values():
+            self._say_stamp(conversation)
+
     # Whole centers: the values that all hosts start from, and those for a host that is behind.
 
     @staticmethod
     def _made(center: OpenCenter) -> int:
-        rounds = _rounds_of(center)
-        return 0 if rounds is None else rounds.made
+        return 0 if center.across_hosts is None else center.across_hosts.made
 
     def give_center(self, conversation: Conversation) -> None:
         """Send the values of this host's center, the rule's states, and what it holds."""
@@ -271,8 +289,8 @@ class Courier:
             return False
         center.overwrites.stamp = max(stamp, center.overwrites.stamp)
         if not self._filled:
-            self._filled = True
-            self._tell(between.Filled())
+            self._now_filled()
+            return True
         for conversation in self._conversations.values():
             self._say_stamp(conversation)
         return True
@@ -285,11 +303,6 @@ class Courier:
         self._listener.close()
         if self._center is not None:
             self._center.close()
-
-
-def _rounds_of(center: OpenCenter) -> HostsRounds | HostsMeans | None:
-    """Return what rounds of several hosts change: sums of rules that wait, or the centers of others."""
-    return center.over_hosts or center.means
 
 
 def be_nice() -> None:

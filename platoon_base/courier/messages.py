@@ -56,11 +56,12 @@ class Begin(msgspec.Struct, frozen=True, tag="begin"):
 class Peers(msgspec.Struct, frozen=True, tag="peers"):
     """Where the couriers of other hosts listen: by host an address, a port and a token in hexadecimal digits.
 
-    ``workers`` are those of each host that live.
+    ``workers`` are those of each host that live, and ``source`` the host with whose values all others begin.
     """
 
     peers: dict[int, tuple[str, int, str]]
     workers: dict[int, int] = {}
+    source: int = 0
 
 
 class Made(msgspec.Struct, frozen=True, tag="made"):

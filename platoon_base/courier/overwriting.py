@@ -45,5 +45,7 @@ class Overwriting:
             if self._given.get(host) != (conversation, stamp) and not conversation.sending:
                 self._given[host] = conversation, stamp
                 self._give_center(conversation)
-        if written != self._overwrites.spread and not older and all(stamps.get(host) is not None for host in known):
+        # A host that has got values just now may not have said so yet; once it knows of this stamp, it has.
+        all_know = all(host in conversations and conversations[host].knows >= stamp for host in known)
+        if written != self._overwrites.spread and all_know and not older:
             self._overwrites.spread = written

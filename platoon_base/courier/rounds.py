@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from platoon_base.centers.hosts_means import HostsMeans
-from platoon_base.centers.round_totals import HostsRounds, RoundTotals
+from platoon_base.centers.across_hosts import AcrossHosts
+from platoon_base.centers.round_totals import RoundTotals
 from platoon_base.courier import messages as between
-from platoon_base.courier.conversation import TOTALS, Conversation
+from platoon_base.courier.conversation import NOT_FILLED, TOTALS, Conversation
 
 __all__ = ["HostsRound"]
 
@@ -33,7 +33,7 @@ class HostsRound:
     ----------
     host : int
         This one.
-    rounds : HostsRounds or HostsMeans
+    rounds : AcrossHosts
         Its center.
     courier : GivingCourier
     tell : callable
@@ -41,7 +41,7 @@ class HostsRound:
     """
 
     def __init__(
-        self, host: int, rounds: HostsRounds | HostsMeans, courier: GivingCourier, tell: Callable[[between.News], None]
+        self, host: int, rounds: AcrossHosts, courier: GivingCourier, tell: Callable[[between.News], None]
     ) -> None:
         self._host, self._rounds, self._courier, self._tell = host, rounds, courier, tell
         self._gather: between.Gather | None = None
@@ -143,9 +143,11 @@ class HostsRound:
                 return
 
     def _give(self, combine: between.Combine, conversations: Mapping[int, Conversation]) -> None:
-        """Give the center of the round to the hosts that had no workers in it."""
+        """Give the center of the round to the hosts that had no workers in it, and have a center."""
+        idle = [conversations[host] for host in combine.idle if host in conversations and combine.source == self._host]
+        if any(conversation.stamp is None for conversation in idle):  # it has yet to say whether it has one
+            return
         self._given = True
-        if combine.source == self._host:
-            for host in combine.idle:
-                if host in conversations:
-                    self._courier.give_center(conversations[host])
+        for conversation in idle:
+            if conversation.stamp != NOT_FILLED:
+                self._courier.give_center(conversation)

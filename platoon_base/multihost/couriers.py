@@ -75,8 +75,7 @@ class CourierKeeper:
         """Start the courier; nothing if it runs."""
         if self._begin is None:
             path, prefix = self._files.center_place
-            filled = self._files.world.host == 0
-            self._begin = between.Begin(self._files.world, (path, prefix), specs, rule, every_s, filled)
+            self._begin = between.Begin(self._files.world, (path, prefix), specs, rule, every_s, filled=False)
             self._launch()
 
     @property
@@ -124,9 +123,9 @@ class CourierKeeper:
         self._round = [order] if isinstance(order, between.Gather) else [*self._round, order]
         self._send(order)
 
-    def peers(self, peers: dict[int, tuple[str, int, str]], workers: dict[int, int]) -> None:
-        """Let it know where the others listen, and how many workers of each host live."""
-        self._peers = between.Peers(dict(peers), dict(workers))
+    def peers(self, peers: dict[int, tuple[str, int, str]], workers: dict[int, int], source: int) -> None:
+        """Let it know where the others listen, how many workers of each host live, and with whose values all begin."""
+        self._peers = between.Peers(dict(peers), dict(workers), source)
         self._lost = {host: lost for host, lost in self._lost.items() if host not in peers}
         self._send(self._peers)
 

@@ -173,7 +173,7 @@ class Deputy:
         elif isinstance(message, between.StartCourier):
             self._courier.start(message.specs, message.rule, message.every_s)
         elif isinstance(message, between.Couriers):
-            self._courier.peers(message.at, message.workers)
+            self._courier.peers(message.at, message.workers, message.source)
         elif isinstance(message, between.CenterMade):
             self._courier.made()
         elif isinstance(message, between.CenterDropped):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,21 +20,19 @@ from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
 from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import CenterMade, RoundMet
 from platoon_base.coordination.encoding import decode_request
 from platoon_base.coordination.encoding import encode as encode_request
 from platoon_base.coordination.roster import Participant, Roster, divided_peer, relayed_peer
-from platoon_base.courier.messages import Combine, Gather, Gathered, Listening, News
-from platoon_base.errors import PlatoonError, ProtocolError
+from platoon_base.courier.messages import Filled, Gathered, Listening
+from platoon_base.errors import ConfigurationError, PlatoonError, ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.changes import StateChanges
-from platoon_base.multihost.couriers import CourierKeeper, courier_settings
+from platoon_base.multihost.courier_table import CourierTable
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.mirror import Mirror
 from platoon_base.multihost.relay import RelayServer
-from platoon_base.multihost.rounds import RoundTable
 from platoon_base.shm.job_state import JobState
 
 __all__ = ["HostTable"]
@@ -73,11 +70,7 @@ class HostTable:
         self._mirror: Mirror | None = None
         self._roster = Roster(0, 0)
         self._children: WorkerProcesses | None = None
-        self._courier: CourierKeeper | None = None
-        self._round = RoundTable()
-        self._couriers: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
-        self._couriers_changed = False  # since the hosts were sent where they listen
-        self._living = 0  # workers, when they were
+        self._couriers: CourierTable | None = None  # of a job
         self._controller: Controller | None = None
         self._changes: StateChanges | None = None
         self._welcome: between.Welcome | None = None
@@ -98,8 +91,7 @@ class HostTable:
             job_state, roster, lambda rank: mirror.holds(rank) if roster[rank].host_index else is_held(rank)
         )
         self._state_sent = None
-        self._courier = CourierKeeper(files, self._hear_courier)
-        self._couriers, self._couriers_changed, self._round = {}, False, RoundTable()
+        self._couriers = CourierTable(files, self.world, roster, self._members, self._send, self._center_filled)
         self._roster, self._children, self._controller = roster, children, controller
         for member in self._members.values():
             self._watch(member, self.world.ranks_on(member.host))
@@ -139,7 +131,7 @@ class HostTable:
     @property
     def sockets(self) -> list[Any]:
         """The sockets and file descriptors to poll."""
-        return [*self._link.sockets, *([] if self._courier is None else self._courier.fds)]
+        return [*self._link.sockets, *([] if self._couriers is None else self._couriers.fds)]
 
     @property
     def sleep_s(self) -> float:
@@ -163,8 +155,8 @@ class HostTable:
                 self._send(member, between.Refused(f"the job goes on without this host, which {member.lost}"))
             else:
                 requests += self._take(member, message)
-        if self._courier is not None:
-            self._courier.step()
+        if self._couriers is not None:
+            self._couriers.step()
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + self._mirror_s
@@ -243,14 +235,19 @@ class HostTable:
             log_file = Path(message.log_file) if message.log_file else None
             how = (message.status, log_file, message.why, message.failure, message.log_begin, message.at)
             self._ended(Exit(message.rank, *how))
+        elif self._couriers is None:
+            return []
         elif isinstance(message, between.CourierListens):
-            self._note_courier(member.host, message.at)
+            self._couriers.hear(member.host, Listening(*message.at))
         elif isinstance(message, between.CenterFilled):
-            if self._controller is not None:
-                self._controller.decide(lambda coordinator: coordinator.center_filled(member.host))
+            self._couriers.hear(member.host, Filled())
         elif isinstance(message, Gathered):
-            self._tell_of_round(self._round.gathered(member.host, message))
+            self._couriers.hear(member.host, message)
         return []
+
+    def _center_filled(self, host: int) -> None:
+        if self._controller is not None:
+            self._controller.decide(lambda coordinator: coordinator.center_filled(host))
 
     def _take_signal(self, member: Member, message: between.Signalled) -> None:
         if message.count > member.signals:
@@ -258,68 +255,12 @@ class HostTable:
             if self._controller is not None:
                 self._controller.take_signal(signal.Signals(message.number), message.count > 1)
 
-    def center_made(self, made: CenterMade) -> None:
-        """See `OtherHosts.center_made`."""
-        courier = self._courier
-        if courier is None:
-            return
-        specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in made.shared.layout.specs]
-        rule, every_s = courier_settings(os.environ)
-        courier.start(specs, rule, every_s)
-        for member in self._members.values():
-            if not member.lost and not member.has_courier:
-                member.has_courier = self._couriers_changed = True
-                self._send(member, between.StartCourier(specs, rule, every_s))
-        if made.host:
-            self._send(self._members[made.host], between.CenterMade())
-        else:
-            courier.made()
-
-    def round_met(self, met: RoundMet) -> None:
-        """See `OtherHosts.round_met`."""
-        lost = {member.host for member in self._members.values() if member.lost}
-        hosts = {host: workers for host, workers in met.hosts.items() if host not in lost}
-        self._tell_of_round(self._round.begin(met.number, hosts, self._couriers.keys() - lost - hosts.keys()))
-
-    def _tell_of_round(self, order: Gather | Combine | None) -> None:
-        if order is None:
-            return
-        for host in self._round.hosts:
-            if host in self._members:
-                self._send(self._members[host], order)
-            elif self._courier is not None:
-                self._courier.round(order)
-
-    def center_dropped(self) -> None:
-        """See `OtherHosts.center_dropped`."""
-        self._couriers, self._couriers_changed = {}, False
-        if self._courier is not None:
-            self._courier.dropped()
-        for member in self._members.values():
-            member.has_courier = False
-            self._send(member, between.CenterDropped())
-
-    def _hear_courier(self, news: News) -> None:
-        if isinstance(news, Listening):
-            self._note_courier(0, (news.address, news.port, news.token))
-        elif isinstance(news, Gathered):
-            self._tell_of_round(self._round.gathered(0, news))
-
-    def _note_courier(self, host: int, at: tuple[str, int, str]) -> None:
-        self._couriers[host], self._couriers_changed = at, True
-
-    def _send_couriers(self) -> None:
-        """Let all couriers know where the others listen, if that has changed: once for all that came meanwhile."""
-        if self._couriers and self._roster.living != self._living:
-            self._living, self._couriers_changed = self._roster.living, True
-        if not self._couriers_changed:
-            return
-        self._couriers_changed = False
-        workers = {host: self._roster.living_on(host) for host in range(self.world.hosts)}
-        if self._courier is not None:
-            self._courier.peers(self._couriers, workers)
-        for member in self._members.values():
-            self._send(member, between.Couriers(self._couriers, workers))
+    @property
+    def couriers(self) -> CourierTable:
+        """The couriers of the present job."""
+        if self._couriers is None:
+            raise ConfigurationError("there are couriers within a job only: call begin() first")
+        return self._couriers
 
     def _shifted(self, member: Member, data: bytes) -> bytes:
         """Put the time within a request to end the job on this host's clock."""
@@ -369,12 +310,8 @@ class HostTable:
             self._mirror.lose(member.host, ranks)
         if self._controller is not None:
             self._controller.decide(lambda coordinator: coordinator.host_lost(member.host))
-        self._couriers.pop(member.host, None)
-        if self._courier is not None:
-            self._courier.lost(member.host)
-        for other in self._members.values():
-            self._send(other, between.HostLost(member.host))
-        self._tell_of_round(self._round.lose(member.host))
+        if self._couriers is not None:
+            self._couriers.lose(member.host)
         for rank in ranks:
             text = f"host {member.host} ({member.name}) is lost: it {why}"
             self._ended(Exit(rank, _LOST_STATUS, why=text, at=time.time()))
@@ -392,7 +329,8 @@ class HostTable:
 
     def flush(self) -> None:
         """Send the answers that were kept, after what they rely on."""
-        self._send_couriers()
+        if self._couriers is not None:
+            self._couriers.flush()
         self._send_state(everything=False)
         for member in self._members.values():
             if member.replies:
@@ -450,9 +388,9 @@ class HostTable:
     def end(self) -> None:
         """See `OtherHosts.end`."""
         self._children = self._controller = None
-        if self._courier is not None:
-            self._courier.dropped()
-            self._courier = None
+        if self._couriers is not None:
+            self._couriers.end()
+            self._couriers = None
         if self._mirror is not None:
             self._mirror.close()
             self._mirror = self._changes = None

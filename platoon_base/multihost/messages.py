@@ -252,10 +252,11 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
 
 
 class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
-    """Where the couriers of the hosts listen, and how many workers of each host live."""
+    """Where the couriers of the hosts listen, how many workers of each live, and with whose values all begin."""
 
     at: dict[int, tuple[str, int, str]]
     workers: dict[int, int]
+    source: int = 0
 
 
 class CenterMade(msgspec.Struct, frozen=True, tag="center-made"):

@@ -169,12 +169,13 @@ class SharedParameters:
         """Let a function change the center; see `Worker.update_center`."""
         values, lock = self.center_arrays(), self._connection.lock
         center: Any = self.center  # on the host: for one on devices there was an error
-        if center.over_hosts is not None:
+        across_hosts = center.across_hosts
+        if across_hosts is not None and across_hosts.workers_wait:
             raise ConfigurationError(
                 "update_center changes the center of this worker's host alone, and a rule that waits keeps those of "
                 "all hosts alike: change the parameters and call copy_to_global, or take a rule that does not wait"
             )
-        moved_by_others = center.means is not None
+        moved_by_others = across_hosts is not None
         with self._turns.take("update_center", timeout_s) as left_s:
             began = time.perf_counter()
             if synchronous:
@@ -226,12 +227,12 @@ class SharedParameters:
 
     def average_hosts(self, timeout_s: float) -> None:
         """Let the centers of all hosts come together; see `Worker.average_hosts`."""
-        means: Any = getattr(self.center, "means", None)  # of a center on devices there is none
-        if means is None:
+        across_hosts: Any = getattr(self.center, "across_hosts", None)  # of a center on devices there is none
+        if across_hosts is None or across_hosts.workers_wait:  # those that wait in rounds keep all centers alike
             return
         deadline = time.monotonic() + timeout_s
         met = self._connection.client.wait_for_all(msg.Round(timeout_s=timeout_s), msg.RoundMet)
-        means.wait(met.number, max(deadline - time.monotonic(), min(_LEAST_S, timeout_s)))
+        across_hosts.wait(met.number, max(deadline - time.monotonic(), min(_LEAST_S, timeout_s)))
 
     @contextlib.contextmanager
     def center_values(self, timeout_s: float) -> Iterator[None]:

@@ -4,119 +4,23 @@ Their processes, and what launchers do about them, are in jobs/test_two_hosts.py
 """
 
 import contextlib
-import os
 import socket
 import threading
 import time
-import uuid
 
 import numpy as np
 import pytest
 
-from platoon_base.centers.host import COURIER, HostCenters
 from platoon_base.centers.hosts_means import weighted_mean
 from platoon_base.courier import background
 from platoon_base.courier import messages as between
-from platoon_base.courier.courier import Courier
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.hosts.world import World
-from platoon_base.job.files import segment_prefix
-from platoon_base.layout import Layout
 from platoon_base.rules import ASGD, EASGD, CenterMomentum
 from platoon_base.rules.hosts import AverageHosts, DiLoCoHosts
+from tests.helpers.couriers_in_turns import KEY, Host, Hosts, listening_of, model, overwrite, require_equal
 
 pytestmark = pytest.mark.base
-
-KEY = "17" * 32
-
-
-def model(value):
-    return [np.full((300, 50), value, "float32"), np.full(7, -value, "float64"), np.full(5, value, "float16")]
-
-
-class Host:
-    """One host: its center, a worker of it, and its courier."""
-
-    def __init__(self, world, start, rule, hosts_rule, every_s=0.0, filled=None, make=model):
-        self.world, self.rule = world, rule
-        self.params = make(start)
-        self.layout = Layout.of(self.params)
-        name = f"{segment_prefix()}test{os.getpid()}-{uuid.uuid4().hex[:8]}"
-        self.centers = HostCenters(name, workers=2, several_hosts=True)
-        self.center = self.centers.create(self.layout, rule, 0)
-        self.center.fill(self.params, [])
-        self.hosts_rule, self.every_s = hosts_rule, every_s
-        self.filled = world.host == 0 if filled is None else filled
-        self.start()
-
-    def start(self):
-        self.news = []
-        self.courier = Courier(
-            self.world, lambda: self.centers.watch(self.layout, COURIER), self.layout, self.hosts_rule, self.every_s,
-            self.filled, self.news.append,
-        )  # fmt: skip
-
-    def restart(self):
-        self.courier.close()
-        self.start()
-
-    def sync(self):
-        assert self.center.sync(self.rule, self.params, True, 10) is None
-
-    def values(self):
-        return [np.array(value) for value in self.center.values]
-
-    @property
-    def exchanges(self):
-        return self.courier.exchanges
-
-    def close(self):
-        self.courier.close()
-        self.center.close()
-        self.centers.unlink()
-
-
-class Hosts:
-    def __init__(self, starts, rule=None, hosts_rule=None, workers=None, key=KEY, **options):
-        count = len(starts)
-        worlds = [
-            World(workers or [1] * count, host, ["h"] * count, ["127.0.0.1"] * count, key) for host in range(count)
-        ]
-        rule, hosts_rule = rule or EASGD(0.5), hosts_rule or AverageHosts()
-        self.hosts = [Host(world, start, rule, hosts_rule, **options) for world, start in zip(worlds, starts)]
-
-    def introduce(self, wire=None):
-        peers = {}
-        for number, host in enumerate(self.hosts):
-            (listening,) = [news for news in host.news if isinstance(news, between.Listening)]
-            port = listening.port if wire is None else wire.to(listening.port)
-            peers[number] = (listening.address, port, listening.token)
-        for host in self.hosts:
-            host.courier.obey(between.Peers(peers))
-
-    def made(self):
-        for host in self.hosts:
-            host.courier.obey(between.Made())
-
-    def until(self, condition, hosts=None, timeout_s=20):
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, [host.exchanges for host in self.hosts]
-            for host in hosts or self.hosts:
-                host.courier.step([])
-
-    def until_exchanged(self, hosts=None):
-        """Wait until each has exchanged once more, from now on."""
-        hosts = hosts or self.hosts
-        before = [host.exchanges for host in hosts]
-        self.until(lambda: all(host.exchanges >= count + 2 for host, count in zip(hosts, before)), hosts)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exc_info):
-        for host in self.hosts:
-            host.close()
 
 
 class SlowWire:
@@ -168,17 +72,12 @@ class SlowWire:
             assert not thread.is_alive()
 
 
-def require_equal(arrays, others, **tolerance):
-    for array, other in zip(arrays, others):
-        np.testing.assert_allclose(array, other, **(tolerance or {"rtol": 1e-2}))
-
-
 @pytest.mark.parametrize("key", [KEY, ""])
 def test_all_hosts_start_from_the_values_of_the_first(key):
     with Hosts([1.0, 2.0, 3.0], key=key) as group:
         group.introduce()
         group.made()
-        group.until(lambda: all(any(isinstance(n, between.Filled) for n in h.news) for h in group.hosts[1:]))
+        group.until_filled()
         for host in group.hosts:
             assert abs(host.values()[0] - 1.0).max() < 1e-6
 
@@ -339,10 +238,8 @@ def test_a_host_without_living_workers_follows_and_does_not_count():
         group.introduce()
         group.made()
         group.until_exchanged()
-        listening = [next(news for news in host.news if isinstance(news, between.Listening)) for host in group.hosts]
-        peers = {number: (each.address, each.port, each.token) for number, each in enumerate(listening)}
         for host in group.hosts:
-            host.courier.obey(between.Peers(peers, {0: 1, 1: 0}))
+            host.courier.obey(between.Peers(listening_of(group.hosts), {0: 1, 1: 0}))
         group.until_exchanged()
         group.hosts[0].center.fill(model(10.0), [])
         group.until(lambda: abs(group.hosts[1].values()[0] - 10.0).max() < 1e-3)
@@ -382,14 +279,6 @@ def test_a_host_that_is_left_out_again_and_again_is_named(caplog, monkeypatch):
     assert "host 1" in caplog.text
 
 
-def overwrite(group, host, value):
-    """Let the worker of a host overwrite the center, while all couriers go on."""
-    writing = threading.Thread(target=group.hosts[host].center.write, args=(model(value), True, 20))
-    writing.start()
-    group.until(lambda: not writing.is_alive())
-    writing.join()
-
-
 @pytest.mark.parametrize("writer", [0, 1])
 def test_who_overwrites_the_center_does_so_on_all_hosts(writer):
     with Hosts([0.0, 1.0, 2.0]) as group:
@@ -403,6 +292,26 @@ def test_who_overwrites_the_center_does_so_on_all_hosts(writer):
         group.until_exchanged()
         for host in group.hosts:
             require_equal(host.values(), model(7.0))
+
+
+def test_a_host_that_has_just_got_the_first_values_gets_what_is_overwritten_before_the_writer_goes_on():
+    """Its workers may train already, while the news that it has values is on the way to the writer's host."""
+    with Hosts([0.0, 1.0]) as group:
+        group.introduce()
+        group.made()
+        group.until_filled(1)  # by its turn, and host 0 has had none since
+        writing = threading.Thread(target=group.hosts[0].center.write, args=(model(5.0), True, 20))
+        writing.start()
+        deadline = time.monotonic() + 20
+        while group.hosts[0].center.overwrites.written == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        for _ in range(5):
+            group.hosts[0].courier.step([])
+        writing.join(0.2)
+        assert writing.is_alive()
+        group.until(lambda: not writing.is_alive())
+        require_equal(group.hosts[1].values(), model(5.0))
 
 
 def test_two_hosts_that_overwrite_the_center_at_once_agree():
@@ -485,3 +394,12 @@ def test_the_mean_of_half_precision_numbers_does_not_overflow():
     copies = [[np.full(3, 60000, "float16")] for _ in range(4)]
     (mean,) = weighted_mean(copies, [1, 1, 1, 1])
     np.testing.assert_array_equal(mean, np.full(3, 60000, "float16"))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("weights", [[1.0, 1.0, 1.0], [1.0, 2.0, 4.0], [3.0, 1.0]], ids=repr)
+def test_the_mean_of_equal_centers_is_that_center_bit_by_bit(dtype, weights):
+    values = np.random.default_rng(7).normal(size=1000).astype(dtype)
+    (mean,) = weighted_mean([[values.copy()] for _ in weights], weights)
+    assert mean.dtype == values.dtype
+    np.testing.assert_array_equal(mean, values)

@@ -6,12 +6,14 @@ The hosts are turns of one loop; jobs with real launchers are in jobs/test_round
 import os
 import threading
 import time
+import tracemalloc
 import uuid
 
 import numpy as np
 import pytest
 
 from platoon_base.centers.host import COURIER, STRIPE_BYTES, HostCenters
+from platoon_base.courier import courier
 from platoon_base.courier import messages as between
 from platoon_base.courier.courier import Courier
 from platoon_base.errors import CollectiveTimeoutError
@@ -42,7 +44,7 @@ class Host:
         self.centers = HostCenters(name, workers=2, several_hosts=True)
         self.center = self.centers.create(self.layout, rule, 0)
         self.center.fill(self.params, [])
-        self.filled = world.host == 0
+        self.filled = False
         self.orders = []
         self.start()
 
@@ -83,9 +85,11 @@ class Host:
 
 
 class Group:
-    def __init__(self, starts, rule=RULE):
+    def __init__(self, starts, rule=RULE, workers=None):
         count = len(starts)
-        worlds = [World([1] * count, host, ["h"] * count, ["127.0.0.1"] * count, KEY) for host in range(count)]
+        worlds = [
+            World(workers or [1] * count, host, ["h"] * count, ["127.0.0.1"] * count, KEY) for host in range(count)
+        ]
         self.hosts = [Host(world, start, rule) for world, start in zip(worlds, starts)]
         self.table = RoundTable()
         self.lost = set()
@@ -115,6 +119,11 @@ class Group:
         self.until(lambda: all(host.has_center for host in self.hosts))
         for host in self.hosts:
             host.center.read(host.params, True, 10, begin=True)
+
+    def keep_filled(self):
+        """Let couriers that are started again know what launchers know: the centers have the values of the start."""
+        for host in self.hosts:
+            host.filled = True
 
     def begin(self, number, hosts, idle=(), workers=None):
         order = self.table.begin(number, dict(zip(hosts, workers or [1] * len(hosts))), idle)
@@ -147,10 +156,9 @@ class Group:
         return False
 
     def kill(self, number, steps):
-        """Kill a courier after so many turns of all, and start another one."""
-        for _ in range(steps):
-            for host in self.hosts:
-                host.courier.step([])
+        """Kill a courier after so many turns, which the hosts take one after the other, and start another one."""
+        for turn in range(steps):
+            self.hosts[turn % len(self.hosts)].courier.step([])
             self.report()
         self.hosts[number].restart()
         self.introduce()
@@ -158,11 +166,11 @@ class Group:
     def end(self, number, *hosts):
         """Go on until the workers of these hosts can make the step, and let them."""
         hosts = hosts or range(len(self.hosts))
-        rounds = [self.hosts[host].center.over_hosts or self.hosts[host].center.means for host in hosts]
+        rounds = [self.hosts[host].center.across_hosts for host in hosts]
         self.until(lambda: self.report() or all(each.are_gathered(number) for each in rounds))
         self.until(lambda: all(each.are_gathered(number) for each in rounds))
         for host in hosts:
-            if self.hosts[host].center.over_hosts is not None:
+            if self.hosts[host].center.across_hosts.workers_wait:
                 self.hosts[host].take_over(number)
 
     def __enter__(self):
@@ -251,8 +259,29 @@ def test_a_host_without_workers_gets_the_center_after_the_step():
         second.contribute(2.0)
         group.begin(1, [1], idle=[0])
         group.end(1, 1)
-        group.until(lambda: first.center.over_hosts.made == 1)
+        group.until(lambda: first.center.across_hosts.made == 1)
         assert state_of(first) == state_of(second)
+
+
+def test_a_host_without_a_center_keeps_nothing_of_those_of_others():
+    with Group([1.0, 1.0]) as group:
+        group.introduce()
+        group.made(0)
+        group.until(lambda: group.hosts[0].has_center, 0)
+        first = group.hosts[0]
+        first.center.read(first.params, True, 10, begin=True)
+        tracemalloc.start()
+        try:
+            for number in range(1, 8):
+                first.contribute(1.0)
+                group.begin(number, [0], idle=[1])
+                group.end(number, 0)
+                for _ in range(20):
+                    for host in group.hosts:
+                        host.courier.step([])
+            assert tracemalloc.get_traced_memory()[0] < 8 * first.layout.nbytes  # 14 are given otherwise
+        finally:
+            tracemalloc.stop()
 
 
 def test_who_overwrites_the_center_does_so_on_all_hosts():
@@ -298,24 +327,35 @@ def test_a_host_lost_in_the_midst_counts_on_all_others_or_on_none(has_sent):
         assert group.hosts[0].params[1][0] == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.parametrize("steps", range(0, 12))
-def test_a_courier_that_is_killed_at_any_step_loses_nothing(killed, steps):
-    with Group([1.0, 1.0]) as group:
+# A round takes four turns of each host; the rest are kills after it.
+KILLS = [(hosts, killed, steps) for hosts in (2, 3) for killed in range(hosts) for steps in range(5 * hosts)]
+
+
+@pytest.fixture
+def quick_turns(monkeypatch):
+    """Let a courier with nothing to do give its turn to the next one soon: all are turns of one loop."""
+    monkeypatch.setattr(courier, "POLL_INTERVAL_S", 0.002)
+
+
+@pytest.mark.usefixtures("quick_turns")
+@pytest.mark.parametrize(("hosts", "killed", "steps"), KILLS)
+def test_a_courier_that_is_killed_at_any_step_loses_nothing(hosts, killed, steps):
+    progress = (1.0, 2.0, 6.0)[:hosts]
+    with Group([1.0] * hosts) as group:
         group.introduce()
         group.made()
         group.until_filled()
-        group.hosts[1].filled = True
+        group.keep_filled()
         oracle = OneHost(1.0)
         for number in (1, 2):
-            for host, progress in zip(group.hosts, (1.0, 2.0)):
-                host.contribute(progress)
-            group.begin(number, [0, 1])
+            for host, each in zip(group.hosts, progress):
+                host.contribute(each)
+            group.begin(number, range(hosts))
             if number == 1:
                 group.kill(killed, steps)
             group.end(number)
             require_alike(*group.hosts)
-            assert group.hosts[0].params[1][0] == pytest.approx(oracle.round(1.0, 2.0))
+            assert group.hosts[0].params[1][0] == pytest.approx(oracle.round(*progress))
 
 
 def scatter(group, seed):
@@ -343,18 +383,21 @@ def test_workers_that_stand_still_find_their_mean_on_all_hosts(rule, workers):
             np.testing.assert_allclose(group.hosts[0].center.values[0], mean, atol=1e-6)
 
 
-def test_exchanges_go_on_after_a_mean_and_do_not_change_it():
-    with Group([1.0, 1.0], EASGD(0.5)) as group:
+@pytest.mark.parametrize("workers", [[1, 1], [1, 2, 3]], ids=repr)
+def test_exchanges_go_on_after_a_mean_and_do_not_change_a_bit_of_it(workers):
+    with Group([1.0] * len(workers), EASGD(0.5), workers) as group:
         group.introduce()
         group.made()
         group.until_filled()
         starts = scatter(group, 3)
-        group.begin(1, [0, 1])
+        group.begin(1, range(len(workers)), workers=workers)
         group.end(1)
-        before = [host.courier.exchanges for host in group.hosts]
+        before, state = [host.courier.exchanges for host in group.hosts], state_of(group.hosts[0])
         group.until(lambda: all(host.courier.exchanges > count + 3 for host, count in zip(group.hosts, before)))
         for host in group.hosts:
-            np.testing.assert_allclose(host.center.values[0], np.mean(starts, axis=0), atol=1e-6)
+            assert state_of(host) == state
+        mean = np.average(starts, axis=0, weights=workers)
+        np.testing.assert_allclose(group.hosts[0].center.values[0], mean, atol=1e-6)
 
 
 def test_a_host_without_workers_gets_the_mean_and_does_not_count():
@@ -365,7 +408,7 @@ def test_a_host_without_workers_gets_the_mean_and_does_not_count():
         starts = scatter(group, 3)
         group.begin(4, [0, 2], idle=[1])
         group.end(4, 0, 2)
-        group.until(lambda: group.hosts[1].center.means.made == 4)
+        group.until(lambda: group.hosts[1].center.across_hosts.made == 4)
         np.testing.assert_allclose(group.hosts[0].center.values[0], (starts[0] + starts[2]) / 2, atol=1e-6)
 
 
@@ -383,22 +426,52 @@ def test_a_center_with_nan_does_not_count(caplog):
     assert "NaN" in caplog.text
 
 
-@pytest.mark.parametrize("killed", [0, 1])
-@pytest.mark.parametrize("steps", range(0, 12))
-def test_a_mean_survives_couriers_that_are_killed(killed, steps):
-    with Group([1.0, 1.0], EASGD(0.5)) as group:
+@pytest.mark.usefixtures("quick_turns")
+@pytest.mark.parametrize(("hosts", "killed", "steps"), KILLS)
+def test_a_mean_survives_couriers_that_are_killed(hosts, killed, steps):
+    with Group([1.0] * hosts, EASGD(0.5)) as group:
         group.introduce()
         group.made()
         group.until_filled()
-        group.hosts[1].filled = True
+        group.keep_filled()
         for number in (1, 2):
             starts = scatter(group, number)
-            group.begin(number, [0, 1])
+            group.begin(number, range(hosts))
             if number == 1:
                 group.kill(killed, steps)
             group.end(number)
             require_same_center(*group.hosts)
             np.testing.assert_allclose(group.hosts[0].center.values[0], np.mean(starts, axis=0), atol=1e-6)
+
+
+@pytest.mark.usefixtures("quick_turns")
+@pytest.mark.parametrize("rule", [RULE, EASGD(0.5)], ids=repr)
+@pytest.mark.parametrize("seed", range(6))
+def test_couriers_that_are_killed_again_and_again_in_any_order_of_turns_lose_nothing(rule, seed):
+    random, progress, oracle = np.random.default_rng(seed), (1.0, 2.0, 6.0), OneHost(1.0)
+    with Group([1.0, 1.0, 1.0], rule) as group:
+        group.introduce()
+        group.made()
+        group.until_filled()
+        group.keep_filled()
+        for number in (1, 2, 3):
+            starts = scatter(group, number) if rule is not RULE else None
+            if starts is None:
+                for host, each in zip(group.hosts, progress):
+                    host.contribute(each)
+            group.begin(number, range(3))
+            for killed in random.integers(3, size=random.integers(3)):
+                for host in random.integers(3, size=random.integers(40)):
+                    group.hosts[host].courier.step([])
+                    group.report()
+                group.hosts[killed].restart()
+                group.introduce()
+            group.end(number)
+            require_same_center(*group.hosts)
+            if starts is None:
+                assert group.hosts[0].params[1][0] == pytest.approx(oracle.round(*progress))
+            else:
+                np.testing.assert_allclose(group.hosts[0].center.values[0], np.mean(starts, axis=0), atol=1e-6)
 
 
 def test_a_round_that_another_host_never_ends_has_a_deadline():

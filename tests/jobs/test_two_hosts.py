@@ -499,7 +499,39 @@ def test_centers_of_hosts_come_together_while_workers_train(hosts):
     assert started == [started[0]] * 4
 
 
-def test_parameters_that_no_worker_of_the_first_host_shares_are_refused(hosts):
+NOT_ON_THE_FIRST = """
+from platoon_base.rules import EASGD, LocalSGD
+
+if rank:
+    x = np.full(10, float(rank), "float32")
+    worker.init_shared_params([x], RULE())
+    say(float(x[0]))
+worker.barrier("shared")
+if rank:
+    worker.sync_params()
+    worker.average_hosts()
+    say(float(x[0]))
+worker.barrier("averaged")
+if rank == 0:  # it comes to them later
+    x = np.full(10, 9.0, "float32")
+    worker.init_shared_params([x], RULE())
+    say(float(x[0]))
+worker.barrier("end")
+"""
+
+
+@pytest.mark.parametrize("rule", ["EASGD", "LocalSGD"])
+def test_parameters_that_no_worker_of_the_first_host_shares_begin_with_those_of_another(hosts, rule):
+    code = script(NOT_ON_THE_FIRST.replace("RULE", rule))
+    assert hosts.run(code, workers=(1, 1, 1)) == [0, 0, 0], hosts.output(0)
+    begun = said(hosts, 1, 1)
+    assert begun in ([[1.0], [1.0]], [[2.0], [2.0]])  # by which of the two hosts had a center first
+    assert said(hosts, 2, 2) == begun
+    assert said(hosts, 0, 0) == begun[:1]
+    assert "no worker of host 0 shares parameters (ranks 0 wait" in hosts.output(0)
+
+
+def test_parameters_that_no_worker_of_the_first_host_shares_are_refused_if_that_is_to_save_them(hosts):
     code = script(
         """
         from platoon_base.rules import EASGD
@@ -509,9 +541,10 @@ def test_parameters_that_no_worker_of_the_first_host_shares_are_refused(hosts):
         """
     )
     began = time.monotonic()
-    assert hosts.run(code, workers=(1, 2)) == [1, 1], hosts.output(0)
+    assert hosts.run(code, "--checkpoint-every", "60", workers=(1, 2)) == [1, 1], hosts.output(0)
     assert time.monotonic() - began < 40  # a few seconds on an idle machine
     assert "no worker of host 0 shares parameters (ranks 0 wait" in hosts.log(1, 1)
+    assert "checkpoints" in hosts.log(1, 1)
 
 
 def test_a_courier_that_is_killed_is_started_again(hosts):

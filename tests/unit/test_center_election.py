@@ -18,7 +18,7 @@ from asking import (
 )
 
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.actions import CenterDropped, SendReply
+from platoon_base.coordination.actions import CenterDropped, CenterMade, SendReply
 from platoon_base.coordination.roster import Phase
 from platoon_base.hosts.world import World
 from platoon_base.sharding import START, Position
@@ -294,9 +294,8 @@ def test_other_hosts_wait_for_the_center_of_the_first(two_hosts):
     assert job.coordinator.next_deadline == 1100.0  # that of rank 1
 
 
-@pytest.mark.parametrize("how", ["wait", "leave", "fail", "each"])
-def test_other_hosts_are_refused_when_no_worker_of_the_first_can_share(two_hosts, how):
-    job = made_on_the_second_host(two_hosts)
+def found_to_be_hopeless(job, how="wait"):
+    """Let the workers of host 0 go elsewhere; returns what is done about it."""
     for rank in (0, 1):
         if how == "wait" or (how == "each" and rank):
             assert job.ask(rank, total()) == []
@@ -309,11 +308,78 @@ def test_other_hosts_are_refused_when_no_worker_of_the_first_can_share(two_hosts
         assert job.now < 105
         assert job.coordinator.next_deadline < job.now + 1
         looks.append(job.tick(job.now + 0.5))
-    refused = replies(looks[-1])
+    return looks[-1]
+
+
+WAYS = {"wait": "ranks 0, 1 wait", "each": "ranks 1 wait", "leave": "all of them", "fail": "all of them have ended"}
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_another_host_gives_its_values_when_no_worker_of_the_first_can_share(two_hosts, how):
+    job = made_on_the_second_host(two_hosts)
+    (source,) = found_to_be_hopeless(job, how)
+    assert source.host == 1
+    assert WAYS[how] in source.why
+    assert job.tick(job.now + 1) == []
+    assert replies(job.coordinator.center_filled(1)) == {"2": ATTACH, "3": ATTACH}
+    assert job.coordinator.shared.rule == "EASGD(alpha=0.5)"
+
+
+def test_a_worker_of_the_first_host_that_shares_later_takes_the_values_of_the_other(two_hosts):
+    job = made_on_the_second_host(two_hosts)
+    found_to_be_hopeless(job)
+    job.ask(0, msg.Withdraw())
+    assert job.answer(0, init()) == CREATE
+    assert [type(action) for action in job.ask(0, msg.CenterReady())] == [CenterMade]
+    assert replies(job.coordinator.center_filled(1)) == {"2": ATTACH, "3": ATTACH}
+    assert replies(job.coordinator.center_filled(0)) == {"0": ATTACH}
+
+
+def test_the_next_center_begins_with_the_values_of_the_first_host_again(two_hosts):
+    job = made_on_the_second_host(two_hosts)
+    found_to_be_hopeless(job)
+    job.coordinator.center_filled(1)
+    for rank in (0, 1):
+        job.ask(rank, msg.Withdraw())
+        job.ask(rank, release())
+    for rank in (2, 3):
+        actions = job.ask(rank, release())
+    assert any(isinstance(action, CenterDropped) for action in actions)
+    assert job.answer(0, init()) == CREATE
+    assert replies(job.ask(0, msg.CenterReady())) == {"0": DONE}
+
+
+def test_a_host_that_gives_its_values_and_is_lost_is_followed_by_the_next():
+    job = Job(4, world=World([1] * 4, 0, list("abcd"), [f"10.0.0.{i}" for i in range(4)])).join(0, 1, 2, 3)
+    for rank in (3, 2, 1):
+        assert job.answer(rank, init()) == CREATE
+        job.ask(rank, msg.CenterReady())
+    job.ask(0, total(timeout_s=1000.0))
+    job.tick(job.now + 0.5)
+    (source,) = job.tick(job.now + 2)
+    assert source.host == 1
+    assert replies(job.coordinator.center_filled(1)) == {"1": ATTACH}
+    assert replies(job.coordinator.center_filled(3)) == {"3": ATTACH}
+    (source,) = job.coordinator.host_lost(1)  # host 2 has not got its values, host 3 has
+    assert source.host == 3
+    assert replies(job.coordinator.center_filled(2)) == {"2": ATTACH}
+    assert [action.host for action in job.coordinator.host_lost(3)] == [2]
+    assert job.coordinator.host_lost(2)[0].host == 0
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("saves", [True, False])
+def test_other_hosts_are_refused_when_no_worker_of_the_first_can_share_and_checkpoints_need_one(two_hosts, how, saves):
+    job = made_on_the_second_host(two_hosts)
+    if saves:
+        job.coordinator.saves_center()
+    else:
+        job.coordinator.take_up({}, {}, {}, has_center=True)
+    refused = replies(found_to_be_hopeless(job, how))
     assert set(refused) == {"2", "3"}
-    word = {"wait": "ranks 0, 1 wait", "each": "ranks 1 wait"}.get(how, "all of them have ended")
     for each in refused.values():
-        require_failure(each, "ConfigurationError", "no worker of host 0 shares parameters", word, "let a worker there")
+        words = ("no worker of host 0 shares parameters", WAYS[how], "checkpoint", "let a worker there")
+        require_failure(each, "ConfigurationError", *words)
     assert replies(job.ask(2, msg.CenterReady(error="refused"))) == {"2": DONE}
     assert job.tick(job.now + 10) == [] or how in ("wait", "each")
     assert job.coordinator.shared is None

@@ -1,0 +1,147 @@
+"""The couriers of all hosts, for the launcher of the first one: started, introduced, and led through rounds."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+
+from platoon_base.coordination.actions import CenterMade, CenterSource, RoundMet
+from platoon_base.coordination.roster import Roster
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Listening, News
+from platoon_base.hosts.world import World
+from platoon_base.job.files import JobFiles
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.couriers import CourierKeeper, courier_settings
+from platoon_base.multihost.member import Member
+from platoon_base.multihost.rounds import RoundTable
+
+__all__ = ["CourierTable"]
+
+log = logging.getLogger(__name__)
+
+
+class CourierTable:
+    """The couriers of one job, which learn from here which centers there are, where the others listen, and of rounds.
+
+    The launcher of the first host starts its courier here; those of other hosts get orders from their launchers.
+
+    Parameters
+    ----------
+    files : JobFiles
+        Of this host.
+    world : World
+    roster : Roster
+    members : mapping of int to Member
+        The other hosts.
+    send : callable
+        ``send(member, message)`` sends a message to the launcher of another host, unless that is lost.
+    filled : callable
+        ``filled(host)`` takes note that the center of a host holds the values that all begin with.
+    """
+
+    def __init__(
+        self,
+        files: JobFiles,
+        world: World,
+        roster: Roster,
+        members: Mapping[int, Member],
+        send: Callable[[Member, between.Down], None],
+        filled: Callable[[int], None],
+    ) -> None:
+        self._world, self._roster, self._members, self._send = world, roster, members, send
+        self._filled = filled
+        self._here = CourierKeeper(files, lambda news: self.hear(0, news))
+        self._round = RoundTable()
+        self._at: dict[int, tuple[str, int, str]] = {}  # where they listen, by host
+        self._changed = False  # since the hosts were sent where they listen
+        self._workers: dict[int, int] = {}  # that live, by host, as the couriers know them
+        self._changes = -1  # of the roster, when they were counted
+        self._source = 0
+
+    @property
+    def fds(self) -> list[int]:
+        """The file descriptors to poll; call `step` when one can be read."""
+        return self._here.fds
+
+    def step(self) -> None:
+        """Take what the courier of this host says; start it again if it has ended."""
+        self._here.step()
+
+    def hear(self, host: int, news: News) -> None:
+        """Take what the courier of a host says."""
+        if isinstance(news, Listening):
+            self._at[host], self._changed = (news.address, news.port, news.token), True
+        elif isinstance(news, Filled):
+            self._filled(host)
+        elif isinstance(news, Gathered):
+            self._order_round(self._round.gathered(host, news))
+
+    def center_made(self, made: CenterMade) -> None:
+        """See `HostsCouriers.center_made`."""
+        specs = [(spec.name, tuple(spec.shape), spec.dtype) for spec in made.shared.layout.specs]
+        rule, every_s = courier_settings(os.environ)
+        self._here.start(specs, rule, every_s)
+        for member in self._members.values():
+            if not member.lost and not member.has_courier:
+                member.has_courier = self._changed = True
+                self._send(member, between.StartCourier(specs, rule, every_s))
+        if made.host:
+            self._send(self._members[made.host], between.CenterMade())
+        else:
+            self._here.made()
+
+    def center_source(self, source: CenterSource) -> None:
+        """See `HostsCouriers.center_source`."""
+        log.warning("%s: the centers of all hosts begin with the values of host %d", source.why, source.host)
+        self._source, self._changed = source.host, True
+
+    def round_met(self, met: RoundMet) -> None:
+        """See `HostsCouriers.round_met`."""
+        lost = {member.host for member in self._members.values() if member.lost}
+        hosts = {host: workers for host, workers in met.hosts.items() if host not in lost}
+        self._order_round(self._round.begin(met.number, hosts, self._at.keys() - lost - hosts.keys()))
+
+    def _order_round(self, order: Gather | Combine | None) -> None:
+        """Send an order to the couriers of the hosts that take part in the round."""
+        if order is None:
+            return
+        for host in self._round.hosts:
+            if host in self._members:
+                self._send(self._members[host], order)
+            else:
+                self._here.round(order)
+
+    def center_dropped(self) -> None:
+        """See `HostsCouriers.center_dropped`."""
+        self._at, self._changed, self._source = {}, False, 0
+        self._here.dropped()
+        for member in self._members.values():
+            member.has_courier = False
+            self._send(member, between.CenterDropped())
+
+    def lose(self, host: int) -> None:
+        """Go on without a host that is lost."""
+        self._at.pop(host, None)
+        self._here.lost(host)
+        for other in self._members.values():
+            self._send(other, between.HostLost(host))
+        self._order_round(self._round.lose(host))
+
+    def flush(self) -> None:
+        """Let all couriers know where the others listen and for how many workers, once for all that has changed."""
+        if self._at and self._roster.changes != self._changes:
+            self._changes = self._roster.changes
+            workers = {host: self._roster.living_on(host) for host in range(self._world.hosts)}
+            self._changed |= workers != self._workers
+            self._workers = workers
+        if not self._changed:
+            return
+        self._changed = False
+        self._here.peers(self._at, self._workers, self._source)
+        for member in self._members.values():
+            self._send(member, between.Couriers(self._at, self._workers, self._source))
+
+    def end(self) -> None:
+        """End the courier of this host."""
+        self._here.dropped()

@@ -1,0 +1,74 @@
+"""What the launcher of the first host lets couriers know: it is sent when it changes, and only then."""
+
+import pytest
+
+from platoon_base.coordination.roster import Phase, Roster, relayed_peer
+from platoon_base.courier.messages import Listening
+from platoon_base.hosts.world import World
+from platoon_base.job.files import JobFiles
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.courier_table import CourierTable
+from platoon_base.multihost.member import Member
+from platoon_base.sharding import START
+from tests.helpers.asking import hello
+
+pytestmark = pytest.mark.base
+
+WORLD = World([1, 1, 1], 0, ["a", "b", "c"], ["127.0.0.1"] * 3)
+
+
+class Table:
+    """A table of three hosts, whose couriers listen; the orders to the other hosts are kept."""
+
+    def __init__(self, files):
+        self.roster = Roster(3, 0, world=WORLD)
+        arrived = between.Arrive(1, "", 3, 1, "", "", "", [], "", 1)
+        members = {host: Member(host, "", b"", arrived) for host in (1, 2)}
+        self.orders = []
+        self.table = CourierTable(files, WORLD, self.roster, members, self.keep, lambda host: None)
+        for host in range(3):
+            self.table.hear(host, Listening("127.0.0.1", 1, "00"))
+
+    def keep(self, member, message):
+        self.orders.append((member.host, message))
+
+    def numbers(self):
+        """Return what the hosts were sent of the workers of each host since the last call; each gets the same."""
+        self.table.flush()
+        sent, self.orders = self.orders, []
+        assert [host for host, _ in sent] in ([], [1, 2])
+        return [list(message.workers.values()) for _, message in sent[:1]]
+
+    def leaves(self, rank):
+        self.roster.depart(self.roster[rank], Phase.LEFT)
+
+
+@pytest.fixture
+def table():
+    files = JobFiles.create(3, world=WORLD)
+    try:
+        yield Table(files)
+    finally:
+        files.remove()
+
+
+def test_couriers_learn_the_number_of_living_workers_of_each_host_when_it_changes(table):
+    assert table.numbers() == [[1, 1, 1]]
+    assert table.numbers() == []
+    table.leaves(1)
+    assert table.numbers() == [[1, 0, 1]]
+    assert table.numbers() == []
+
+
+def test_couriers_learn_it_also_if_the_number_of_all_hosts_is_the_same(table):
+    table.leaves(1)
+    assert table.numbers() == [[1, 0, 1]]
+    table.leaves(2)
+    table.roster.expect_again(1, START, 0)
+    assert table.numbers() == [[1, 1, 0]]
+
+
+def test_couriers_learn_it_also_if_a_worker_that_was_expected_on_one_host_joins_on_another(table):
+    assert table.numbers() == [[1, 1, 1]]
+    table.roster.join(hello(rank=1), relayed_peer(2, b"1"))
+    assert table.numbers() == [[1, 0, 2]]
