@@ -19,6 +19,7 @@ from platoon_base.cli.log_folder import LogFolder
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.errors import ConfigurationError, PlatoonError
 from platoon_base.job.files import Origin
+from platoon_base.job.hosting import require_descriptors_for
 from platoon_base.job.starting import worker_environment, worker_starts
 from platoon_base.links.cipher import require_cipher
 from platoon_base.multihost import messages as between
@@ -92,6 +93,7 @@ def serve_other_host(
         devices = chosen_devices(workers, words).devices
         require_runnable(program, devices)
         choose_center("host" if center == "auto" else center, devices)
+        require_descriptors_for(len(devices))
     except PlatoonError as exc:
         problem = exc
     here = Here(hosts.place, devices, fingerprint(program, args), "" if problem is None else str(problem))

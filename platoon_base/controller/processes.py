@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from platoon_base.controller.watch import ChildProcess, Ended, ForeignProcess, LockHolder, Watched, exit_status
-from platoon_base.errors import PlatoonError
+from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.system.limits import no_descriptor_text
 from platoon_base.system.own_files import open_log
 from platoon_base.worker_process.failure import INTERRUPTED, Failure, error_file, read_failure
 from platoon_base.worker_process.forkserver import ForkServer
@@ -110,16 +111,13 @@ class WorkerProcesses:
             If it cannot be started, or not be watched.
         """
         self._note(Start(rank, command, environment, log_file))
-        with contextlib.ExitStack() as stack:
-            output = stack.enter_context(os.fdopen(open_log(log_file), "ab", 0)) if log_file is not None else None
-            process = subprocess.Popen(
-                command,
-                env=dict(environment),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT if output is not None else None,
-                start_new_session=True,
-            )
+        try:
+            process = _open_process(command, environment, log_file)
+        except OSError as exc:
+            text = no_descriptor_text(exc)
+            if not text:
+                raise
+            raise ConfigurationError(f"rank {rank} cannot be started: {text}") from exc
         self._children[rank] = ChildProcess(process.pid, process)
 
     def start_forked(
@@ -339,3 +337,19 @@ class WorkerProcesses:
                 self._let_go_of_all()
             elif self._children or self._fork_server is not None:
                 time.sleep(_LOOK_S)
+
+
+def _open_process(
+    command: Sequence[str], environment: Mapping[str, str], log_file: Path | None
+) -> subprocess.Popen[bytes]:
+    """Start a process at the head of a session of its own; its output goes to a log, or to this process's own."""
+    with contextlib.ExitStack() as stack:
+        output = stack.enter_context(os.fdopen(open_log(log_file), "ab", 0)) if log_file is not None else None
+        return subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT if output is not None else None,
+            start_new_session=True,
+        )

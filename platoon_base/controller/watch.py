@@ -16,6 +16,7 @@ from typing import NamedTuple, Union
 
 from platoon_base.errors import PlatoonError
 from platoon_base.system.descriptors import readable
+from platoon_base.system.limits import no_descriptor_text
 
 __all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "exit_status"]
 
@@ -60,9 +61,10 @@ class ChildProcess:
             self.fd = None
             self.signal(signal.SIGKILL)
             self._collect(0)
+            why = no_descriptor_text(exc) or "that takes Linux 5.3, and a container that allows the call"
             raise PlatoonError(
-                f"process {pid} was started, but cannot be watched, and so was ended (pidfd_open: {exc.strerror}): "
-                "that takes Linux 5.3, a container that allows the call, and a free file descriptor (ulimit -n)"
+                f"process {pid} was started, but cannot be watched, and so was ended "
+                f"(pidfd_open: {exc.strerror}): {why}"
             ) from exc
 
     def poll(self) -> Ended | None:

@@ -29,11 +29,11 @@ from platoon_base.job.starting import placed
 from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
-from platoon_base.system.limits import require_descriptors
+from platoon_base.system.limits import raise_descriptors, require_descriptors
 from platoon_base.system.sigchld import default_sigchld
 from platoon_base.worker_process.program import Program, Start
 
-__all__ = ["Job", "JobOptions", "host_job", "open_job_state"]
+__all__ = ["Job", "JobOptions", "host_job", "open_job_state", "require_descriptors_for"]
 
 _DESCRIPTORS, _DESCRIPTORS_EACH = 48, 4  # for ZeroMQ, shared memory and logs; per worker a connection and a process
 
@@ -182,7 +182,13 @@ def _require_possible(size: int, options: JobOptions) -> None:
         raise ConfigurationError(f"got {size} workers: a job has 1 to {MAX_WORKERS}")
     if not 0 <= options.seed < 2**63:
         raise ConfigurationError(f"got seed {options.seed}: random generators take seeds from 0 to 2**63 - 1")
-    require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * size)
+    require_descriptors_for(size)
+
+
+def require_descriptors_for(workers: int) -> None:
+    """Let this process open as many files as it may; raises `ConfigurationError` if they are too few for workers."""
+    raise_descriptors()
+    require_descriptors(_DESCRIPTORS + _DESCRIPTORS_EACH * workers)
 
 
 def _listen(files: JobFiles, options: JobOptions, stack: contextlib.ExitStack) -> tuple[JobFiles, ServerChannel]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import resource
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from platoon_base.errors import ConfigurationError
 
-__all__ = ["available_memory", "raise_descriptors", "require_descriptors", "require_room"]
+__all__ = ["available_memory", "no_descriptor_text", "raise_descriptors", "require_descriptors", "require_room"]
 
 _PROBE_BYTES = 1 << 16
 _FIRST_DESCRIPTORS = 1 << 16
@@ -47,6 +48,18 @@ def raise_descriptors() -> int:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
         soft = limit
     return limit if soft == resource.RLIM_INFINITY else soft
+
+
+def no_descriptor_text(exc: OSError) -> str:
+    """Return what to do about an error that says this process has too many files open; '' for any other error."""
+    if exc.errno != errno.EMFILE:
+        return ""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return (
+        f"this process may have {soft} open files and sockets, and has them (ulimit -n; {hard} at most, ulimit -Hn): "
+        "raise the limit in the shell that starts it, beyond the most in /etc/security/limits.conf or with `docker run "
+        "--ulimit nofile=...`, or start fewer workers"
+    )
 
 
 def _open_descriptors(soft: int) -> int:

@@ -65,9 +65,9 @@ class ForkServer:
             "preload": list(preload),
             "workers": [_spec_of(start, common) for start in starts],
         }
+        self._fd, report = os.pipe()
         self._was_subreaper = is_subreaper()
         prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self._fd, report = os.pipe()
         os.set_blocking(self._fd, False)
         self._report = b""
         self._complete = False

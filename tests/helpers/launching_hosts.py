@@ -32,7 +32,7 @@ class Hosts:
         self._short = tempfile.TemporaryDirectory(prefix="hosts-")  # the path of a socket has to be short
         self.launchers = []
 
-    def start(self, script, *options, host, hosts=2, workers=1, args=(), environment=None):
+    def start(self, script, *options, host, hosts=2, workers=1, args=(), environment=None, descriptors=None):
         path = self.folder / "script.py"
         path.write_text(script)
         own = Path(tempfile.mkdtemp(dir=self._short.name))
@@ -48,9 +48,11 @@ class Hosts:
             **(environment or {}),
         }
         words = ["--nnodes", str(hosts), "--node-rank", str(host), "--rdzv-endpoint", f"127.0.0.1:{self.port}"]
+        limited = [] if descriptors is None else ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash"]
         with open(self.folder / f"h{host}.out", "ab") as output:
             launcher = subprocess.Popen(
                 [
+                    *limited,
                     *(sys.executable, "-m", "platoon_base", "launch", *words),
                     *("--log-dir", str(self.folder / f"logs{host}"), *what, str(path), *args),
                 ],

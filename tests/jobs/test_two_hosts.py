@@ -443,6 +443,15 @@ def test_a_first_host_that_is_not_there_is_no_world_of_one(hosts):
     assert "nobody answers at 127.0.0.1" in hosts.output(1)
 
 
+def test_a_host_that_may_open_too_few_files_is_refused_before_any_worker_starts(hosts):
+    hosts.start(script("say(size)"), host=0)
+    hosts.until("key", "")
+    hosts.start(script("say(size)"), host=1, descriptors=40)
+    assert hosts.wait(30) == [2, 2], hosts.output(0)
+    for host in (0, 1):
+        assert "got a limit of 40 open files (ulimit -Hn)" in hosts.output(host)
+
+
 def test_a_signal_while_hosts_wait_for_each_other_ends_the_wait(hosts):
     hosts.start(script("say(size)"), host=0)
     hosts.until("key", "")

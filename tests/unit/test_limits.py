@@ -1,5 +1,6 @@
 """What the system must have left before a job begins: too few open files are an error, not the end of a process."""
 
+import json
 import subprocess
 import sys
 
@@ -52,6 +53,62 @@ def test_a_process_takes_all_that_its_hard_limit_allows(soft, hard):
 def test_a_soft_limit_that_is_too_low_is_raised(tmp_path):
     done = launch(tmp_path, 32, 4096)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_launcher_takes_all_that_its_hard_limit_allows(tmp_path):
+    """Not only what it needs at the start: workers that are started again, and observers, come later."""
+    done = launch(tmp_path, 500, 3000, workers=1)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads((tmp_path / "s.json").read_text())["soft"] == 3000
+
+
+STARTS = """
+import os, resource, sys
+from platoon_base.worker_process.program import Program, Start
+from platoon_base.errors import PlatoonError
+from platoon_base.job import host_job
+from platoon_base.system.process import is_subreaper
+
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+for spare in range(12):
+    with host_job(1) as job:
+        before = sorted(os.listdir("/proc/self/fd"))
+        command = [sys.executable, "-c", "import time; time.sleep(1000)"]
+        free = set(range(4096)) - set(map(int, before))
+        limit = sorted(free)[spare]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            if sys.argv[1] == "forked":
+                start = Start(0, command, dict(os.environ), None)
+                job.start_forked(Program("none.py"), [], ["json"], [start])
+            else:
+                job.start(0, command, dict(os.environ), None)
+            said = "started"
+        except PlatoonError as exc:
+            said = f"{type(exc).__name__}: {exc}"
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        print(limit, said, flush=True)
+        if said != "started":
+            assert sorted(os.listdir("/proc/self/fd")) == before
+            assert not is_subreaper()
+"""
+
+
+@pytest.mark.parametrize("how", ["each", "forked"])
+def test_a_worker_that_finds_no_descriptor_says_so_and_leaves_nothing_behind(tmp_path, how):
+    limited = 'ulimit -n 4096; exec "$@"'
+    command = ["bash", "-c", limited, "bash", sys.executable, "-c", STARTS, how]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = [line.split(" ", 1) for line in done.stdout.splitlines()]
+    assert len(lines) == 12
+    failed = [(limit, text) for limit, text in lines if text != "started"]
+    assert 0 < len(failed) < 12
+    for limit, text in failed:
+        assert f"{limit} open files" in text
+        assert "ulimit -n" in text
+        assert "fewer workers" in text
 
 
 def test_many_workers_fit_into_what_was_asked_for(tmp_path):
