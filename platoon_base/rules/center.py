@@ -27,7 +27,6 @@ __all__ = [
 Array = np.ndarray[Any, Any]
 State = tuple[Array, ...]
 _LONGEST_SETTINGS = 500
-_REQUIRED = ("kernel", "local_state", "center_state", "kernel_args", "sync")
 
 
 class LocalState(NamedTuple):
@@ -227,7 +226,7 @@ def momenta(rule: Any) -> list[int]:
 
 def form_of(rule: Any) -> Form | None:
     """Return the form from which the loops of a rule are made; None if it has only its ``sync``."""
-    kernel = rule.kernel
+    kernel = member(rule, "kernel")
     if kernel is None:
         return None
     form = rule.form if isinstance(rule, Rule) else None
@@ -258,11 +257,12 @@ def require_rule(rule: Any, argument: str = "rule") -> None:
     if isinstance(rule, type) or type(rule) is Rule or not callable(getattr(rule, "resolved", None)):
         raise ConfigurationError(f"got {argument}={rule!r}: pass a rule, such as EASGD() or ASGD()")
     if not isinstance(rule, Rule):
-        missing = [name for name in _REQUIRED if not hasattr(rule, name)]
+        required = ("local_state", "center_state", "step" if member(rule, "waits") else "sync")
+        missing = [name for name in required if not hasattr(rule, name)]
         if missing:
             raise ConfigurationError(
                 f"got {argument}={rule!r} without {', '.join(missing)}: derive its class from platoon_base.rules.Rule, "
-                "and declare a form, or define sync"
+                "and declare a form, or define what is missing"
             )
         require_states(rule)
 

@@ -193,12 +193,15 @@ def test_a_worker_says_that_numpy_applies_a_rule_without_a_form(caplog):
 
 def test_what_a_rule_of_the_users_own_lacks_is_said_at_once():
     class Bare:
-        kernel, local_state, center_state = None, (), ()
+        center_state = ()
 
         def resolved(self, size):
             return self
 
-    with pytest.raises(ConfigurationError, match=r"without kernel_args, sync: derive its class from .*Rule"):
+    with pytest.raises(ConfigurationError, match=r"without local_state, sync: derive its class from .*Rule"):
+        require_rule(Bare())
+    Bare.waits, Bare.local_state = True, ()
+    with pytest.raises(ConfigurationError, match="without step: derive"):
         require_rule(Bare())
     with pytest.raises(ConfigurationError, match="pass a rule"):
         require_rule(Rule())
