@@ -59,7 +59,7 @@ class SharedParameters:
         self.parameters = parameters
         self.center: Center | None = None
         self._given, self._workers = rule, max(_FEWEST, connection.identity.size)
-        self._rule = rule.resolved(self._workers)
+        self._rule, self._adopting = rule.resolved(self._workers), Adopt(rule)
         self._on_nonfinite = on_nonfinite
         self._connection = connection
         self._rank = connection.identity.rank
@@ -138,7 +138,7 @@ class SharedParameters:
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
-        rule: Any = Adopt(self._given) if alone else self._rule_for(self._connection.job_state.living)
+        rule: Any = self._adopting if alone else self._rule_for(self._connection.job_state.living)
         rounds: Any = center
         if not alone:
             self._watch.before_sync(taken, rule)
