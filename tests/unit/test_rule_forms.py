@@ -35,7 +35,8 @@ REMEDY = "run `python -m platoon_base.centers.host_source`, and then `python set
 def draw(count, size, dtype, seed=0):
     """Values of all sizes, with some that overflow, and some that are not finite."""
     rng = np.random.default_rng(seed)
-    arrays = [(rng.standard_normal(size) * 10.0 ** rng.integers(-9, 9, size)).astype(dtype) for _ in range(count)]
+    sizes = 10.0 ** rng.integers(-9, 9 if dtype != "float16" else 4, (count, size))
+    arrays = list((rng.standard_normal((count, size)) * sizes).astype(dtype))
     for array, value in zip(arrays, (np.nan, np.inf, 0.9 * np.finfo(dtype).max, -0.0, 0.9 * np.finfo(dtype).max)):
         array[rng.integers(0, size, size // 50)] = value
     return arrays
