@@ -32,7 +32,7 @@ def extensions():
     flags = ["-O3", "-ffp-contract=off", "-fno-math-errno"]
     # Comparisons vectorize only where nobody asks which of them met a NaN.
     return [
-        _extension("_kernels", flags),
+        _extension("_kernels", flags, "_rules.h"),
         _extension("_collectives", [*flags, "-fno-trapping-math"], "_reductions.h"),
         _extension("_excerpt", flags),
         _extension("_guard", flags),

@@ -1,10 +1,10 @@
-/* Fused one-pass forms of the synchronization rules, for float32 and float64; the equations stand in rules/.
+/* One-pass forms of the synchronization rules, for float32 and float64: what all rules need; _rules.h has the loops.
  *
- * A table of 64-bit rows, one for each piece of memory, names the addresses: (x, c, n), (x, c, x_old, n) or
- * (x, c, s_x, m, s, n), with n in elements. An element whose new center value would not be finite is left as it is on
- * all sides. For the rounds of outer-step rules the rows are (x, c, t, sum, n), (t, c, n) and (t, c, m, n), with the
- * totals t and their sum with a contribution; what would not be finite is left out of the sum, and a step sets all
- * totals to 0. While a job has one worker, adopt takes (x, c, states..., n).
+ * A table of 64-bit rows, one for each piece of memory, has the addresses of x, c, the rule's local states and its
+ * center states, and the number of elements n. An element whose new center value, or center state, would not be finite
+ * is left as it is on all sides. For the rounds of outer-step rules the rows are (x, c, t, sum, n) and (t, c, states...,
+ * n), with the totals t and their sum with a contribution; what would not be finite is left out of the sum, and a step
+ * sets all totals to 0. While a job has one worker, adopt takes (x, c, states..., n).
  * Compile without contraction of a * b + c: the results are the bits that NumPy gives.
  */
 
@@ -14,18 +14,12 @@
 #include <string.h>
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__GLIBC__)
-/* Measured: AVX-512 makes EASGD faster within the caches, and ASGD, with its three arrays, slower everywhere. */
-#define FOR_EASGD __attribute__((target_clones("avx512f", "avx2", "default")))
-#define FOR_ASGD __attribute__((target_clones("avx2", "default")))
-#define FOR_CENTER_MOMENTUM __attribute__((target_clones("avx2", "default")))
-#define FOR_ROUNDS __attribute__((target_clones("avx2", "default")))
-#define FOR_ADOPT __attribute__((target_clones("avx2", "default")))
+/* Measured: AVX-512 makes loops over two arrays faster within the caches, and those over three slower everywhere. */
+#define FEW_ARRAYS __attribute__((target_clones("avx512f", "avx2", "default")))
+#define MANY_ARRAYS __attribute__((target_clones("avx2", "default")))
 #else
-#define FOR_EASGD
-#define FOR_ASGD
-#define FOR_CENTER_MOMENTUM
-#define FOR_ROUNDS
-#define FOR_ADOPT
+#define FEW_ARRAYS
+#define MANY_ARRAYS
 #endif
 
 /* All exponent bits are set in NaN and infinity, and in nothing else. */
@@ -34,7 +28,7 @@
 #define BITS_float uint32_t
 #define BITS_double uint64_t
 
-#define DEFINE_KERNELS(T)                                                                                        \
+#define DEFINE_BITS(T)                                                                                           \
     static inline BITS_##T bits_##T(T value)                                                                     \
     {                                                                                                            \
         BITS_##T bits;                                                                                           \
@@ -54,104 +48,11 @@
         T value;                                                                                                 \
         memcpy(&value, &bits, sizeof value);                                                                     \
         return value;                                                                                            \
-    }                                                                                                            \
-                                                                                                                 \
-    /* Each tells whether an element was left out. */                                                            \
-    FOR_EASGD static int easgd_piece_##T(T *restrict x, T *restrict c, int64_t n, T alpha)                       \
-    {                                                                                                            \
-        BITS_##T refused = 0;                                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                                        \
-            T local = x[i], center = c[i], d = alpha * (local - center), value = center + d;                     \
-            BITS_##T keep = -(BITS_##T)finite_##T(value);                                                        \
-            refused |= ~keep;                                                                                    \
-            x[i] = select_##T(keep, local - d, local);                                                           \
-            c[i] = select_##T(keep, value, center);                                                              \
-        }                                                                                                        \
-        return refused != 0;                                                                                     \
-    }                                                                                                            \
-                                                                                                                 \
-    FOR_ASGD static int asgd_piece_##T(T *restrict x, T *restrict c, T *restrict x_old,                          \
-                                           int64_t n)                                                            \
-    {                                                                                                            \
-        BITS_##T refused = 0;                                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                                        \
-            T local = x[i], center = c[i], old = x_old[i], value = center + (local - old);                       \
-            BITS_##T keep = -(BITS_##T)finite_##T(value);                                                        \
-            refused |= ~keep;                                                                                    \
-            c[i] = select_##T(keep, value, center);                                                              \
-            x[i] = select_##T(keep, value, local);                                                               \
-            x_old[i] = select_##T(keep, value, old);                                                             \
-        }                                                                                                        \
-        return refused != 0;                                                                                     \
-    }                                                                                                            \
-                                                                                                                 \
-    FOR_CENTER_MOMENTUM static int center_momentum_piece_##T(T *restrict x, T *restrict c, T *restrict s_x,      \
-                                                             T *restrict m, T *restrict s, int64_t n, T alpha,   \
-                                                             T decay, T gain)                                    \
-    {                                                                                                            \
-        T rest = 1 - decay;                                                                                      \
-        BITS_##T refused = 0;                                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                                        \
-            T local = x[i] + (s[i] - s_x[i]), d = alpha * (local - c[i]), momentum = decay * m[i] + rest * d;    \
-            T j = gain * momentum, center = c[i] + (j + d), moved = s[i] + j;                                    \
-            BITS_##T keep = -(BITS_##T)(finite_##T(center) & finite_##T(momentum) & finite_##T(moved));          \
-            refused |= ~keep;                                                                                    \
-            x[i] = select_##T(keep, local + (j - d), x[i]);                                                      \
-            c[i] = select_##T(keep, center, c[i]);                                                               \
-            m[i] = select_##T(keep, momentum, m[i]);                                                             \
-            s_x[i] = select_##T(keep, moved, s_x[i]);                                                            \
-            s[i] = select_##T(keep, moved, s[i]);                                                                \
-        }                                                                                                        \
-        return refused != 0;                                                                                     \
-    }                                                                                                            \
-                                                                                                                 \
-    /* Return the index of the first element left out, or -1: such an element is still as it was. */             \
-    /* 0 if it is found no more: another worker changed the center meanwhile. It was left out all the same. */   \
-    static int64_t easgd_##T(const int64_t *row, const double *scalars)                                          \
-    {                                                                                                            \
-        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], alpha = (T)scalars[0];                         \
-        int64_t n = row[2];                                                                                      \
-        if (!easgd_piece_##T(x, c, n, alpha))                                                                    \
-            return -1;                                                                                           \
-        for (int64_t i = 0; i < n; i++)                                                                          \
-            if (!finite_##T(c[i] + alpha * (x[i] - c[i])))                                                       \
-                return i;                                                                                        \
-        return 0;                                                                                                \
-    }                                                                                                            \
-                                                                                                                 \
-    static int64_t asgd_##T(const int64_t *row, const double *unused)                                            \
-    {                                                                                                            \
-        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], *x_old = (T *)(intptr_t)row[2];                \
-        int64_t n = row[3];                                                                                      \
-        (void)unused;                                                                                            \
-        if (!asgd_piece_##T(x, c, x_old, n))                                                                     \
-            return -1;                                                                                           \
-        for (int64_t i = 0; i < n; i++)                                                                          \
-            if (!finite_##T(c[i] + (x[i] - x_old[i])))                                                           \
-                return i;                                                                                        \
-        return 0;                                                                                                \
-    }                                                                                                            \
-                                                                                                                 \
-    static int64_t center_momentum_##T(const int64_t *row, const double *scalars)                                \
-    {                                                                                                            \
-        T *x = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], *s_x = (T *)(intptr_t)row[2];                  \
-        T *m = (T *)(intptr_t)row[3], *s = (T *)(intptr_t)row[4];                                                \
-        T alpha = (T)scalars[0], decay = (T)scalars[1], gain = (T)scalars[2], rest = 1 - decay;                  \
-        int64_t n = row[5];                                                                                      \
-        if (!center_momentum_piece_##T(x, c, s_x, m, s, n, alpha, decay, gain))                                  \
-            return -1;                                                                                           \
-        for (int64_t i = 0; i < n; i++) {                                                                        \
-            T d = alpha * ((x[i] + (s[i] - s_x[i])) - c[i]), momentum = decay * m[i] + rest * d;                 \
-            T j = gain * momentum;                                                                               \
-            if (!(finite_##T(c[i] + (j + d)) && finite_##T(momentum) && finite_##T(s[i] + j)))                   \
-                return i;                                                                                        \
-        }                                                                                                        \
-        return 0;                                                                                                \
     }
 
 /* A step's elements that were left out still have their totals, which are finite: tell the first, and clear them. */
 #define DEFINE_ROUNDS(T)                                                                                         \
-    FOR_ROUNDS static int contribute_piece_##T(const T *restrict x, const T *restrict c, const T *restrict t,    \
+    MANY_ARRAYS static int contribute_piece_##T(const T *restrict x, const T *restrict c, const T *restrict t,   \
                                                T *restrict sum, int64_t n)                                       \
     {                                                                                                            \
         BITS_##T refused = 0;                                                                                    \
@@ -184,59 +85,12 @@
             first++;                                                                                             \
         memset(t, 0, (size_t)n * sizeof *t);                                                                     \
         return first;                                                                                            \
-    }                                                                                                            \
-                                                                                                                 \
-    FOR_ROUNDS static int outer_mean_piece_##T(T *restrict t, T *restrict c, int64_t n, T count)                 \
-    {                                                                                                            \
-        BITS_##T refused = 0;                                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                                        \
-            T value = c[i] + t[i] / count;                                                                       \
-            BITS_##T keep = -(BITS_##T)finite_##T(value);                                                        \
-            refused |= ~keep;                                                                                    \
-            t[i] = select_##T(keep, 0, t[i]);                                                                    \
-            c[i] = select_##T(keep, value, c[i]);                                                                \
-        }                                                                                                        \
-        return refused != 0;                                                                                     \
-    }                                                                                                            \
-                                                                                                                 \
-    static int64_t outer_mean_##T(const int64_t *row, const double *scalars)                                     \
-    {                                                                                                            \
-        T *t = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1];                                                \
-        return outer_mean_piece_##T(t, c, row[2], (T)scalars[0]) ? clear_##T(t, row[2]) : -1;                    \
     }
 
-/* NAME, and the momentum that is looked ahead along: the new one (Nesterov), or the old one (heavy ball). */
-#define DEFINE_OUTER(T, NAME, ALONG)                                                                             \
-    FOR_ROUNDS static int NAME##_piece_##T(T *restrict t, T *restrict c, T *restrict m, int64_t n, T count, T lr,  \
-                                           T decay, T ahead)                                                     \
-    {                                                                                                            \
-        BITS_##T refused = 0;                                                                                    \
-        for (int64_t i = 0; i < n; i++) {                                                                        \
-            T d = t[i] / count, old = m[i], momentum = decay * old + d, value = c[i] + lr * (d + ahead * ALONG); \
-            BITS_##T keep = -(BITS_##T)(finite_##T(value) & finite_##T(momentum));                               \
-            refused |= ~keep;                                                                                    \
-            t[i] = select_##T(keep, 0, t[i]);                                                                    \
-            m[i] = select_##T(keep, momentum, old);                                                              \
-            c[i] = select_##T(keep, value, c[i]);                                                                \
-        }                                                                                                        \
-        return refused != 0;                                                                                     \
-    }                                                                                                            \
-                                                                                                                 \
-    static int64_t NAME##_##T(const int64_t *row, const double *scalars)                                         \
-    {                                                                                                            \
-        T *t = (T *)(intptr_t)row[0], *c = (T *)(intptr_t)row[1], *m = (T *)(intptr_t)row[2];                    \
-        T count = (T)scalars[0], lr = (T)scalars[1], decay = (T)scalars[2], ahead = (T)scalars[3];               \
-        return NAME##_piece_##T(t, c, m, row[3], count, lr, decay, ahead) ? clear_##T(t, row[3]) : -1;           \
-    }
-
-DEFINE_KERNELS(float)
-DEFINE_KERNELS(double)
+DEFINE_BITS(float)
+DEFINE_BITS(double)
 DEFINE_ROUNDS(float)
 DEFINE_ROUNDS(double)
-DEFINE_OUTER(float, outer_nesterov, momentum)
-DEFINE_OUTER(double, outer_nesterov, momentum)
-DEFINE_OUTER(float, outer_heavy_ball, old)
-DEFINE_OUTER(double, outer_heavy_ball, old)
 
 #define CHUNK 1024 /* elements that stay in the first cache */
 #define STREAM_BYTES (1 << 20) /* what is larger than the caches is written past them: no line is read to be overwritten */
@@ -285,7 +139,7 @@ struct adoption {
 #define IS_IN(set, j) (((set) >> (j)) & 1)
 
 #define DEFINE_ADOPT(T)                                                                                          \
-    FOR_ADOPT static int all_finite_##T(const T *values, int64_t n)                                              \
+    MANY_ARRAYS static int all_finite_##T(const T *values, int64_t n)                                            \
     {                                                                                                            \
         BITS_##T refused = 0;                                                                                    \
         for (int64_t i = 0; i < n; i++)                                                                          \
@@ -294,7 +148,7 @@ struct adoption {
     }                                                                                                            \
                                                                                                                  \
     /* Whether m would be finite where c == x, and m := 0 elsewhere. */                                          \
-    FOR_ADOPT static int momentum_finite_##T(const T *x, const T *c, const T *m, int64_t n)                      \
+    MANY_ARRAYS static int momentum_finite_##T(const T *x, const T *c, const T *m, int64_t n)                    \
     {                                                                                                            \
         BITS_##T refused = 0;                                                                                    \
         for (int64_t i = 0; i < n; i++)                                                                          \
@@ -302,7 +156,7 @@ struct adoption {
         return !refused;                                                                                         \
     }                                                                                                            \
                                                                                                                  \
-    FOR_ADOPT static void end_momentum_##T(const T *restrict x, const T *restrict c, T *restrict m, int64_t n)   \
+    MANY_ARRAYS static void end_momentum_##T(const T *restrict x, const T *restrict c, T *restrict m, int64_t n) \
     {                                                                                                            \
         for (int64_t i = 0; i < n; i++)                                                                          \
             m[i] = select_##T(-(BITS_##T)(c[i] != x[i]), 0, m[i]);                                               \
@@ -360,6 +214,8 @@ struct adoption {
 DEFINE_ADOPT(float)
 DEFINE_ADOPT(double)
 
+#define MAX_SCALARS 9 /* of a form, and the number of contributions */
+
 typedef int64_t (*kernel)(const int64_t *row, const double *scalars);
 
 /* Raise for a table that cannot be; tells whether it is one. */
@@ -384,12 +240,12 @@ static PyObject *run(PyObject *args, const char *format, kernel update, int colu
 {
     unsigned long long address;
     Py_ssize_t pieces;
-    double scalars[4] = {0.0, 0.0, 0.0, 0.0};
+    double scalars[MAX_SCALARS] = {0.0};
     int64_t piece = -1, element = -1;
 
     /* A format that asks for fewer scalars leaves the last pointers alone. */
-    if (!PyArg_ParseTuple(args, format, &address, &pieces, &scalars[0], &scalars[1], &scalars[2],
-                          &scalars[3]))
+    if (!PyArg_ParseTuple(args, format, &address, &pieces, &scalars[0], &scalars[1], &scalars[2], &scalars[3],
+                          &scalars[4], &scalars[5], &scalars[6], &scalars[7], &scalars[8]))
         return NULL;
     const int64_t *row = (const int64_t *)(uintptr_t)address;
     if (!is_table(row, pieces, columns))
@@ -460,46 +316,19 @@ ADOPT_ENTRY(double)
         return run(args, format, name##_##T, columns);                                             \
     }
 
-ENTRY(easgd, float, 3, "Knd:easgd_float32")
-ENTRY(easgd, double, 3, "Knd:easgd_float64")
-ENTRY(asgd, float, 4, "Kn:asgd_float32")
-ENTRY(asgd, double, 4, "Kn:asgd_float64")
-ENTRY(center_momentum, float, 6, "Knddd:center_momentum_float32")
-ENTRY(center_momentum, double, 6, "Knddd:center_momentum_float64")
 ENTRY(contribute, float, 5, "Kn:contribute_float32")
 ENTRY(contribute, double, 5, "Kn:contribute_float64")
-ENTRY(outer_mean, float, 3, "Knd:outer_mean_float32")
-ENTRY(outer_mean, double, 3, "Knd:outer_mean_float64")
-ENTRY(outer_nesterov, float, 4, "Kndddd:outer_nesterov_float32")
-ENTRY(outer_nesterov, double, 4, "Kndddd:outer_nesterov_float64")
-ENTRY(outer_heavy_ball, float, 4, "Kndddd:outer_heavy_ball_float32")
-ENTRY(outer_heavy_ball, double, 4, "Kndddd:outer_heavy_ball_float64")
+
+#include "_rules.h"
 
 static PyMethodDef methods[] = {
-    {"easgd_float32", py_easgd_float, METH_VARARGS, "easgd_float32(table_address, pieces, alpha)"},
-    {"easgd_float64", py_easgd_double, METH_VARARGS, "easgd_float64(table_address, pieces, alpha)"},
-    {"asgd_float32", py_asgd_float, METH_VARARGS, "asgd_float32(table_address, pieces)"},
-    {"asgd_float64", py_asgd_double, METH_VARARGS, "asgd_float64(table_address, pieces)"},
-    {"center_momentum_float32", py_center_momentum_float, METH_VARARGS,
-     "center_momentum_float32(table_address, pieces, alpha, decay, gain)"},
-    {"center_momentum_float64", py_center_momentum_double, METH_VARARGS,
-     "center_momentum_float64(table_address, pieces, alpha, decay, gain)"},
     {"adopt_float32", py_adopt_float, METH_VARARGS,
      "adopt_float32(table_address, pieces, states, local states, set of remembering, set of momenta)"},
     {"adopt_float64", py_adopt_double, METH_VARARGS,
      "adopt_float64(table_address, pieces, states, local states, set of remembering, set of momenta)"},
     {"contribute_float32", py_contribute_float, METH_VARARGS, "contribute_float32(table_address, pieces)"},
     {"contribute_float64", py_contribute_double, METH_VARARGS, "contribute_float64(table_address, pieces)"},
-    {"outer_mean_float32", py_outer_mean_float, METH_VARARGS, "outer_mean_float32(table_address, pieces, count)"},
-    {"outer_mean_float64", py_outer_mean_double, METH_VARARGS, "outer_mean_float64(table_address, pieces, count)"},
-    {"outer_nesterov_float32", py_outer_nesterov_float, METH_VARARGS,
-     "outer_nesterov_float32(table_address, pieces, count, lr, decay, ahead)"},
-    {"outer_nesterov_float64", py_outer_nesterov_double, METH_VARARGS,
-     "outer_nesterov_float64(table_address, pieces, count, lr, decay, ahead)"},
-    {"outer_heavy_ball_float32", py_outer_heavy_ball_float, METH_VARARGS,
-     "outer_heavy_ball_float32(table_address, pieces, count, lr, decay, ahead)"},
-    {"outer_heavy_ball_float64", py_outer_heavy_ball_double, METH_VARARGS,
-     "outer_heavy_ball_float64(table_address, pieces, count, lr, decay, ahead)"},
+    RULE_METHODS
     {NULL, NULL, 0, NULL},
 };
 

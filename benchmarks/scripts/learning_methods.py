@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from platoon_base import EASGD, CenterMomentum, DiLoCo, LocalSGD, SlowMo
-from platoon_base.rules import default_period, default_rule
+from platoon_base.rules import default_period, default_rule, waits
 
 ALONE, DEFAULTS, AVERAGED = "alone", "defaults", "averaged"
 SCALINGS: dict[str, tuple[str, Callable[[int], float]]] = {
@@ -40,7 +40,7 @@ class Method(NamedTuple):
         """Whether workers wait for one another before the end of an epoch, so that a slow one slows all."""
         if isinstance(self.rule, str) and self.rule != DEFAULTS:
             return self.rule == AVERAGED
-        return bool(getattr(default_rule() if self.rule == DEFAULTS else self.rule(), "waits", False))
+        return waits(default_rule() if self.rule == DEFAULTS else self.rule())
 
     @property
     def what(self) -> str:

@@ -17,12 +17,12 @@ import numpy as np
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.cuda import DeviceMemory, HostMemory
 from platoon_base.centers.device_directory import NOBODY, DeviceDirectory, DirectoryLayout, Entry
-from platoon_base.centers.device_forms import FORMS, form_of, operations
+from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.centers.device_tiles import Tiling, split_word, tile_table
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
-from platoon_base.rules.center import Rule, local_sources
+from platoon_base.rules.center import Rule, form_of, local_sources
 from platoon_base.shm.segments import Name, Segment
 
 __all__ = ["MIRROR_EVERY_S", "DeviceCenter", "DeviceCenters"]
@@ -86,7 +86,8 @@ class DeviceCenter:
         self._partitions: dict[int, tuple[int, DeviceMemory]] = {}  # partition -> generation and memory
         self._own: set[int] = set()
         self._version = -1
-        self._form, self._operations = FORMS[str(rule.kernel)], operations(rule)
+        self._form: Any = form_of(rule)
+        self._operations = operations(rule)
         self._kernels: dict[tuple[str, Any, int], Kernel] = {}
         self._sources = local_sources(rule)
         states_bytes = self._tiling.state_bytes * len(self._sources)

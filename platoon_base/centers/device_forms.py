@@ -1,72 +1,33 @@
-"""The rules for one element of a center on devices, in C: a new rule is an entry of `FORMS`, and nothing else here."""
+"""All that is done with one element of a center on devices, in C, made from the form of its rule."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from platoon_base.rules.center import Rule, local_sources, momenta
+from platoon_base.rules.center import Rule, form_of, local_sources, momenta
 
-__all__ = ["FORMS", "Form", "Operation", "form_of", "operations"]
+__all__ = ["Operation", "operations"]
 
 
-class Form(NamedTuple):
-    """A rule for one element, in C.
+class Operation(NamedTuple):
+    """A change of each element, made by one kernel.
 
-    The worker's value is named ``x``, the center's ``c``, and the states and scalars as given here. All have the type
-    ``T``, float or double. ``times(a, b)`` is a product that is rounded before it is added, so that the bits are those
-    of the NumPy form. An element is left out on all sides if its center or a center state would not be finite.
+    All values have the type ``T``, float or double. An element is left out on all sides if its center or a center state
+    would not be finite.
 
     Attributes
     ----------
     new : mapping of str to str
         The new value of everything that changes, in terms of the old ones and of ``compute``.
     compute : str
-        Declares what the new values have in common.
+        Declares what the new values have in common. ``times(a, b)`` is a product that is rounded before it is added.
     scalars : tuple of str
         Names of the rule's ``kernel_args()``.
-    local_state, center_state : tuple of str
-        Names of the rule's states, as many as the rule has, in its order; a name may stand only once.
     adds : str
-        What the center grows by, for synchronizing without locks by an atomic addition; "" if that is not all of the
-        rule. It synchronizes under locks then, whatever is asked for.
+        See `Form`.
+    locked : bool
     """
-
-    new: Mapping[str, str]
-    compute: str = ""
-    scalars: tuple[str, ...] = ()
-    local_state: tuple[str, ...] = ()
-    center_state: tuple[str, ...] = ()
-    adds: str = ""
-
-
-FORMS = {
-    "easgd": Form(
-        scalars=("alpha",),
-        compute="T d = times(alpha, x - c);",
-        new={"x": "x - d", "c": "c + d"},
-        adds="d",
-    ),
-    # What others add between the read and the addition, this worker sees the next time: x_old is what it has read.
-    "asgd": Form(
-        local_state=("x_old",),
-        compute="T d = x - x_old, both = c + d;",
-        new={"x": "both", "c": "both", "x_old": "both"},
-        adds="d",
-    ),
-    "center_momentum": Form(
-        scalars=("alpha", "decay", "gain"),
-        local_state=("s_x",),
-        center_state=("m", "s"),
-        compute="T carried = x + (s - s_x), d = times(alpha, carried - c); "
-        "T pull = times(decay, m) + times(1 - decay, d), j = times(gain, pull);",
-        new={"x": "carried + (j - d)", "c": "c + (j + d)", "m": "pull", "s": "s + j", "s_x": "s + j"},
-    ),
-}
-
-
-class Operation(NamedTuple):
-    """A change of each element, made by one kernel; its attributes are those of a `Form`."""
 
     new: Mapping[str, str]
     compute: str = ""
@@ -75,30 +36,21 @@ class Operation(NamedTuple):
     locked: bool = False
 
 
-def form_of(rule: Rule) -> Form | None:
-    """Return the form of a rule; None if it has none."""
-    form = FORMS.get(rule.kernel or "")
-    if form is None or (len(form.local_state), len(form.center_state)) != (
-        len(rule.local_state),
-        len(rule.center_state),
-    ):
-        return None
-    return form
-
-
 def operations(rule: Rule) -> dict[str, Operation]:
     """Return all that is done with the center of a rule that has a form, by the names of the kernels.
 
     These are the rule itself, its ``_atomic`` form without locks if it has one, both kinds of `Adopt`, ``overwrite``
     (c := x) and ``take_over`` (x := c), which start the local states, and ``pull`` (x := c).
     """
-    form, kernel = FORMS[str(rule.kernel)], str(rule.kernel)
-    sources = dict(zip(form.local_state, local_sources(rule)))
-    followed = {name: form.center_state[source] for name, source in sources.items() if source is not None}
+    form: Any = form_of(rule)
+    lines, new = form.in_c("times")
+    compute = " ".join(f"T {name} = {value};" for name, value in lines)
+    sources = dict(zip(form.local, local_sources(rule)))
+    followed = {name: form.center[source] for name, source in sources.items() if source is not None}
     remembered = [name for name, source in sources.items() if source is None]
-    adopt = {"c": "x", **{form.center_state[i]: f"x == c ? {form.center_state[i]} : 0" for i in momenta(rule)}}
+    adopt = {"c": "x", **{form.center[i]: f"x == c ? {form.center[i]} : 0" for i in momenta(rule)}}
     found = {
-        kernel: Operation(form.new, form.compute, form.scalars, locked=True),
+        form.name: Operation(new, compute, form.scalars, locked=True),
         "adopt": Operation(adopt, locked=True),
         "adopt_remembering": Operation({**adopt, **dict.fromkeys(remembered, "x")}, locked=True),
         "overwrite": Operation({**adopt, **dict.fromkeys(remembered, "x"), **followed}, locked=True),
@@ -106,5 +58,6 @@ def operations(rule: Rule) -> dict[str, Operation]:
         "pull": Operation({"x": "c"}),
     }
     if form.adds:
-        found[f"{kernel}_atomic"] = Operation(form.new, form.compute, form.scalars, form.adds)
+        added = next(name for name, _ in reversed(lines) if name.rpartition("_")[0] == form.adds)
+        found[f"{form.name}_atomic"] = Operation(new, compute, form.scalars, added)
     return found

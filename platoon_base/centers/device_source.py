@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.device_forms import Form, Operation
+from platoon_base.centers.device_forms import Operation
 from platoon_base.centers.device_tiles import ELEMENT
+from platoon_base.rules.forms import Form
 
 __all__ = ["CUDA", "kernel_source"]
 
@@ -158,7 +159,7 @@ def kernel_source(
     settings = {
         "T": "float" if dtype == np.float32 else "double",
         "VECTOR": 4 if dtype == np.float32 else 2,
-        "BUFFERS": 1 + len(form.center_state) + len(form.local_state),
+        "BUFFERS": 1 + len(form.center) + len(form.local),
         "LOCK_NS": f"{lock_ns}ull",
         "ELEMENT": f"{ELEMENT:#x}ull",
     }
@@ -191,13 +192,13 @@ def _update(form: Form, operation: Operation) -> str:
 
 def _guarded(form: Form, operation: Operation) -> list[str]:
     """Name the values that must stay finite."""
-    return [name for name in operation.new if name in ("c", *form.center_state)]
+    return [name for name in operation.new if name in ("c", *form.center)]
 
 
 def _memory(form: Form, operation: Operation) -> dict[str, str]:
     """Write how the values of one element, or of several as vectors, are loaded and stored."""
-    shared = ("c", *form.center_state)
-    columns = (*shared, *form.local_state)
+    shared = ("c", *form.center)
+    columns = (*shared, *form.local)
     written = [name for name in ("x", *columns) if name in operation.new]
     read = set(re.findall(r"\w+", " ".join([operation.compute, *operation.new.values()])))
     if _guarded(form, operation):

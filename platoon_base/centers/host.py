@@ -30,7 +30,7 @@ from platoon_base.centers.stripe_locks import StripeLocks
 from platoon_base.centers.stripes import Stripe, copy_all, cut
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, LayoutMismatchError
 from platoon_base.layout import Layout
-from platoon_base.rules.center import Rule, end_momentum, local_sources
+from platoon_base.rules.center import Rule, end_momentum, local_sources, momenta
 from platoon_base.rules.outer import OuterRule, waits
 from platoon_base.shm.segments import Name, Segment
 
@@ -60,9 +60,8 @@ class HostCenter:
     ----------
     segment : Segment
     layout : Layout
-    local_sources : sequence of (int or None)
-        For each of the rule's buffers beside the worker's values: the center state that it starts with, or None for the
-        center's values.
+    rule : Rule or None
+        Whose states the center has; None for a process that does not synchronize.
     shape : Shape
         Of the segment.
     rank : int
@@ -89,7 +88,7 @@ class HostCenter:
         self,
         segment: Segment,
         layout: Layout,
-        local_sources: Sequence[int | None],
+        rule: Rule | None,
         shape: Shape,
         rank: int,
         gone: Callable[[int], bool] = lambda rank: False,
@@ -105,15 +104,16 @@ class HostCenter:
         first, step = shape.buffers_start(layout), layout.nbytes
         self.values = center = layout.views(segment.buffer, first)
         self.states = [layout.views(segment.buffer, first + step * (i + 1)) for i in range(shape.states)]
-        self._local_sources = local_sources
-        self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in local_sources]
+        self._local_sources = sources = [] if rule is None else local_sources(rule)
+        self._momenta = [] if rule is None else [self.states[i] for i in momenta(rule)]
+        self._local_states = [layout.views(np.zeros(layout.nbytes, dtype=np.uint8)) for _ in sources]
         self._stripes = [
             Stripe(i, p, center, self.states, self._local_states, self._holders[i]) for i, p in enumerate(pieces)
         ]
         self._locks = StripeLocks(segment, self._stripes, rank, gone)
         behind = first + step * (1 + shape.states)
         self._rounds = open_rounds(segment.buffer, behind, layout, self._stripes, self.states) if shape.rounds else None
-        remembering = [state for state, source in zip(self._local_states, local_sources) if source is None]
+        remembering = [state for state, source in zip(self._local_states, sources) if source is None]
         self._shift = Shift(layout, wide(layout).views(segment.buffer, behind), remembering) if shape.shift else None
         self.across_hosts: AcrossHosts | None = None
         if shape.shift:
@@ -216,11 +216,10 @@ class HostCenter:
 
     def write(self, values: Sequence[Array], locked: bool, timeout_s: float) -> None:
         """See `Center.write`; in a job on several hosts it returns once all of them have the values."""
-        momenta = [state for i, state in enumerate(self.states) if i not in self._local_sources]
 
         def copy(stripe: Stripe) -> None:
             new = cut(values, stripe.pieces)
-            for c, value, *momentum in zip(stripe.center, new, *(cut(state, stripe.pieces) for state in momenta)):
+            for c, value, *momentum in zip(stripe.center, new, *(cut(state, stripe.pieces) for state in self._momenta)):
                 end_momentum(momentum, c, value)
             self._put(stripe, new)
 
@@ -370,6 +369,7 @@ class HostCenter:
         """See `Center.close`."""
         self._segment.close()
         self._stripes, self._local_states, self.values, self.states, self._rounds = [], [], [], [], None
+        self._momenta = []
         self.across_hosts = self._shift = None
         self._holders = no_holders()
         self.overwrites = Overwrites(no_header())
@@ -423,7 +423,7 @@ class HostCenters:
         shape = Shape(stripe_bytes, len(rule.center_state), waits(rule), self._several_hosts)
         segment = Segment.create(self.name, shape.size_bytes(layout))
         shape.write_header(segment, layout)
-        return HostCenter(segment, layout, local_sources(rule), shape, rank, self._gone)
+        return HostCenter(segment, layout, rule, shape, rank, self._gone)
 
     def unlink(self) -> None:
         """See `CenterFactory.unlink`."""
@@ -449,8 +449,7 @@ class HostCenters:
         if shape is not None and shape.stripe_bytes >= STRIPE_BYTES:
             wanted = (shape.states, shape.rounds) if rule is None else (len(rule.center_state), waits(rule))
             if wanted == (shape.states, shape.rounds):
-                sources = [] if rule is None else local_sources(rule)
-                return HostCenter(segment, layout, sources, shape, rank, self._gone)
+                return HostCenter(segment, layout, rule, shape, rank, self._gone)
         segment.close()
         raise LayoutMismatchError(
             f"the center in {self.name} was made for another model or by another version of this package; "

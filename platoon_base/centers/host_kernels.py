@@ -14,7 +14,8 @@ from typing import Any, Optional
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import Adopt, Rule
+from platoon_base.rules.center import Adopt, Rule, form_of, names_of
+from platoon_base.rules.forms import COMPILED, Form
 from platoon_base.system.environment import NO_KERNELS
 
 EXTENSION: Any = None  # the module in C, if it is there
@@ -34,8 +35,6 @@ PieceArrays = tuple[Array, Array, tuple[Array, ...], tuple[Array, ...]]
 
 BLOCK = 32768  # elements that the NumPy form treats at a time: few calls, and copies that stay in the cache
 HAVE_FUSED = EXTENSION is not None
-# The fused forms, with the numbers of local and center states that they work on.
-_FUSED_STATES = {"easgd": (0, 0), "asgd": (1, 0), "center_momentum": (1, 2)}
 _ADOPT_STATES = 64  # `Adopt` has loops for any rule of at most so many states
 _FUSED_DTYPES = {np.dtype(np.float32): "float32", np.dtype(np.float64): "float64"}  # of this machine's byte order
 
@@ -73,6 +72,8 @@ class Plan:
             for array in (c, *own, *shared):
                 _require_like(array, c)
         self._dtype = self._fused_dtype()
+        self._latest: Rule | None = None  # and its loops: a rule is the same for many runs
+        self._fused: Fused | None = None
         fixed = [(c, *own, *shared) for c, own, shared in zip(self._center, self._local_states, self._center_states)]
         # Columns: address of x, of c, of each local and each center state; number of elements.
         rows = [[0, *(a.ctypes.data for a in arrays), arrays[0].size] for arrays in fixed]
@@ -102,7 +103,7 @@ class Plan:
         """
         if (len(rule.local_state), len(rule.center_state)) != self._states:
             raise ConfigurationError(
-                f"got {rule!r} with the states {(*rule.local_state, *rule.center_state)}, the plan has "
+                f"got {rule!r} with the states {sum(names_of(rule), ())}, the plan has "
                 f"{self._states[0]} local and {self._states[1]} center states: make a plan for this rule"
             )
         aligned = self._require_fit(local)
@@ -141,9 +142,11 @@ class Plan:
         """Return the loops in C for a rule; None if NumPy has to do it."""
         if isinstance(rule, Adopt):
             return self._adopt_form(rule)
-        if rule.kernel is None or self._dtype is None or _FUSED_STATES.get(rule.kernel) != self._states:
-            return None
-        return _find_fused(rule.kernel, self._dtype)
+        if rule is not self._latest:
+            form = form_of(rule)
+            self._fused = None if form is None or self._dtype is None else _find_loops(form, self._dtype)
+            self._latest = rule
+        return self._fused
 
     def _adopt_form(self, rule: Adopt) -> Fused | None:
         """Return the loops of `Adopt`, which are there for any states."""
@@ -188,7 +191,7 @@ def apply(rule: Rule, pieces: Sequence[PieceArrays]) -> tuple[int, int] | None:
         if (len(own), len(shared)) != (len(rule.local_state), len(rule.center_state)):
             raise ConfigurationError(
                 f"got {len(own)} local and {len(shared)} center states, "
-                f"{rule!r} needs {rule.local_state} and {rule.center_state}"
+                f"{rule!r} needs {' and '.join(map(str, names_of(rule)))}"
             )
     own_states = [[piece[2][i] for piece in pieces] for i in range(len(rule.local_state))]
     shared_states = [[piece[3][i] for piece in pieces] for i in range(len(rule.center_state))]
@@ -203,6 +206,10 @@ def find_fused(kernel: str, dtype: np.dtype[Any]) -> Fused | None:
     """Return the loops in C of this name for a dtype; None if there are none."""
     name = _FUSED_DTYPES.get(dtype)
     return None if name is None else _find_fused(kernel, name)
+
+
+def _find_loops(form: Form, dtype: str) -> Fused | None:
+    return _find_fused(form.name, dtype) if COMPILED.get(form.name) is form else None
 
 
 @functools.cache

@@ -12,7 +12,7 @@ import numpy as np
 
 from platoon_base.centers.host_kernels import BLOCK, find_fused
 from platoon_base.layout import ALIGNMENT, Layout
-from platoon_base.rules.outer import OuterRule
+from platoon_base.rules.outer import OuterRule, step_form_of
 
 __all__ = ["RoundKernels", "blocks", "undo_bytes"]
 
@@ -86,8 +86,8 @@ class RoundKernels:
 
     def step(self, rule: OuterRule, block: slice, used: int, count: int, part: float) -> int | None:
         """Make the outer step on a block, and clear its totals; returns the first element that stays as it was."""
-        kernel = getattr(rule, "step_kernel", None) if self._aligned else None
-        fused = None if kernel is None else find_fused(kernel, self._center.dtype)
+        form = step_form_of(rule) if self._aligned else None
+        fused = None if form is None else find_fused(form.name, self._center.dtype)
         if fused is not None:
             starts, offset = self._starts[used], block.start * self._center.itemsize
             self._row[: len(starts)] = [start + offset for start in starts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -22,16 +22,12 @@ _METHODS = {
 }
 
 
-class ParamSyncRule:
+class ParamSyncRule(rules.Rule):
     """Base of rules that users write: override `update_params`, or `theano_update`.
 
     Such a rule sees all parameters at once, so it runs under one lock for the whole center. A rule whose equations are
     element-wise is faster as a `platoon_base.rules.Rule`.
     """
-
-    kernel: ClassVar[str | None] = None
-    local_state: ClassVar[tuple[str, ...]] = ()
-    center_state: ClassVar[tuple[str, ...]] = ()
 
     def theano_update(self, local_params: list[Any]) -> Callable[..., Any]:
         """Return a compiled function: the center's values in, their new values out, with updates of ``local_params``.
@@ -91,16 +87,6 @@ class ParamSyncRule:
                     f"{name}({arguments}): {exc}; give it these arguments"
                 ) from exc
 
-    # The protocol of `platoon_base.rules.Rule`.
-
-    def resolved(self, size: int) -> ParamSyncRule:
-        """Return the rule itself: nothing in it depends on the number of workers."""
-        return self
-
-    def kernel_args(self) -> tuple[float, ...]:
-        """Return no arguments: a user-defined rule has no kernel."""
-        return ()
-
     def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
         """Refuse: a user-defined rule does not run element by element."""
         raise NotImplementedError(f"{type(self).__name__} runs on all parameters at once: see make_update_function")
@@ -116,6 +102,7 @@ class EASGD(ParamSyncRule):
     """
 
     kernel = "easgd"
+    form = rules.EASGD.form
 
     def __init__(self, alpha: float) -> None:
         self._rule = rules.EASGD(alpha)
@@ -153,7 +140,8 @@ class ASGD(ParamSyncRule):
     """Asynchronous SGD, as in Downpour; see `platoon_base.rules.ASGD` for the equations."""
 
     kernel = "asgd"
-    local_state = ("x_old",)
+    local_state = rules.ASGD.local_state
+    form = rules.ASGD.form
 
     def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
         """Apply the equations in place; ``local_state = (x_old,)``."""

@@ -3,23 +3,25 @@
 A rule is element-wise and pure: arrays in, arrays changed, no lock, socket or framework inside. It may therefore
 run block by block and stripe by stripe, and an update torn by a crash is still a valid one, element by element.
 
-A rule's ``sync`` is its plain NumPy form and the oracle of all others. A rule that names a ``kernel`` has a fused
-one-pass form too (see `platoon_base.centers.host_kernels`), which gives the same bits.
+A rule is one declaration, a class that derives from `Rule`: its states with their roles, and its equations for one
+element, from which NumPy runs it and the loops in C and CUDA are made. All forms give the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, is_dataclass, replace
-from typing import Any, ClassVar, Protocol
+from dataclasses import is_dataclass
+from types import MethodType
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
+from platoon_base.rules.forms import COMPILED, Form
 
 __all__ = [
-    "ASGD", "EASGD", "Adopt", "Array", "Rule", "State", "end_momentum", "local_sources", "momenta", "require_rule",
-    "settings_of",
+    "Adopt", "Array", "CenterState", "LocalState", "Rule", "State", "center_states", "end_momentum", "form_of",
+    "local_sources", "local_states", "member", "momenta", "names_of", "require_rule", "require_states", "settings_of",
 ]  # fmt: skip
 
 Array = np.ndarray[Any, Any]
@@ -27,35 +29,104 @@ State = tuple[Array, ...]
 _LONGEST_SETTINGS = 500
 
 
-class Rule(Protocol):
-    """A synchronization rule.
+class LocalState(NamedTuple):
+    """A buffer that each worker keeps for its rule, shaped like the parameters.
 
     Attributes
     ----------
-    kernel : str or None
-        Name of the fused form in `platoon_base.centers.host_kernels`, or None if there is only the NumPy form.
-    local_state : tuple of str
-        Names of the extra buffers that each worker keeps for the rule, each shaped like the parameters. One that has
-        the name of a center state starts with that one's values, any other with the center's.
-    center_state : tuple of str
-        Names of the extra buffers that lie beside the center, started with zeros.
-    period : int, optional
-        Batches from one synchronization to the next where the user does not say; 10 without it.
+    name : str
+        As in the rule's equations.
+    follows : str
+        The center state whose values it starts with; by default it remembers the center, and starts with its values.
     """
 
-    kernel: ClassVar[str | None]
-    local_state: ClassVar[tuple[str, ...]]
-    center_state: ClassVar[tuple[str, ...]]
+    name: str
+    follows: str = ""
+
+
+class CenterState(NamedTuple):
+    """A buffer that lies beside the center, started with zeros.
+
+    Attributes
+    ----------
+    name : str
+        As in the rule's equations.
+    kept : bool
+        Whether it stays where a worker overwrites the center. By default it is momentum, and becomes 0 wherever the
+        center is given another value; see `end_momentum`.
+    """
+
+    name: str
+    kept: bool = False
+
+
+class Rule:
+    """A synchronization rule: derive from it, and declare what differs.
+
+    A class that derives from it has a ``form``, or a `sync` of its own, which NumPy runs several times slower. A rule
+    of the user's own may also have these members, but for a form, without deriving from it.
+
+    Attributes
+    ----------
+    form : Form or None
+        The rule for one element.
+    kernel : str or None
+        Name of the loops that are made from ``form``; None if there is only `sync`.
+    local_state : tuple of LocalState
+        What each worker keeps for the rule; a name alone is that of one which remembers the center.
+    center_state : tuple of CenterState
+        What lies beside the center; a name alone is that of momentum.
+    period : int
+        Batches from one synchronization to the next where the user does not say.
+    waits : bool
+        Whether workers wait for one another at each synchronization; see `platoon_base.rules.outer`.
+
+    Examples
+    --------
+    >>> @dataclass(frozen=True)
+    ... class Halfway(Rule):
+    ...     kernel: ClassVar = "halfway"
+    ...     form: ClassVar = Form("c := c + (x - c) / 2")
+    """
+
+    form: ClassVar[Form | None] = None
+    kernel: ClassVar[str | None] = None
+    local_state: ClassVar[tuple[LocalState | str, ...]] = ()
+    center_state: ClassVar[tuple[CenterState | str, ...]] = ()
+    period: ClassVar[int] = 10
+    waits: ClassVar[bool] = False
+
+    # Which member names the loops of the form, which method runs it, and its values.
+    _form_is: ClassVar[tuple[str, str, tuple[str, str]]] = "kernel", "sync", ("x", "c")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        require_states(cls)
+        kernel, method, values = cls._form_is
+        if cls.form is not None and "form" in vars(cls):
+            cls.form = cls.form.bound(getattr(cls, kernel), values, *names_of(cls))
+            if cls.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]:
+                COMPILED[cls.form.name] = cls.form
+        declaring = next(base for base in cls.__mro__ if "_form_is" in vars(base))
+        if cls.form is None and declaring is not cls and getattr(cls, method) is getattr(declaring, method):
+            raise ConfigurationError(
+                f"got the rule {cls.__name__} without a form: declare form = Form(...), its equations for one element, "
+                f"and {kernel}, a name for its loops; or define {method}, which NumPy runs several times slower"
+            )
 
     def resolved(self, size: int) -> Rule:
-        """Return the rule with its defaults filled in for a job of ``size`` workers."""
-        ...
+        """Return the rule with its defaults filled in for a job of ``size`` workers; most rules have none."""
+        return self
+
+    def at_period(self, period: int) -> Rule:
+        """Return the rule with those defaults filled in that go by its period in mini-batches; most rules have none."""
+        return self
 
     def kernel_args(self) -> tuple[float, ...]:
-        """Return the scalar arguments of the fused form."""
-        ...
+        """Return the scalars of the form."""
+        return ()
 
-    def sync(self, local: Array, center: Array, local_state: State, center_state: State) -> None:
+    def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
         """Apply the rule once, in place.
 
         Parameters
@@ -63,108 +134,8 @@ class Rule(Protocol):
         local, center : ndarray, shape (n,), same float dtype
         local_state, center_state : tuple of ndarray, each of shape (n,)
         """
-        ...
-
-
-@dataclass(frozen=True)
-class EASGD:
-    """Elastic averaging: a spring pulls worker and center towards each other.
-
-    ::
-
-        d := alpha (x - c)
-        x := x - d
-        c := c + d
-
-    Both sides use the values before the synchronization, so ``x + c`` stays what it was.
-
-    N workers at one worker's learning rate learn little sooner than one. With a rate N times as large and a period of
-    1, or twice as large and a period of 4, they do: docs/learning.md has the measurements.
-
-    Parameters
-    ----------
-    alpha : float in (0, 1], optional
-        Strength of the spring. The default is ``0.9 / N`` for a job of N workers: the paper's beta = N alpha = 0.9.
-
-    Raises
-    ------
-    ConfigurationError
-        If alpha is outside (0, 1].
-
-    References
-    ----------
-    Zhang, Choromanska, LeCun: Deep learning with Elastic Averaging SGD, NIPS 2015, equations 5 and 6.
-    """
-
-    alpha: float | None = None
-
-    kernel: ClassVar[str | None] = "easgd"
-    local_state: ClassVar[tuple[str, ...]] = ()
-    center_state: ClassVar[tuple[str, ...]] = ()
-    period: ClassVar[int] = 4
-
-    def __post_init__(self) -> None:
-        if self.alpha is not None and not (isinstance(self.alpha, (int, float, np.number)) and 0 < self.alpha <= 1):
-            raise ConfigurationError(
-                f"got alpha={self.alpha!r}: outside (0, 1] the worker and the center drive each other apart; "
-                "leave it out for 0.9 / N, or try 0.5"
-            )
-
-    def resolved(self, size: int) -> EASGD:
-        """Fill in ``alpha = 0.9 / size`` if no alpha was given."""
-        return self if self.alpha is not None else replace(self, alpha=0.9 / size)
-
-    def kernel_args(self) -> tuple[float, ...]:
-        """Return ``(alpha,)``."""
-        if self.alpha is None:
-            raise ConfigurationError(
-                "alpha is not known yet: it is 0.9 / N by default; call resolved(N) first, or give alpha"
-            )
-        return (float(self.alpha),)
-
-    def sync(self, local: Array, center: Array, local_state: State = (), center_state: State = ()) -> None:
-        """Apply the equations above in place."""
-        (alpha,) = self.kernel_args()
-        d = local.dtype.type(alpha) * (local - center)
-        local -= d
-        center += d
-
-
-@dataclass(frozen=True)
-class ASGD:
-    """Asynchronous SGD, as in Downpour: the worker adds its progress to the center and takes the center over.
-
-    ::
-
-        c := c + (x - x_old)
-        x := c
-        x_old := c
-
-    ``x_old`` is the center as this worker saw it last. With one worker nothing changes but rounding.
-
-    References
-    ----------
-    Dean et al.: Large scale distributed deep networks, NIPS 2012, section 4.1 (here: whole updates, not gradients).
-    """
-
-    kernel: ClassVar[str | None] = "asgd"
-    local_state: ClassVar[tuple[str, ...]] = ("x_old",)
-    center_state: ClassVar[tuple[str, ...]] = ()
-
-    def resolved(self, size: int) -> ASGD:
-        """Return the rule itself: it has no parameter."""
-        return self
-
-    def kernel_args(self) -> tuple[float, ...]:
-        """Return ``()``."""
-        return ()
-
-    def sync(self, local: Array, center: Array, local_state: State, center_state: State = ()) -> None:
-        """Apply the equations above in place; ``local_state = (x_old,)``."""
-        (x_old,) = local_state
-        center += local - x_old
-        local[...] = center
-        x_old[...] = center
+        form: Any = self.form
+        form.run((local, center, *local_state, *center_state), self.kernel_args())
 
 
 class Adopt:
@@ -187,11 +158,11 @@ class Adopt:
     """
 
     kernel: str
-    local_state: tuple[str, ...]
-    center_state: tuple[str, ...]
+    local_state: tuple[LocalState, ...]
+    center_state: tuple[CenterState, ...]
 
     def __init__(self, rule: Rule) -> None:
-        self.local_state, self.center_state = rule.local_state, rule.center_state
+        self.local_state, self.center_state = local_states(rule), center_states(rule)
         self._remembering = [source is None for source in local_sources(rule)]
         self._momenta = momenta(rule)
         self.kernel = "adopt_remembering" if any(self._remembering) else "adopt"
@@ -219,15 +190,50 @@ class Adopt:
                 array[...] = local
 
 
-def local_sources(rule: Rule) -> list[int | None]:
+def member(rule: Any, name: str, base: type[Rule] = Rule) -> Any:
+    """Return a member of a rule; what a rule of the user's own leaves out is as ``base`` declares it."""
+    if hasattr(rule, name):
+        return getattr(rule, name)
+    declared = getattr(base, name)
+    return MethodType(declared, rule) if callable(declared) else declared
+
+
+def local_states(rule: Any) -> tuple[LocalState, ...]:
+    """Return the declarations of a rule's local states; a name alone remembers the center."""
+    return tuple(LocalState(state) if isinstance(state, str) else state for state in rule.local_state)
+
+
+def center_states(rule: Any) -> tuple[CenterState, ...]:
+    """Return the declarations of a rule's center states; a name alone is momentum."""
+    return tuple(CenterState(state) if isinstance(state, str) else state for state in rule.center_state)
+
+
+def names_of(rule: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a rule's local states, and those of its center states."""
+    return tuple(state.name for state in local_states(rule)), tuple(state.name for state in center_states(rule))
+
+
+def local_sources(rule: Any) -> list[int | None]:
     """Return for each local state the index of the center state that it starts with; None for the center's values."""
-    names = rule.center_state
-    return [names.index(name) if name in names else None for name in rule.local_state]
+    _, names = names_of(rule)
+    return [names.index(state.follows) if state.follows else None for state in local_states(rule)]
 
 
-def momenta(rule: Rule) -> list[int]:
-    """Return the indices of the center states that no local state follows: the momentum of the center."""
-    return [i for i in range(len(rule.center_state)) if i not in local_sources(rule)]
+def momenta(rule: Any) -> list[int]:
+    """Return the indices of the center states that end where a worker overwrites the center."""
+    return [i for i, state in enumerate(center_states(rule)) if not state.kept]
+
+
+def form_of(rule: Any) -> Form | None:
+    """Return the form from which the loops of a rule are made; None if it has only its ``sync``."""
+    kernel = member(rule, "kernel")
+    if kernel is None:
+        return None
+    form = rule.form if isinstance(rule, Rule) else None
+    if form is None or form.name != kernel:
+        form = COMPILED.get(kernel)  # a rule of the user's own may name loops of this package
+    alike = form is not None and len(rule.local_state) == len(form.local) and len(rule.center_state) == len(form.center)
+    return form if alike else None
 
 
 def end_momentum(momentum: Sequence[Array], center: Array, new: Array) -> None:
@@ -248,8 +254,34 @@ def require_rule(rule: Any, argument: str = "rule") -> None:
     argument : str
         Name of the argument, for the error.
     """
-    if isinstance(rule, type) or not callable(getattr(rule, "resolved", None)):
+    if isinstance(rule, type) or type(rule) is Rule or not callable(getattr(rule, "resolved", None)):
         raise ConfigurationError(f"got {argument}={rule!r}: pass a rule, such as EASGD() or ASGD()")
+    if not isinstance(rule, Rule):
+        required = ("local_state", "center_state", "step" if member(rule, "waits") else "sync")
+        missing = [name for name in required if not hasattr(rule, name)]
+        if missing:
+            raise ConfigurationError(
+                f"got {argument}={rule!r} without {', '.join(missing)}: derive its class from platoon_base.rules.Rule, "
+                "and declare a form, or define what is missing"
+            )
+        require_states(rule)
+
+
+def require_states(rule: Any) -> None:
+    """Raise `ConfigurationError` unless the states of a rule go together."""
+    own, shared = local_states(rule), {state.name: state.kept for state in center_states(rule)}
+    for state in own:
+        if state.name in shared:
+            raise ConfigurationError(
+                f"got a local state and a center state named {state.name!r}: names have no meaning; declare "
+                f"LocalState('{state.name}_x', follows={state.name!r}) and CenterState({state.name!r}, kept=True) if "
+                "the one starts with the other, else give it another name"
+            )
+        if state.follows and not shared.get(state.follows):
+            raise ConfigurationError(
+                f"got the local state {state.name!r}, which follows {state.follows!r}: declare "
+                f"CenterState({state.follows!r}, kept=True), since a worker would go back with what ends"
+            )
 
 
 def settings_of(rule: Rule) -> str:

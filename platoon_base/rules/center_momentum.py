@@ -8,7 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import EASGD, Array, State
+from platoon_base.rules.center import CenterState, LocalState, Rule
+from platoon_base.rules.easgd import EASGD
+from platoon_base.rules.forms import Form
 
 __all__ = ["CenterMomentum"]
 
@@ -19,7 +21,7 @@ _MU, _MU_PERIOD = 0.9, 10
 
 
 @dataclass(frozen=True)
-class CenterMomentum:
+class CenterMomentum(Rule):
     """Elastic averaging in a frame of reference that the center's momentum moves, and all workers with it.
 
     ::
@@ -72,8 +74,21 @@ class CenterMomentum:
     gain: float | None = None
 
     kernel: ClassVar[str | None] = "center_momentum"
-    local_state: ClassVar[tuple[str, ...]] = ("s",)
-    center_state: ClassVar[tuple[str, ...]] = ("m", "s")
+    local_state: ClassVar[tuple[LocalState | str, ...]] = (LocalState("s_x", follows="s"),)
+    center_state: ClassVar[tuple[CenterState | str, ...]] = (CenterState("m"), CenterState("s", kept=True))
+    form: ClassVar[Form | None] = Form(
+        """
+        x := x + (s - s_x)
+        d := alpha * (x - c)
+        m := b * m + (1 - b) * d
+        j := gain * m
+        x := x + (j - d)
+        c := c + (j + d)
+        s := s + j
+        s_x := s
+        """,
+        scalars=("alpha", "b", "gain"),
+    )
 
     # That synchronize while the mean pull decays by mu; `resolved` says.
     workers: int = field(default=1, repr=False)
@@ -106,20 +121,6 @@ class CenterMomentum:
         if self.alpha is None or self.momentum is None or self.gain is None:
             raise ConfigurationError("alpha and gain are not known yet: they depend on N; call resolved(N) first")
         return float(self.alpha), float(self.momentum) ** (1 / self.workers), float(self.gain)
-
-    def sync(self, local: Array, center: Array, local_state: State, center_state: State) -> None:
-        """Apply the equations above in place; ``local_state = (s_x,)``, ``center_state = (m, s)``."""
-        alpha, decay, gain = (local.dtype.type(value) for value in self.kernel_args())
-        (s_x,), (m, s) = local_state, center_state
-        local += s - s_x
-        d = alpha * (local - center)
-        m *= decay
-        m += (local.dtype.type(1) - decay) * d
-        j = gain * m
-        local += j - d
-        center += j + d
-        s += j
-        s_x[...] = s
 
 
 def _number(value: object) -> float:

@@ -6,16 +6,15 @@ import ast
 import importlib
 import os
 from dataclasses import fields, is_dataclass
-from typing import cast
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import Rule
+from platoon_base.rules.center import Rule, member
 from platoon_base.rules.center_momentum import CenterMomentum
 from platoon_base.system.environment import EVERY_N_BATCHES, RULE
 
 __all__ = ["DEFAULT_PERIOD", "at_period", "default_period", "default_rule", "parse_rule"]
 
-DEFAULT_PERIOD = 10  # batches from one synchronization to the next, of rules that name no period of their own
+DEFAULT_PERIOD = Rule.period  # batches from one synchronization to the next, of rules that name no period of their own
 
 
 def default_rule() -> Rule:
@@ -51,7 +50,7 @@ def default_period(rule: Rule | str | None = "auto") -> int:
     text = os.environ.get(EVERY_N_BATCHES)
     if text is None:
         chosen = default_rule() if rule == "auto" else rule
-        return int(getattr(chosen, "period", DEFAULT_PERIOD))
+        return DEFAULT_PERIOD if chosen is None else int(member(chosen, "period"))
     if not text.strip().isdecimal() or int(text) < 1:
         raise ConfigurationError(
             f"got {EVERY_N_BATCHES}={text!r}: it counts batches and must be a whole number >= 1; set 10, or unset it"
@@ -61,8 +60,8 @@ def default_period(rule: Rule | str | None = "auto") -> int:
 
 def at_period(rule: Rule, period: int) -> Rule:
     """Fill in those defaults of a rule that go by its period in mini-batches; most rules have none."""
-    fill = getattr(rule, "at_period", None)
-    return rule if fill is None else cast(Rule, fill(period))
+    filled: Rule = member(rule, "at_period")(period)
+    return filled
 
 
 def parse_rule(text: str, argument: str = "rule") -> Rule:
@@ -119,5 +118,5 @@ def _rules() -> dict[str, type]:
     return {
         name: found
         for name, found in face.items()
-        if isinstance(found, type) and is_dataclass(found) and hasattr(found, "resolved")
+        if isinstance(found, type) and issubclass(found, Rule) and is_dataclass(found)
     }

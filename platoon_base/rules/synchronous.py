@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules.center import EASGD
+from platoon_base.rules.easgd import EASGD
 
 __all__ = ["Reduce", "average_sgd", "downpour", "easgd", "sum_sgd"]
 

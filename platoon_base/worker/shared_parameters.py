@@ -20,8 +20,8 @@ from platoon_base.devices.checks import warn_if_not_on_device
 from platoon_base.errors import ConfigurationError, LayoutMismatchError, NonFiniteError
 from platoon_base.layout import Layout
 from platoon_base.parameters import Parameters, assign
-from platoon_base.rules.center import Adopt, Rule, require_rule, settings_of
-from platoon_base.rules.outer import waits
+from platoon_base.rules.center import Adopt, Rule, form_of, require_rule, settings_of
+from platoon_base.rules.outer import step_form_of, waits
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.divergence import DivergenceWatch
 from platoon_base.worker.rounds import make_round
@@ -59,7 +59,7 @@ class SharedParameters:
         self.parameters = parameters
         self.center: Center | None = None
         self._given, self._workers = rule, max(_FEWEST, connection.identity.size)
-        self._rule = rule.resolved(self._workers)
+        self._rule, self._adopting = rule.resolved(self._workers), Adopt(rule)
         self._on_nonfinite = on_nonfinite
         self._connection = connection
         self._rank = connection.identity.rank
@@ -138,7 +138,7 @@ class SharedParameters:
         began = time.perf_counter()
         taken = arrays if center.on_device else [np.asarray(array, order="C") for array in arrays]
         alone = self._alone()
-        rule: Any = Adopt(self._given) if alone else self._rule_for(self._connection.job_state.living)
+        rule: Any = self._adopting if alone else self._rule_for(self._connection.job_state.living)
         rounds: Any = center
         if not alone:
             self._watch.before_sync(taken, rule)
@@ -334,6 +334,13 @@ def share(
 ) -> SharedParameters:
     """Check the parameters and share them by a rule; see `Worker.init_shared_params`."""
     require_rule(rule)
+    if (step_form_of(rule) if waits(rule) else form_of(rule)) is None:
+        log.info(
+            "rank %d: %s has no form, so NumPy applies it, several times slower than loops in C, to a center on the "
+            "host: declare its equations for one element, see platoon_base.rules.Rule",
+            connection.identity.rank,
+            settings_of(rule) or type(rule).__name__,
+        )
     params = list(params) if isinstance(params, Iterator) else params
     parameters = Parameters(params)
     warn_if_not_on_device(connection.identity.device, params)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from interrupting import at_instruction
+from rule_table import OUTER
 
 from platoon_base.centers import host, host_rounds, round_kernels
 from platoon_base.centers.base import NonFiniteElement
@@ -17,7 +18,7 @@ from platoon_base.centers.round_kernels import RoundKernels, undo_bytes
 from platoon_base.errors import ConfigurationError, LayoutMismatchError
 from platoon_base.job.files import segment_prefix
 from platoon_base.layout import Layout
-from platoon_base.rules import EASGD, Adopt, DiLoCo, LocalSGD, SlowMo
+from platoon_base.rules import EASGD, Adopt, DiLoCo, LocalSGD
 from platoon_base.shm.segments import Segment
 
 pytestmark = pytest.mark.base
@@ -502,7 +503,7 @@ def odd_values(rng, n, dtype):
 @needs_fused
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("n", [1, 15, BLOCK, BLOCK + 17])
-@pytest.mark.parametrize("rule", [LocalSGD(), SlowMo(0.6, 1.1), DiLoCo(0.7, 0.8)], ids=str)
+@pytest.mark.parametrize("rule", OUTER, ids=str)
 def test_both_forms_give_the_same_bits(rule, n, dtype, form, monkeypatch):
     if form == "numpy":
         return

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rule_table import ON_DEVICES
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.checkpoints.writer import Saving
@@ -102,12 +103,12 @@ def run_on_cuda(run_job, request):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rule", ["EASGD(0.3)", "ASGD()", "CenterMomentum(0.3, 0.9, 1.5)"])
+@pytest.mark.parametrize("rule", ON_DEVICES, ids=str)
 def test_the_rules_are_their_equations_bit_by_bit(run_on_cuda, rule, dtype):
     """The workers take turns, under locks and without, so NumPy can follow."""
     run_on_cuda(
         f"""
-        rule, dtype = {rule}, {dtype!r}
+        rule, dtype = rules.{rule}, {dtype!r}
         starts = draw(0, ((), (3, 5), (100_003,), (0, 4), (256, 300)), dtype=dtype)
         variables = [on_device(a, dtype) for a in starts]
         worker.init_shared_params(variables, rule)

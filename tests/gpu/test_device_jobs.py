@@ -8,6 +8,7 @@ import threading
 
 import pytest
 from devices_here import DEVICES, WHY_NOT, on_devices
+from rule_table import ON_DEVICES
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
 from platoon_base.checkpoints.writer import Saving
@@ -19,8 +20,6 @@ if len(DEVICES) < 2:
     pytest.skip("no devices: run `make setup` on Debian 12, which installs pygpu and OpenCL", allow_module_level=True)
 
 on_cuda = pytest.mark.skipif(bool(WHY_NOT), reason=f"needs two CUDA devices (see tests/README.md): {WHY_NOT}")
-
-RULES = ["EASGD(0.3)", "ASGD()", "CenterMomentum(0.3, 0.9, 1.5)"]
 
 
 @pytest.fixture
@@ -108,12 +107,12 @@ def test_ranks_that_make_other_calls_are_told(run_on_devices):
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("locked", [True, False])
-@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rule", ON_DEVICES, ids=str)
 def test_the_rules_are_their_equations_bit_by_bit(run_on_devices, rule, locked, dtype):
     """The workers take turns, so NumPy can follow."""
     run_on_devices(
         f"""
-        rule, dtype = {rule}, {dtype!r}
+        rule, dtype = rules.{rule}, {dtype!r}
         starts = draw(0, dtype=dtype)
         arrays = [on_device(a) for a in starts]
         worker.init_shared_params(arrays, rule)

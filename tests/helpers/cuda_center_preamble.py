@@ -17,7 +17,7 @@ import pytest
 import replaying
 from replaying import draw
 from watching import exchange_pids, living, partitions_of, until
-from platoon_base import ASGD, EASGD, CenterMomentum, connect
+from platoon_base import ASGD, EASGD, CenterMomentum, connect, rules
 from platoon_base.errors import ConfigurationError, NonFiniteError
 
 worker = connect()

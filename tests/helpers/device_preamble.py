@@ -14,7 +14,7 @@ from pygpu import gpuarray
 from replaying import draw  # noqa: F401
 from watching import living, partitions_of, until  # noqa: F401
 
-from platoon_base import ASGD, EASGD, CenterMomentum, connect  # noqa: F401
+from platoon_base import ASGD, EASGD, CenterMomentum, connect, rules  # noqa: F401
 from platoon_base.errors import *  # noqa: F403
 
 context = pygpu.init(os.environ["PLATOON_DEVICE"])

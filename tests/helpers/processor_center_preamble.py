@@ -13,7 +13,7 @@ from processor_cuda import OnProcessor, use_processor
 from replaying import draw
 from watching import living, partitions_of, until
 
-from platoon_base import ASGD, EASGD, CenterMomentum, connect
+from platoon_base import ASGD, EASGD, CenterMomentum, connect, rules
 from platoon_base.errors import ConfigurationError, NonFiniteError
 
 use_processor(os.environ["LD_LIBRARY_PATH"])

@@ -7,14 +7,15 @@ import sys
 import numpy as np
 import pytest
 from processor_cuda import OnProcessor
+from rule_table import ON_DEVICES
 
 from platoon_base.centers.cuda_runtime import CudaRuntime
-from platoon_base.centers.device_forms import form_of, operations
+from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_source import kernel_source
 from platoon_base.centers.nvrtc import compile_source
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.parameters import Parameters, assign
-from platoon_base.rules import ASGD, EASGD, CenterMomentum
+from platoon_base.rules.center import form_of
 
 pytestmark = pytest.mark.base
 
@@ -24,7 +25,7 @@ needs_nvrtc = pytest.mark.skipif(
 
 
 @needs_nvrtc
-@pytest.mark.parametrize("rule", [EASGD(0.5), ASGD(), CenterMomentum(0.5, 0.9, 1.0)], ids=lambda rule: rule.kernel)
+@pytest.mark.parametrize("rule", ON_DEVICES, ids=lambda rule: rule.kernel)
 @pytest.mark.parametrize("machine", ["sm_75", "sm_90"])
 def test_nvrtc_compiles_every_kernel(rule, machine):
     for dtype in ("float32", "float64"):

@@ -8,20 +8,22 @@ import subprocess
 
 import numpy as np
 import pytest
+from rule_table import ON_DEVICES
 
-from platoon_base.centers.device_forms import FORMS, Form, form_of, operations
+from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_source import kernel_source
 from platoon_base.centers.device_tiles import ALIGNMENT, TILE_BYTES, Tiling, split_word, tile_table
 from platoon_base.layout import Layout, ParameterSpec
 from platoon_base.rules import ASGD, EASGD, CenterMomentum
-from platoon_base.rules.center import Adopt, local_sources
+from platoon_base.rules.center import Adopt, form_of, local_sources, momenta
+from platoon_base.rules.forms import COMPILED
 
 pytestmark = pytest.mark.base
 
 needs_cxx = pytest.mark.skipif(not shutil.which("g++"), reason="no C++ compiler: install g++")
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="no CUDA compiler: nvcc of CUDA's toolkit")
 
-RULES = [EASGD(0.3), ASGD(), CenterMomentum().resolved(4)]
+WITHOUT_LOCKS = [rule for rule in ON_DEVICES if rule.form.adds]
 SHAPES = [(TILE_BYTES // 4 + 1,), (), (0,), (3, 5), (2 * TILE_BYTES // 8 + 77,), (64,)]
 
 # A device of one thread at a time, in blocks that come one after the other.
@@ -174,7 +176,7 @@ def same_bits(got, want):
 @pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("alone", [False, True])
-@pytest.mark.parametrize("of", RULES, ids=str)
+@pytest.mark.parametrize("of", ON_DEVICES, ids=str)
 def test_a_kernel_is_its_rule_bit_by_bit(compiled, of, alone, dtype, partitions, shift, poison):
     rng = np.random.default_rng(partitions)
     memory, rule = Memory(of, dtype, partitions, rng), Adopt(of) if alone else of
@@ -198,7 +200,7 @@ def test_a_kernel_is_its_rule_bit_by_bit(compiled, of, alone, dtype, partitions,
 @needs_cxx
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_an_element_is_left_out_if_a_center_state_alone_would_not_be_finite(compiled, dtype):
-    rule, most = RULES[2], np.finfo(dtype).max
+    rule, most = CenterMomentum().resolved(4), np.finfo(dtype).max
     rng = np.random.default_rng(3)
     memory, local = Memory(rule, dtype, 2, rng), worker_values(rng, dtype, 0)
     x, c, m, s, s_x = 0.5, 0.0, 0.2, 0.9, 0.9
@@ -220,7 +222,7 @@ def test_an_element_is_left_out_if_a_center_state_alone_would_not_be_finite(comp
 
 @needs_cxx
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rule", RULES[:2], ids=str)
+@pytest.mark.parametrize("rule", WITHOUT_LOCKS, ids=str)
 def test_without_locks_an_addition_gives_the_same_where_nobody_else_adds(compiled, rule, dtype):
     rng = np.random.default_rng(1)
     memory, local = Memory(rule, dtype, 2, rng), worker_values(rng, dtype, 0)
@@ -234,7 +236,7 @@ def test_without_locks_an_addition_gives_the_same_where_nobody_else_adds(compile
 
 @needs_cxx
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", ON_DEVICES, ids=str)
 def test_a_worker_takes_the_center_over_and_starts_its_states(compiled, rule, dtype):
     rng = np.random.default_rng(2)
     memory, local = Memory(rule, dtype, 2, rng), worker_values(rng, dtype, 0)
@@ -254,7 +256,7 @@ def test_a_worker_takes_the_center_over_and_starts_its_states(compiled, rule, dt
 @needs_cxx
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", ON_DEVICES, ids=str)
 def test_a_worker_overwrites_the_center_and_starts_its_states(compiled, rule, dtype, shift):
     rng = np.random.default_rng(4)
     memory, local = Memory(rule, dtype, 2, rng), worker_values(rng, dtype, shift)
@@ -265,9 +267,9 @@ def test_a_worker_overwrites_the_center_and_starts_its_states(compiled, rule, dt
     assert same_bits(local, values)
     found = memory.buffers()
     assert same_bits(found[0], values)
-    for name, state, before in zip(rule.center_state, found[1:shared], memory.begun[1:shared]):
+    for i, (state, before) in enumerate(zip(found[1:shared], memory.begun[1:shared])):
         # What workers follow stays, momentum ends where the values are others.
-        changed = [(x != c) & (name not in rule.local_state) for x, c in zip(values, center)]
+        changed = [(x != c) & (i in momenta(rule)) for x, c in zip(values, center)]
         assert same_bits(state, [np.where(end, b.dtype.type(0), b) for end, b in zip(changed, before)])
     for state, source in zip(found[shared:], local_sources(rule)):
         assert same_bits(state, values if source is None else memory.begun[1 + source])
@@ -286,21 +288,14 @@ def test_a_rule_without_a_form_is_known_as_such():
         center_state = ("velocity",)
 
     assert form_of(Other()) is form_of(Unlike()) is None
-    assert [form_of(rule) for rule in RULES] == [FORMS[rule.kernel] for rule in RULES]
-
-
-@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-def test_a_form_changes_only_what_it_has_and_names_nothing_twice(form: Form):
-    names = ["x", "c", *form.local_state, *form.center_state, *form.scalars]
-    assert len(set(names)) == len(names)
-    assert set(form.new) <= set(names) - set(form.scalars)
+    assert [form_of(rule) for rule in ON_DEVICES] == [COMPILED[rule.kernel] for rule in ON_DEVICES]
 
 
 @needs_nvcc
 def test_cuda_compiles_every_kernel(tmp_path):
     """In one file, for speed; the first outside of all namespaces, where names may collide with CUDA's own."""
     texts = []
-    for number, (rule, dtype) in enumerate(itertools.product(RULES, ["float32", "float64"])):
+    for number, (rule, dtype) in enumerate(itertools.product(ON_DEVICES, ["float32", "float64"])):
         for name, operation in operations(rule).items():
             text = kernel_source(f"{name}_{number}", form_of(rule), operation, np.dtype(dtype), 3, 1)
             undone = "".join(f"#undef {macro}\n" for macro in re.findall(r"^#define (\w+)", text, re.MULTILINE))

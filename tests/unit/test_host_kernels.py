@@ -1,18 +1,16 @@
 """The fused loops and the blocked NumPy form against the equations: the same bits, the same elements left out."""
 
-import inspect
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from rule_table import RULES, arguments_of, by_the_equations
 
-from platoon_base import rules
 from platoon_base.centers import host_kernels as kernels
 from platoon_base.centers.host_kernels import BLOCK, HAVE_FUSED, Plan, apply
 from platoon_base.errors import ConfigurationError
-from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, DiLoCo
+from platoon_base.rules import ASGD, EASGD, Adopt, CenterMomentum, CenterState, DiLoCo, LocalState
 
 pytestmark = pytest.mark.base
 
@@ -20,7 +18,6 @@ needs_fused = pytest.mark.skipif(
     not HAVE_FUSED, reason="no C extension (or PLATOON_NO_KERNELS is set): python setup.py build_ext --inplace"
 )
 FORMS = [pytest.param("fused", marks=needs_fused), "numpy"]
-RULES = [EASGD(0.5), EASGD(0.1), EASGD(0.9 / 7), EASGD(1.0), ASGD(), CenterMomentum().resolved(4)]
 SIZES = [0, 1, 15, 16, BLOCK - 1, BLOCK, BLOCK + 1, 100_001]
 DTYPES = ["float32", "float64"]
 
@@ -52,34 +49,11 @@ def piece(x, c, *states):
     return x, c, tuple(states[:1]), tuple(states[1:])
 
 
-def oracle(rule, before):
-    """The equations on whole arrays, written out; elements whose center would not stay finite keep their values."""
-    x, c = before[:2]
-    with np.errstate(all="ignore"):
-        if isinstance(rule, EASGD):
-            d = x.dtype.type(rule.alpha) * (x - c)
-            after = [x - d, c + d]
-        elif isinstance(rule, CenterMomentum):
-            s_x, m, s = before[2:]
-            alpha, decay, gain = (x.dtype.type(value) for value in rule.kernel_args())
-            ridden = x + (s - s_x)
-            d = alpha * (ridden - c)
-            m = decay * m + (x.dtype.type(1) - decay) * d
-            j = gain * m
-            after = [ridden + (j - d), c + (j + d), s + j, m, s + j]
-        else:
-            value = c + (x - before[2])
-            after = [value, value, value]
-    finite = np.isfinite([after[1], *after[3:]]).all(axis=0)
-    after = [np.where(finite, new, old) for new, old in zip(after, before)]
-    return after, None if finite.all() else int(np.argmin(finite))
-
-
 def check(rule, before):
     """One update of copies of ``before`` against the oracle, bit by bit; returns the element told."""
     now = [a.copy() for a in before]
-    told = apply(rule, [piece(*now)])
-    expected, first = oracle(rule, before)
+    told = apply(rule, [arguments_of(rule, now)])
+    expected, first = by_the_equations(rule, before)
     for got, want in zip(now, expected):
         assert got.tobytes() == want.tobytes()
     assert told == (None if first is None else (0, first))
@@ -88,7 +62,7 @@ def check(rule, before):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("rule", RULES, ids=str)
+@pytest.mark.parametrize("rule", [*RULES, EASGD(0.1), EASGD(0.9 / 7), EASGD(1.0)], ids=str)
 def test_bits_of_the_equations(form, rule, size, dtype):
     assert check(rule, arrays(rule, size, dtype)) is None
 
@@ -121,8 +95,8 @@ def test_the_example_by_hand(form):
 class ManyStates(EASGD):
     """Two local states that remember the center, one that follows a center state; two momenta."""
 
-    local_state = ("first", "frame", "second")
-    center_state = ("m", "frame", "n")
+    local_state = ("one", LocalState("frame_x", follows="frame"), "two")
+    center_state = ("m", CenterState("frame", kept=True), "n")
 
 
 def adopted(before, remembering, momenta):
@@ -199,7 +173,7 @@ def test_the_first_of_several_is_told(form):
     before = [[a.copy() for a in p[:2]] for p in pieces]
     assert apply(EASGD(0.5), pieces) == (1, BLOCK + 3)
     for p, b in zip(pieces, before):
-        for got, want in zip(p, oracle(EASGD(0.5), b)[0]):
+        for got, want in zip(p, by_the_equations(EASGD(0.5), b)[0]):
             assert got.tobytes() == want.tobytes()
 
 
@@ -219,7 +193,7 @@ def any_values(dtype):
         for rule, before in ((EASGD(alpha), [x, c]), (ASGD(), [x, c, x_old])):
             now = [a.copy() for a in before]
             told = apply(rule, [piece(*now)])
-            expected, first = oracle(rule, before)
+            expected, first = by_the_equations(rule, before)
             for got, want in zip(now, expected):
                 assert got.tobytes() == want.tobytes()
             assert np.isfinite(now[1]).all()
@@ -249,7 +223,7 @@ def test_slices_that_begin_off_a_cache_line(form, rule, start):
     whole = arrays(rule, BLOCK + 50, "float32")
     before = [a.copy() for a in whole]
     assert apply(rule, [piece(*(a[start:-start] for a in whole))]) is None
-    expected, _ = oracle(rule, [a[start:-start] for a in before])
+    expected, _ = by_the_equations(rule, [a[start:-start] for a in before])
     for got, old, want in zip(whole, before, expected):
         assert got[start:-start].tobytes() == want.tobytes()
         assert (got[:start] == old[:start]).all()
@@ -266,7 +240,7 @@ def test_a_plan_runs_often_on_many_small_pieces(form, rule):
         for p, x in zip(expected, local):
             p[0] = x.copy()
         assert plan.run(rule, local) is None
-        expected = [oracle(rule, p)[0] for p in expected]
+        expected = [by_the_equations(rule, p)[0] for p in expected]
         for x, p, want in zip(local, pieces, expected):
             for got, value in zip((x, *p[1:]), want):
                 assert got.tobytes() == value.tobytes()
@@ -289,7 +263,7 @@ def test_what_the_fused_loops_cannot_take_goes_through_numpy(strange):
         values[1] = c
     elif strange == "float16":
         values = [a.astype("float16") for a in values]
-    expected, _ = oracle(EASGD(0.5), [a.copy() for a in values])
+    expected, _ = by_the_equations(EASGD(0.5), [a.copy() for a in values])
     pieces = [piece(*values)]
     if strange == "mixed":
         pieces.append(piece(*arrays(EASGD(0.5), 7, "float64")))
@@ -377,24 +351,3 @@ def test_the_extension_checks_its_arguments(dtype):
     assert easgd(table.ctypes.data, 1, 0.5) is None
     np.testing.assert_array_equal(c, 0.5)
     assert easgd(0, 0, 0.5) is None
-
-
-def every_rule():
-    """Return one of each rule that the package offers, for two workers."""
-    classes = [value for value in vars(rules).values() if inspect.isclass(value) and hasattr(value, "resolved")]
-    return [cls().resolved(2) for cls in classes if not getattr(cls, "_is_protocol", False) and cls is not Adopt]
-
-
-@needs_fused
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rule", every_rule(), ids=lambda rule: type(rule).__name__)
-def test_a_fused_form_that_a_rule_names_is_used(rule, dtype):
-    """It is looked up by its name and by the numbers of states in `_FUSED_STATES`; without these NumPy does it."""
-    if rule.kernel is not None:
-        center, *states = ([np.zeros(8, dtype)] for _ in range(1 + len(rule.local_state) + len(rule.center_state)))
-        plan = Plan(center, states[: len(rule.local_state)], states[len(rule.local_state) :])
-        assert plan.fused_form(rule) is not None, f"add {rule.kernel!r} to _FUSED_STATES, and its loops to _kernels.c"
-        assert plan.fused_form(Adopt(rule)) is not None
-    step = getattr(rule, "step_kernel", None)
-    assert step is None or kernels.find_fused(step, np.dtype(dtype)) is not None
-    assert rule.kernel is not None or step is not None, "a rule of this package is fast"

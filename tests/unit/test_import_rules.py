@@ -53,6 +53,7 @@ PUBLIC_FACE = {"platoon_base"} | {
 # What decides, against what does: sockets, shared memory, processes, frameworks.
 PURE = [
     "rules.center",
+    "rules.forms",
     *(f"coordination.{path.stem}" for path in sorted((BASE / "coordination").glob("[a-z]*.py"))),
     "layout",
     "learning_rate",

@@ -1,0 +1,42 @@
+"""Asynchronous SGD: the center adds up the workers' progress."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from platoon_base.rules.center import LocalState, Rule
+from platoon_base.rules.forms import Form
+
+__all__ = ["ASGD"]
+
+
+@dataclass(frozen=True)
+class ASGD(Rule):
+    """Asynchronous SGD, as in Downpour: the worker adds its progress to the center and takes the center over.
+
+    ::
+
+        c := c + (x - x_old)
+        x := c
+        x_old := c
+
+    ``x_old`` is the center as this worker saw it last. With one worker nothing changes but rounding.
+
+    References
+    ----------
+    Dean et al.: Large scale distributed deep networks, NIPS 2012, section 4.1 (here: whole updates, not gradients).
+    """
+
+    kernel: ClassVar[str | None] = "asgd"
+    local_state: ClassVar[tuple[LocalState | str, ...]] = (LocalState("x_old"),)
+    # Without locks x_old is what was read: this worker sees the next time what others have added since.
+    form: ClassVar[Form | None] = Form(
+        """
+        d := x - x_old
+        c := c + d
+        x := c
+        x_old := c
+        """,
+        adds="d",
+    )

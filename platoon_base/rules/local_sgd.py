@@ -1,0 +1,34 @@
+"""Local SGD: all workers go on from the mean of their parameters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from platoon_base.rules.forms import Form
+from platoon_base.rules.outer import OuterRule
+
+__all__ = ["LocalSGD"]
+
+
+@dataclass(frozen=True)
+class LocalSGD(OuterRule):
+    """Local SGD: now and then all workers go on from the mean of their parameters.
+
+    ::
+
+        c := 1/N sum_i x_i
+        x_i := c
+
+    Computed as ``c + 1/N sum_i (x_i - c)``. At a period of 1, with plain SGD inside and equal mini-batches, it is SGD
+    on mini-batches N times as large. The same as ``DiLoCo(1, 0)``.
+
+    References
+    ----------
+    Stich: Local SGD converges fast and communicates little, ICLR 2019, arXiv 1805.09767, algorithm 1.
+    McMahan et al.: Communication-efficient learning of deep networks from decentralized data, AISTATS 2017, arXiv
+    1602.05629, algorithm 1, with all clients and equal weights.
+    """
+
+    step_kernel: ClassVar[str | None] = "outer_mean"
+    form: ClassVar[Form | None] = Form("c := c + d")
