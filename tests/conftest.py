@@ -32,7 +32,7 @@ from platoon_base.job import JobOptions, host_job, solo
 from platoon_base.job.files import segment_prefix
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
-from platoon_base.system.environment import NAMESPACE
+from platoon_base.system.environment import NAMESPACE, STRICT
 from platoon_base.worker import AdvisoryLock, Connection, Identity, Worker
 from platoon_base.worker_process.program import Start, python_main
 
@@ -41,6 +41,8 @@ JOB_TIMEOUT_S = 200  # below the test's own limit, so that the logs are shown
 # Each process that runs tests has jobs of its own: it neither sees nor tidies up those of the user or of another run.
 os.environ[NAMESPACE] = f"t{os.getpid()}"
 JOBS_FOLDER = Path(tempfile.gettempdir(), segment_prefix().strip("/-"))
+
+os.environ[STRICT] = "1"  # a change of a rank that is not possible raises, in all processes
 
 # The scripts of workers may import what the tests share, such as `watching`.
 HELPERS = Path(__file__).with_name("helpers")

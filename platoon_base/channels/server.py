@@ -65,7 +65,7 @@ class ControlServer:
         handler: UserHandler | None = None,
         on_drop: Callable[[Shared], None] = lambda shared: None,
         on_report: Callable[[Mapping[str, float | str]], None] = lambda values: None,
-        answer_observer: Callable[[msg.Watch | msg.EndJob], msg.Reply] | None = None,
+        answer_observer: Callable[[msg.Watch | msg.AskStory | msg.EndJob], msg.Reply] | None = None,
         on_hosts: Callable[[CenterMade | CenterSource | RoundMet], None] = lambda event: None,
     ) -> None:
         self.coordinator = coordinator
@@ -88,7 +88,7 @@ class ControlServer:
         except ProtocolError as exc:
             self._reply(SendReply(Asker(peer, request_id), msg.Failure(kind="ProtocolError", message=str(exc))))
             return
-        if isinstance(request, (msg.Watch, msg.EndJob)) and self._answer_observer is not None:
+        if isinstance(request, (msg.Watch, msg.AskStory, msg.EndJob)) and self._answer_observer is not None:
             self._reply(SendReply(Asker(peer, request_id), self._answer_observer(request)))
             return
         if isinstance(request, msg.Report) and self.coordinator.roster.of_peer(peer) is not None:

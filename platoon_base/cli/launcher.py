@@ -13,8 +13,10 @@ from platoon_base.checkpoints.files import About, CheckpointFolder
 from platoon_base.checkpoints.writer import Saving, Tally
 from platoon_base.cli.data_server import data_server
 from platoon_base.cli.failures import write_first_error
+from platoon_base.cli.story_file import story_written
 from platoon_base.controller.controller import Result
 from platoon_base.controller.stop_signals import StopSignals
+from platoon_base.coordination.story import Story
 from platoon_base.devices.discovery import can_share_center, require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.world import ONE_HOST
@@ -143,12 +145,17 @@ def launch(
     starts = worker_starts(program, args, devices, log_folder, world, address)
     size = world.size if world.several else len(devices)
     origin = Origin([*program.words, *args], list(devices), str(log_folder.absolute()))
-    options = options._replace(origin=origin, hosts=hosts)
+    story = Story()
+    options = options._replace(origin=origin, hosts=hosts, story=story)
     preload = preloaded(program, devices)
 
     def run(options: JobOptions) -> Result:
         environment = worker_environment("cpu", len(devices), os.environ)
-        with host_job(size, options) as job, data_server(server, job.files.folder, environment, log_folder):
+        with (
+            story_written(log_folder, story),
+            host_job(size, options) as job,
+            data_server(server, job.files.folder, environment, log_folder),
+        ):
             if hosts is not None:
                 hosts.welcome(job.files.job, log_folder.absolute(), options.grace_s, job.files.checkpoint, address)
             if preload:

@@ -16,7 +16,7 @@ from platoon_base.system.regular_files import open_regular
 
 __all__ = ["LogFolder", "log_file", "new_log_folder", "tail"]
 
-_LOG = re.compile(r"rank\d+\.(?:log|error\.json)|error\.json")
+_LOG = re.compile(r"rank\d+\.(?:log|error\.json)|error\.json|story\.json")
 _STAMP = "%Y-%m-%d_%H-%M-%S"
 _PARENT = Path("platoon_logs")
 _TAIL_LINES, _TAIL_BYTES = 15, 4096

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from platoon_base.cli.recent import Recent
 from platoon_base.controller.controller import Snapshot
-from platoon_base.coordination.roster import Participant, Phase
+from platoon_base.coordination.phase import Phase
+from platoon_base.coordination.roster import Participant
 from platoon_base.shm.job_state import Progress
 
 __all__ = ["cut", "duration", "plain_line", "table", "workers_line"]
@@ -113,7 +114,7 @@ def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> s
     if phase is Phase.LOST:
         failed = any(ended.rank == participant.rank for ended in snapshot.failed)
         return "interrupted" if snapshot.interrupted and not failed else "lost"
-    if phase is Phase.EXPECTED:
+    if not phase.present:
         return "importing"
     if recent.waiting(participant.rank):
         return "waiting"
@@ -122,7 +123,7 @@ def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> s
         return f"{_STALLED} {duration(stalled_s)}"
     if progress.started or progress.exchanges:  # a loop of the user's own may tell no steps
         return "training"
-    return "compiling" if progress.bound or phase is Phase.TRAINING else "joined"
+    return "compiling" if progress.bound or phase.shares else "joined"
 
 
 def _epoch(progress: Progress) -> str:

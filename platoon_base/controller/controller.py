@@ -33,6 +33,7 @@ from platoon_base.coordination.actions import Action, CenterMade, CenterSource, 
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
+from platoon_base.coordination.story import Story
 from platoon_base.errors import PlatoonError
 from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.shm.movement import Movement
@@ -192,6 +193,11 @@ class Controller:
             self._requests.carry_out(self._coordinator.tick(now, self._movement.last))
 
     @property
+    def story(self) -> Story:
+        """What has happened in the job."""
+        return self._coordinator.story
+
+    @property
     def remaining(self) -> set[int] | None:
         """Ranks that take part or are expected, None before the first is known of; other threads may ask for it."""
         roster = self._coordinator.roster
@@ -229,20 +235,24 @@ class Controller:
         """End the job as a signal does."""
         self._signals_taken += 1
         if self._signal is not None:
+            self.story.add("job", [], "", "is ended at once", f"{reason} once more")
             self._children.kill()  # asked twice: no more patience
         else:
+            self.story.add("job", [], "", "stops", reason)
             self._ending_since = time.monotonic()
         self._signal = self._signal or number
         self._job_state.stop(reason)
         self._children.stop(grace_s)
 
-    def _answer_observer(self, request: msg.Watch | msg.EndJob) -> msg.Reply:
+    def _answer_observer(self, request: msg.Watch | msg.AskStory | msg.EndJob) -> msg.Reply:
         """Answer somebody who takes no part in the job."""
         if request.protocol != msg.PROTOCOL:
             text = f"got protocol {request.protocol}, this job speaks {msg.PROTOCOL}; use the version that started it"
             return msg.Failure(kind="ProtocolError", message=text)
         if isinstance(request, msg.Watch):
             return self._snapshot(time.monotonic()).to_message()
+        if isinstance(request, msg.AskStory):
+            return msg.StoryReply(entries=self.story.entries)
         if request.sent_at > self._ending_since:
             grace_s = self._grace_s if request.grace_s is None else request.grace_s
             self._end(signal.SIGINT, STOPPED_FROM_OUTSIDE, grace_s)
@@ -283,7 +293,8 @@ class Controller:
         level = logging.WARNING if lost and not (shown and ended.status) else logging.INFO
         how = " without leaving the job" if present else ""
         log.log(level, "rank %d ended%s: %s%s", ended.rank, how, ended.cause if ended.status else ended, log_file)
-        self._requests.carry_out(self._coordinator.worker_ended(ended.rank, lost))
+        why = f"{ended.cause if ended.status else ended}{how}" if lost else ""
+        self._requests.carry_out(self._coordinator.worker_ended(ended.rank, lost, why))
         self._note_failure(ended)
         if not self._start_again(ended):
             self._exits.append(ended)
@@ -326,16 +337,19 @@ class Controller:
         if warning:
             log.warning("%s", warning)
         if restart is Restart.ALL:
+            self.story.add("job", [], "", "ends, to start all workers again", warning)
             self._ends_all = ended
             self._children.stop(_RESTART_GRACE_S)
-        return restart is Restart.THIS_ONE and self._start_one_again(ended.rank)
+        return restart is Restart.THIS_ONE and self._start_one_again(ended.rank, warning)
 
-    def _start_one_again(self, rank: int) -> bool:
-        self._coordinator.expect_again(rank, self._job_state.position(rank))
+    def _start_one_again(self, rank: int, why: str) -> bool:
+        self._coordinator.expect_again(rank, self._job_state.position(rank), why)
         try:
             self._children.start_again(rank)
         except (OSError, PlatoonError) as exc:
-            log.error("rank %d cannot be started again: %s", rank, exc)
+            text = f"cannot be started again: {exc}"
+            log.error("rank %d %s", rank, text)
+            self._requests.carry_out(self._coordinator.worker_ended(rank, lost=True, why=text))
             return False
         return True
 
@@ -367,7 +381,7 @@ class Controller:
         if self._children.stopping or self._job_state.stopping or not self._children.running:
             return "the job is ending"
         for rank in ranks:
-            self._coordinator.expect_again(rank, self._job_state.position(rank))
+            self._coordinator.expect_again(rank, self._job_state.position(rank), "its host is back")
         self._exits = [ended for ended in self._exits if ended.rank not in ranks]
         return ""
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination.coordinator import Coordinator
-from platoon_base.coordination.roster import Phase
+from platoon_base.coordination.phase import Phase
 from platoon_base.shm.job_state import Progress
 from platoon_base.worker_process.failure import INTERRUPTED
 

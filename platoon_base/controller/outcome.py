@@ -9,7 +9,8 @@ from platoon_base.checkpoints.writer import Tally
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.budget import Spent
-from platoon_base.coordination.roster import Participant, Phase
+from platoon_base.coordination.phase import Phase
+from platoon_base.coordination.roster import Participant
 from platoon_base.shm.job_state import Progress
 
 __all__ = [

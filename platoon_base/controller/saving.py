@@ -45,6 +45,7 @@ class JobSaving:
         self._coordinator = coordinator
         self._hosts = hosts
         self._began = time.monotonic() - seconds_before
+        self._missed = 0  # of those that are in the story
 
     @property
     def tally(self) -> Tally:
@@ -68,12 +69,19 @@ class JobSaving:
         ConfigurationError
             If the first one could not be written.
         """
+        self._record_missed()
         problem = self._checkpointer.take_problem()
         if problem:
             raise ConfigurationError(problem)
         shared = self._coordinator.shared
         if self._checkpointer.due(now, None if shared is None else shared.layout):
             self._save()
+
+    def _record_missed(self) -> None:
+        tally = self.tally
+        if tally.missed > self._missed:
+            self._missed = tally.missed
+            self._coordinator.story.add("checkpoint", [], "", f"not written, {tally.missed} missed", tally.unsaved)
 
     def _save(self) -> None:
         """Begin a checkpoint; positions are read before the center: nothing is left out, at worst done twice."""
@@ -106,6 +114,7 @@ class JobSaving:
             f"it was not written to {self._checkpointer.folder}, which got no further for {LONGEST_STANDSTILL_S:g} "
             "s or until a second signal came: does the disk still answer? The one before it is still there"
         )
+        self._record_missed()
 
     def _await(self, may_wait: Callable[[], bool], serve: Callable[[], object]) -> None:
         while self._checkpointer.writing and may_wait():

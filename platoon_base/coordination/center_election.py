@@ -16,7 +16,8 @@ from platoon_base.coordination.actions import (
     Shared,
     refuse,
 )
-from platoon_base.coordination.roster import Participant, Phase, Roster
+from platoon_base.coordination.phase import Event
+from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.errors import LayoutMismatchError
 from platoon_base.layout import Layout, ParameterSpec
 
@@ -52,7 +53,7 @@ class CenterElection:
     Parameters
     ----------
     roster : Roster
-        Participants are in the phase TRAINING while they share the center.
+        Tells who shares the center.
 
     Attributes
     ----------
@@ -97,7 +98,7 @@ class CenterElection:
             self._centers[host] = _Center(layout, request, creator=participant.rank)
             return [self._create(asker, host)]
         if center.ready:
-            participant.phase = Phase.TRAINING
+            self._roster.move(participant, Event.SHARE)
             return [SendReply(asker, msg.CenterRole(create=False))]
         if center.creator == participant.rank and not center.made:
             return [self._create(asker, host)]
@@ -166,7 +167,7 @@ class CenterElection:
             f"{text}, and checkpoints are read and written by its launcher, from and to a center there: let a worker "
             "there share them too, start the job with a host first whose workers do, or run it without checkpoints"
         )
-        return self._refuse_all(text)
+        return self._refuse_all(text + self._roster.story.tail([each.rank for each in there], [0]))
 
     def _refuse_all(self, text: str) -> list[Action]:
         """Refuse the workers whose center is made and waits for the values of host 0."""
@@ -184,10 +185,10 @@ class CenterElection:
         center.ready, self.resumes = True, False
         actions: list[Action] = []
         if creator is not None:
-            self._roster[center.creator].phase = Phase.TRAINING
+            self._roster.move(self._roster[center.creator], Event.SHARE)
             actions.append(SendReply(creator, answer))
         for rank, waiting in center.waiting.items():
-            self._roster[rank].phase = Phase.TRAINING
+            self._roster.move(self._roster[rank], Event.SHARE)
             actions.append(SendReply(waiting, msg.CenterRole(create=False)))
         center.waiting.clear()
         return actions
@@ -223,8 +224,8 @@ class CenterElection:
         self._source = 0
         self.dropped += 1
         for participant in self._roster.values():
-            if participant.phase is Phase.TRAINING:
-                participant.phase = Phase.JOINED
+            if participant.phase.shares:
+                self._roster.move(participant, Event.RELEASE)
         return dropped
 
     def _come_in_vain(self, participant: Participant) -> msg.Failure | None:

@@ -15,10 +15,12 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, AnswerUser, Asker, RoundMet, SendReply, Shared, refuse
 from platoon_base.coordination.center_election import LOOK_S, CenterElection
 from platoon_base.coordination.collective_calls import drops_center, invalid, mismatch, reply_to, terms_of
+from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.records import Records
 from platoon_base.coordination.rendezvous import Complete, Outcome, Rendezvous
-from platoon_base.coordination.roster import Participant, Phase, Roster
+from platoon_base.coordination.roster import Participant, Roster
 from platoon_base.coordination.stop_vote import StopPoll
+from platoon_base.coordination.story import Story
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.sharding import Position
 
@@ -34,27 +36,32 @@ class Coordinator:
         Number of workers that the launcher starts: ranks 0 .. size - 1.
     seed : int
         Common to all workers.
-    by_hand, world : bool, World
+    by_hand, world, story : bool, World, Story
         See `Roster`.
 
     Attributes
     ----------
     roster : Roster
+    story : Story
     cooperated : set of int
         Ranks that have combined something with others.
     bound : bool
         Whether the workers need each other, so that one that comes again alone has no part.
     """
 
-    def __init__(self, size: int, seed: int = 0, by_hand: bool = False, world: World = ONE_HOST) -> None:
-        self.roster = Roster(size, seed, by_hand, world)
+    def __init__(
+        self, size: int, seed: int = 0, by_hand: bool = False, world: World = ONE_HOST, story: Story | None = None
+    ) -> None:
+        self.roster = Roster(size, seed, by_hand, world, story)
+        self.story = self.roster.story
+        self.story.add("job", [], "", "starts", f"{size} workers" if size else "workers that are started by hand")
         self.cooperated: set[int] = set()
         self.bound = False
         self._rounds = 0
         self._election = CenterElection(self.roster)
         self._looked_at = 0.0  # at those that wait for a center of host 0
         self._rendezvous = Rendezvous(self.roster)
-        self._poll = StopPoll()
+        self._poll = StopPoll(self.story)
         self._records = Records()
         self.lost_hosts: set[int] = set()
         self._lock_holder: int | None = None  # of a job on several hosts; on one the kernel knows it
@@ -88,26 +95,27 @@ class Coordinator:
         answer = _answer_to(type(request))
         return answer(self, request, participant, asker, now)
 
-    def worker_ended(self, rank: int, lost: bool) -> list[Action]:
+    def worker_ended(self, rank: int, lost: bool, why: str = "") -> list[Action]:
         """Take note that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
         participant = self.roster.get(rank)
         if participant is None or participant.phase.gone:
-            if participant is not None and lost:
-                self.roster.depart(participant, Phase.LOST)  # it said goodbye on its way down
+            if participant is not None and lost and participant.phase is Phase.LEFT:
+                self.roster.depart(participant, lost, why)  # it said goodbye on its way down
             return []
-        return self._depart(participant, Phase.LOST if lost else Phase.LEFT)
+        return self._depart(participant, lost, why)
 
-    def expect_again(self, rank: int, resume_at: Position) -> None:
+    def expect_again(self, rank: int, resume_at: Position, why: str = "") -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         self.lost_hosts.discard(self.roster[rank].host_index)
-        self.roster.expect_again(rank, resume_at, self._election.dropped)
+        self.roster.expect_again(rank, resume_at, self._election.dropped, why)
 
     def center_filled(self, host: int) -> list[Action]:
         """Take note that the center of a host holds the values that all hosts begin with."""
         return self._election.filled(host)
 
-    def host_lost(self, host: int) -> list[Action]:
+    def host_lost(self, host: int, why: str = "") -> list[Action]:
         """Take note that a host is lost, with its center; `worker_ended` tells of its workers."""
+        self.story.add("host", [host], "", "lost", why)
         self.lost_hosts.add(host)
         return self._election.lose(host)
 
@@ -214,7 +222,7 @@ class Coordinator:
 
     @_answer.register
     def _(self, request: msg.Leave, participant: Participant, asker: Asker, now: float) -> list[Action]:
-        return [SendReply(asker, msg.Done()), *self._depart(participant, Phase.LEFT)]
+        return [SendReply(asker, msg.Done()), *self._depart(participant, lost=False)]
 
     @_answer.register
     def _(self, request: msg.UserRequest, participant: Participant, asker: Asker, now: float) -> list[Action]:
@@ -229,14 +237,14 @@ class Coordinator:
 
     # The order in which events are worked off.
 
-    def _depart(self, participant: Participant, phase: Phase) -> list[Action]:
+    def _depart(self, participant: Participant, lost: bool, why: str = "") -> list[Action]:
         """Work off a departure: the roster first, then the center, the vote and the waits.
 
         The votes are counted before the waits end, since the answers carry the reason of the stop.
         """
         rank = participant.rank
         self._free_lock(rank)
-        self.roster.depart(participant, phase)
+        self.roster.depart(participant, lost, why)
         self._poll.depart(rank)
         actions = self._election.depart(rank)
         actions += self._poll.count(self.roster.awaited)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Optional, Union
 import msgspec
 
 from platoon_base import errors
+from platoon_base.coordination.story import Entry
 from platoon_base.sharding import START, Position
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "PROTOCOL",
     "AgreeToStop",
     "AskAgain",
+    "AskStory",
     "Barrier",
     "CenterReady",
     "CenterRole",
@@ -51,6 +53,7 @@ __all__ = [
     "Seen",
     "SeenWorker",
     "StopVote",
+    "StoryReply",
     "Sum",
     "Sums",
     "TakeLock",
@@ -292,6 +295,12 @@ class Watch(Message, frozen=True, kw_only=True, tag="watch"):
     protocol: int
 
 
+class AskStory(Message, frozen=True, kw_only=True, tag="ask-story"):
+    """Say what has happened in the job."""
+
+    protocol: int
+
+
 class EndJob(Message, frozen=True, kw_only=True, tag="end-job"):
     """End the job as Ctrl-C to the launcher does; ``grace_s`` instead of the launcher's own.
 
@@ -311,7 +320,7 @@ class SeenWorker(msgspec.Struct, frozen=True, kw_only=True):
     """A worker as others see it: its ``phase`` by number, and its ``progress`` in the order of the job's state."""
 
     rank: int
-    phase: Annotated[int, msgspec.Meta(ge=0, le=4)]
+    phase: Annotated[int, msgspec.Meta(ge=0, le=7)]
     launched: bool
     device: str
     progress: list[Union[int, float, str]]
@@ -325,6 +334,12 @@ class Seen(Message, frozen=True, kw_only=True, tag="seen"):
     stop: str
     seconds: float
     missed_checkpoints: int = 0
+
+
+class StoryReply(Message, frozen=True, kw_only=True, tag="story"):
+    """What has happened in the job, as far as it is kept."""
+
+    entries: list[Entry]
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome"):
@@ -442,6 +457,21 @@ Request = Union[
     Leave,
     UserRequest,
     Watch,
+    AskStory,
     EndJob,
 ]
-Reply = Union[Welcome, CenterRole, Met, RoundMet, Sums, Gathered, AskAgain, LockTaken, Done, UserReply, Seen, Failure]
+Reply = Union[
+    Welcome,
+    CenterRole,
+    Met,
+    RoundMet,
+    Sums,
+    Gathered,
+    AskAgain,
+    LockTaken,
+    Done,
+    UserReply,
+    Seen,
+    StoryReply,
+    Failure,
+]

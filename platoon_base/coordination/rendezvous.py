@@ -14,6 +14,9 @@ from platoon_base.coordination.roster import Participant, Roster
 __all__ = ["Complete", "Outcome", "Rendezvous"]
 
 
+_TITLE_CHARACTERS = 60
+
+
 class Complete(NamedTuple):
     """All have come to a call: each of them is to be answered.
 
@@ -60,6 +63,7 @@ class Rendezvous:
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
+        self._story = roster.story
         self._waits: dict[_Name, dict[int, _Wait]] = {}
         self._earliest = math.inf  # no deadline is before it
 
@@ -67,7 +71,7 @@ class Rendezvous:
         self, call: msg.CollectiveCall, terms: Terms, participant: Participant, asker: Asker, now: float
     ) -> list[Outcome]:
         """Let a worker wait in a call, on its terms, from the time ``now`` on."""
-        if terms.lets_late_pass and not participant.in_step:
+        if terms.lets_late_pass and not participant.phase.awaited:
             # The others may have passed long ago. It has not met them, so they do not wait for it either.
             return [Complete({participant.rank: asker}, {participant.rank: call}, binds=False)]
         outcomes = self.withdraw(participant.rank)
@@ -114,6 +118,7 @@ class Rendezvous:
         for name, waits in list(self._waits.items()):
             late = {rank: wait for rank, wait in waits.items() if wait.deadline <= now}
             since = {rank: moved(rank) for rank in self._missing(waits)} if late else {}
+            failures: dict[float, msg.Failure] = {}  # by patience: one for all that wait alike
             for rank, wait in late.items():
                 del waits[rank]
                 patience_s = wait.call.patience_s or wait.call.timeout_s
@@ -121,8 +126,10 @@ class Rendezvous:
                 if 0 < left_s < math.inf:
                     outcomes.append(SendReply(wait.asker, msg.AskAgain(seconds=left_s)))
                 else:
-                    text = self._timeout_text(name, since, now, patience_s)
-                    outcomes.append(refuse(wait.asker, "CollectiveTimeoutError", text))
+                    if patience_s not in failures:
+                        failures[patience_s] = self._timed_out(name, since, now, patience_s)
+                    self._story.add("rank", [rank], _waits_in(name), "timed out")
+                    outcomes.append(SendReply(wait.asker, failures[patience_s]))
             if not waits:
                 del self._waits[name]
         deadlines = (wait.deadline for waits in self._waits.values() for wait in waits.values())
@@ -180,21 +187,30 @@ class Rendezvous:
             # One that came later is in another part of the script: the others go on, and it waits until they come by.
             self._roster.fall_out(late)
             return [outcome for name in list(self._waits) for outcome in self._complete(name)]
-        text = _cross_wait_text(names)
-        waits = [wait for waits in self._waits.values() for wait in waits.values()]
+        hosts = {self._roster[rank].host_index for rank in names}
+        failure = msg.Failure(kind="ProtocolError", message=_cross_wait_text(names) + self._story.tail(names, hosts))
+        for name, waits in self._waits.items():
+            self._story.add("rank", sorted(waits), _waits_in(name), "deadlock")
+        refused = [SendReply(wait.asker, failure) for waits in self._waits.values() for wait in waits.values()]
         self._waits.clear()
-        return [refuse(wait.asker, "ProtocolError", text) for wait in waits]
+        return [*refused]
 
-    def _timeout_text(self, name: _Name, since: dict[int, float], now: float, patience_s: float) -> str:
-        """Name the missing ranks that stand still, and for how long they have."""
+    def _timed_out(self, name: _Name, since: dict[int, float], now: float, patience_s: float) -> msg.Failure:
+        """Name the missing ranks that stand still, for how long they have, and what happened to them."""
         still = [rank for rank, at in sorted(since.items()) if at + patience_s <= now]
-        phases = {rank: self._roster[rank].phase.name.lower() for rank in still}
+        phases = {rank: self._roster[rank].phase.label for rank in still}
         seconds = {rank: f", no progress for {now - since[rank]:.0f} s" for rank in still if since[rank] > -math.inf}
         who = ", ".join(f"rank {rank} ({phases[rank]}{seconds.get(rank, '')})" for rank in still)
-        return (
+        text = (
             f"waited in {name.title!r} for {who}: every worker must make this call; "
             "look into the logs of those ranks, or give a longer timeout_s (PLATOON_TIMEOUT_S sets it for all waits)"
         )
+        text += self._story.tail(still, {self._roster[rank].host_index for rank in still})
+        return msg.Failure(kind="CollectiveTimeoutError", message=text)
+
+
+def _waits_in(name: _Name) -> str:
+    return f"waits in {name.title[:_TITLE_CHARACTERS]!r}"
 
 
 def _cross_wait_text(names: dict[int, _Name]) -> str:

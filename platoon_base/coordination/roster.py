@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import bisect
-import enum
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from platoon_base.coordination import messages as msg
+from platoon_base.coordination.phase import TRANSITIONS, Event, Phase
+from platoon_base.coordination.story import Story
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.sharding import START, Position
-from platoon_base.system.environment import MAX_WORKERS
+from platoon_base.system.environment import MAX_WORKERS, STRICT
 
-__all__ = ["Participant", "Phase", "Roster", "divided_peer", "relayed_peer"]
+__all__ = ["Participant", "Roster", "divided_peer", "relayed_peer"]
 
 _RELAYED = b"h"  # ZeroMQ's own names of connections begin with a zero
 
@@ -29,26 +31,6 @@ def divided_peer(peer: bytes) -> tuple[int, bytes]:
     return int.from_bytes(peer[1:3], "little"), peer[3:]
 
 
-class Phase(enum.IntEnum):
-    """The phase of a worker's life; the job's state in shared memory holds the same numbers."""
-
-    EXPECTED = 0
-    JOINED = 1
-    TRAINING = 2
-    LEFT = 3
-    LOST = 4
-
-    @property
-    def gone(self) -> bool:
-        """Whether the worker takes part no more."""
-        return self in (Phase.LEFT, Phase.LOST)
-
-    @property
-    def present(self) -> bool:
-        """Whether the worker has joined, and not gone since."""
-        return self in (Phase.JOINED, Phase.TRAINING)
-
-
 @dataclass
 class Participant:
     """One rank of the job.
@@ -63,8 +45,6 @@ class Participant:
         Which of the job's hosts that is.
     device : str
         With the name of its host before it in a job on several.
-    in_step : bool
-        Whether it was launched with the others, or has met them in a collective call.
     for_center : int or None
         The number of centers dropped when it was started again: it comes for the center that was there then.
     """
@@ -79,15 +59,9 @@ class Participant:
     host_index: int = 0
     device: str = ""
     local_rank: int = 0
-    in_step: bool = False
     resume_at: Position = START
     kept: dict[str, bytes] = field(default_factory=dict)
     for_center: int | None = None
-
-    @property
-    def awaited(self) -> bool:
-        """Whether collective calls wait for it: for a late joiner once it has met the others."""
-        return not self.phase.gone and self.in_step
 
 
 class Roster(Mapping[int, Participant]):
@@ -104,18 +78,25 @@ class Roster(Mapping[int, Participant]):
         first, and ``size`` may be 0 for an unknown number.
     world : World
         The hosts, if there are several.
+    story : Story, optional
+        Where changes are recorded.
 
     Attributes
     ----------
+    story : Story
     changes : int
         How often it has changed who takes part.
     """
 
-    def __init__(self, size: int, seed: int, by_hand: bool = False, world: World = ONE_HOST) -> None:
+    def __init__(
+        self, size: int, seed: int, by_hand: bool = False, world: World = ONE_HOST, story: Story | None = None
+    ) -> None:
+        self.story = Story() if story is None else story
+        self._strict = bool(os.environ.get(STRICT))
         self.size = size
         self.seed = seed
         self.by_hand = by_hand
-        self._participants = {rank: Participant(rank, launched=True, in_step=True) for rank in range(size)}
+        self._participants = {rank: Participant(rank, launched=True) for rank in range(size)}
         self._by_peer: dict[bytes, Participant] = {}
         # By host, in order; of a job on one host those not heard of yet, which were launched there, have none.
         self._ranks_on: dict[str, list[int]] = {"": list(range(size))}
@@ -152,7 +133,9 @@ class Roster(Mapping[int, Participant]):
     def awaited(self) -> frozenset[int]:
         """Ranks that collective calls wait for."""
         if self._awaited is None:
-            self._awaited = frozenset(rank for rank, participant in self._participants.items() if participant.awaited)
+            self._awaited = frozenset(
+                rank for rank, participant in self._participants.items() if participant.phase.awaited
+            )
         return self._awaited
 
     @property
@@ -190,7 +173,9 @@ class Roster(Mapping[int, Participant]):
     @property
     def expected(self) -> list[int]:
         """Ranks whose workers have not come yet."""
-        return [rank for rank, participant in self._participants.items() if participant.phase is Phase.EXPECTED]
+        return [
+            rank for rank, each in self._participants.items() if each.phase in (Phase.EXPECTED, Phase.EXPECTED_LATE)
+        ]
 
     @property
     def late(self) -> frozenset[int]:
@@ -203,6 +188,25 @@ class Roster(Mapping[int, Participant]):
     def lost(self) -> list[int]:
         """Ranks whose workers died."""
         return [rank for rank, participant in self._participants.items() if participant.phase is Phase.LOST]
+
+    def move(self, participant: Participant, event: Event, why: str = "") -> None:
+        """Let an event change the phase of a participant, and record it; one that is not possible leaves it as it is.
+
+        Raises
+        ------
+        RuntimeError
+            In tests, if the event is not possible.
+        """
+        before = participant.phase
+        after = TRANSITIONS[event].get(before)
+        if after is None:
+            fault = f"not possible: {event.value}"
+            self.story.add("rank", [participant.rank], before.label, fault, why)
+            if self._strict:
+                raise RuntimeError(f"rank {participant.rank} {event.value}, which is {before.label}: {why}")
+        elif after is not before:
+            participant.phase = after
+            self.story.add("rank", [participant.rank], before.label, after.label, why)
 
     def of_peer(self, peer: bytes) -> Participant | None:
         """Return the participant on this connection, None if it has not said hello or has gone."""
@@ -236,16 +240,17 @@ class Roster(Mapping[int, Participant]):
         if participant is None or participant.phase is not Phase.EXPECTED or participant.host_index != host_index:
             self._forget()
         if participant is None:
-            participant = self._participants[rank] = Participant(rank, launched=False)
+            participant = self._participants[rank] = Participant(rank, launched=False, phase=Phase.EXPECTED_LATE)
             bisect.insort(self._ranks_on[self._where(participant)], rank)
         self._ranks_on[self._where(participant)].remove(rank)
         participant.host, participant.host_index = hello.host, host_index
         bisect.insort(self._ranks_on.setdefault(self._where(participant), []), rank)
-        participant.phase, participant.peer, participant.pid = Phase.JOINED, peer, hello.pid
+        participant.peer, participant.pid = peer, hello.pid
         participant.pid_namespace, participant.device = hello.pid_namespace, hello.device
         if self.several_hosts:
             participant.device = f"{self._names[participant.host_index]}:{hello.device}"
         self._by_peer[peer] = participant
+        self.move(participant, Event.JOIN, f"process {hello.pid} on {hello.host}")
         return self._welcome(participant)
 
     def _free_rank(self) -> int | None:
@@ -272,19 +277,19 @@ class Roster(Mapping[int, Participant]):
             kept=participant.kept,
         )
 
-    def depart(self, participant: Participant, phase: Phase) -> None:
+    def depart(self, participant: Participant, lost: bool, why: str = "") -> None:
         """Note that a participant has left or was lost."""
         self._forget()
-        participant.phase = phase
+        self.move(participant, Event.LOSE if lost else Event.LEAVE, why)
         self._by_peer.pop(participant.peer, None)
 
-    def expect_again(self, rank: int, resume_at: Position, for_center: int) -> None:
+    def expect_again(self, rank: int, resume_at: Position, for_center: int, why: str = "") -> None:
         """Let a rank that is gone come again: it goes on at a position, and as a late joiner in collective calls."""
         gone = self[rank]
-        self._forget()
-        self._participants[rank] = Participant(
+        again = Participant(
             rank,
             launched=False,
+            phase=gone.phase,
             host=gone.host,
             host_index=gone.host_index,
             device=gone.device,
@@ -292,16 +297,21 @@ class Roster(Mapping[int, Participant]):
             kept=gone.kept,
             for_center=for_center,
         )
+        self.move(again, Event.READMIT, why)
+        if again.phase is Phase.EXPECTED_LATE:
+            self._participants[rank] = again
+            self._forget()
 
     def fall_in(self, ranks: Iterable[int]) -> None:
         """Note that these ranks have met: from now on collective calls wait for them."""
         for rank in ranks:
-            if not self[rank].in_step:
-                self[rank].in_step = True
+            participant = self._participants[rank]
+            if not participant.phase.awaited:
+                self.move(participant, Event.MEET)
                 self._forget()
 
     def fall_out(self, ranks: Iterable[int]) -> None:
         """Note that these ranks are elsewhere in the script: collective calls wait for them no more."""
         for rank in ranks:
-            self[rank].in_step = False
+            self.move(self[rank], Event.PART)
         self._forget()

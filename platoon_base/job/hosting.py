@@ -21,6 +21,7 @@ from platoon_base.controller.processes import GRACE_S, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
+from platoon_base.coordination.story import Story
 from platoon_base.errors import ConfigurationError
 from platoon_base.hosts.world import ONE_HOST, World
 from platoon_base.job import backends
@@ -77,6 +78,8 @@ class JobOptions(NamedTuple):
         Told to those who ask for this user's jobs.
     hosts : OtherHosts or None
         The other hosts of the job.
+    story : Story or None
+        Where what happens is recorded; it may have begun with an earlier run.
     """
 
     seed: int = 0
@@ -95,6 +98,7 @@ class JobOptions(NamedTuple):
     by_hand: bool = False
     origin: Origin | None = None
     hosts: OtherHosts | None = None
+    story: Story | None = None
 
 
 _DEFAULT = JobOptions()
@@ -127,9 +131,9 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         stack.callback(files.remove)
         segment, job_state = stack.enter_context(open_job_state(files))
         coordinator = (
-            _resumed(about, size, world)
+            _resumed(about, size, world, options.story)
             if about is not None
-            else Coordinator(size, options.seed, options.by_hand, world)
+            else Coordinator(size, options.seed, options.by_hand, world, options.story)
         )
         for rank, participant in coordinator.roster.items():
             job_state.start_row(rank, participant.resume_at)
@@ -214,9 +218,9 @@ def open_job_state(files: JobFiles) -> Iterator[tuple[Segment, JobState]]:
             job_state.let_go()
 
 
-def _resumed(about: About, size: int, world: World) -> Coordinator:
+def _resumed(about: About, size: int, world: World, story: Story | None) -> Coordinator:
     """Make the coordinator of a job that goes on from a checkpoint."""
-    coordinator = Coordinator(size, about.seed, world=world)
+    coordinator = Coordinator(size, about.seed, world=world, story=story)
     coordinator.take_up(
         positions={rank: about.position(rank, size) for rank in range(size)},
         kept=about.kept,

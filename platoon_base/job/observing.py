@@ -13,6 +13,7 @@ from types import TracebackType
 from platoon_base.channels.client import ControlClient
 from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination import messages as msg
+from platoon_base.coordination.story import Entry
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
@@ -67,6 +68,11 @@ class Observer:
             return Snapshot.of_message(seen)
         except TypeError as exc:
             raise ProtocolError(f"the job is of another version of this package ({exc}): use that one") from exc
+
+    def story(self) -> list[Entry]:
+        """Return what has happened in the job, as far as it is kept; raises as `look` does."""
+        request = msg.AskStory(protocol=msg.PROTOCOL)
+        return self._client.ask(request, msg.StoryReply, self._timeout_s).entries
 
     def end(self, grace_s: float | None = None) -> None:
         """Have the job end in order, as Ctrl-C to its launcher does; a second time have its workers killed.

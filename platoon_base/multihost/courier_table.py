@@ -71,6 +71,8 @@ class CourierTable:
     def hear(self, host: int, news: News) -> None:
         """Take what the courier of a host says."""
         if isinstance(news, Listening):
+            if host in self._at:
+                self._roster.story.add("courier", [host], "", "started again")
             self._at[host], self._changed = (news.address, news.port, news.token), True
         elif isinstance(news, Filled):
             self._filled(host)
@@ -106,6 +108,11 @@ class CourierTable:
         """Send an order to the couriers of the hosts that take part in the round."""
         if order is None:
             return
+        if isinstance(order, Combine):
+            left_out = sorted(set(self._round.hosts) - set(order.hosts))
+            if left_out:
+                why = f"round {order.number}: not all hosts have what its workers contributed, or its center is behind"
+                self._roster.story.add("courier", left_out, "", "left out", why)
         for host in self._round.hosts:
             if host in self._members:
                 self._send(self._members[host], order)

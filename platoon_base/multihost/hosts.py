@@ -199,9 +199,11 @@ class HostTable:
             why = self._controller.host_returns(ranks)
         if why:
             log.warning("host %d (%s) has come back and was refused: %s", member.host, arrived.name, why)
+            self._roster.story.add("host", [member.host], "lost", "refused", why)
             self._link.peers[session].send(between.encode(between.Refused(f"the job goes on without this host: {why}")))
             return
         log.warning("host %d (%s) is back, with workers %s", member.host, arrived.name, _listed(ranks))
+        self._roster.story.add("host", [member.host], "lost", "returned")
         self._by_session.pop(member.session, None)
         self._link.forget(member.session)
         self.world.addresses[member.host] = arrived.address
@@ -294,12 +296,14 @@ class HostTable:
             self._lose(member, f"was silent for {silent_s:.1f} s")
         elif silent_s > SILENT_S and not member.silent:
             member.silent = True
+            self._roster.story.add("host", [member.host], "", "silent", f"since {silent_s:.1f} s")
             log.warning(
                 "host %d (%s) is silent since %.1f s: the others go on, and wait for it up to %g s (--host-timeout)",
                 member.host, member.name, silent_s, self._timeout_s,
             )  # fmt: skip
         elif silent_s < SILENT_S and member.silent:
             member.silent = False
+            self._roster.story.add("host", [member.host], "silent", "answers")
             log.warning("host %d (%s) answers again", member.host, member.name)
 
     def _lose(self, member: Member, why: str) -> None:
@@ -309,7 +313,7 @@ class HostTable:
         if self._mirror is not None:
             self._mirror.lose(member.host, ranks)
         if self._controller is not None:
-            self._controller.decide(lambda coordinator: coordinator.host_lost(member.host))
+            self._controller.decide(lambda coordinator: coordinator.host_lost(member.host, f"it {why}"))
         if self._couriers is not None:
             self._couriers.lose(member.host)
         for rank in ranks:

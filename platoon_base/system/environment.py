@@ -24,6 +24,7 @@ __all__ = [
     "RC_FILES",
     "REPORTS_AT_ONCE",
     "RULE",
+    "STRICT",
     "TERMINAL",
     "TIMEOUT_S",
     "TORCH_ERROR_FILE",
@@ -50,5 +51,6 @@ HOSTS_RULE, HOSTS_EVERY_S = "PLATOON_HOSTS_RULE", "PLATOON_HOSTS_EVERY_S"  # how
 LISTEN = "PLATOON_LISTEN"  # the address at which controllers of platoon_api listen, if not on the loopback
 NAMESPACE = "PLATOON_NAMESPACE"  # jobs of another one are neither seen nor removed: for tests beside real jobs
 NO_KERNELS, NO_FORK_SERVER = "PLATOON_NO_KERNELS", "PLATOON_NO_PREFORK"
+STRICT = "PLATOON_STRICT"  # a change of a rank's phase that is not in the table raises: for tests
 
 MAX_WORKERS = 1024  # of one job; the memory of a job has a row for each

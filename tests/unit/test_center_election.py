@@ -19,7 +19,7 @@ from asking import (
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import CenterDropped, CenterMade, SendReply
-from platoon_base.coordination.roster import Phase
+from platoon_base.coordination.phase import Phase
 from platoon_base.hosts.world import World
 from platoon_base.sharding import START, Position
 

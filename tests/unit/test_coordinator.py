@@ -32,7 +32,6 @@ from hypothesis.stateful import (
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import AnswerUser, CenterDropped, SendReply, StopJob
 from platoon_base.coordination.coordinator import Coordinator
-from platoon_base.coordination.roster import Phase
 from platoon_base.sharding import START
 
 pytestmark = pytest.mark.base
@@ -296,10 +295,9 @@ class AnyJob(RuleBasedStateMachine):
 
     @invariant()
     def books_agree(self):
-        joined = (Phase.JOINED, Phase.TRAINING)
-        assert {m.rank: m.peer for m in self.coordinator.roster.values() if m.phase in joined} == self.peers
-        takes_part = (Phase.EXPECTED, *joined)
-        assert self.coordinator.roster.living == sum(m.phase in takes_part for m in self.coordinator.roster.values())
+        members = self.coordinator.roster.values()
+        assert {m.rank: m.peer for m in members if m.phase.present} == self.peers
+        assert self.coordinator.roster.living == sum(not m.phase.gone for m in members)
         assert len(self.creators) <= 1
         assert self.stopped == (self.coordinator.stop_reason is not None)
         waits = [request for _, request in self.waiting.values() if isinstance(request, msg.CollectiveCall)]

@@ -20,7 +20,8 @@ from platoon_base.cli.table import duration, plain_line, table
 from platoon_base.controller.controller import Result, Snapshot
 from platoon_base.controller.outcome import first_failure, how_far_of, stop_cause
 from platoon_base.controller.processes import Exit
-from platoon_base.coordination.roster import Participant, Phase
+from platoon_base.coordination.phase import Phase
+from platoon_base.coordination.roster import Participant
 from platoon_base.shm.job_state import Progress
 from platoon_base.worker_process.failure import Failure
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from platoon_base.coordination import messages as msg
-from platoon_base.coordination.roster import Phase, Roster, relayed_peer
+from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.hosts.world import World
 from platoon_base.multihost.changes import StateChanges
 from platoon_base.shm.job_state import MIRRORED, JobState
@@ -121,7 +121,7 @@ def test_a_stop_and_a_leader_are_found_between_looks(job):
 
 def test_the_number_of_living_workers_is_that_of_the_host(job):
     job.settle()
-    job.roster.depart(job.roster[3], Phase.LEFT)
+    job.roster.depart(job.roster[3], lost=False)
     assert job.changes.since_sent(1).living == 1
     assert job.changes.since_sent(2) is None
 

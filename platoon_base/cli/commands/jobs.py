@@ -1,29 +1,51 @@
-"""``platoon jobs``: list the running jobs."""
+"""``platoon jobs``: list the running jobs, or show what has happened in one."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import click
 
 from platoon_base.cli.job_list import facts, listing
-from platoon_base.job.files import running
+from platoon_base.cli.story_file import STORY_FILE, as_json, read_story
+from platoon_base.coordination.story import Entry
+from platoon_base.job.files import JobFiles, running
+from platoon_base.job.observing import Observer
 
 __all__ = ["command"]
 
 
 @click.command("jobs")
-@click.option("--json", "as_json", is_flag=True, help="For programs: a list with an entry for each job.")
-def command(as_json: bool) -> None:
+@click.option("--json", "as_json_", is_flag=True, help="For programs: a list with an entry for each job, or change.")
+@click.option(
+    "--story",
+    metavar="JOB",
+    help="Show what has happened in JOB: when workers, hosts and couriers changed, and why. The folder with the logs "
+    "of a job that has ended does too.",
+)
+def command(as_json_: bool, story: str | None) -> None:
     """List this user's running jobs: script, age, workers, devices, and the folder of their logs.
 
     Jobs of another PLATOON_NAMESPACE or TMPDIR are not seen.
     """
+    if story is not None:
+        entries = _story_of(story)
+        click.echo(as_json(entries) if as_json_ else "\n".join(entry.line for entry in entries))
+        return
     found = [facts(files) for files in running()]
-    if as_json:
+    if as_json_:
         click.echo(json.dumps(found, indent=2))
         return
     for line in listing(found):
         click.echo(line)
     if not found:
         click.echo("no job of yours is running", err=True)
+
+
+def _story_of(job: str) -> list[Entry]:
+    """Ask a running job, or read what one that has ended has left."""
+    if job and Path(job, STORY_FILE).is_file():
+        return read_story(Path(job))
+    with Observer(JobFiles.find(job)) as observer:
+        return observer.story()

@@ -1,0 +1,56 @@
+"""The story of a job that has ended: a file beside its logs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from platoon_base.coordination.story import Entry, Story
+from platoon_base.errors import ConfigurationError
+from platoon_base.system.own_files import write_whole
+from platoon_base.system.regular_files import open_regular
+
+__all__ = ["STORY_FILE", "as_json", "read_story", "story_written"]
+
+log = logging.getLogger(__name__)
+
+STORY_FILE = "story.json"
+_FILE_BYTES = 2**22
+
+
+@contextlib.contextmanager
+def story_written(folder: Path, story: Story) -> Iterator[None]:
+    """Write the story to a folder of logs at the end of the ``with`` block."""
+    try:
+        yield
+    finally:
+        try:
+            write_whole(folder / STORY_FILE, as_json(story.entries))
+        except OSError as exc:
+            log.warning("the story of the job cannot be written to %s: %s", folder, exc)
+
+
+def as_json(entries: Sequence[Entry]) -> bytes:
+    """Return the changes as JSON, a list with an entry for each."""
+    return msgspec.json.format(msgspec.json.encode(entries), indent=2)
+
+
+def read_story(folder: Path) -> list[Entry]:
+    """Read the story in a folder of logs.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    try:
+        with open_regular(folder / STORY_FILE) as file:
+            return msgspec.json.decode(file.read(_FILE_BYTES), type=list[Entry])
+    except (OSError, msgspec.MsgspecError) as exc:
+        raise ConfigurationError(
+            f"there is no story in {folder}: {exc}; name a running job, or the folder with the logs of one that ended"
+        ) from exc

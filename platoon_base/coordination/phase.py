@@ -1,0 +1,92 @@
+"""The phase of a rank's life, and the one table of how it may change."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+
+__all__ = ["TRANSITIONS", "Event", "Phase"]
+
+
+class Phase(enum.IntEnum):
+    """What a rank is at the moment; messages hold the numbers.
+
+    A rank is late while it has joined a running job, or been started again, and has not met the others in a collective
+    call since: no call waits for it.
+    """
+
+    EXPECTED = 0
+    JOINED = 1
+    TRAINING = 2  # shares the center
+    LEFT = 3
+    LOST = 4
+    EXPECTED_LATE = 5
+    JOINED_LATE = 6
+    TRAINING_LATE = 7
+
+    @property
+    def gone(self) -> bool:
+        """Whether the worker takes part no more."""
+        return self in _GONE
+
+    @property
+    def present(self) -> bool:
+        """Whether the worker has joined, and not gone since."""
+        return self in _PRESENT
+
+    @property
+    def shares(self) -> bool:
+        """Whether the worker shares the center."""
+        return self in _SHARES
+
+    @property
+    def awaited(self) -> bool:
+        """Whether collective calls wait for it."""
+        return self in _AWAITED
+
+    @property
+    def label(self) -> str:
+        """The phase in words."""
+        return self.name.lower().replace("_", " ")
+
+
+_GONE = (Phase.LEFT, Phase.LOST)
+_PRESENT = (Phase.JOINED, Phase.TRAINING, Phase.JOINED_LATE, Phase.TRAINING_LATE)
+_SHARES = (Phase.TRAINING, Phase.TRAINING_LATE)
+_AWAITED = (Phase.EXPECTED, Phase.JOINED, Phase.TRAINING)
+
+
+class Event(enum.Enum):
+    """What happens to a rank."""
+
+    JOIN = "joined"
+    SHARE = "shared the center"
+    RELEASE = "released the center"
+    MEET = "met the others in a collective call"
+    PART = "is in another part of the script"
+    LEAVE = "left in good order"
+    LOSE = "was lost"
+    READMIT = "is to come again"
+
+
+TRANSITIONS: Mapping[Event, Mapping[Phase, Phase]] = {
+    Event.JOIN: {
+        Phase.EXPECTED: Phase.JOINED,
+        Phase.EXPECTED_LATE: Phase.JOINED_LATE,
+        Phase.LEFT: Phase.JOINED,  # connect() after close(), in one script
+        Phase.LOST: Phase.JOINED,
+    },
+    Event.SHARE: {
+        Phase.JOINED: Phase.TRAINING,
+        Phase.TRAINING: Phase.TRAINING,
+        Phase.JOINED_LATE: Phase.TRAINING_LATE,
+        Phase.TRAINING_LATE: Phase.TRAINING_LATE,
+    },
+    Event.RELEASE: {Phase.TRAINING: Phase.JOINED, Phase.TRAINING_LATE: Phase.JOINED_LATE},
+    Event.MEET: {Phase.JOINED_LATE: Phase.JOINED, Phase.TRAINING_LATE: Phase.TRAINING},
+    Event.PART: {Phase.JOINED: Phase.JOINED_LATE, Phase.TRAINING: Phase.TRAINING_LATE},
+    Event.LEAVE: {phase: Phase.LEFT for phase in Phase if phase not in _GONE},
+    Event.LOSE: {phase: Phase.LOST for phase in Phase if phase is not Phase.LOST},  # one that left may fail after that
+    Event.READMIT: dict.fromkeys(_GONE, Phase.EXPECTED_LATE),
+}
+"""By event, what each phase becomes; a phase that an event does not have is not possible there."""
