@@ -123,7 +123,7 @@ class ControlServer:
     @staticmethod
     def _encoded(reply: msg.Reply) -> bytes:
         if isinstance(reply, msg.Failure):
-            log.warning("refused a request: %s: %s", reply.kind, reply.message)
+            log.warning("refused a request: %s: %s", reply.kind, reply.message.partition("\n")[0])
         try:
             return encode(reply)
         except ProtocolError as exc:

@@ -187,8 +187,9 @@ class Rendezvous:
             # One that came later is in another part of the script: the others go on, and it waits until they come by.
             self._roster.fall_out(late)
             return [outcome for name in list(self._waits) for outcome in self._complete(name)]
-        hosts = {self._roster[rank].host_index for rank in names}
-        failure = msg.Failure(kind="ProtocolError", message=_cross_wait_text(names) + self._story.tail(names, hosts))
+        everyone = {each.rank: each.host_index for each in self._roster.values()}
+        story = self._story.tail(everyone, set(everyone.values()))
+        failure = msg.Failure(kind="ProtocolError", message=_cross_wait_text(names) + story)
         for name, waits in self._waits.items():
             self._story.add("rank", sorted(waits), _waits_in(name), "deadlock")
         refused = [SendReply(wait.asker, failure) for waits in self._waits.values() for wait in waits.values()]

@@ -304,11 +304,9 @@ class Roster(Mapping[int, Participant]):
 
     def fall_in(self, ranks: Iterable[int]) -> None:
         """Note that these ranks have met: from now on collective calls wait for them."""
-        for rank in ranks:
-            participant = self._participants[rank]
-            if not participant.phase.awaited:
-                self.move(participant, Event.MEET)
-                self._forget()
+        for rank in self.awaited.union(ranks) - self.awaited:
+            self.move(self[rank], Event.MEET)
+            self._forget()
 
     def fall_out(self, ranks: Iterable[int]) -> None:
         """Note that these ranks are elsewhere in the script: collective calls wait for them no more."""

@@ -13,7 +13,7 @@ from platoon_base.system.text import legible
 __all__ = ["Entry", "Story"]
 
 _SIZE, _LAST = 400, 12  # entries that are kept, and that an error shows
-_WHY_CHARACTERS, _SHOWN_CHARACTERS = 300, 90
+_WHY_CHARACTERS, _SHOWN_CHARACTERS = 200, 90
 
 
 class Entry(msgspec.Struct, frozen=True, rename={"at": "when", "before": "from", "after": "to"}):

@@ -247,7 +247,7 @@ class Job:
         assert coordinator.next_deadline is None, "a wait that no tick ends"
         present = [participant for participant in self.roster.values() if participant.phase.present]
         if all(self.roster[rank].phase.present for rank in self.roster.awaited):
-            meet = {participant.peer for participant in present if participant.awaited}
+            meet = {participant.peer for participant in present if participant.phase.awaited}
             for peer in meet:
                 self.ask(peer, AT_LAST, total("the end"))
             assert all(isinstance(self.at_last[peer], msg.Sums) for peer in meet), "a sum that was not made"

@@ -8,6 +8,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from platoon_base.cli.story_file import read_story
+
 
 def free_port():
     with socket.socket() as sock:
@@ -76,6 +78,10 @@ class Hosts:
 
     def output(self, host):
         return (self.folder / f"h{host}.out").read_text()
+
+    def story(self):
+        """What the first host's launcher has written of the job's story, a line for each change, without times."""
+        return [entry.line.split("  ", 1)[1] for entry in read_story(self.folder / "logs0")]
 
     def log(self, rank, host):
         return (self.folder / f"logs{host}" / f"rank{rank}.log").read_text()

@@ -149,6 +149,54 @@ def test_a_running_job_is_listed_watched_and_its_logs_are_shown(platoon, launch,
     assert done.stderr == "platoon: no job of yours is running: start one with `platoon launch`\n"
 
 
+def test_what_has_happened_in_a_job_is_shown_while_it_runs_and_after_its_end(platoon, launch):
+    job = launch("--max-restarts", "1")
+    os.kill(job.pids[1], signal.SIGKILL)
+    until(lambda: job.log(1).count("first line") == 2)
+    until(lambda: "rank 1: joined late -> training late" in platoon("jobs", "--story", job.job[:5]).stdout)
+    for name in ([], [job.job]):
+        lines = [line.split("  ", 1) for line in platoon("jobs", "--story", *(name or [""])).stdout.splitlines()]
+        assert all(re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", when) for when, _ in lines)
+        assert lines == sorted(lines, key=lambda line: line[0])
+        found = [re.sub(r"process \d+ on .+\)", "process)", what.replace("ranks 0, 1", "rank 1")) for _, what in lines]
+        assert [what for what in found if what.startswith("rank 1")] == [
+            "rank 1: expected -> joined (process)",
+            "rank 1: joined -> training",
+            "rank 1: training -> lost (killed by SIGKILL without leaving the job)",
+            "rank 1: lost -> expected late (rank 1 is started again, restart 1 of 1)",
+            "rank 1: expected late -> joined late (process)",
+            "rank 1: joined late -> training late",
+        ]
+    assert platoon("stop", job.job).returncode == 0
+    assert job.launcher.wait(PATIENCE_S) == 128 + signal.SIGINT
+
+    after = json.loads(platoon("jobs", "--json", "--story", "logs").stdout)
+    assert {tuple(entry) for entry in after} == {("when", "who", "numbers", "from", "to", "why")}
+    (stopped,) = (entry for entry in after if entry["who"] == "job" and entry["to"] == "stops")
+    assert stopped["why"] == "platoon stop"
+    assert any(entry["to"] == "lost" and entry["numbers"] == [1] and entry["why"] for entry in after)
+    done = platoon("jobs", "--story", "nowhere")
+    assert done.returncode == 2
+    assert "no job of yours is running" in done.stderr
+
+
+def test_the_story_of_an_earlier_job_is_kept_with_its_logs(platoon, launch, tmp_path):
+    for _ in range(2):
+        for rank in range(2):
+            (tmp_path / f"ready{rank}").unlink(missing_ok=True)
+        (tmp_path / "go on").unlink(missing_ok=True)
+        job = launch()
+        job.let_end()
+        assert job.launcher.wait(PATIENCE_S) == 0
+    (earlier,) = (tmp_path / "logs" / "earlier").iterdir()
+    for folder in ("logs", earlier):
+        assert "rank" in platoon("jobs", "--story", folder).stdout
+    (earlier / "story.json").write_text("[1]")
+    done = platoon("jobs", "--story", earlier)
+    assert done.returncode == 2
+    assert f"there is no story in {earlier}" in done.stderr
+
+
 def test_a_terminal_gets_the_live_table_and_ctrl_c_ends_the_view_alone(launch):
     job = launch()
     terminal, end = pty.openpty()

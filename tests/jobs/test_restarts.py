@@ -1,8 +1,14 @@
 """--max-restarts: a worker that fails is started again, under its rank, and goes on from the center."""
 
 import json
+import os
 
 import pytest
+
+from platoon_base.cli.launcher import log_file
+from platoon_base.coordination.phase import Phase
+from platoon_base.coordination.story import Story
+from platoon_base.job import JobOptions, host_job
 
 pytestmark = [pytest.mark.base, pytest.mark.slow]
 
@@ -95,6 +101,18 @@ def test_a_script_that_cannot_run_uses_up_the_restarts(platoon, write_script):
     done = platoon("launch", "-n", 1, "--max-restarts", 2, write_script("raise SystemExit(3)"))
     assert done.returncode == 3
     assert "restarts    2" in done.stdout
+
+
+def test_a_worker_that_cannot_be_started_again_is_lost(tmp_path):
+    program = tmp_path / "once"
+    program.write_text('#!/bin/sh\nrm "$0"\nexit 3\n')
+    program.chmod(0o755)
+    seen, story = [], Story()
+    with host_job(1, JobOptions(max_restarts=1, observer=seen.append, story=story)) as job:
+        job.start(0, [str(program)], dict(os.environ), log_file(tmp_path, 0))
+        assert job.serve().status == 3
+    assert seen[-1].participants[0].phase is Phase.LOST
+    assert "cannot be started again: [Errno 2]" in story.entries[-1].line
 
 
 def test_what_was_kept_comes_back_once(run_job):

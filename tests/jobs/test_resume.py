@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from platoon_base.checkpoints.files import CheckpointFolder, read_checkpoint
+from platoon_base.cli.story_file import read_story
 from platoon_base.job import files as job_files
 from platoon_base.shm.segments import SHM_FOLDER
 
@@ -422,7 +423,7 @@ def test_a_job_whose_end_cannot_be_saved_is_no_success(in_trouble, small_disk, o
     assert "the end of this job is in no checkpoint: [Errno 28] No space left" in output
 
 
-def test_checkpoints_that_are_missed_meanwhile_are_counted_and_shown(in_trouble, small_disk):
+def test_checkpoints_that_are_missed_meanwhile_are_counted_and_shown(in_trouble, small_disk, tmp_path):
     """The disk is full for a while."""
     do = """
 fill()
@@ -439,6 +440,8 @@ until(several_tries)
     assert "not_saved" not in summary
     assert "1 missed by now: [Errno 28] No space left on device" in output
     assert "CHECKPOINTS MISSED" in output
+    story = [entry.line for entry in read_story(tmp_path / "logs")]
+    assert any("checkpoint: not written, 1 missed ([Errno 28] No space left on device" in line for line in story), story
 
 
 def test_a_folder_of_checkpoints_that_is_removed_is_made_anew(in_trouble, tmp_path):

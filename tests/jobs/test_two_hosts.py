@@ -219,6 +219,11 @@ def test_a_killed_launcher_is_a_lost_host_and_the_others_go_on(hosts):
     assert hosts.wait(30)[0] == 130
     assert "is lost, with workers 1" in hosts.output(0)
     assert said(hosts, 0, 0) == [["waits"]]
+    story = hosts.story()
+    why = "it has ended without a word: was its launcher killed?"
+    assert {f"host 1: lost ({why})", "job: stops (SIGINT)"} < set(story)
+    (lost,) = (line for line in story if line.startswith("rank 1: joined -> lost"))
+    assert why in lost
 
 
 def test_the_end_of_the_first_host_ends_the_others_within_seconds(hosts):
@@ -240,6 +245,8 @@ def test_a_launcher_that_stands_still_for_a_while_loses_nothing(hosts):
     hosts.until("h0.out", "answers again")
     hosts.launchers[0].send_signal(signal.SIGINT)
     assert hosts.wait(30) == [130, 130]
+    about = [line.partition(" (")[0] for line in hosts.story() if line.startswith("host")]
+    assert about == ["host 1: silent", "host 1: silent -> answers"]
 
 
 def test_a_network_that_resets_connections_for_a_while_loses_nothing(hosts):
@@ -609,6 +616,7 @@ def test_a_courier_that_is_killed_is_started_again(hosts):
     environment = {"PLATOON_HOSTS_EVERY_S": "0.01", "PLATOON_NO_FORK_SERVER": "1"}
     assert hosts.run(code, workers=(1, 1), environment=environment) == [0, 0], hosts.log(1, 1) + hosts.output(1)
     assert "the courier of this host ended (status -9), and is started again" in hosts.output(1)
+    assert "courier of host 1: started again" in hosts.story()
 
 
 def test_the_other_host_saves_when_the_first_is_lost_and_the_job_is_resumed(hosts):
@@ -719,6 +727,17 @@ def test_a_lost_host_that_returns_takes_the_center_of_the_others(hosts):
     assert abs(said(hosts, 1, 1)[0][0] - 5.0) < 0.5, hosts.log(1, 1)
     (hosts.folder / "enough").touch()
     assert hosts.wait(30) == [0, 0], hosts.output(0) + hosts.output(1)
+    story = [line.partition(" (")[0].replace("ranks 0, 1", "rank 1") for line in hosts.story()]
+    assert [line for line in story if "1" in line.partition(":")[0] and "left" not in line] == [
+        "rank 1: expected -> joined",
+        "rank 1: joined -> training",
+        "host 1: lost",
+        "rank 1: training -> lost",
+        "rank 1: lost -> expected late",
+        "host 1: lost -> returned",
+        "rank 1: expected late -> joined late",
+        "rank 1: joined late -> training late",
+    ]
 
 
 def test_all_workers_of_all_hosts_are_started_again_from_the_checkpoint(hosts):

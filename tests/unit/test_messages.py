@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from platoon_base import errors
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_reply, decode_request, encode, encode_value
+from platoon_base.coordination.story import Entry
 from platoon_base.errors import PlatoonError, ProtocolError
 from platoon_base.sharding import Position
 from platoon_base.system.environment import MAX_WORKERS
@@ -41,6 +42,7 @@ REQUESTS = [
     msg.Leave(),
     msg.Round(timeout_s=1.0),
     msg.Watch(protocol=msg.PROTOCOL),
+    msg.AskStory(protocol=msg.PROTOCOL),
     msg.EndJob(protocol=msg.PROTOCOL, sent_at=3.25, grace_s=2.5),
     msg.UserRequest(req="next", info={"seen": [1, 2.5, "x", None, True, b"\0\1"]}),
 ]
@@ -75,6 +77,9 @@ REPLIES = [
         stop="SIGINT",
         seconds=7.5,
         missed_checkpoints=1,
+    ),
+    msg.StoryReply(
+        entries=[Entry(3.5, "rank", [0, 2], "joined", "lost", "killed by SIGKILL"), Entry(4.0, "job", [], "", "stops")]
     ),
     msg.Failure(kind="LayoutMismatchError", message="got ..."),
 ]
