@@ -194,7 +194,7 @@ class Controller:
 
     @property
     def story(self) -> Story:
-        """What has happened in the job."""
+        """The latest changes in the job."""
         return self._coordinator.story
 
     @property

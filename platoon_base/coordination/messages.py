@@ -337,7 +337,7 @@ class Seen(Message, frozen=True, kw_only=True, tag="seen"):
 
 
 class StoryReply(Message, frozen=True, kw_only=True, tag="story"):
-    """What has happened in the job, as far as it is kept."""
+    """The latest changes in the job, in order."""
 
     entries: list[Entry]
 

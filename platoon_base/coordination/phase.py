@@ -9,7 +9,7 @@ __all__ = ["TRANSITIONS", "Event", "Phase"]
 
 
 class Phase(enum.IntEnum):
-    """What a rank is at the moment; messages hold the numbers.
+    """The phase of a rank; messages hold the numbers.
 
     A rank is late while it has joined a running job, or been started again, and has not met the others in a collective
     call since: no call waits for it.
@@ -57,7 +57,7 @@ _AWAITED = (Phase.EXPECTED, Phase.JOINED, Phase.TRAINING)
 
 
 class Event(enum.Enum):
-    """What happens to a rank."""
+    """An event in the life of a rank."""
 
     JOIN = "joined"
     SHARE = "shared the center"

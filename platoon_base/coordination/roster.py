@@ -304,7 +304,7 @@ class Roster(Mapping[int, Participant]):
 
     def fall_in(self, ranks: Iterable[int]) -> None:
         """Note that these ranks have met: from now on collective calls wait for them."""
-        for rank in self.awaited.union(ranks) - self.awaited:
+        for rank in sorted(set(ranks) - self.awaited):
             self.move(self[rank], Event.MEET)
             self._forget()
 

@@ -111,9 +111,9 @@ def test_the_logs_of_an_earlier_run_are_put_aside(platoon, write_script, tmp_pat
     assert "of the earlier run" not in done.stdout
     assert "(it has written nothing)" in done.stdout
     kept = sorted(path.name for path in tmp_path.glob("logs/earlier/*/*"))
-    assert kept == ["error.json", "rank0.error.json", "rank0.log", "rank1.log"]
+    assert kept == ["error.json", "rank0.error.json", "rank0.log", "rank1.log", "story.json"]
     assert all("of the earlier run" in path.read_text() for path in tmp_path.glob("logs/earlier/*/*"))
-    assert sorted(path.name for path in tmp_path.glob("logs/[!.]*.*")) == ["error.json", "rank0.log"]
+    assert sorted(path.name for path in tmp_path.glob("logs/[!.]*.*")) == ["error.json", "rank0.log", "story.json"]
 
 
 def test_a_log_folder_is_one_jobs_while_it_runs(platoon, write_script, tmp_path):
