@@ -2,7 +2,7 @@
 
 import pytest
 
-from platoon_base.coordination.roster import Phase, Roster, relayed_peer
+from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.courier.messages import Listening
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
@@ -40,7 +40,7 @@ class Table:
         return [list(message.workers.values()) for _, message in sent[:1]]
 
     def leaves(self, rank):
-        self.roster.depart(self.roster[rank], Phase.LEFT)
+        self.roster.depart(self.roster[rank], lost=False)
 
 
 @pytest.fixture
