@@ -150,10 +150,12 @@ class BackgroundExchanges:
 
     def _note_missing(self, missing: set[int], fresh: Sequence[int]) -> None:
         for host in fresh:
-            self._missed.pop(host, None)
+            if self._missed.pop(host, 0) >= _OFTEN:
+                self._tell(between.LeftOut(host, 0))
         for host in missing:
             self._missed[host] = self._missed.get(host, 0) + 1
             if self._missed[host] == _OFTEN:
+                self._tell(between.LeftOut(host, _OFTEN))
                 log.warning(
                     "host %d was left out of %d exchanges one after the other: nothing came from it, or went to it, "
                     "for %g s each time; until that changes, these hosts and that one train by themselves",

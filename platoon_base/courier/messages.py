@@ -16,6 +16,7 @@ __all__ = [
     "Filled",
     "Gather",
     "Gathered",
+    "LeftOut",
     "Listening",
     "Lost",
     "Made",
@@ -151,8 +152,15 @@ class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
     bases: dict[int, int]
 
 
+class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
+    """A host was left out of so many exchanges, one after the other; 0 once it takes part again."""
+
+    host: int
+    exchanges: int
+
+
 Order = Union[Begin, Peers, Made, Dropped, Lost, Gather, Combine]
-News = Union[Listening, Filled, Exchanged, Gathered]
+News = Union[Listening, Filled, Exchanged, Gathered, LeftOut]
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _news: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)
 

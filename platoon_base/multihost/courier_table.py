@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from platoon_base.coordination.actions import CenterMade, CenterSource, RoundMet
 from platoon_base.coordination.roster import Roster
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Listening, News
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, News
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
@@ -78,6 +78,10 @@ class CourierTable:
             self._filled(host)
         elif isinstance(news, Gathered):
             self._order_round(self._round.gathered(host, news))
+        elif isinstance(news, LeftOut):
+            left_out, again = f"left out of {news.exchanges} exchanges", "exchanges again"
+            before, after = ("", left_out) if news.exchanges else ("left out", again)
+            self._roster.story.add("courier", [news.host], before, after, f"as that of host {host} says")
 
     def center_made(self, made: CenterMade) -> None:
         """See `HostsCouriers.center_made`."""
@@ -96,6 +100,7 @@ class CourierTable:
     def center_source(self, source: CenterSource) -> None:
         """See `HostsCouriers.center_source`."""
         log.warning("%s: the centers of all hosts begin with the values of host %d", source.why, source.host)
+        self._roster.story.add("host", [source.host], "", "has the values that all centers begin with", source.why)
         self._source, self._changed = source.host, True
 
     def round_met(self, met: RoundMet) -> None:

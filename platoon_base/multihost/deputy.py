@@ -16,7 +16,7 @@ from platoon_base.controller.processes import Exit, WorkerProcesses
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import encode
-from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, Listening, News
+from platoon_base.courier.messages import Combine, Filled, Gather, Gathered, LeftOut, Listening, News
 from platoon_base.errors import PlatoonError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles, Origin
@@ -192,7 +192,7 @@ class Deputy:
             self._send(between.CourierListens((news.address, news.port, news.token)))
         elif isinstance(news, Filled):
             self._send(between.CenterFilled())
-        elif isinstance(news, Gathered):
+        elif isinstance(news, (Gathered, LeftOut)):
             self._send(news)
 
     def _put_state(self, state: between.JobState) -> None:

@@ -23,7 +23,7 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_request
 from platoon_base.coordination.encoding import encode as encode_request
 from platoon_base.coordination.roster import Participant, Roster, divided_peer, relayed_peer
-from platoon_base.courier.messages import Filled, Gathered, Listening
+from platoon_base.courier.messages import Filled, Gathered, LeftOut, Listening
 from platoon_base.errors import ConfigurationError, PlatoonError, ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
@@ -243,7 +243,7 @@ class HostTable:
             self._couriers.hear(member.host, Listening(*message.at))
         elif isinstance(message, between.CenterFilled):
             self._couriers.hear(member.host, Filled())
-        elif isinstance(message, Gathered):
+        elif isinstance(message, (Gathered, LeftOut)):
             self._couriers.hear(member.host, message)
         return []
 

@@ -8,7 +8,7 @@ from typing import Optional, Union
 import msgspec
 
 from platoon_base.checkpoints.files import About
-from platoon_base.courier.messages import Combine, Gather, Gathered
+from platoon_base.courier.messages import Combine, Gather, Gathered, LeftOut
 from platoon_base.errors import ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.worker_process.failure import Failure
@@ -312,7 +312,7 @@ class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
     again: bool = False
 
 
-Up = Union[Arrive, Begun, Requests, WorkerEnded, Signalled, Failed, CourierListens, CenterFilled, Gathered]
+Up = Union[Arrive, Begun, Requests, WorkerEnded, Signalled, Failed, CourierListens, CenterFilled, Gathered, LeftOut]
 Down = Union[
     Welcome,
     Refused,

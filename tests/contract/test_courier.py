@@ -14,6 +14,7 @@ import pytest
 from platoon_base.centers.hosts_means import weighted_mean
 from platoon_base.courier import background
 from platoon_base.courier import messages as between
+from platoon_base.courier.messages import LeftOut
 from platoon_base.errors import CollectiveTimeoutError
 from platoon_base.hosts.world import World
 from platoon_base.rules import ASGD, EASGD, CenterMomentum
@@ -276,6 +277,7 @@ def test_a_host_that_is_left_out_again_and_again_is_named(caplog, monkeypatch):
         group.made()
         group.until_exchanged()
         group.until(lambda: any("left out of 3" in r.getMessage() for r in caplog.records), group.hosts[:1])
+        assert LeftOut(1, 3) in group.hosts[0].news
     assert "host 1" in caplog.text
 
 

@@ -2,8 +2,9 @@
 
 import pytest
 
+from platoon_base.coordination.actions import RoundMet
 from platoon_base.coordination.roster import Roster, relayed_peer
-from platoon_base.courier.messages import Listening
+from platoon_base.courier.messages import Gathered, LeftOut, Listening
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
@@ -72,3 +73,25 @@ def test_couriers_learn_it_also_if_a_worker_that_was_expected_on_one_host_joins_
     assert table.numbers() == [[1, 1, 1]]
     table.roster.join(hello(rank=1), relayed_peer(2, b"1"))
     assert table.numbers() == [[1, 0, 2]]
+
+
+def changes(table):
+    return [entry.line.split("  ", 1)[1] for entry in table.roster.story.entries]
+
+
+def test_the_story_has_couriers_that_are_left_out_or_started_again(table):
+    assert not any("courier" in line for line in changes(table)), "they listen for the first time"
+    table.table.round_met(RoundMet(1, {0: 1, 1: 1, 2: 1}))
+    for host in (0, 2):
+        table.table.hear(host, Gathered(1, {0: 3, 1: 2, 2: 3}))
+    table.table.hear(1, Gathered(1, {0: 3, 1: 2, 2: 3}))
+    table.table.hear(0, LeftOut(2, 3))
+    table.table.hear(0, LeftOut(2, 0))
+    table.table.hear(2, Listening("127.0.0.1", 2, "00"))
+    why = "round 1: not all hosts have what its workers contributed, or its center is behind"
+    assert changes(table)[-4:] == [
+        f"courier of host 1: left out ({why})",
+        "courier of host 2: left out of 3 exchanges (as that of host 0 says)",
+        "courier of host 2: left out -> exchanges again (as that of host 0 says)",
+        "courier of host 2: started again",
+    ]
