@@ -3,7 +3,7 @@
     python benchmarks/hosts_learning.py [--seeds 1 2 3 4 5] [--methods defaults easgd-10] [--out FOLDER]
     python benchmarks/hosts_learning.py --task fashion-mnist --rate 0.001 --epochs 14 --methods defaults --seeds 1 2 3
 
-Handwritten digits or Fashion-MNIST, a perceptron in Lasagne (tasks of learning.py). Two launchers on this machine are the
+Handwritten digits or Fashion-MNIST, a perceptron in Lasagne (tasks of learning.py). Launchers on this machine are the
 hosts. Each mini-batch takes 20 ms longer than it computes, as one of a larger model would, and four workers then need
 less than two cores. So an exchange each 0.2 s is one in about ten mini-batches, each second one in fifty. Steps are
 those of a worker. The accuracy after each epoch is that on all validation rows, of which each worker takes its part, by
