@@ -139,10 +139,8 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     return seconds
 
 
-def _require_library_allowed(backend: str, no_encryption: bool, hosts: int, restarts: int) -> None:
+def _require_library_allowed(backend: str, no_encryption: bool, restarts: int) -> None:
     got = f"got --hosts-backend {backend}"
-    if hosts == 1:
-        raise ConfigurationError(f"{got} on one host: arrays pass through its memory there; leave the option out")
     if not no_encryption:
         raise ConfigurationError(f"{got}, which does not encrypt: add --no-encryption if the network is your own")
     if backend == MPI and restarts:
@@ -224,8 +222,10 @@ def host_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         place = find_place(os.environ, nnodes, node_rank, rdzv_endpoint)
         endpoint = find_endpoint(os.environ, rdzv_endpoint) if place.hosts > 1 else ""
-        if hosts_backend != LINKS:
-            _require_library_allowed(hosts_backend, no_encryption, place.hosts, kwargs.get("max_restarts", 0))
+        if hosts_backend != LINKS and place.hosts == 1:
+            log.warning("--hosts-backend %s has no effect on one host: arrays pass through its memory", hosts_backend)
+        elif hosts_backend != LINKS and place.host == 0:
+            _require_library_allowed(hosts_backend, no_encryption, kwargs.get("max_restarts", 0))
         hosts = HostOptions(place, endpoint, rdzv_timeout, host_timeout, not no_encryption, hosts_backend)
         try:
             return command(*args, hosts=hosts, **kwargs)

@@ -109,7 +109,7 @@ def _state_of(recent: Recent, snapshot: Snapshot, participant: Participant) -> s
     Before it joins, a script is imported; the models of those that have met, but not trained yet, are being compiled.
     """
     phase, progress = participant.phase, snapshot.progress[participant.rank]
-    if phase is Phase.LEFT:
+    if phase.left:
         return "lost" if participant.rank in snapshot.failing else "finished"
     if phase is Phase.LOST:
         failed = any(ended.rank == participant.rank for ended in snapshot.failed)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import msgspec
+import numpy as np
 
 from platoon_base.collectives.group_failure import GroupFailure
 from platoon_base.collectives.group_segment import CHUNK_BYTES, GroupSegment
@@ -25,6 +26,8 @@ from platoon_base.shm.liveness import Liveness
 from platoon_base.system.text import to_bytes
 
 __all__ = ["HostsCollective"]
+
+Array = np.ndarray[Any, Any]
 
 _WHY_BYTES = 500
 
@@ -116,6 +119,10 @@ class HostsCollective(HostCollective):
             world.backend != LINKS,
             library,
         )
+
+    def _look_after(self, header: Array, deadline: float, timeout_s: float) -> float:
+        until = self._failure.exchange.patient_until if self._failure.exchange is not None else 0.0
+        return super()._look_after(header, max(deadline, until + timeout_s) if until else deadline, timeout_s)
 
     def _release(self) -> None:
         super()._release()
@@ -271,7 +278,10 @@ class _Forming:
         except Exception as exc:  # of any kind: the others wait, and learn of it
             why = to_bytes(str(exc) or repr(exc), _WHY_BYTES).decode(errors="replace")
             error, note = exc, _Note(failure=why, elsewhere=isinstance(exc, _ElsewhereError))
-        raw = self._membership.meet(what, msgspec.msgpack.encode(note), self._timeout_s)
+        try:
+            raw = self._membership.meet(what, msgspec.msgpack.encode(note), self._timeout_s)
+        except PlatoonError as exc:
+            raise exc if error is None else error from exc  # its own, though the others did not come to hear of it
         if error is not None and not isinstance(error, _ElsewhereError):
             raise error
         notes = {rank: msgspec.msgpack.decode(each, type=_Note) for rank, each in raw.items()}

@@ -80,7 +80,11 @@ class HostsExchange(HostsReducing):
             return here
         if not self.busy:
             self._links.pump()  # the question why a rank is absent may have taken long
-        return sorted({member for link in self._links.quiet(self._owes) for member in link.missing})
+        found = {member for link in self._links.quiet(self._owes) for member in link.missing}
+        pending = self._pending
+        if not found and pending is not None and (pending.why_failed() or time.monotonic() > self.patient_until):
+            found = {link.to.member for link in self._links.all}  # they have left, and the result did not come
+        return sorted(found)
 
     def left(self) -> list[int]:
         """See `Exchange.left`."""

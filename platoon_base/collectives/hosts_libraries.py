@@ -115,16 +115,19 @@ class GlooHosts:
             world.addresses[0], port, world.hosts, port == 0, timedelta(seconds=timeout_s), wait_for_workers=False
         )
         self.port = int(self._store.port)
-        self._world = world
+        self._world, self._until = world, time.monotonic() + timeout_s
+        # Now, since it fails where the address is none of this host's, and the others are not to wait for that.
+        self._device = distributed.ProcessGroupGloo.create_device(hostname=world.addresses[world.host])
         self._group: Any = None
 
     def connect(self) -> None:
         """Connect to the other hosts, which do so at the same time."""
         group = self._torch.distributed.ProcessGroupGloo
         options = group._Options()
-        options._devices = [group.create_device(hostname=self._world.addresses[self._world.host])]
-        options._timeout = timedelta(seconds=_SLOWEST_S)
+        options._devices = [self._device]
+        options._timeout = timedelta(seconds=max(self._until - time.monotonic(), 1.0))
         self._group = group(self._store, self._world.host, self._world.hosts, options)
+        self._group._set_default_timeout(timedelta(seconds=_SLOWEST_S))
 
     def begin_sum(self, array: Array) -> Pending:
         """See `HostsLibrary.begin_sum`."""
@@ -134,7 +137,7 @@ class GlooHosts:
         """See `HostsLibrary.close`."""
         if failed and self._group is not None:
             _keep_for_ever(self._group)  # its end would wait for what never comes
-        self._group = self._store = None
+        self._group = self._store = self._device = None
 
 
 class _MpiSum:
@@ -215,15 +218,13 @@ class MpiHosts:
 
     def close(self, failed: bool) -> None:
         """See `HostsLibrary.close`."""
-        if self._ours is None or failed:
-            return  # its thread may be in a call, for ever, that writes into an array
-        self._orders.put(None)
-        if self._thread is not None:
-            self._thread.join()
-        self._ours.Free()
-        self._ours = None
-        if self._began:
-            self._mpi.Finalize()
+        self._orders.put(None)  # a thread that is in a call stays there, and keeps the array
+        if self._began and not failed:
+            # At the very end of the process: it waits for the other hosts, which may wait for this one to leave.
+            # After a failure never: MPI then ends all its processes, which have no other way to end together.
+            finalize = ctypes.cast(ctypes.CDLL(self._mpi.__file__).MPI_Finalize, ctypes.c_void_p)
+            ctypes.pythonapi.Py_AtExit(finalize)
+            self._began = False
 
 
 def _keep_for_ever(thing: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any, Callable
 
 import numpy as np
@@ -22,6 +23,7 @@ CHUNKS = 8  # of an array that is not large: the links wait for the first, and t
 DEPTH = 4  # chunks that are begun at a time
 SHORTEST_PIECE, LONGEST_PIECE = 1 << 15, 1 << 18  # bytes of a record
 NO_BYTES = np.zeros(0, np.uint8)
+_LIBRARY_S, _LIBRARY_BYTES_PER_S = 10.0, 1e6  # for which, and at which rate, a library is thought to move data
 _ALIGN = 16  # elements
 
 
@@ -81,13 +83,25 @@ class HostsReducing(HostsWaits):
 
     def _by_the_library(self, array: Array, out: Array, op: str) -> Steps:
         """Combine an array on each host, let a library add those of all hosts, and give the result to all ranks."""
-        yield from self._inside("all_reduce", "sum", array, out)
-        if self._library is not None:
+        self.patient_until = time.monotonic() + _LIBRARY_S + array.nbytes / _LIBRARY_BYTES_PER_S
+        if self._library is None:
+            yield from self._inside("all_reduce", "sum", array, out)
+        else:
+            own = self._memory_for_library(out.dtype, len(out))
+            yield from self._inside("all_reduce", "sum", array, own)
             self._links.announce(b"")
             yield from self._heads()  # else it might add arrays of two calls
-            yield from self._added(self._library, out)
-            finished(out, op, self._size)
+            yield from self._added(self._library, own)
+            finished(own, op, self._size)
+            np.copyto(out, own)
         yield from self._inside("broadcast", "sum", out, out)
+        self.patient_until = 0.0
+
+    def _memory_for_library(self, dtype: Any, count: int) -> Array:
+        """Return memory that the user has not: after a call has failed a library may still write there."""
+        if self._adding is None or self._adding.dtype != dtype or len(self._adding) != count:
+            self._adding = np.empty(count, dtype)
+        return self._adding
 
     def _chunks(self, array: Array, out: Array, op: str, inner: str) -> Steps:
         """Combine a large array, whose length has a factor of rails times hosts."""

@@ -74,6 +74,8 @@ class HostsWaits:
         self._within = True  # this rank waits for those of its host
         self._owes: Callable[[Link], bool] = lambda link: False
         self._pending: Pending | None = None
+        self._adding: Array | None = None  # what a library adds
+        self.patient_until = 0.0  # a library tells nothing of data that move: until then the call may take
         self._first: Array | None = None  # the headline, until the ranks of this host have compared it
         self._headers: dict[tuple[Any, ...], Array] = {}
         self._plans: dict[int, Any] = {}
@@ -153,7 +155,8 @@ class HostsWaits:
     def _added(self, library: HostsLibrary, array: Array) -> Steps:
         """Replace an array by the sum over the hosts, by the library; all hosts have come to this call."""
         self._pending = pending = library.begin_sum(array)
-        self._within, self._owes = False, _owes_all
+        # A rank that has left has the result, so what this rank needs is on its way.
+        self._within, self._owes = False, lambda link: not link.left
         since = looked = time.monotonic()
         while not pending.done():
             now = time.monotonic()
@@ -178,7 +181,3 @@ class HostsWaits:
 def owes_head(link: Link) -> bool:
     """Tell whether the head of a call is still to come by a link, or to leave."""
     return link.head is None or link.stream.sent < link.stream.posted
-
-
-def _owes_all(link: Link) -> bool:
-    return True

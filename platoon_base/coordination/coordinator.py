@@ -15,7 +15,6 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, AnswerUser, Asker, RoundMet, SendReply, Shared, refuse
 from platoon_base.coordination.center_election import LOOK_S, CenterElection
 from platoon_base.coordination.collective_calls import drops_center, invalid, mismatch, reply_to, terms_of
-from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.records import Records
 from platoon_base.coordination.rendezvous import Complete, Outcome, Rendezvous
 from platoon_base.coordination.roster import Participant, Roster
@@ -99,7 +98,7 @@ class Coordinator:
         """Take note that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
         participant = self.roster.get(rank)
         if participant is None or participant.phase.gone:
-            if participant is not None and lost and participant.phase is Phase.LEFT:
+            if participant is not None and lost and participant.phase.left:
                 self.roster.depart(participant, lost, why)  # it said goodbye on its way down
             return []
         return self._depart(participant, lost, why)

@@ -23,11 +23,17 @@ class Phase(enum.IntEnum):
     EXPECTED_LATE = 5
     JOINED_LATE = 6
     TRAINING_LATE = 7
+    LEFT_LATE = 8
 
     @property
     def gone(self) -> bool:
         """Whether the worker takes part no more."""
         return self in _GONE
+
+    @property
+    def left(self) -> bool:
+        """Whether the worker has left in good order."""
+        return self in (Phase.LEFT, Phase.LEFT_LATE)
 
     @property
     def present(self) -> bool:
@@ -50,7 +56,8 @@ class Phase(enum.IntEnum):
         return self.name.lower().replace("_", " ")
 
 
-_GONE = (Phase.LEFT, Phase.LOST)
+_GONE = (Phase.LEFT, Phase.LOST, Phase.LEFT_LATE)
+_LATE = (Phase.EXPECTED_LATE, Phase.JOINED_LATE, Phase.TRAINING_LATE)
 _PRESENT = (Phase.JOINED, Phase.TRAINING, Phase.JOINED_LATE, Phase.TRAINING_LATE)
 _SHARES = (Phase.TRAINING, Phase.TRAINING_LATE)
 _AWAITED = (Phase.EXPECTED, Phase.JOINED, Phase.TRAINING)
@@ -74,6 +81,7 @@ TRANSITIONS: Mapping[Event, Mapping[Phase, Phase]] = {
         Phase.EXPECTED: Phase.JOINED,
         Phase.EXPECTED_LATE: Phase.JOINED_LATE,
         Phase.LEFT: Phase.JOINED,  # connect() after close(), in one script
+        Phase.LEFT_LATE: Phase.JOINED_LATE,
         Phase.LOST: Phase.JOINED,
     },
     Event.SHARE: {
@@ -85,7 +93,7 @@ TRANSITIONS: Mapping[Event, Mapping[Phase, Phase]] = {
     Event.RELEASE: {Phase.TRAINING: Phase.JOINED, Phase.TRAINING_LATE: Phase.JOINED_LATE},
     Event.MEET: {Phase.JOINED_LATE: Phase.JOINED, Phase.TRAINING_LATE: Phase.TRAINING},
     Event.PART: {Phase.JOINED: Phase.JOINED_LATE, Phase.TRAINING: Phase.TRAINING_LATE},
-    Event.LEAVE: {phase: Phase.LEFT for phase in Phase if phase not in _GONE},
+    Event.LEAVE: {phase: Phase.LEFT_LATE if phase in _LATE else Phase.LEFT for phase in Phase if phase not in _GONE},
     Event.LOSE: {phase: Phase.LOST for phase in Phase if phase is not Phase.LOST},  # one that left may fail after that
     Event.READMIT: dict.fromkeys(_GONE, Phase.EXPECTED_LATE),
 }

@@ -99,7 +99,7 @@ class CourierTable:
 
     def center_source(self, source: CenterSource) -> None:
         """See `HostsCouriers.center_source`."""
-        log.warning("%s: the centers of all hosts begin with the values of host %d", source.why, source.host)
+        log.warning("%s: centers that are made from now on begin with the values of host %d", source.why, source.host)
         self._roster.story.add("host", [source.host], "", "has the values that all centers begin with", source.why)
         self._source, self._changed = source.host, True
 

@@ -102,7 +102,8 @@ class CourierKeeper:
                     start_new_session=True,
                 )
             except OSError as exc:
-                log.warning("the courier cannot be started, so this host's center stays by itself: %s", exc)
+                log.warning("the courier cannot be started, and is tried again in %g s: %s", _AGAIN_S, exc)
+                self._start_at = time.monotonic() + _AGAIN_S
                 return
         if self._process.stdout is not None:
             os.set_blocking(self._process.stdout.fileno(), False)

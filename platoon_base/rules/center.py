@@ -107,6 +107,8 @@ class Rule:
             cls.form = cls.form.bound(getattr(cls, kernel), values, *names_of(cls))
             if cls.__module__.rpartition(".")[0] == __name__.rpartition(".")[0]:
                 COMPILED[cls.form.name] = cls.form
+        elif method in vars(cls) and kernel not in vars(cls):  # the loops of the class above do something else
+            setattr(cls, kernel, None)
         declaring = next(base for base in cls.__mro__ if "_form_is" in vars(base))
         if cls.form is None and declaring is not cls and getattr(cls, method) is getattr(declaring, method):
             raise ConfigurationError(

@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 import re
+import time
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,58 @@ def test_it_is_the_library_that_adds_large_arrays(group):
     for n in (1000, LARGE):
         group.run(lambda c, n=n: c.all_reduce(np.ones(n, np.float32), timeout_s=TIMEOUT_S))
     assert added == [4 * LARGE] * len(group.workers)
+
+
+class Late:
+    """A sum of the library that this rank learns of later."""
+
+    def __init__(self, pending, late_s):
+        self.pending, self.at = pending, time.monotonic() + late_s
+
+    def done(self):
+        return time.monotonic() > self.at and self.pending.done()
+
+    def why_failed(self):
+        return self.pending.why_failed()
+
+
+def make_late(library, late_s):
+    begin = library.begin_sum
+    library.begin_sum = lambda array: Late(begin(array), late_s)
+
+
+def test_a_sum_may_take_longer_than_the_timeout_since_a_library_tells_nothing_of_progress(group):
+    make_late(group.libraries[1], 1.0)
+    results = group.run(lambda c: c.all_reduce(np.ones(LARGE, np.float32), timeout_s=0.2))
+    assert all((result == len(group.members)).all() for result in results)
+
+
+def test_who_left_after_its_sum_has_come_is_not_missed(group):
+    make_late(group.libraries[-1], 1.5)  # longer than what is waited for before a broken link counts
+
+    def reduce_and_leave(member):
+        found = member.all_reduce(np.ones(LARGE, np.float32), timeout_s=TIMEOUT_S)
+        member.close()
+        return found
+
+    assert all((result == len(group.members)).all() for result in group.run(reduce_and_leave))
+
+
+def test_a_library_that_cannot_be_used_on_one_host_ends_the_forming_on_all(run_over):
+    text = """
+if rank == 1:
+    import torch.distributed
+    def create_device(**kwargs):
+        raise RuntimeError("no interface has that address")
+    torch.distributed.ProcessGroupGloo.create_device = create_device
+try:
+    worker.all_reduce(np.ones(3))
+except Exception as exc:
+    print("ENDED", type(exc).__name__, exc, flush=True)
+worker.close()
+"""
+    for log in run_over("1+1", text).logs:
+        assert re.search("ENDED .*no interface has that address", log), log
 
 
 ENDS = """

@@ -95,6 +95,20 @@ def test_a_full_job_is_full():
     require_failure(job.answer("more", hello()), "ConfigurationError", "full", f"{MAX_WORKERS} workers")
 
 
+def test_a_rank_that_nobody_waits_for_stays_so_when_it_joins_again():
+    """A script may connect, close, and connect again before the rank has met the others."""
+    job = Job(2).join(0, 1)
+    job.coordinator.worker_ended(1, lost=True)
+    job.coordinator.expect_again(1, START)
+    for peer in ("again", "once more"):
+        job.answer(peer, hello(rank=1))
+        assert job.coordinator.roster.awaited == {0}
+        job.ask(peer, msg.Leave())
+        assert job.coordinator.roster[1].phase.left
+    job.answer("a third time", hello(rank=1))
+    assert job.coordinator.roster.awaited == {0}
+
+
 @pytest.mark.parametrize("said_goodbye", [True, False])
 def test_a_process_that_ends_well_is_not_lost(said_goodbye):
     job = Job(2).join(0, 1)

@@ -300,6 +300,22 @@ class Halfway(Rule):
 '''
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_sync_of_a_derived_class_is_what_runs_whatever_the_dtype(dtype):
+    """The class above has loops in C for two of these dtypes, which do not do what this one does."""
+
+    class Twice(rules.EASGD):
+        def sync(self, local, center, local_state=(), center_state=()):
+            for _ in range(2):
+                super().sync(local, center, local_state, center_state)
+
+    x, c, expected_x, expected_c = (np.array([value], dtype) for value in (4, 0, 4, 0))
+    apply(Twice(0.25), [(x, c, (), ())])
+    for _ in range(2):
+        rules.EASGD(0.25).sync(expected_x, expected_c)
+    assert (x, c) == (expected_x, expected_c)
+
+
 def test_a_new_rule_is_one_file(tmp_path):
     """A module in the folder of the rules is offered, chosen by its name, and gets loops in C and kernels."""
     (tmp_path / "halfway.py").write_text(NEW_RULE)

@@ -120,7 +120,6 @@ def test_a_step_that_has_been_started_starts_no_other(engines, tmp_path):
     [
         (["--hosts-backend", "gloo"], "which does not encrypt: add --no-encryption"),
         (["--hosts-backend", "mpi", "--no-encryption", "--max-restarts", "2"], "MPI ends the whole job"),
-        (["--hosts-backend", "gloo", "--no-encryption", "--nnodes", "1"], "on one host"),
     ],
 )
 def test_a_library_between_hosts_is_refused_where_it_cannot_work(tmp_path, options, says):
