@@ -1,0 +1,96 @@
+"""The examples as shipped, on two hosts (folders of this machine) of two workers and one; nothing in them is new."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from needing import needs_theano
+
+from tests.helpers.launching_hosts import Hosts, clean_environment
+from tests.jobs.test_examples import BLOCKS_TIMEOUT_S, EXAMPLES, needs_blocks, needs_keras
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(BLOCKS_TIMEOUT_S + 20)]
+
+
+def marks_of(decorator):
+    def marked():
+        pass
+
+    return decorator(marked).pytestmark
+
+
+RUNS = [
+    pytest.param("lasagne_digits.py", ["--plot", "", "--num-epochs", "25"], id="lasagne", marks=marks_of(needs_theano)),
+    pytest.param(
+        "lasagne_digits.py",
+        ["--plot", "", "--num-epochs", "12", "--sync"],
+        id="lasagne-sync",
+        marks=marks_of(needs_theano),
+    ),
+    pytest.param("keras_digits.py", ["--num-epochs", "15"], id="keras", marks=marks_of(needs_keras)),
+    pytest.param("keras_digits.py", ["--num-epochs", "15", "--sync"], id="keras-sync", marks=marks_of(needs_keras)),
+    pytest.param("blocks_digits.py", ["--num-epochs", "12"], id="blocks", marks=marks_of(needs_blocks)),
+    pytest.param("blocks_digits.py", ["--num-epochs", "12", "--sync"], id="blocks-sync", marks=marks_of(needs_blocks)),
+]
+
+# Gradients of half a batch each, averaged over two hosts, or of the whole batch in one process.
+STEPS = """
+import sys
+from platoon_plugins.lasagne import all_reduce_grads
+import lasagne
+import numpy as np
+import theano
+import theano.tensor as T
+from platoon_base import connect
+
+worker = connect()
+rng = np.random.RandomState(0)
+rows, targets = rng.randn(64, 5).astype("float32"), rng.randn(64).astype("float32")
+lasagne.random.set_rng(np.random.RandomState(1))
+x, y = T.matrix("x"), T.vector("y")
+network = lasagne.layers.DenseLayer(lasagne.layers.InputLayer((None, 5), x), 8)
+network = lasagne.layers.DenseLayer(network, 1, nonlinearity=None)
+loss = T.mean((lasagne.layers.get_output(network).flatten() - y) ** 2)
+params = lasagne.layers.get_all_params(network)
+updates = lasagne.updates.momentum(all_reduce_grads(loss, params), params, 0.05)
+step = theano.function([x, y], loss, updates=updates)
+mine = slice(worker.global_rank * 64 // worker.global_size, (worker.global_rank + 1) * 64 // worker.global_size)
+for _ in range(20):
+    step(rows[mine], targets[mine])
+np.savez(f"{sys.argv[1]}-{worker.global_rank}.npz", *lasagne.layers.get_all_param_values(network))
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    found = Hosts(tmp_path, clean_environment())
+    yield found
+    found.close()
+
+
+def run(hosts, code, *args, workers):
+    for host, count in enumerate(workers):
+        hosts.start(code, host=host, hosts=len(workers), workers=count, args=args)
+    statuses = hosts.wait(BLOCKS_TIMEOUT_S)
+    assert statuses == [0] * len(workers), "".join(hosts.output(host) for host in range(len(workers)))
+
+
+@pytest.mark.parametrize(("example", "options"), RUNS)
+def test_an_example_trains_on_two_hosts(hosts, tmp_path, example, options):
+    run(hosts, (EXAMPLES / example).read_text(), *options, "--summary", "script.json", workers=(2, 1))
+    summary = json.loads((tmp_path / "script.json").read_text())
+    assert summary["workers"] == 3
+    assert summary["test_accuracy"] >= 0.9
+
+
+@needs_theano
+def test_averages_over_two_hosts_are_the_steps_of_one_process(hosts, tmp_path):
+    run(hosts, STEPS, "together", workers=(1, 1))
+    alone = [sys.executable, "script.py", "alone"]
+    subprocess.run(alone, cwd=tmp_path, env=clean_environment(), check=True, timeout=120)
+    found = [np.load(tmp_path / f"{name}.npz") for name in ("together-0", "together-1", "alone-0")]
+    for name in found[0].files:
+        np.testing.assert_array_equal(found[0][name], found[1][name])
+        np.testing.assert_allclose(found[0][name], found[2][name], rtol=1e-4, atol=1e-6)
