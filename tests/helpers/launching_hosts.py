@@ -33,6 +33,7 @@ class Hosts:
         self.port = free_port()
         self._short = tempfile.TemporaryDirectory(prefix="hosts-")  # the path of a socket has to be short
         self.launchers = []
+        self.variables = {}  # by host, its environment
 
     def start(self, script, *options, host, hosts=2, workers=1, args=(), environment=None, descriptors=None):
         path = self.folder / "script.py"
@@ -49,6 +50,7 @@ class Hosts:
             "OMP_NUM_THREADS": "1",
             **(environment or {}),
         }
+        self.variables[host] = variables
         words = ["--nnodes", str(hosts), "--node-rank", str(host), "--rdzv-endpoint", f"127.0.0.1:{self.port}"]
         limited = [] if descriptors is None else ["bash", "-c", f'ulimit -n {descriptors}; exec "$@"', "bash"]
         with open(self.folder / f"h{host}.out", "ab") as output:
@@ -94,6 +96,14 @@ class Hosts:
             assert time.monotonic() < deadline, outputs
             assert any(launcher.poll() is None for launcher in self.launchers), outputs
             time.sleep(0.01)
+
+    def command(self, host, *words):
+        """Run a command of `platoon` on a host; returns what it says."""
+        done = subprocess.run(
+            [sys.executable, "-m", "platoon_base", *words],
+            env=self.variables[host], cwd=self.folder, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        return done.stdout + done.stderr
 
     def close(self):
         for launcher in self.launchers:

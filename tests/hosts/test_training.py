@@ -158,6 +158,7 @@ def test_commands_for_running_jobs_on_any_host(make_laboratory, start_job):
         assert "script.py" in listed, listed
     top = job.laboratory.hosts[0].run(*launch_words()[:3], "top", "--once")
     assert "training" in top
+    assert all(f"{host.name}:cpu" in top for host in job.laboratory.hosts), top
     job.laboratory.hosts[1].run(*launch_words()[:3], "stop")
     assert job.wait(30) == [130, 130], job.text()
 

@@ -49,6 +49,21 @@ def script(text):
     return HEAD + textwrap.dedent(text)
 
 
+def test_logs_say_on_which_host_the_others_are(hosts):
+    code = script('say("here")\nwhile not worker.should_stop:\n    time.sleep(0.01)')
+    for host in (0, 1):
+        hosts.start(code, host=host, workers=2 - host)
+    for host, rank in ((0, 0), (0, 1), (1, 2)):
+        hosts.until(f"logs{host}/rank{rank}.log", "here")
+    for host, own, away in ((0, ("[0]", "[1]"), "rank 2 are on host 1"), (1, ("[2]",), "ranks 0, 1 are on host 0")):
+        told = hosts.command(host, "logs")
+        assert all(f'{rank} ["here"]' in told for rank in own), told
+        assert f"the logs of {away}" in told
+    assert "the logs of rank 2 are on host 1" in hosts.command(0, "logs", "--rank", "2")
+    stopped = hosts.command(1, "stop")
+    assert hosts.wait() == [130, 130], stopped
+
+
 def test_workers_of_all_hosts_are_one_world(hosts):
     code = script(
         """

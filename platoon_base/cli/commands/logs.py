@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import click
@@ -11,11 +12,23 @@ import click
 from platoon_base.cli.commands.words import job_argument
 from platoon_base.cli.log_view import LogView, ranks_in
 from platoon_base.errors import ConfigurationError
+from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 
 __all__ = ["command"]
 
 _LOOK_S = 0.2
+
+
+def _elsewhere(world: World, there: Collection[int]) -> list[str]:
+    """Say on which other hosts there are logs that this one does not have."""
+    found = []
+    for host in range(world.hosts if world.several else 0):
+        away = [rank for rank in world.ranks_on(host) if rank not in there]
+        if host != world.host and away:
+            ranks, name = f"rank{'s' * (len(away) > 1)} {', '.join(map(str, away))}", world.names[host]
+            found.append(f"the logs of {ranks} are on host {host} ({name}): `platoon logs` shows them there")
+    return found
 
 
 @click.command("logs")
@@ -45,9 +58,14 @@ def command(follow: bool, rank: int | None, lines: int, job: str) -> None:
         )
     folder = Path(job) if files is None else Path(files.origin.log_folder)
     there = ranks_in(folder)
+    elsewhere = [] if files is None else _elsewhere(files.world, there)
     if rank is not None and rank not in there:
         known = ", ".join(map(str, there)) or "none yet"
-        raise ConfigurationError(f"got --rank {rank}: in {folder} there are logs of ranks {known}")
+        text = "; ".join([f"in {folder} there are logs of ranks {known}", *elsewhere])
+        raise ConfigurationError(f"got --rank {rank}: {text}")
+    if rank is None:
+        for text in elsewhere:
+            click.echo(text, err=True)
     view = LogView(folder, rank, lines, sys.stdout.buffer)
     with contextlib.suppress(KeyboardInterrupt):  # the usual end
         view.show(last=not follow or files is None)
