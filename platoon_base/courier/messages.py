@@ -11,7 +11,6 @@ from platoon_base.hosts.world import World
 __all__ = [
     "Begin",
     "Combine",
-    "Dropped",
     "Exchanged",
     "Filled",
     "Gather",
@@ -67,10 +66,6 @@ class Peers(msgspec.Struct, frozen=True, tag="peers"):
 
 class Made(msgspec.Struct, frozen=True, tag="made"):
     """A worker has made the center of this host."""
-
-
-class Dropped(msgspec.Struct, frozen=True, tag="dropped"):
-    """The workers have let go of the center."""
 
 
 class Lost(msgspec.Struct, frozen=True, tag="lost"):
@@ -159,7 +154,7 @@ class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
     exchanges: int
 
 
-Order = Union[Begin, Peers, Made, Dropped, Lost, Gather, Combine]
+Order = Union[Begin, Peers, Made, Lost, Gather, Combine]
 News = Union[Listening, Filled, Exchanged, Gathered, LeftOut]
 _orders: msgspec.json.Decoder[Order] = msgspec.json.Decoder(Order)
 _news: msgspec.json.Decoder[News] = msgspec.json.Decoder(News)

@@ -53,8 +53,6 @@ def _serve(orders: int, news: int) -> None:
             *lines, rest = (rest + block).split(b"\n")
             for line in lines:
                 order = between.decode_order(line)
-                if isinstance(order, between.Dropped):
-                    return
                 if isinstance(order, between.Begin):
                     courier = stack.enter_context(contextlib.closing(_begin(order, news)))
                 elif courier is not None:

@@ -78,11 +78,6 @@ class CourierKeeper:
             self._begin = between.Begin(self._files.world, (path, prefix), specs, rule, every_s, filled=False)
             self._launch()
 
-    @property
-    def running(self) -> bool:
-        """Whether there is to be a courier."""
-        return self._begin is not None
-
     def _launch(self) -> None:
         if self._begin is None:
             return
