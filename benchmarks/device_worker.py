@@ -49,7 +49,7 @@ class Ours:
         from pygpu.collectives import GpuComm, GpuCommCliqueId
 
         from platoon_base import connect
-        from platoon_base.collectives.nccl import new_clique_id
+        from platoon_base.collectives.gpu_arrays import new_clique_id
 
         self.gpuarray = gpuarray
         self.context = pygpu.init(os.environ["PLATOON_DEVICE"])
@@ -77,7 +77,7 @@ class Ours:
     def _prepare_center(self, what: dict):
         from platoon_base import EASGD
         from platoon_base.centers.device import DeviceCenters
-        from platoon_base.centers.pygpu_runtime import runtime_of
+        from platoon_base.devices.pygpu_runtime import runtime_of
         from platoon_base.layout import Layout
 
         worker, rule = self.worker, EASGD(0.5)

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from platoon_base.centers.base import NonFiniteElement
-from platoon_base.centers.cuda import DeviceMemory, HostMemory
 from platoon_base.centers.device_directory import NOBODY, DeviceDirectory, DirectoryLayout, Entry
 from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.centers.device_tiles import Tiling, split_word, tile_table
+from platoon_base.devices.cuda import DeviceMemory, HostMemory
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, form_of, local_sources

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from platoon_base.centers.cuda import HANDLE_BYTES
 from platoon_base.centers.device_tiles import Tile, Tiling
+from platoon_base.devices.cuda import HANDLE_BYTES
 from platoon_base.layout import Layout
 from platoon_base.parameters import assign
 from platoon_base.shm.segments import Segment

@@ -7,9 +7,9 @@ from typing import Any, Protocol, Union
 
 import numpy as np
 
-from platoon_base.centers.cuda import Driver
 from platoon_base.centers.device_forms import Operation
 from platoon_base.device_arrays import Queue
+from platoon_base.devices.cuda import Driver
 from platoon_base.rules.forms import Form
 
 __all__ = ["Argument", "DeviceBuffer", "DeviceRuntime", "Kernel"]

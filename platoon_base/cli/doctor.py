@@ -9,11 +9,11 @@ import shutil
 from collections.abc import Iterator
 
 from platoon_base.centers.host_kernels import HAVE_FUSED
-from platoon_base.centers.nvrtc import nvrtc_version
 from platoon_base.cli.frameworks import Check, framework_checks, installed
 from platoon_base.collectives.host_exchange import HAVE_FUSED as HAVE_FUSED_COLLECTIVES
 from platoon_base.data.excerpt import HAVE_FUSED as HAVE_FUSED_EXCERPT
 from platoon_base.devices.discovery import can_share_center, cuda_devices, list_devices
+from platoon_base.devices.nvrtc import nvrtc_version
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.shm.segments import SHM_FOLDER
 from platoon_base.system.environment import NO_KERNELS

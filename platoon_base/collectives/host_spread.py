@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.collectives.host_links import RESULT, Links, as_bytes
+from platoon_base.collectives.hosts_links import RESULT, Links, as_bytes
 from platoon_base.links.stream import LONGEST_PAYLOAD
 
 __all__ = ["Spread"]

@@ -13,9 +13,9 @@ from platoon_base.collectives.group_failure import GroupFailure
 from platoon_base.collectives.group_segment import CHUNK_BYTES, GroupSegment
 from platoon_base.collectives.groups import Membership
 from platoon_base.collectives.host import HostCollective
-from platoon_base.collectives.host_links import Counterpart, Links
 from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.collectives.hosts_libraries import LIBRARIES, HostsLibrary
+from platoon_base.collectives.hosts_links import Counterpart, Links
 from platoon_base.errors import PlatoonError, WorkerLostError
 from platoon_base.hosts.world import LINKS, World
 from platoon_base.links.cipher import require_cipher

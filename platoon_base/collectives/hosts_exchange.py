@@ -17,8 +17,8 @@ import numpy as np
 
 from platoon_base.collectives.base import OPS
 from platoon_base.collectives.host_exchange import AGAIN, BROKEN, ENDED, part_of
-from platoon_base.collectives.host_links import as_bytes
 from platoon_base.collectives.host_spread import Spread
+from platoon_base.collectives.hosts_links import as_bytes
 from platoon_base.collectives.hosts_reducing import CHUNK_BYTES, NO_BYTES, SMALL_BYTES, HostsReducing, is_wide
 from platoon_base.collectives.hosts_waits import KEPT, SPIN_S, Steps, owes_head
 

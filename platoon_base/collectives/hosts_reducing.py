@@ -7,9 +7,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from platoon_base.collectives.host_links import HEADER_BYTES, Link, as_bytes
-from platoon_base.collectives.host_reduction import Reduction, combined, finished
 from platoon_base.collectives.hosts_libraries import takes
+from platoon_base.collectives.hosts_links import HEADER_BYTES, Link, as_bytes
+from platoon_base.collectives.hosts_parts import Reduction, combined, finished
 from platoon_base.collectives.hosts_waits import HostsWaits, Steps, owes_head
 
 __all__ = ["CHUNK_BYTES", "NO_BYTES", "SMALL_BYTES", "HostsReducing", "is_wide"]

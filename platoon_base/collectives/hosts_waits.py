@@ -10,9 +10,9 @@ from typing import Any, Callable
 import numpy as np
 
 from platoon_base.collectives.host_exchange import AGAIN, BROKEN, ENDED, MISMATCH, Exchange, Memory, part_of
-from platoon_base.collectives.host_links import HEADER_BYTES, Link, Links
-from platoon_base.collectives.host_reduction import Desk
 from platoon_base.collectives.hosts_libraries import HostsLibrary, Pending
+from platoon_base.collectives.hosts_links import HEADER_BYTES, Link, Links
+from platoon_base.collectives.hosts_parts import Desk
 
 __all__ = ["KEPT", "SPIN_S", "HostsWaits", "Steps", "owes_head"]
 

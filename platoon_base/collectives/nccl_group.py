@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from platoon_base.centers.cuda import Driver, primary_driver
 from platoon_base.collectives.base import require_timeout
 from platoon_base.collectives.device_guard import HAVE_GUARD, DeviceGuard
 from platoon_base.collectives.device_watch import DeviceWatch
-from platoon_base.collectives.nccl_library import DTYPE_CODES, OP_CODES, Communicator
+from platoon_base.devices.cuda import Driver, primary_driver
+from platoon_base.devices.nccl import DTYPE_CODES, OP_CODES, Communicator
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import sign
 from platoon_base.shm.liveness import Liveness

@@ -13,7 +13,7 @@ import torch
 
 from platoon_base.collectives.base import Collective, canonical_op, canonical_root
 from platoon_base.collectives.nccl_group import NcclGroup
-from platoon_base.collectives.nccl_library import DTYPE_CODES
+from platoon_base.devices.nccl import DTYPE_CODES
 from platoon_base.errors import ConfigurationError
 
 __all__ = ["HostTensors", "NcclTensors"]

@@ -103,9 +103,9 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
 
 def _runtime_of(context: Any) -> Any:
     """Return what the center needs of the parameters' framework on their device; None, told, if it is not there."""
-    kind = "cuda_runtime" if isinstance(context, CudaContext) else "pygpu_runtime"
+    kind = "runtime" if isinstance(context, CudaContext) else "pygpu_runtime"
     try:
-        return importlib.import_module(f"platoon_base.centers.{kind}").runtime_of(context)
+        return importlib.import_module(f"platoon_base.devices.{kind}").runtime_of(context)
     except BackendUnavailableError as exc:
         log.info("the center is in shared memory, though the parameters are on a GPU: %s", exc)
         return None
@@ -162,7 +162,7 @@ class JobCollectives(CollectiveFactory):
             raise ConfigurationError("got a CudaArray: collectives take NumPy arrays and GpuArrays; use numpy.asarray")
         clique, why = b"", f"{context.kind.decode()} has no NCCL"
         if context.kind == b"cuda":
-            nccl = importlib.import_module("platoon_base.collectives.nccl")
+            nccl = importlib.import_module("platoon_base.collectives.gpu_arrays")
             try:
                 clique, why = nccl.new_clique_id(context), ""
             except BackendUnavailableError as exc:
@@ -187,7 +187,7 @@ class JobCollectives(CollectiveFactory):
     def nccl(self, ordinal: int | None, timeout_s: float) -> NcclGroup | None:
         """See `CollectiveFactory.nccl`; no device, where there is no NCCL, by None."""
         from platoon_base.collectives.nccl_group import NcclGroup, device_identity
-        from platoon_base.collectives.nccl_library import new_unique_id
+        from platoon_base.devices.nccl import new_unique_id
 
         unique_id, identity, why = b"", "", "no CUDA device, so no NCCL"
         if ordinal is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.cuda import primary_driver
+from platoon_base.devices.cuda import primary_driver
 from platoon_base.views import array_on
 
 __all__ = ["DeviceAllReduce", "Fetched"]

@@ -300,7 +300,7 @@ def test_the_memory_of_a_center_that_is_released_serves_the_next(run_on_cuda):
     """It cannot be freed while others may have it open, and a script may train many times."""
     run_on_cuda(
         """
-        from platoon_base.centers.cuda_runtime import runtime_of
+        from platoon_base.devices.runtime import runtime_of
         a = on_device(np.zeros(70_000))
         spare = runtime_of(a.on_device().context).driver.spare
         for turn in range(3):

@@ -10,9 +10,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from platoon_base.centers import cuda_runtime
 from platoon_base.centers.device_source import CUDA
 from platoon_base.device_arrays import CudaArray
+from platoon_base.devices import runtime
 
 __all__ = ["OnProcessor", "build_driver", "use_processor"]
 
@@ -103,4 +103,4 @@ def compiler(folder):
 
 def use_processor(folder):
     """Let this process's centers on CUDA devices compile for the processor, into a folder."""
-    cuda_runtime.CudaRuntime = functools.partial(cuda_runtime.CudaRuntime, compiler=compiler(folder))
+    runtime.CudaRuntime = functools.partial(runtime.CudaRuntime, compiler=compiler(folder))

@@ -9,10 +9,10 @@ import pytest
 from processor_cuda import OnProcessor
 from rule_table import ON_DEVICES
 
-from platoon_base.centers.cuda_runtime import CudaRuntime
 from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_source import kernel_source
-from platoon_base.centers.nvrtc import compile_source
+from platoon_base.devices.nvrtc import compile_source
+from platoon_base.devices.runtime import CudaRuntime
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.parameters import Parameters, assign
 from platoon_base.rules.center import form_of
@@ -44,8 +44,8 @@ def test_without_nvrtc_the_remedy_is_told():
     code = """
 import sys
 sys.modules["cuda.bindings"] = None
-import platoon_base.centers.cuda_runtime
-from platoon_base.centers.nvrtc import compile_source
+import platoon_base.devices.runtime
+from platoon_base.devices.nvrtc import compile_source
 try:
     compile_source("", "sm_90")
 except Exception as exc:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from platoon_base.collectives.host_exchange import part_of
-from platoon_base.collectives.host_links import HEAD, WAITING, Counterpart, Links
+from platoon_base.collectives.hosts_links import HEAD, WAITING, Counterpart, Links
 from platoon_base.collectives.hosts_waits import owes_head
 from platoon_base.links.cipher import Cipher, derive_keys
 from platoon_base.links.stream import Stream

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.centers.cuda import DriverError, primary_driver
 from platoon_base.centers.device_forms import Operation
 from platoon_base.centers.device_runtime import Argument
 from platoon_base.centers.device_source import kernel_source
-from platoon_base.centers.nvrtc import compile_source, nvrtc_version
 from platoon_base.device_arrays import CudaArray, CudaContext, Queue
+from platoon_base.devices.cuda import DriverError, primary_driver
+from platoon_base.devices.nvrtc import compile_source, nvrtc_version
 from platoon_base.rules.forms import Form
 
 __all__ = ["CudaRuntime", "runtime_of"]

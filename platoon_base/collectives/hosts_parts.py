@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 
 from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
-from platoon_base.collectives.host_links import RESULT, SHARE, Links, as_bytes
+from platoon_base.collectives.hosts_links import RESULT, SHARE, Links, as_bytes
 
 __all__ = ["Desk", "Reduction", "combined"]
 

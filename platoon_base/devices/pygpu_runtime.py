@@ -11,11 +11,11 @@ import numpy as np
 from pygpu import gpuarray
 from pygpu.gpuarray import GpuArray, GpuKernel
 
-from platoon_base.centers.cuda import Driver, load
 from platoon_base.centers.device_forms import Operation
 from platoon_base.centers.device_runtime import Argument
 from platoon_base.centers.device_source import kernel_source
 from platoon_base.device_arrays import Queue
+from platoon_base.devices.cuda import Driver, load
 from platoon_base.rules.forms import Form
 
 __all__ = ["PygpuRuntime", "runtime_of"]
