@@ -117,7 +117,7 @@ class Patient:
 def platoon(parent, rank, size, address, first, key="5a" * 32, backend="links"):
     import numpy as np
 
-    from platoon_base.collectives.group_segment import CHUNK_BYTES, GroupSegment
+    from platoon_base.collectives.host_exchange import CHUNK_BYTES, GroupSegment
     from platoon_base.collectives.hosts import HostsCollective
     from platoon_base.collectives.hosts_libraries import LIBRARIES
     from platoon_base.hosts.world import World

@@ -9,10 +9,9 @@ from typing import Any, ClassVar, cast
 import msgspec
 import numpy as np
 
-from platoon_base.collectives.group_failure import GroupFailure
-from platoon_base.collectives.group_segment import CHUNK_BYTES, GroupSegment
 from platoon_base.collectives.groups import Membership
-from platoon_base.collectives.host import HostCollective
+from platoon_base.collectives.host import GroupFailure, HostCollective
+from platoon_base.collectives.host_exchange import CHUNK_BYTES, GroupSegment
 from platoon_base.collectives.hosts_exchange import HostsExchange
 from platoon_base.collectives.hosts_libraries import LIBRARIES, HostsLibrary
 from platoon_base.collectives.hosts_links import Counterpart, Links

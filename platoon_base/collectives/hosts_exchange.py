@@ -11,20 +11,41 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, NamedTuple
+from collections.abc import Generator, Sequence
+from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
 from platoon_base.collectives.base import OPS
-from platoon_base.collectives.host_exchange import AGAIN, BROKEN, ENDED, part_of
-from platoon_base.collectives.host_spread import Spread
-from platoon_base.collectives.hosts_links import as_bytes
-from platoon_base.collectives.hosts_reducing import CHUNK_BYTES, NO_BYTES, SMALL_BYTES, HostsReducing, is_wide
-from platoon_base.collectives.hosts_waits import KEPT, SPIN_S, Steps, owes_head
+from platoon_base.collectives.host_exchange import AGAIN, BROKEN, ENDED, MISMATCH, Exchange, Memory, part_of
+from platoon_base.collectives.hosts_libraries import HostsLibrary, Pending, takes
+from platoon_base.collectives.hosts_links import Link, Links, as_bytes
+from platoon_base.collectives.hosts_parts import (
+    CHUNK_BYTES,
+    Desk,
+    Reduction,
+    Spread,
+    chunk_bounds,
+    finished,
+    is_wide,
+)
 
 __all__ = ["HostsExchange"]
 
 Array = np.ndarray[Any, Any]
+Steps = Generator[int, None, None]
+
+SMALL_BYTES = 1 << 16  # up to here the first rank of a host sends an array whole: there is but one step
+MOST_SMALL_BYTES = 1 << 18  # that it sends, to all hosts
+DEPTH = 4  # chunks that are begun at a time
+NO_BYTES = np.zeros(0, np.uint8)
+_LIBRARY_S, _LIBRARY_BYTES_PER_S = 10.0, 1e6  # for which, and at which rate, a library is thought to move data
+SPIN_S = 2e-4  # for which a wait looks again and again, giving its core to others in between, before it sleeps
+KEPT = 1024  # headlines: scripts repeat the same few calls
+_SLEEP_S = 0.02  # between two looks whether a rank of this host has failed
+_PUMP_S = 2e-3  # the same, whether a link can move, while this rank waits in shared memory
+_NAP_S = 5e-5  # between two looks whether a library has ended
+_ALIGN = 16  # elements
 
 
 class _Plan(NamedTuple):
@@ -36,13 +57,63 @@ class _Plan(NamedTuple):
     op: str
 
 
-class HostsExchange(HostsReducing):
+class HostsExchange:
     """See `Exchange`; indices are those of the group of all hosts, in which ranks are numbered host by host.
 
-    Parameters are those of `HostsWaits`.
+    A step of a call is a generator that yields a status of `Exchange.resume` where it waits.
+
+    Parameters
+    ----------
+    local : Exchange
+        Among the ranks of this host.
+    memory : Memory
+        Theirs.
+    workers : sequence of int
+        The number of ranks on each host.
+    host, index : int
+        Which host this is, and this rank's index on it.
+    links : Links
+        To the counterparts on all other hosts; none if this rank is no rail's.
+    by_library : bool
+        Whether a library adds large arrays over the hosts, in place of the links.
+    library : HostsLibrary, optional
+        That of the first rank of a host; the others have none.
     """
 
-    _plans: dict[int, _Plan]
+    def __init__(
+        self,
+        local: Exchange,
+        memory: Memory,
+        workers: Sequence[int],
+        host: int,
+        index: int,
+        links: Links,
+        by_library: bool = False,
+        library: HostsLibrary | None = None,
+    ) -> None:
+        self._local, self._memory, self._links = local, memory, links
+        self._by_library, self._library = by_library, library
+        self._workers, self._host, self._index = list(workers), host, index
+        self._hosts, self._size, self._here = len(workers), sum(workers), workers[host]
+        self._rails = min(workers)
+        self._firsts = [sum(workers[:h]) for h in range(len(workers))]
+        parts = self._rails * self._hosts
+        self._unit = parts * max(1, min(_ALIGN, 4096 // parts))  # elements of which all parts have as many
+        self._has_rail = index < self._rails
+        self._even = self._here == self._rails
+        self._running: Steps = iter(())  # type: ignore[assignment]
+        self._until = 0.0
+        self._within = True  # this rank waits for those of its host
+        self._owes: Callable[[Link], bool] = lambda link: False
+        self._pending: Pending | None = None
+        self._adding: Array | None = None  # what a library adds
+        self.patient_until = 0.0  # a library tells nothing of data that move: until then the call may take
+        self._first: Array | None = None  # the headline, until the ranks of this host have compared it
+        self._headers: dict[tuple[Any, ...], Array] = {}
+        self._plans: dict[int, _Plan] = {}
+        self._desk = Desk(self._hosts)
+        self.calls = 0
+        self.busy = False
 
     def begin(self, header: Array, array: Array, out: Array, patience_s: float) -> int:
         """See `Exchange.begin`."""
@@ -162,7 +233,7 @@ class HostsExchange(HostsReducing):
         if len(rest) and not source:
             if self._has_rail:
                 (link,) = (link for link in self._links.all if link.to.host == host)
-                rest[...] = np.frombuffer(self._payload(link), np.uint8)
+                rest[...] = np.frombuffer(link.payload, np.uint8)
             if not self._even:
                 yield from self._inside("broadcast", "sum", rest, rest)
 
@@ -200,11 +271,169 @@ class HostsExchange(HostsReducing):
         if self._has_rail:
             for link in self._links.all:
                 if len(rests[link.to.host]):
-                    rests[link.to.host][...] = np.frombuffer(self._payload(link), np.uint8)
+                    rests[link.to.host][...] = np.frombuffer(link.payload, np.uint8)
         if not self._even:
             for h, rest in rests.items():
                 if h != self._host and len(rest):
                     yield from self._inside("broadcast", "sum", rest, rest)
+
+    # ---- Calls that combine ------------------------------------------------------------------------------------------
+
+    def _is_small(self, size_bytes: int) -> bool:
+        return size_bytes <= SMALL_BYTES and size_bytes * (self._hosts - 1) <= MOST_SMALL_BYTES
+
+    def _small(self, array: Array, out: Array, op: str) -> Steps:
+        """Combine a small array: on each host, between the first ranks of the hosts, and back."""
+        yield from self._inside("all_reduce", "sum" if op == "mean" else op, array, out)
+        if self._index == 0:
+            self._links.announce(as_bytes(out))
+            yield from self._heads()
+            self._combine_heads(out, op)
+        yield from self._inside("broadcast", "sum", out, out)
+
+    def _combine_heads(self, out: Array, op: str) -> None:
+        """Combine this host's array, in ``out``, with those that came with the heads of all other hosts."""
+        heads = {link.to.host: link.payload for link in self._links.all}
+        self._desk.combine(op, heads, self._host, self._size, out)
+
+    def _all_reduce(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
+        if is_wide(array.dtype, op):
+            wide = array.astype(np.float32)
+            yield from self._reduced(wide, wide, op)
+            with np.errstate(all="ignore"):
+                out[...] = wide
+        else:
+            yield from self._reduced(array, out, op)
+
+    def _reduced(self, array: Array, out: Array, op: str) -> Steps:
+        if self._is_small(array.nbytes):
+            yield from self._small(array, out, op)
+            return
+        if self._by_library and takes(array.dtype, op):
+            yield from self._by_the_library(array, out, op)
+            return
+        inner = "sum" if op == "mean" else op
+        body = len(array) // self._unit * self._unit
+        rest = out[body:]
+        yield from self._inside("all_reduce", inner, array[body:], rest)
+        if self._has_rail:
+            self._links.announce(as_bytes(rest))
+        if body:
+            yield from self._chunks(array[:body], out[:body], op, inner)
+        yield from self._heads()
+        if len(rest) and self._has_rail:
+            self._combine_heads(rest, op)
+        if not self._even and len(rest):
+            yield from self._inside("broadcast", "sum", rest, rest)
+
+    def _by_the_library(self, array: Array, out: Array, op: str) -> Steps:
+        """Combine an array on each host, let a library add those of all hosts, and give the result to all ranks."""
+        self.patient_until = time.monotonic() + _LIBRARY_S + array.nbytes / _LIBRARY_BYTES_PER_S
+        if self._library is None:
+            yield from self._inside("all_reduce", "sum", array, out)
+        else:
+            own = self._adding  # not the user's memory: after a call has failed a library may still write there
+            if own is None or (own.dtype, len(own)) != (out.dtype, len(out)):
+                own = self._adding = np.empty_like(out)
+            yield from self._inside("all_reduce", "sum", array, own)
+            self._links.announce(b"")
+            yield from self._heads()  # else it might add arrays of two calls
+            yield from self._added(self._library, own)
+            finished(own, op, self._size)
+            np.copyto(out, own)
+        yield from self._inside("broadcast", "sum", out, out)
+        self.patient_until = 0.0
+
+    def _chunks(self, array: Array, out: Array, op: str, inner: str) -> Steps:
+        """Combine a large array, whose length has a factor of rails times hosts."""
+        rails, hosts, item = self._rails, self._hosts, array.itemsize
+        bounds = chunk_bounds(len(array), item, self._unit)
+        count, depth, width = len(bounds), min(DEPTH, len(bounds)), bounds[0][1]
+        reduction = None
+        if self._has_rail:
+            widths = [(stop - start) // rails // hosts for start, stop in bounds]
+            links, size = self._links, self._size
+            reduction = Reduction(links, self._host, hosts, size, op, array.dtype, widths, depth, True)
+            self._links.work = reduction
+        parts = [np.empty(width // rails, array.dtype) for _ in range(depth)] if self._even and rails > 1 else []
+        for turn in range(count + depth - 1):
+            if turn < count:
+                start, stop = bounds[turn]
+                yield from self._to_links(turn, array[start:stop], out[start:stop], parts, inner, reduction)
+            ready = turn - depth + 1
+            if ready >= 0:
+                start, stop = bounds[ready]
+                if reduction is not None:
+                    yield from self._wait(lambda: reduction.ended(ready), _owes_data(reduction))  # noqa: B023
+                    reduction.forget(ready)
+                yield from self._from_links(out[start:stop], parts[ready % depth] if parts else None)
+        self._links.work = None
+
+    def _to_links(
+        self, chunk: int, array: Array, out: Array, parts: list[Array], inner: str, reduction: Reduction | None
+    ) -> Steps:
+        """Combine a chunk on this host, and let the links begin with this rank's part."""
+        each = len(array) // self._rails
+        source = target = out[self._index * each :][:each]
+        if parts:
+            source = target = parts[chunk % len(parts)][:each]
+            yield from self._inside("reduce_scatter", inner, array, target)
+        elif self._here == 1:
+            source = array
+        else:
+            yield from self._inside("all_reduce", inner, array, out)
+        if reduction is not None:
+            reduction.begin(chunk, source, target)
+            self._links.pump()
+
+    def _from_links(self, out: Array, part: Array | None) -> Steps:
+        """Give a chunk, which is complete in parts, to all ranks of this host."""
+        each = len(out) // self._rails
+        if part is not None:
+            yield from self._inside("all_gather", "sum", part[:each], out)
+        elif not self._even:
+            for rail in range(self._rails):
+                piece = out[rail * each :][:each]
+                yield from self._inside("broadcast", "sum", piece, piece, rail)
+
+    def _reduce_scatter(self, header: Array, array: Array, out: Array, op: str, root: int) -> Steps:
+        narrow = out
+        if is_wide(array.dtype, op):
+            array, out = array.astype(np.float32), np.empty(len(out), np.float32)
+        each = len(array) // self._size
+        if min(self._workers) < max(self._workers) or self._is_small(array.nbytes):
+            whole = np.empty_like(array)
+            yield from self._reduced(array, whole, op)
+            own = self._firsts[self._host] + self._index
+            out[...] = whole[own * each :][:each]
+        else:
+            yield from self._scattered(array, out, op, each)
+        if narrow is not out:
+            with np.errstate(all="ignore"):
+                narrow[...] = out
+
+    def _scattered(self, array: Array, out: Array, op: str, each: int) -> Steps:
+        """Combine for each host what its ranks keep, each rank's part by its own rail."""
+        inner = "sum" if op == "mean" else op
+        links = self._links
+        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, [each], 1, False)
+        reduction.expect(0, out)
+        yield from self._inside("barrier", "sum", NO_BYTES, NO_BYTES)
+        links.work = reduction
+        links.announce(b"")
+        for step in range(1, self._hosts + 1):
+            host = (self._host + step) % self._hosts  # its own last
+            start = self._firsts[host] * each
+            share = np.empty(each, array.dtype)
+            yield from self._inside("reduce_scatter", inner, array[start:][: each * self._here], share)
+            if host == self._host:
+                reduction.own(0, share)
+            else:
+                reduction.send_share(0, host, share)
+            links.pump()
+        yield from self._wait(lambda: reduction.ended(0), _owes_data(reduction))
+        yield from self._heads()
+        links.work = None
 
     # ---- Small all-reduces ------------------------------------------------------------------------------------------
 
@@ -244,7 +473,7 @@ class HostsExchange(HostsReducing):
 
     def _exchange_small(self, plan: _Plan, out: Array) -> int:
         """Exchange a small array with the other hosts, if they are not late."""
-        self._within, self._owes = False, owes_head
+        self._within, self._owes = False, Link.owes_head
         links = self._links
         links.announce(as_bytes(out))
         until = time.monotonic() + SPIN_S
@@ -272,3 +501,99 @@ class HostsExchange(HostsReducing):
                 yield from self._inside("broadcast", "sum", out, out)
             else:
                 yield from self._go_on(status)
+
+    # ---- Waits, for the ranks of this host and for the links ---------------------------------------------------------
+
+    def _inside(self, kind: str, op: str, array: Array, out: Array, root: int = 0) -> Steps:
+        """Make a call among the ranks of this host."""
+        elements = len(array) // self._here if kind == "reduce_scatter" else len(array)
+        if self._first is not None:
+            header = part_of(self._first, kind, op, array.dtype.name, elements, root)
+        elif self._here == 1:
+            if out is not array and kind != "barrier":
+                out[...] = array
+            return
+        else:
+            key = kind, op, array.dtype, elements, root
+            known = self._headers.get(key)
+            if known is None:
+                known = part_of(np.zeros(8, np.int64), kind, op, array.dtype.name, elements, root)
+                if len(self._headers) < KEPT:
+                    self._headers[key] = known
+            header = known
+        self._within = True
+        yield from self._go_on(self._local.begin(header, array, out, self._patience()))
+
+    def _go_on(self, status: int) -> Steps:
+        """Go on with a call among the ranks of this host until it has ended."""
+        while status != ENDED:
+            if status != AGAIN:
+                yield status
+            self._links.pump()
+            if self._memory.broken:
+                yield BROKEN
+            if time.monotonic() >= self._until:
+                yield AGAIN
+            status = self._local.resume(self._patience())
+        self._first = None
+
+    def _patience(self) -> float:
+        left_s = max(self._until - time.monotonic(), 0.0)
+        return min(left_s, _PUMP_S) if self._links.work is not None or not self._links.sent() else left_s
+
+    def _wait(self, done: Callable[[], bool], owes: Callable[[Link], bool]) -> Steps:
+        """Wait for the links until ``done()``; ``owes(link)`` tells what for."""
+        self._within = False
+        self._owes = owes
+        links, since = self._links, 0.0
+        spin_s = SPIN_S if links.work is None else 0.0  # nobody waits for the first byte of many
+        while not done():
+            moved = links.pump()
+            if links.differ():
+                yield MISMATCH
+            if self._memory.broken and not done():
+                yield BROKEN
+            now = time.monotonic()
+            if now >= self._until:
+                yield AGAIN  # also while data come: another thread may close the group
+            elif moved:
+                since = 0.0
+            else:
+                since = since or now
+                if now - since < spin_s:
+                    os.sched_yield()
+                else:
+                    links.wait(min(self._until - now, _SLEEP_S))
+        if links.differ():
+            yield MISMATCH
+
+    def _heads(self) -> Steps:
+        """Wait until the counterparts have come to this call, and what was sent to them is gone."""
+        if self._has_rail:
+            links = self._links
+            yield from self._wait(lambda: links.heads() and links.sent(), Link.owes_head)
+
+    def _added(self, library: HostsLibrary, array: Array) -> Steps:
+        """Replace an array by the sum over the hosts, by the library; all hosts have come to this call."""
+        self._pending = pending = library.begin_sum(array)
+        # A rank that has left has the result, so what this rank needs is on its way.
+        self._within, self._owes = False, lambda link: not link.left
+        since = looked = time.monotonic()
+        while not pending.done():
+            now = time.monotonic()
+            if now >= looked + _PUMP_S:
+                looked = now
+                self._links.pump()
+                if self._memory.broken:
+                    yield BROKEN
+                if now >= self._until:
+                    yield AGAIN
+            if now < since + SPIN_S:
+                os.sched_yield()
+            else:
+                time.sleep(_NAP_S)
+        self._pending = None
+
+
+def _owes_data(reduction: Reduction) -> Callable[[Link], bool]:
+    return lambda link: link.owes_head() or reduction.owes(link.to.host)

@@ -12,7 +12,7 @@ import numpy as np
 from platoon_base.collectives.host_exchange import describe
 from platoon_base.links.stream import BrokenStreamError, Stream
 
-__all__ = ["HEADER_BYTES", "RESULT", "SHARE", "Counterpart", "Links", "Work", "as_bytes"]
+__all__ = ["RESULT", "SHARE", "Counterpart", "Link", "Links", "Work", "as_bytes"]
 
 Array = np.ndarray[Any, Any]
 
@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 # its headline, and a small array; before it, a rank may report which ranks of its host keep it from the call.
 # Shares are to be combined, results are what a host has combined or sends to others.
 HEAD, SHARE, RESULT, BROKEN_CALL, LEAVING, WAITING = range(1, 7)
-HEADER_BYTES = 64  # of a headline
+_HEADER_BYTES = 64  # of a headline
 _LONGEST_REASON = 4096
 _QUIET_S = 0.5  # after which a counterpart counts as missing whose data are on their way
 _CAUSE_S = 1.5  # that the cause of a broken connection has to become known in: its process has ended, say
@@ -83,6 +83,15 @@ class Link:
         """The members that this link waits for: the counterpart, or those that it waits for itself."""
         return self._waits_for if self.head is None and self._waits_for and not self.closed else [self.to.member]
 
+    @property
+    def payload(self) -> memoryview:
+        """What came with the head of this call; empty if it is still to come."""
+        return memoryview(self.head or b"")[_HEADER_BYTES:]
+
+    def owes_head(self) -> bool:
+        """Tell whether the head of a call is still to come by this link, or to leave."""
+        return self.head is None or self.stream.sent < self.stream.posted
+
     def begin(self) -> None:
         """Begin the next call."""
         self.head, self.fits, self._waits_for = None, False, []
@@ -101,7 +110,7 @@ class Link:
             return None  # of the next call
         known = kind == BROKEN_CALL or (kind == LEAVING and not length)
         if kind == HEAD and offset == links.call and self.head is None:
-            known = length >= HEADER_BYTES
+            known = length >= _HEADER_BYTES
         elif kind == WAITING and offset <= links.call:  # an earlier call's too: a call need not read all links
             known = length % 4 == 0
         if not known:

@@ -1,4 +1,7 @@
-"""The part of an all-reduce or a reduce-scatter that passes between hosts: each host combines a part of the whole.
+"""What passes between hosts in one call, and what is done with it; a rank's links carry it.
+
+In a broadcast or an all-gather arrays of one host go to all others. In an all-reduce or a reduce-scatter each host
+combines a part of the whole:
 
     share[g, h]  := the part that host h combines, of what the ranks of host g have combined
     result[h]    := op(share[0, h], ..., share[H-1, h])
@@ -9,19 +12,56 @@ is the least, in two steps, whatever the number of hosts. Chunks follow each oth
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 import numpy as np
 
 from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
 from platoon_base.collectives.hosts_links import RESULT, SHARE, Links, as_bytes
+from platoon_base.links.stream import LONGEST_PAYLOAD
 
-__all__ = ["Desk", "Reduction", "combined"]
+__all__ = ["CHUNK_BYTES", "Desk", "Reduction", "Spread", "chunk_bounds", "combined", "finished", "is_wide"]
 
 Array = np.ndarray[Any, Any]
 
 _LINE = 64  # bytes to which memory is aligned
 _KEPT = 64
+CHUNK_BYTES, _SHORTEST_CHUNK = 1 << 22, 1 << 20  # of the whole array
+_CHUNKS = 8  # of an array that is not large: the links wait for the first, and the ranks of the host for the last
+_SHORTEST_PIECE, _LONGEST_PIECE = 1 << 15, 1 << 18  # bytes of a record
+_ALIGN = 16  # elements
+
+
+def is_wide(dtype: Any, op: str) -> bool:
+    """Tell whether an operation is done in float32."""
+    return bool(dtype == np.float16 and op in ("sum", "prod", "mean"))
+
+
+def chunk_bounds(elements: int, item: int, unit: int) -> list[tuple[int, int]]:
+    """Cut an array into chunks, whose lengths have the factor ``unit`` as the array's has.
+
+    Parameters
+    ----------
+    elements, item : int
+        Of the array; one at least, and bytes of one.
+    unit : int
+
+    Returns
+    -------
+    list of (int, int)
+        The first element of each chunk, and the one behind its last.
+    """
+    chunk_bytes = min(max(elements * item // _CHUNKS, _SHORTEST_CHUNK), CHUNK_BYTES)
+    most = max(chunk_bytes // item // unit * unit, unit)
+    width = -(-elements // -(-elements // most) // unit) * unit
+    return [(start, min(start + width, elements)) for start in range(0, elements, width)]
+
+
+def _piece_of(share: int, item: int) -> int:
+    """Choose the elements of a record, for parts of so many: a few each, that one follows the other."""
+    size = min(max(share * item // 4, _SHORTEST_PIECE), _LONGEST_PIECE)
+    return max(size // item // _ALIGN * _ALIGN, _ALIGN)
 
 
 class _Silent:
@@ -86,7 +126,16 @@ class Desk:
         self._hosts = hosts
         self._kept: dict[tuple[Any, int], tuple[list[Array], Array]] = {}
 
-    def rows(self, dtype: Any, count: int) -> tuple[list[Array], Array]:
+    def combine(self, op: str, others: Mapping[int, memoryview], own: int, size: int, out: Array) -> None:
+        """Combine the array of host ``own``, in ``out``, with those of all others; see `combined`."""
+        shares, result = self._rows(out.dtype, len(out))
+        shares[own][...] = out
+        for host, content in others.items():
+            shares[host][...] = np.frombuffer(content, out.dtype)
+        combined(op, shares, -1, size, result)
+        out[...] = result
+
+    def _rows(self, dtype: Any, count: int) -> tuple[list[Array], Array]:
         """Return an array for each host, and one for the result; they are used again for arrays like these."""
         found = self._kept.get((dtype, count))
         if found is None:
@@ -126,8 +175,6 @@ class Reduction:
     dtype : dtype
     widths : list of int
         Elements of a host's part of each chunk.
-    piece : int
-        Elements that are sent at a time.
     depth : int
         Chunks that may be begun at a time.
     results : bool
@@ -143,14 +190,14 @@ class Reduction:
         op: str,
         dtype: Any,
         widths: list[int],
-        piece: int,
         depth: int,
         results: bool,
     ) -> None:
         self._links, self._host, self._hosts, self._size, self._op = links, host, hosts, size, op
         self._dtype, self._item = dtype, dtype.itemsize
-        self._widths, self._piece, self._depth, self._results = widths, piece, depth, results
-        self._pieces = [-(-width // piece) for width in widths]
+        self._widths, self._depth, self._results = widths, depth, results
+        self._piece = _piece_of(widths[0], self._item)  # elements that are sent at a time
+        self._pieces = [-(-width // self._piece) for width in widths]
         room = max(widths)
         # For each chunk at a time, and each other host, the shares that came.
         self._shares: Array = np.empty((min(depth, len(widths)), hosts, room), dtype)
@@ -261,3 +308,70 @@ class Reduction:
     def forget(self, chunk: int) -> None:
         """Let go of the arrays of a chunk that has ended."""
         del self._chunks[chunk], self._targets[chunk]
+
+
+class Spread:
+    """Sends a block of this host to all others, and receives theirs, in chunks; each rail has a part of each chunk.
+
+    Parameters
+    ----------
+    links : Links
+    host : int
+        Which host this is.
+    rails, rail : int
+        How many there are, and which one this rank has, if any.
+    blocks : mapping of int to ndarray of uint8
+        For each host that has one. Their lengths have a factor of 64 times ``rails``.
+    chunk_bytes : int
+    """
+
+    def __init__(
+        self, links: Links, host: int, rails: int, rail: int, blocks: Mapping[int, Array], chunk_bytes: int
+    ) -> None:
+        self._links, self._host, self._rails, self._rail = links, host, rails, rail
+        self._blocks = blocks
+        self._width = max(chunk_bytes // (rails * 64), 1) * rails * 64
+        longest = max(map(len, blocks.values()))
+        self.count = -(-longest // self._width)
+        self._came = dict.fromkeys(blocks, 0)
+        self._memory = {h: as_bytes(block) for h, block in blocks.items() if h != host}
+
+    def chunk(self, number: int) -> Iterator[tuple[int, Array, Array]]:
+        """For each host whose block has this chunk: the host, the chunk, and this rail's part of it."""
+        for host, block in self._blocks.items():
+            whole = block[number * self._width : (number + 1) * self._width]
+            if len(whole):
+                each = len(whole) // self._rails
+                yield host, whole, whole[self._rail * each :][:each]
+
+    def send(self, number: int) -> None:
+        """Send this rail's part of a chunk of this host's block."""
+        for host, whole, part in self.chunk(number):
+            if host == self._host:
+                start = number * self._width + self._rail * (len(whole) // self._rails)
+                for link in self._links.all:
+                    self._links.post(link, RESULT, 0, start, as_bytes(part), LONGEST_PAYLOAD)
+        self._links.pump()
+
+    def _until(self, host: int, number: int) -> int:
+        """Bytes that come from a host until it has sent its part of this chunk."""
+        return min((number + 1) * self._width, len(self._blocks[host])) // self._rails
+
+    def has(self, host: int, number: int) -> bool:
+        """Tell whether this rail's part of a chunk of a host is there."""
+        return self._came[host] >= self._until(host, number)
+
+    def owes(self, host: int) -> bool:
+        """Tell whether a host has still to send something."""
+        return host in self._came and self._came[host] * self._rails < len(self._blocks[host])
+
+    def place(self, host: int, kind: int, chunk: int, offset: int, length: int) -> memoryview | None:
+        """See `Work.place`."""
+        block = self._memory.get(host)
+        if kind != RESULT or chunk or block is None or offset + length > len(block):
+            return None
+        return block[offset : offset + length]
+
+    def done(self, host: int, kind: int, chunk: int, offset: int, length: int) -> None:
+        """See `Work.done`."""
+        self._came[host] += length

@@ -24,10 +24,8 @@ from interrupting import at_instruction
 
 from platoon_base.collectives import host
 from platoon_base.collectives.base import DTYPES, OPS
-from platoon_base.collectives.group_failure import LOCK_BYTE
-from platoon_base.collectives.group_segment import CHUNK_BYTES, DIRECT_BYTES
-from platoon_base.collectives.host import HostCollective
-from platoon_base.collectives.host_exchange import HAVE_FUSED, HAVE_NUMPY, FusedExchange
+from platoon_base.collectives.host import LOCK_BYTE, HostCollective
+from platoon_base.collectives.host_exchange import CHUNK_BYTES, DIRECT_BYTES, HAVE_FUSED, HAVE_NUMPY, FusedExchange
 from platoon_base.collectives.local import LocalCollective
 from platoon_base.collectives.staged import StagedCollective
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, PlatoonError, WorkerLostError

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from platoon_base.collectives.group_segment import GroupSegment
+from platoon_base.collectives.host_exchange import GroupSegment
 from platoon_base.collectives.hosts import HostsCollective
 from platoon_base.collectives.hosts_libraries import LIBRARIES
 from platoon_base.hosts.world import World

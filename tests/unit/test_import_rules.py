@@ -295,7 +295,7 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     assert not within(found, {"zmq"}) or place in ("channels/zmq.py", "channels/keys.py", "channels/host_link.py")
     assert not within(found, {"posix_ipc"}) or place == "shm/segments.py"
     allowed = {f"job/{name}.py" for name in ("attaching", "hosting", "backends", "files")}
-    allowed |= {"cli/doctor.py", "cli/environment_report.py", "collectives/group_segment.py"}
+    allowed |= {"cli/doctor.py", "cli/environment_report.py", "collectives/host_exchange.py"}
     allowed |= {
         "centers/host.py",
         "centers/host_memory.py",

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from platoon_base.collectives.host_exchange import part_of
-from platoon_base.collectives.hosts_links import HEAD, WAITING, Counterpart, Links
-from platoon_base.collectives.hosts_waits import owes_head
+from platoon_base.collectives.hosts_links import HEAD, WAITING, Counterpart, Link, Links
 from platoon_base.links.cipher import Cipher, derive_keys
 from platoon_base.links.stream import Stream
 
@@ -54,11 +53,11 @@ def test_a_connection_that_is_reset_is_named_with_what_to_do():
         far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         far.close()
         began = time.monotonic()
-        while not links.broken(owes_head):
+        while not links.broken(Link.owes_head):
             assert time.monotonic() < began + PATIENCE_S
             links.pump()
         assert time.monotonic() > began + 1
-        said = links.broken(owes_head)
+        said = links.broken(Link.owes_head)
         assert "the link to rank 1 on host 1 is broken: [Errno 104] Connection reset by peer" in said
         assert "start the job again" in said
         assert "firewall" in said
