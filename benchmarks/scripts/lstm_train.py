@@ -92,7 +92,7 @@ def on_gpu(params):
 
 def center_of(worker):
     """Where the center lives: "host" or "device"; None without one."""
-    if worker is None or not worker.shares:
+    if worker is None or not worker.advanced.shares:
         return None
     from platoon_base.centers.device_directory import DeviceDirectory
     from platoon_base.job.files import JobFiles

@@ -46,7 +46,7 @@ def main():
             (folder / "reached").touch()
         deadline = max(deadline + STEP_S, time.monotonic() - STEP_S)  # what a pause has cost is not caught up with
         time.sleep(max(0.0, deadline - time.monotonic()))
-    worker.meet("over")
+    worker.advanced.meet("over")
     worker.copy_to_local()
     worker.report({f"steps of rank {rank}": step, "lowest": float(count.min()), "highest": float(count.max())})
 

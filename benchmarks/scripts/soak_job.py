@@ -23,7 +23,7 @@ def main():
     params = [np.zeros(shape) for shape in SHAPES]
     worker.init_shared_params(params, ASGD())
     start = worker.resume_at.steps
-    total = worker.sum_pairs("starts", {"steps": (float(start), 1.0)})[0]["steps"][0]
+    total = worker.advanced.sum_pairs("starts", {"steps": (float(start), 1.0)})[0]["steps"][0]
     if worker.global_rank == 0:  # the others wait below
         center = np.concatenate([param.ravel() for param in params])
         found = {
@@ -43,7 +43,7 @@ def main():
         worker.sync_params()
         if worker.should_stop:
             return
-    worker.meet("end")
+    worker.advanced.meet("end")
     worker.copy_to_local()
     worker.report({"center": float(params[0].min())})
 

@@ -59,7 +59,7 @@ def main():
             worker.sync_params()
             worker.progress(steps=1)
         worker.reduce_metrics({"first": (float(params[0][0]), 1.0)})
-        left = worker.meet("all who are left")
+        left = worker.advanced.meet("all who are left")
         for gone in set(present) - set(left):
             noticed[gone] = time.monotonic()
         present = left

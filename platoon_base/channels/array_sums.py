@@ -50,7 +50,7 @@ def sum_arrays(
     *,
     late_pass: bool = False,
 ) -> Summed:
-    """Add arrays and pairs over all workers that still take part; see `Worker.sum_arrays`.
+    """Add arrays and pairs over all workers that still take part; see `Advanced.sum_arrays`.
 
     Arrays that do not fit into one message go in parts. If a worker leaves or dies between two parts, these are of
     different ranks. Every worker sees so, and they all begin anew.

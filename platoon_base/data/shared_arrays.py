@@ -45,7 +45,9 @@ class SharedArrays:
         if files is None:
             raise ConfigurationError("a job of one has nobody to share an array with: use numpy.zeros")
         number, dtype = len(self._segments), np.dtype(array.dtype)
-        self._worker.require_same(f"the array of shared() call {number}", f"{dtype}{list(array.shape)}", _REMEDY)
+        self._worker.advanced.require_same(
+            f"the array of shared() call {number}", f"{dtype}{list(array.shape)}", _REMEDY
+        )
         name = files.data(f"shared-array-{number}")
         size_bytes = max(1, int(np.prod(array.shape, dtype=np.int64)) * dtype.itemsize)
         self._worker.lock()  # or two workers would create it

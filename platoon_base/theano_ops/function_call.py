@@ -355,6 +355,6 @@ def scatter(data: Any, name: str | None = None, *, dtype: Any = None, worker: Wo
             f"got {len(data)} rows for {worker.global_size} workers: each needs at least one; launch fewer workers"
         )
     whole = data.array if isinstance(data, SharedData) else np.asarray(data)
-    worker.require_same_data(whole)
+    worker.advanced.require_same_data(whole)
     rows = whole[worker.global_rank :: worker.global_size]
     return theano.shared(np.array(rows, dtype, order="C"), name=name, borrow=True)

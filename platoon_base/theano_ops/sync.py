@@ -24,18 +24,19 @@ class Synchronizer(JobBound):
         self.period = period
         self.timeout_s = timeout_s
         self.turn = next_turn()
-        self._sharing = worker.sharing
+        self._advanced = worker.advanced
+        self._sharing = self._advanced.sharing
 
     def step(self, arrays: list[Any]) -> None:
         """Count one update, and synchronize ``arrays`` in place if it is the N-th."""
-        if self.worker.sharing != self._sharing:
+        if self._advanced.sharing != self._sharing:
             raise ConfigurationError(
                 "this function synchronizes parameters that were released: compile one without synchronization, or "
                 "wrap the updates anew and compile again"
             )
         self.worker.progress(steps=1)
         if self.period.due():
-            self.worker.sync_arrays(arrays, timeout_s=self.timeout_s)
+            self._advanced.sync_arrays(arrays, timeout_s=self.timeout_s)
 
 
 class Sync(JobOp):

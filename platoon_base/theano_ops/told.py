@@ -36,6 +36,7 @@ class Told(JobBound, Op):  # type: ignore[misc]
     def __init__(self, worker: Worker, counts: bool) -> None:
         self.worker = worker
         self.counts = counts
+        self._count_step = worker.advanced.count_step
 
     def __reduce__(self) -> Any:
         """An Op that is loaded belongs to the job of the process that loads it."""
@@ -51,7 +52,7 @@ class Told(JobBound, Op):  # type: ignore[misc]
         told = float(loss[0]) if loss else None
         if not self.worker.closed:
             if self.counts:
-                self.worker.count_step(told)
+                self._count_step(told)
             elif told is not None:
                 self.worker.progress(loss=told)
         output_storage[0][0] = value

@@ -23,7 +23,7 @@ _REMEDY = "gradients cannot be averaged on this device"
 class DeviceAllReduce:
     """Sums on one CUDA device of each worker, queued on the streams of a framework.
 
-    See `Worker.device_all_reduce`. Nothing waits for the device but `Fetched.values`.
+    See `Advanced.device_all_reduce`. Nothing waits for the device but `Fetched.values`.
 
     Parameters
     ----------

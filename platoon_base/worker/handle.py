@@ -6,27 +6,28 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from platoon_base.channels.array_sums import Summed, sum_arrays
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_value, encode_value
 from platoon_base.errors import ConfigurationError
 from platoon_base.metrics import means
-from platoon_base.rules import Rule, default_rule
+from platoon_base.rules import Rule
 from platoon_base.schedule import require_policy
 from platoon_base.sharding import shard, shard_seed
-from platoon_base.shm.stop_votes import StopVotes
 from platoon_base.system.text import legible
+from platoon_base.worker.advanced import Advanced
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.leadership import Leadership
 from platoon_base.worker.rounds import require_part
-from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of
-from platoon_base.worker.shared_parameters import SharedParameters, share
+from platoon_base.worker.sharing import Sharing
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
-if TYPE_CHECKING:
-    from platoon_base.worker.device_all_reduce import DeviceAllReduce
-
 __all__ = ["Worker"]
+
+# Names that stood on Worker once.
+_ADVANCED = {
+    "announce", "count_step", "device_all_reduce", "launched", "meet", "reduce_scatter", "require_same",
+    "require_same_data", "shares", "sharing", "stop_votes", "sum_arrays", "sum_pairs", "sync_arrays",
+}  # fmt: skip
 
 
 class Worker:
@@ -51,14 +52,14 @@ class Worker:
     late : bool
         Whether it joined a job that was launched before, and has no part in collective calls on arrays.
     seed : int
-        Common to all workers; `shard_seed(worker.seed, worker.global_rank)` is this worker's own.
+        Common to all workers.
+    shard_seed : int
+        Unlike that of every other worker, for dropout and the like.
     resume_at : Position
         Where to go on: at the latest synchronization of this rank, if it was started again or the job was resumed
         (`platoon launch --max-restarts`, ``--resume``); all zeros in a new job.
-    stop_reason : str
-        Why the job stops; empty while it does not.
-    stop_votes : StopVotes
-        Votes to stop a part of the job, such as one training of several, seen at the price of a memory access.
+    advanced : Advanced
+        The calls for those who write adapters.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -68,13 +69,12 @@ class Worker:
         self.seed, self.device = identity.seed, identity.device
         self.late = identity.late
         self.resume_at = identity.resume_at
-        self.stop_votes = StopVotes(connection.job_state, identity.rank)
+        self.shard_seed = shard_seed(identity.seed, identity.rank)
         self._connection = connection
         self._leadership = Leadership(connection)
         self._kept = dict(identity.kept)
-        self._shared: SharedParameters | None = None
-        self._sharings = 0
-        self._data_seen = DataSeen(identity.resume_at)
+        self._sharing = Sharing(connection)
+        self.advanced = Advanced(connection, self._sharing)
 
     # Parameters.
 
@@ -115,16 +115,7 @@ class Worker:
         NonFiniteError
             If a value is not finite to begin with.
         """
-        self._connection.require_open()
-        if self._shared is not None:
-            raise ConfigurationError(
-                "parameters are shared already: call init_shared_params once, or release_shared_params on every worker "
-                "before it is called again"
-            )
-        self._shared = share(
-            self._connection, params, default_rule() if rule is None else rule, on_nonfinite, timeout_s
-        )
-        self._sharings += 1
+        self._sharing.start(params, rule, on_nonfinite, timeout_s)
 
     def release_shared_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Undo `init_shared_params`: the parameters keep their values, and nothing synchronizes them any more.
@@ -137,35 +128,7 @@ class Worker:
         CollectiveTimeoutError
             If some workers did not call it within ``timeout_s``; the message names them.
         """
-        shared = self._shared
-        shares = shared is not None
-        if shared is not None:
-            shared.finish()
-        self._connection.client.wait_for_all(
-            msg.ReleaseCenter(stage="finish", shares=shares, timeout_s=timeout_s), msg.Met
-        )
-        if shared is not None:
-            shared.settle()  # the controller reads the center once more before it is dropped
-        self._connection.client.wait_for_all(
-            msg.ReleaseCenter(stage="drop", shares=shares, timeout_s=timeout_s), msg.Met
-        )
-        self._shared = None
-        if shared is not None:
-            shared.withdraw()
-        # The name is free before anybody makes the next center under it.
-        self._connection.client.wait_for_all(
-            msg.ReleaseCenter(stage="free", shares=shares, timeout_s=timeout_s), msg.Met
-        )
-
-    @property
-    def shares(self) -> bool:
-        """Whether there is a center to synchronize with: not in a job of one, nor before `init_shared_params`."""
-        return self._shared is not None and self._shared.center is not None
-
-    @property
-    def sharing(self) -> int:
-        """Number of the call of `init_shared_params` whose parameters are shared, 1 for the first; 0 if none are."""
-        return 0 if self._shared is None else self._sharings
+        self._sharing.release(timeout_s)
 
     def sync_params(self, synchronous: bool = True, *, part: float = 1.0, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Apply the rule once between the parameters and the center.
@@ -193,33 +156,11 @@ class Worker:
             If some workers did not synchronize by an outer-step rule within ``timeout_s``; the message names them.
         """
         require_part(part)
-        shared = self._require_shared()
-        self._connection.require_controller()
-        shared.sync(synchronous, part, timeout_s)
-
-    def sync_arrays(
-        self,
-        arrays: Sequence[Any],
-        synchronous: bool = True,
-        *,
-        part: float = 1.0,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> None:
-        """Like `sync_params`, on values that are about to become the parameters'.
-
-        Parameters
-        ----------
-        arrays : sequence of ndarray or GpuArray
-            C-contiguous, one for each shared parameter, with its shape and dtype; changed in place.
-        """
-        require_part(part)
-        shared = self._require_shared()
-        self._connection.require_controller()
-        shared.sync_arrays(arrays, synchronous, part, timeout_s)
+        self._sharing.require_served().sync(synchronous, part, timeout_s)
 
     def copy_to_local(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Take the center's values over: parameters := center."""
-        self._require_shared().copy_to_local(timeout_s)
+        self._sharing.require().copy_to_local(timeout_s)
 
     def copy_to_global(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Overwrite the center: center := parameters. In a job on several hosts it returns once all hosts have them.
@@ -227,13 +168,13 @@ class Worker:
         With `init_shared_params` it also puts the parameters of synchronous training into the job's checkpoints: the
         first worker calls it now and then, and a resumed job goes on from there on all workers.
         """
-        self._require_shared().copy_to_global(timeout_s)
+        self._sharing.require().copy_to_global(timeout_s)
         self._connection.progress.mark_all_synced()
 
     @property
     def center_arrays(self) -> list[Any]:
         """The center's memory on this host, one ndarray for each parameter: look at it, change it by other calls."""
-        return self._require_shared().center_arrays()
+        return self._sharing.require().center_arrays()
 
     def update_center(
         self,
@@ -264,9 +205,7 @@ class Worker:
         ConfigurationError
             If the center is not on the host, or in a job on several hosts with a rule that waits.
         """
-        shared = self._require_shared()
-        self._connection.require_controller()
-        shared.update_center(update, synchronous, timeout_s)
+        self._sharing.require_served().update_center(update, synchronous, timeout_s)
 
     def average_hosts(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Let the centers of all hosts come to their mean; in a job on one host it returns at once.
@@ -281,8 +220,8 @@ class Worker:
             If some workers did not call it in time, or other hosts cannot be reached, and are not lost.
         """
         self._connection.require_open()
-        if self._shared is not None:
-            self._shared.average_hosts(timeout_s)
+        if self._sharing.current is not None:
+            self._sharing.current.average_hosts(timeout_s)
 
     @contextlib.contextmanager
     def center_params(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Iterator[None]:
@@ -291,59 +230,11 @@ class Worker:
         Without shared parameters, or in a job of one, nothing changes.
         """
         self._connection.require_open()
-        if self._shared is None:
+        if self._sharing.current is None:
             yield
         else:
-            with self._shared.center_values(timeout_s):
+            with self._sharing.current.center_values(timeout_s):
                 yield
-
-    def require_same(self, name: str, fingerprint: str, remedy: str, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise if this fingerprint differs from the first that a worker gave under the name; waits for nobody.
-
-        The controller keeps the first fingerprint of each name, so late joiners and workers that are started again are
-        compared too. A call costs a message.
-
-        Parameters
-        ----------
-        name : str
-            The error's name for the things compared, such as ``"the data of shard call 2"``. Each needs its own.
-        fingerprint : str
-            A short text that differs if the things differ. The error shows both.
-        remedy : str
-            Advice to the user about a difference: a sentence, with which the error ends.
-
-        Raises
-        ------
-        ConfigurationError
-            If another worker has given another fingerprint under this name; only on the worker that came later.
-        """
-        self._connection.client.ask(msg.Same(name=name, fingerprint=fingerprint, remedy=remedy), msg.Done, timeout_s)
-
-    def require_same_data(self, *data: Any, kind: str | None = None, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Raise if another worker has passed other data, such as a random split of its own; waits for nobody.
-
-        New data cost a message and a look at a sample of their rows; data that came before cost the look alone. Data
-        sets of one kind are counted, so all workers must first pass them in the same order. Workers of a resumed job
-        that go on from different positions are not compared, nor are data that draw random numbers at each reading.
-        A job of one compares nothing, and neither does a worker that joined late or has left.
-
-        Parameters
-        ----------
-        *data : array or sequence
-            All the rows, not a shard.
-        kind : str, optional
-            A description of the data, for a person. The default tells dtype and shape of a row.
-
-        Raises
-        ------
-        ConfigurationError
-            If the data differ; only on the worker that came later.
-        """
-        if self.global_size == 1 or self.late or not self._connection.open_here:
-            return
-        told = self._data_seen.tell(data, kind_of(*data) if kind is None else kind)
-        if told is not None:
-            self.require_same(*told, SAME_DATA_REMEDY, timeout_s=timeout_s)
 
     # Collective calls: every worker makes them, in the same order.
 
@@ -356,17 +247,6 @@ class Worker:
             If some did not within ``timeout_s``; the message names them.
         """
         self._connection.client.wait_for_all(msg.Barrier(name=name, timeout_s=timeout_s), msg.Met)
-
-    def meet(self, name: str, *, binds: bool = False, timeout_s: float = DEFAULT_TIMEOUT_S) -> list[int]:
-        """Wait until every worker has come here, and return the ranks that have, the same list on all of them.
-
-        Unlike at a `barrier`, a late joiner waits here for the others, who from then on wait for it too. With ``binds``
-        these workers need each other from now on: the launcher does not start one of them again alone.
-        """
-        call = msg.Meet(name=name, binds=binds, timeout_s=timeout_s)
-        ranks = self._connection.client.wait_for_all(call, msg.Met).ranks
-        self.announce(bound=binds or None)
-        return ranks
 
     def agree_to_stop(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> bool:
         """Tell whether to stop, with the same answer on every worker: all of them call it, once a round.
@@ -397,56 +277,7 @@ class Worker:
             If some workers did not call it within ``timeout_s``; the message names them.
         """
         plain = {name: (float(total), float(weight)) for name, (total, weight) in pairs.items()}
-        return means(self.sum_pairs("reduce_metrics", plain, timeout_s=timeout_s)[0])
-
-    def sum_pairs(
-        self, name: str, pairs: dict[str, tuple[float, float]], *, timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> tuple[dict[str, tuple[float, float]], list[int]]:
-        """Add ``{name: (sum, weight)}`` over all workers; returns the sums, and the ranks that contributed to them."""
-        reply = self._connection.client.wait_for_all(msg.Sum(name=name, pairs=pairs, timeout_s=timeout_s), msg.Sums)
-        return reply.pairs, reply.ranks
-
-    def sum_arrays(
-        self,
-        name: str,
-        arrays: Sequence[Any],
-        pairs: Mapping[str, tuple[float, float]] | None = None,
-        *,
-        late_pass: bool = False,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-    ) -> Summed:
-        """Add small arrays over all workers that still take part, such as the states of metrics.
-
-        Unlike `all_reduce`, which needs all workers that were launched, it goes on without those that left or died. It
-        passes through the controller, in one round trip up to 512 KiB.
-
-        Parameters
-        ----------
-        name : str
-            The same on every worker.
-        arrays : sequence of ndarray
-            Of real dtypes; the same number and shapes on every worker.
-        pairs : mapping of str to (sum, weight), optional
-            Added in the same round trip; see `sum_pairs`.
-        late_pass : bool
-            Let a worker that came later and has not met the others yet pass: it gets its own values back.
-        timeout_s : float
-            Bound on the wait for the others, and on that for each further 512 KiB.
-
-        Returns
-        -------
-        Summed
-            ``arrays``, new ones of float64 with the shapes given, ``pairs``, ``ranks`` that contributed, and ``stop``,
-            the reason why the job stops; the same bits on every worker. Added in float64, in the order of the ranks.
-
-        Raises
-        ------
-        LayoutMismatchError
-            On every worker, if they passed different shapes; the message tells who passed what.
-        CollectiveTimeoutError
-            If some workers did not call it in time; the message names them.
-        """
-        return sum_arrays(self._connection.client, name, arrays, pairs, timeout_s, late_pass=late_pass)
+        return means(self.advanced.sum_pairs("reduce_metrics", plain, timeout_s=timeout_s)[0])
 
     def gather(self, value: Any, *, name: str = "gather", timeout_s: float = DEFAULT_TIMEOUT_S) -> list[Any]:
         """Return the values of all workers, in the order of their ranks, the same list on every worker.
@@ -530,35 +361,6 @@ class Worker:
         """Stack the arrays of all workers, in the order of their ranks: ``shape`` becomes ``(workers, *shape)``."""
         return self._connection.group(array, timeout_s).all_gather(array, dest, timeout_s=timeout_s)
 
-    def reduce_scatter(
-        self, array: Any, op: str = "sum", dest: Any = None, *, timeout_s: float = DEFAULT_TIMEOUT_S
-    ) -> Any:
-        """Combine as `all_reduce` does, and keep this worker's part: ``(workers, *shape)`` becomes ``shape``."""
-        return self._connection.group(array, timeout_s).reduce_scatter(array, op, dest, timeout_s=timeout_s)
-
-    def device_all_reduce(self, ordinal: int, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> DeviceAllReduce | None:
-        """Meet all workers, to add up memory of their CUDA devices by its address from now on.
-
-        It is meant for adapters of frameworks whose compiled programs hand out addresses and a stream.
-
-        Parameters
-        ----------
-        ordinal : int
-            Number of the device on which this worker computes, as the driver counts.
-        timeout_s : float
-            Bound on the wait for the others, here and in each sum.
-
-        Returns
-        -------
-        DeviceAllReduce or None
-            None, on all workers, if NCCL cannot do it: two share a device, it is not installed, or this job has one
-            worker.
-        """
-        from platoon_base.worker.device_all_reduce import DeviceAllReduce
-
-        group = self._connection.nccl_group(ordinal, timeout_s)
-        return None if group is None else DeviceAllReduce(group, ordinal, timeout_s)
-
     # Data.
 
     def shard(self, data: Any, *, shuffle: bool = False, epoch: int = 0, uneven: str = "keep") -> Any:
@@ -576,20 +378,15 @@ class Worker:
         Raises
         ------
         ConfigurationError
-            If another worker has passed other data, see `require_same_data`, or "drop" leaves no rows.
+            If another worker has passed other data, see `Advanced.require_same_data`, or "drop" leaves no rows.
         """
         if hasattr(data, "__len__"):
-            self.require_same_data(data)
+            self.advanced.require_same_data(data)
         if shuffle:  # then the epoch was meant, also if it is 0
-            self.announce(epoch=epoch)
+            self.advanced.announce(epoch=epoch)
         return shard(
             data, self.global_rank, self.global_size, shuffle=shuffle, seed=self.seed, epoch=epoch, uneven=uneven
         )
-
-    @property
-    def shard_seed(self) -> int:
-        """A seed unlike that of every other worker, for dropout and the like."""
-        return shard_seed(self.seed, self.global_rank)
 
     # Progress and decisions.
 
@@ -612,44 +409,6 @@ class Worker:
         client = self._connection.client
         self._connection.progress.add(steps, epoch, loss)
         client.send_reports_if_due()
-
-    def count_step(self, loss: float | None = None) -> None:
-        """Count a mini-batch for a script that does not; it does if it calls `progress` with ``steps``."""
-        client = self._connection.client
-        self._connection.progress.count_for_script(loss)
-        client.send_reports_if_due()
-
-    def announce(
-        self,
-        *,
-        epoch: int | None = None,
-        epoch_steps: int | None = None,
-        last_epoch: int | None = None,
-        last_step: int | None = None,
-        limit: str | None = None,
-        bound: bool | None = None,
-    ) -> None:
-        """Tell those who watch how long training will take; `platoon launch` shows the time that is left.
-
-        The adapters call it. A call costs a few memory accesses; in a worker that has left it does nothing.
-
-        Parameters
-        ----------
-        epoch : int, optional
-            The epoch that begins. A script that tells epochs by `progress` has the last word.
-        epoch_steps : int, optional
-            Number of this worker's mini-batches in an epoch.
-        last_epoch, last_step : int, optional
-            The number of the last epoch, as `progress` will tell it, and that of the last mini-batch of this worker.
-        limit : str, optional
-            Another limit and how far it is, in a few words, such as ``"patience 3/15"``.
-        bound : bool, optional
-            Whether this worker has met the others to train with them, and compiles its model now.
-        """
-        if not self._connection.open_here:
-            return
-        numbers = {"epoch_steps": epoch_steps, "last_epoch": last_epoch, "last_step": last_step, "bound": bound}
-        self._connection.progress.announce(epoch, limit, numbers)
 
     def report(self, metrics: Mapping[str, float | str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Hand values to the controller, for its display and for the summary of the job; the last of a name stays.
@@ -689,11 +448,6 @@ class Worker:
         it costs a memory access; where the leader has just left, it waits for up to 5 s until it is known why.
         """
         return self._leadership.held()
-
-    @property
-    def launched(self) -> bool:
-        """Whether somebody watches: `platoon launch` serves this job. False under plain ``python``."""
-        return self._connection.centers is not None
 
     @property
     def should_stop(self) -> bool:
@@ -771,15 +525,14 @@ class Worker:
         With ``failed`` it does not say goodbye: the controller counts this worker as lost once the process has ended,
         as if it had been killed. For a process whose exit status only its own parent learns.
 
-        `should_stop`, `stop_reason` and the `stop_votes` keep their last values. All else that needs the job
+        `should_stop`, `stop_reason` and `Advanced.stop_votes` keep their last values. All else that needs the job
         raises `ConfigurationError`. A call that another thread is in ends with an error.
         """
         self._connection.close(self._let_go, failed)
 
     def _let_go(self) -> None:
-        if self._shared is not None:
-            self._shared.close()
-        self.stop_votes.close()
+        self._sharing.close()
+        self.advanced.stop_votes.close()
 
     def __enter__(self) -> Worker:
         return self
@@ -787,8 +540,8 @@ class Worker:
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
 
-    def _require_shared(self) -> SharedParameters:
-        self._connection.require_open()
-        if self._shared is None:
-            raise ConfigurationError("no parameters are shared yet: call init_shared_params first")
-        return self._shared
+    if not TYPE_CHECKING:  # a type checker would take any name to be there
+
+        def __getattr__(self, name):
+            where = f": it is worker.advanced.{name} now" if name in _ADVANCED else ""
+            raise AttributeError(f"a Worker has no attribute {name!r}{where}")

@@ -81,7 +81,9 @@ def copy_first_values(
     mine = worker.global_rank == participants[0]
     name = f"first values {hashlib.sha256(layout.fingerprint + to_bytes(purpose)).hexdigest()[:16]}"
     terms = [value if mine else np.zeros_like(value) for value in values]
-    for variable, value, total in zip(variables, values, worker.sum_arrays(name, terms, timeout_s=timeout_s).arrays):
+    for variable, value, total in zip(
+        variables, values, worker.advanced.sum_arrays(name, terms, timeout_s=timeout_s).arrays
+    ):
         variable.set_value(total.astype(value.dtype))
 
 
@@ -144,7 +146,7 @@ def start_together(params: Iterable[Any], worker: Worker, purpose: str = "") -> 
         values = parameters.borrow()
         worker.broadcast(values)
         parameters.give_back(values)
-        worker.announce(bound=True)
+        worker.advanced.announce(bound=True)
     return parameters.layout
 
 

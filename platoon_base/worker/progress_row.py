@@ -62,7 +62,7 @@ class ProgressRow:
             row["loss"] = loss
 
     def announce(self, epoch: int | None, limit: str | None, numbers: Mapping[str, int | None]) -> None:
-        """Take note of limits; see `Worker.announce`."""
+        """Take note of limits; see `Advanced.announce`."""
         if epoch is not None and not self._script_tells_epochs:
             self._begin_epoch(epoch)
         self._epoch_steps_told = self._epoch_steps_told or numbers["epoch_steps"] is not None

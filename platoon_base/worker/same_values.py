@@ -66,7 +66,7 @@ def require_same_values(
     ranks = [other for other, _ in told]
     samples = [_sample(array) for array in arrays]
     mine = rank == ranks[0]
-    summed = worker.sum_arrays(
+    summed = worker.advanced.sum_arrays(
         f"{name}, values", [s if mine else np.zeros_like(s) for s in samples], timeout_s=timeout_s
     )
     if summed.ranks != ranks:

@@ -127,7 +127,7 @@ class SharedParameters:
             self._standstill.after_sync(arrays)
 
     def sync_arrays(self, arrays: Sequence[Any], synchronous: bool, part: float, timeout_s: float) -> None:
-        """Apply the rule to ``arrays``; see `Worker.sync_arrays`."""
+        """Apply the rule to ``arrays``; see `Advanced.sync_arrays`."""
         if self.center is None:
             return
         with self._turns.take("sync_arrays", timeout_s) as left_s:

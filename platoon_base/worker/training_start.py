@@ -32,12 +32,12 @@ def start_training(
     The steps, in this order:
 
     1. A worker that joined late is refused.
-    2. The workers meet. From then on they need each other, see `Worker.meet`.
+    2. The workers meet. From then on they need each other, see `Advanced.meet`.
     3. ``once_met`` is called.
     4. The first worker's values go to all others.
     5. With a rule, the parameters are shared.
     6. The workers wait for one another: nobody moves the center before all have taken it over.
-    7. The next vote to stop is opened, see `Worker.stop_votes`.
+    7. The next vote to stop is opened, see `Advanced.stop_votes`.
 
     Parameters
     ----------
@@ -81,8 +81,8 @@ def start_training(
             f"this worker joined late: the workers of a {loop} count epochs together from its begin; launch the job "
             "with more workers"
         )
-    participants = worker.meet(name, binds=True, timeout_s=timeout_s)
-    worker.announce(bound=True)
+    participants = worker.advanced.meet(name, binds=True, timeout_s=timeout_s)
+    worker.advanced.announce(bound=True)
     if once_met is not None:
         once_met(participants)
     if values:
@@ -90,5 +90,5 @@ def start_training(
     if rule is not None:
         worker.init_shared_params(parameters, rule, on_nonfinite=on_nonfinite, timeout_s=timeout_s)
     worker.barrier(f"the first batch of {name}", timeout_s=timeout_s)
-    worker.stop_votes.open(worker.stop_votes.number + 1)
+    worker.advanced.stop_votes.open(worker.advanced.stop_votes.number + 1)
     return participants

@@ -120,10 +120,10 @@ class DealtStream(AbstractDataStream):  # type: ignore[misc]
         if not self._compared:
             self._compared = True
             what = f"what is read from number {self._read - len(together)} of the {self._unit} of epoch {self.epoch} on"
-            worker.require_same(f"{self.name}: {what}", fingerprint(*together), _REMEDY)
+            worker.advanced.require_same(f"{self.name}: {what}", fingerprint(*together), _REMEDY)
         if self._ended:
             what = f"the number of {self._unit} in epoch {self.epoch}"
-            worker.require_same(f"{self.name}: {what}", str(self._read), _REMEDY)
+            worker.advanced.require_same(f"{self.name}: {what}", str(self._read), _REMEDY)
 
     def _warn_of_dropped(self, dropped: int, rank: int) -> None:
         if not self._warned and not rank:

@@ -132,14 +132,14 @@ def _entered(main_loop: Any, callback: str) -> Training | None:
 def tell_cost(main_loop: Any, cost: Cost, now: bool = False) -> None:
     """Tell the launcher the cost of the latest batch, if it is time, or ``now``."""
     worker = _worker_of(main_loop)
-    if worker.launched and not worker.closed:
+    if worker.advanced.launched and not worker.closed:
         cost.tell(worker, now)
 
 
 def tell_batch(main_loop: Any) -> None:
     """Tell the launcher of a job of one about a batch, and end with the job."""
     worker = _worker_of(main_loop)
-    if worker.launched and not worker.closed:
+    if worker.advanced.launched and not worker.closed:
         worker.progress(steps=1, epoch=main_loop.status["epochs_done"] + 1)
         if worker.should_stop:
             main_loop.log.current_row["training_finish_requested"] = True
@@ -148,21 +148,21 @@ def tell_batch(main_loop: Any) -> None:
 def tell_limits(main_loop: Any) -> None:
     """Tell the launcher after how many epochs or batches the main loop ends, if `FinishAfter` says so."""
     worker = _worker_of(main_loop)
-    if not worker.launched:
+    if not worker.advanced.launched:
         return
     for extension in all_extensions(main_loop.extensions):
         if isinstance(extension, FinishAfter):
             for _, predicate, _ in extension._conditions:
                 name = _LIMITS.get(getattr(predicate, "condition", ""))
                 if name:
-                    worker.announce(**{name: int(predicate.num)})
+                    worker.advanced.announce(**{name: int(predicate.num)})
 
 
 def tell_records(main_loop: Any, records: Mapping[str, Any]) -> None:
     """Report the numbers that the leader has written to the log."""
     training = training_of(main_loop)
     worker = _worker_of(main_loop) if training is None else training.worker
-    if not worker.launched or worker.closed or not is_leader(main_loop):
+    if not worker.advanced.launched or worker.closed or not is_leader(main_loop):
         return
     arrays = {name: np.asarray(value) for name, value in records.items()}
     numbers = {name: float(value) for name, value in arrays.items() if value.ndim == 0 and value.dtype.kind in "fiu"}

@@ -29,7 +29,7 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
     """Raise, on the worker that comes later, if two workers have made different streams; nobody waits.
 
     It compares the chain of transformers, the schemes with their rows, and a few rows of the data sets; see
-    `Worker.require_same_data`.
+    `Advanced.require_same_data`.
 
     Parameters
     ----------
@@ -44,7 +44,7 @@ def require_same_stream(stream: Any, worker: Worker, user: str) -> None:
         If another worker has made another stream.
     """
     links = list(all_streams(stream))
-    worker.require_same_data(
+    worker.advanced.require_same_data(
         *(part for link in links for part in _contents(link)), kind=f"{_kind(links[-1])}, given to {user}"
     )
 

@@ -58,7 +58,7 @@ def gather_shares(
     end = ends[list(ranks).index(worker.global_rank)]
     everything = np.zeros(ends[-1])
     everything[end - len(packed) : end] = packed
-    summed = worker.sum_arrays(name, [everything], timeout_s=timeout_s)
+    summed = worker.advanced.sum_arrays(name, [everything], timeout_s=timeout_s)
     if summed.ranks != list(ranks):
         return [], summed.ranks
     return [_unpack(row) for row in np.split(summed.arrays[0], ends[:-1])], summed.ranks

@@ -43,7 +43,7 @@ class Statistics:
         if not statistics:
             return
         values = [variable.get_value() for variable in statistics]
-        summed = self._worker.sum_arrays(f"statistics of {self._name}", values, timeout_s=self._timeout_s)
+        summed = self._worker.advanced.sum_arrays(f"statistics of {self._name}", values, timeout_s=self._timeout_s)
         for variable, value, total in zip(statistics, values, summed.arrays):
             variable.set_value((total / len(summed.ranks)).astype(value.dtype))
 

@@ -87,10 +87,10 @@ class StopTogether(DistributedExtension):
         """Decide by the votes so far, without waiting."""
         worker = training.worker
         if self._votes:
-            worker.stop_votes.cast()
+            worker.advanced.stop_votes.cast()
         if self._interrupted and not worker.should_stop:
             worker.request_stop(f"worker {worker.global_rank} was interrupted", timeout_s=training.timeout_s)
-        return self._interrupted or worker.should_stop or worker.stop_votes.passed(self.policy, training.ranks)
+        return self._interrupted or worker.should_stop or worker.advanced.stop_votes.passed(self.policy, training.ranks)
 
     def _end_or_go_on(self, training: Training, stop: bool, *interrupts: str) -> None:
         """Let the main loop end, or make it go on."""

@@ -225,7 +225,7 @@ class Training:
 
     def synchronize(self) -> None:
         """Apply the rule once, if there is one."""
-        if self.worker.shares:
+        if self.worker.advanced.shares:
             self.worker.sync_params(part=self._part_of_period(), timeout_s=self.timeout_s)
             self.synchronized |= not self.finished
 
@@ -253,7 +253,7 @@ class Training:
 
     def _never_synchronized(self) -> bool:
         """Tell whether a period in batches was not over once since the last evaluation, though batches were made."""
-        if self.finished or not self.settings.period or self._rule is None or not self.worker.shares:
+        if self.finished or not self.settings.period or self._rule is None or not self.worker.advanced.shares:
             return False
         return self._synchronized_at <= self._evaluated_at < self._main_loop.status["iterations_done"]
 
@@ -269,7 +269,7 @@ class Training:
 
     @property
     def _in_rounds(self) -> bool:
-        return self._rule is not None and waits(self._rule) and self.worker.shares and not self.finished
+        return self._rule is not None and waits(self._rule) and self.worker.advanced.shares and not self.finished
 
     def _part_of_period(self) -> float:
         """Return the batches since the last synchronization over the period: that given, or the longest so far."""
@@ -299,7 +299,7 @@ class Training:
     def keep_evaluated(self) -> None:
         """Note that the parameters have what was evaluated; keep it if an extension of the user is to save it."""
         self._validated_at = self._main_loop.status["iterations_done"]
-        if self.keeps_evaluated and self.worker.shares:
+        if self.keeps_evaluated and self.worker.advanced.shares:
             self._evaluated = [parameter.get_value() for parameter in self._parameters()]
 
     def warn_of_missing(self, name: str, ranks: Sequence[int]) -> None:
@@ -358,7 +358,7 @@ class Training:
         if self.meet(END) is None:
             return False
         self.average_statistics()
-        if self.worker.shares:
+        if self.worker.advanced.shares:
             self.average_hosts()
             self.worker.copy_to_local(timeout_s=self.timeout_s)
         if not self.averages:
@@ -383,7 +383,7 @@ class Training:
 
     def _leave(self, timeout_s: float) -> None:
         try:
-            if self.worker.shares:
+            if self.worker.advanced.shares:
                 self.worker.copy_to_local(timeout_s=timeout_s)
         finally:
             self.worker.close()

@@ -65,12 +65,12 @@ class Asynchronous(Mode):
     @property
     def stops(self) -> bool:
         """Whether the votes cast so far suffice."""
-        votes = self._worker.stop_votes
+        votes = self._worker.advanced.stop_votes
         return bool(votes.voters()) and votes.passed(self._policy, self._participants)
 
     def vote(self) -> None:
         """Vote for the end of the fit."""
-        self._worker.stop_votes.cast()
+        self._worker.advanced.stop_votes.cast()
 
     def epoch_ends(self) -> None:
         """Give the center what was learned since the last synchronization."""

@@ -81,7 +81,7 @@ class BatchLosses:
         table = np.zeros((length, 3))
         for row, (loss, weight, rows) in zip(table, map(_fetched, self._batches.get(phase, ()))):
             row[:] = (loss, 0.0, rows) if weight is None else (loss * weight, weight, rows)
-        total, divisor, rows = worker.sum_arrays(name, [table]).arrays[0].T
+        total, divisor, rows = worker.advanced.sum_arrays(name, [table]).arrays[0].T
         # All tokens of all workers may be masked: then the loss is 0, as in one process.
         losses = total / np.where(divisor == 0, 1.0, divisor)
         return float((rows * losses).sum() / rows.sum())

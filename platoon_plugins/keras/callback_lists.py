@@ -104,6 +104,6 @@ def _trains_alone(model: Any, refuses: bool = False) -> Worker | None:
         if refuses:
             average.require_attached()
         return None
-    if worker.shares and worker not in trained.sharing:  # the script keeps weights together by itself
+    if worker.advanced.shares and worker not in trained.sharing:  # the script keeps weights together by itself
         return None
     return None if backends.current().trains_together(model) else worker

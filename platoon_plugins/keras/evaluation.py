@@ -104,7 +104,7 @@ class Evaluation:
         """
         arrays = [*self._metrics.train_state(), self._batches_with_losses("train"), changed]
         pairs = {"evaluate": (float(evaluates), 1.0)}
-        summed = self._worker.sum_arrays(f"keras epoch {self._epoch.number}", arrays, pairs)
+        summed = self._worker.advanced.sum_arrays(f"keras epoch {self._epoch.number}", arrays, pairs)
         mode.set_participants(summed.ranks)
         self.ranks = summed.ranks
         evaluating = summed.pairs["evaluate"][0]
@@ -208,7 +208,7 @@ class Evaluation:
 
     def _add_up_test(self, name: str) -> dict[str, Any]:
         arrays = [*self._metrics.test_state(), self._batches_with_losses("test")]
-        summed = self._worker.sum_arrays(f"keras evaluation {name}", arrays)
+        summed = self._worker.advanced.sum_arrays(f"keras evaluation {name}", arrays)
         self.ranks = summed.ranks
         *state, count = summed.arrays
         return self._results("test", state, count, name)

@@ -62,7 +62,7 @@ class Resumption(NamedTuple):
 
 def keep_epochs(worker: Worker, done: int, stopped_of: int = 0) -> None:
     """Leave with the job how far a fit is, for its next checkpoints; those have the first center that a job has."""
-    if worker.sharing == 1:
+    if worker.advanced.sharing == 1:
         worker.keep(_KEPT, [done, stopped_of])
 
 
@@ -79,7 +79,7 @@ def agree_to_resume(worker: Worker, has_center: bool = True) -> Resumption | Non
 
 def warn_if_anew(worker: Worker, first_epoch: int) -> None:
     """Warn that a fit without a center begins anew in a job that was resumed, unless a callback has restored it."""
-    if worker.resume_at.epoch and not first_epoch and not worker.shares:
+    if worker.resume_at.epoch and not first_epoch and not worker.advanced.shares:
         which = "that averages gradients" if worker.global_size > 1 else "of one worker"
         warn_once(
             f"this job was resumed at epoch {worker.resume_at.epoch}, and its fit begins at epoch 1 with new weights: "

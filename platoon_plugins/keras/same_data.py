@@ -36,10 +36,10 @@ _sequences: weakref.WeakKeyDictionary[Worker, Iterator[int]] = weakref.WeakKeyDi
 def require_same_data(data: tuple[Any, ...], worker: Worker) -> None:
     """Raise, on the worker that comes later, if two workers pass different data to `shard`.
 
-    See `Worker.require_same_data`; of sets of data it is given what they are made from.
+    See `Advanced.require_same_data`; of sets of data it is given what they are made from.
     """
     if worker.global_size > 1:
-        worker.require_same_data(*(_contents(part) for part in data), kind=kind_of(*data))
+        worker.advanced.require_same_data(*(_contents(part) for part in data), kind=kind_of(*data))
 
 
 class SameBatches:
@@ -78,7 +78,7 @@ class SameBatches:
             return
         labels = _labels(read())
         try:
-            self._worker.require_same(f"{self._name}, {when},", labels, _ORDER)
+            self._worker.advanced.require_same(f"{self._name}, {when},", labels, _ORDER)
         except ConfigurationError as exc:
             self._varies = any(_labels(read()) != labels for _ in range(_READ_AGAIN))
             if not self._varies:

@@ -49,6 +49,6 @@ def _watched(save: Callable[..., Any]) -> Callable[..., Any]:
 
 def _warn_if_not_alone(path: str, worker: Worker) -> None:
     try:
-        worker.require_same(f"the writer of {path}", f"rank {worker.global_rank}", _REMEDY)
+        worker.advanced.require_same(f"the writer of {path}", f"rank {worker.global_rank}", _REMEDY)
     except ConfigurationError:  # on the one that comes later
         warn_once(f"worker {worker.global_rank} writes {path}, which another worker has written too: {_REMEDY}")

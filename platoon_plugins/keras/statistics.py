@@ -53,7 +53,7 @@ class Statistics:
         variables = [v for v, count in zip(self._backend.statistics(self._model), changed) if count]
         if not variables:
             return
-        summed = self._worker.sum_arrays(name, [variable.get_value(borrow=True) for variable in variables])
+        summed = self._worker.advanced.sum_arrays(name, [variable.get_value(borrow=True) for variable in variables])
         for variable, total in zip(variables, summed.arrays):
             variable.set_value((total / len(summed.ranks)).astype(variable.get_value(borrow=True).dtype))
         self._checksums = self._look()

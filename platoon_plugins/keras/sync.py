@@ -124,7 +124,7 @@ def distribute(
     backend = backends.current()
     worker = connect() if worker is None else worker
     if worker.global_size == 1:
-        return [*callbacks, make_told(worker)] if worker.launched and not worker.late else callbacks
+        return [*callbacks, make_told(worker)] if worker.advanced.launched and not worker.late else callbacks
     fits = Fits(worker, backend, Settings(rule, every_n_batches, policy, on_nonfinite), leader_only)
     if worker.global_rank:
         backend.seed_early(shard_seed(worker.seed + seeds.fits(), worker.global_rank))

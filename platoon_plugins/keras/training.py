@@ -146,7 +146,7 @@ class Training:
                 once_met=self._once_met,
             )
         finally:
-            if self._shares_next and worker.shares:  # also if the wait for the others was interrupted
+            if self._shares_next and worker.advanced.shares:  # also if the wait for the others was interrupted
                 trained.sharing.add(worker)
         if self._mode.rule is not None:
             for each in [inner for optimizer in optimizers_of(model) for inner in with_inner(optimizer)]:
@@ -193,7 +193,7 @@ class Training:
     def _release_earlier(self) -> None:
         """Release what a fit shared that was interrupted, and nothing that the script shares itself."""
         worker = self._worker
-        if worker in trained.sharing or not worker.shares:
+        if worker in trained.sharing or not worker.advanced.shares:
             worker.release_shared_params()
             trained.sharing.discard(worker)
         elif self._mode.rule is not None:
@@ -310,7 +310,7 @@ class Training:
 
 def tell_epoch_begins(worker: Worker, epoch: int, params: Mapping[str, Any]) -> None:
     """Tell the launcher which epoch begins, and how many there will be."""
-    worker.announce(epoch=epoch + 1, last_epoch=params.get("epochs"), epoch_steps=params.get("steps"))
+    worker.advanced.announce(epoch=epoch + 1, last_epoch=params.get("epochs"), epoch_steps=params.get("steps"))
 
 
 def tell_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = True) -> None:

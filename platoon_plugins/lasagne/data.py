@@ -100,7 +100,7 @@ def iterate_minibatches(
     if skip < 0:
         raise ConfigurationError(f"got skip={skip!r}: it counts mini-batches and cannot be negative")
     worker = connect() if worker is None else worker
-    worker.require_same_data(*data)
+    worker.advanced.require_same_data(*data)
     told = epoch is not None or options["shuffle"]
     if epoch is None:
         epoch = _next_epoch(worker) if options["shuffle"] else 0
@@ -133,7 +133,7 @@ def _tell(worker: Worker, epoch: int, skip: int, batches: int) -> None:
         )
     if _told_epochs.get(worker) != epoch:
         _told_epochs[worker] = epoch
-        worker.announce(epoch=epoch, epoch_steps=batches)
+        worker.advanced.announce(epoch=epoch, epoch_steps=batches)
 
 
 # The epochs that were begun latest.

@@ -86,7 +86,7 @@ def evaluate(
         while True:
             start, stop = shard_bounds(count, ranks.index(worker.global_rank), len(ranks))
             pairs = _evaluate_rows(val_fn, data, range(start, stop), rows_in_call, worker)
-            sums, contributors = worker.sum_pairs(name, pairs, timeout_s=timeout_s)
+            sums, contributors = worker.advanced.sum_pairs(name, pairs, timeout_s=timeout_s)
             if contributors == ranks:
                 break
             ranks = contributors  # somebody left on the way: those who are still here do it again, with larger shards

@@ -102,7 +102,7 @@ def all_reduce_grads(
     training = Training.of(worker)
     training.averaged.update(params)
     if worker.global_size == 1:
-        if worker.launched:
+        if worker.advanced.launched:
             count_alone(params, worker)
         return grads
     training.add(statistics)

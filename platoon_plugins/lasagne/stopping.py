@@ -83,7 +83,7 @@ class StopOnPatience:
         self._worker.keep(self._name, (self._patience.best, self._patience.waited), timeout_s=self._timeout_s)
         exhausted = self._patience.exhausted
         pairs = {"exhausted": (float(exhausted), 1.0)}
-        summed = self._worker.sum_arrays(f"{self._name} decides", [], pairs, timeout_s=self._timeout_s)
+        summed = self._worker.advanced.sum_arrays(f"{self._name} decides", [], pairs, timeout_s=self._timeout_s)
         if summed.pairs["exhausted"][0]:
             self.reason = f"no improvement in {self._patience.patience} evaluations"
         elif summed.stop:
@@ -93,6 +93,6 @@ class StopOnPatience:
 
     def _tell(self, value: float, first: bool) -> None:
         """Show the value, which all workers have, and how far the patience is."""
-        self._worker.announce(limit=f"patience {self._patience.waited}/{self._patience.patience}")
-        if first and self._worker.launched:
+        self._worker.advanced.announce(limit=f"patience {self._patience.waited}/{self._patience.patience}")
+        if first and self._worker.advanced.launched:
             self._worker.report({self._shown_as: float(value)}, timeout_s=self._timeout_s)

@@ -107,7 +107,7 @@ def sync_updates(
     training.start_statistics(worker, found, timeout_s)
     vary_noise_once(used, worker.global_rank)
     wrapped = OrderedDict(updates)
-    if rule is not None and worker.shares:
+    if rule is not None and worker.advanced.shares:
         training.period, training.waits = period, waits(rule)
         sync = Sync(Synchronizer(worker, period, timeout_s))
         wrapped.update(zip(params, sync(*(updates[p] for p in params), return_list=True)))
@@ -136,7 +136,7 @@ def _resolved(rule: Rule | str | None, params: Sequence[Any], training: Training
 
 
 def _begin(worker: Worker) -> Training:
-    if worker.sharing:
+    if worker.advanced.sharing:
         raise ConfigurationError(
             "parameters are shared already, and there is one center at a time. Before the next training, such as "
             "another fold, call finish_training() on every worker. If two functions train two sets of parameters, such "

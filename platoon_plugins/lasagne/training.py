@@ -85,7 +85,9 @@ class Training:
         values = [variable.get_value() for variable in statistics]
         mine = values if first else [np.zeros_like(value) for value in values]
         pairs = {"first": (float(first), 1.0)}
-        summed = worker.sum_arrays("the first values of statistics", mine, pairs, late_pass=True, timeout_s=timeout_s)
+        summed = worker.advanced.sum_arrays(
+            "the first values of statistics", mine, pairs, late_pass=True, timeout_s=timeout_s
+        )
         if summed.pairs["first"][0]:
             _set(statistics, summed.arrays)
 
@@ -97,7 +99,7 @@ class Training:
         values = [variable.get_value() for variable in self.statistics]
         sound = not self._fresh and all(np.isfinite(value).all() for value in values)
         mine = values if sound else [np.zeros_like(value) for value in values]
-        summed = worker.sum_arrays(name, mine, {"sound": (float(sound), 1.0)}, timeout_s=timeout_s)
+        summed = worker.advanced.sum_arrays(name, mine, {"sound": (float(sound), 1.0)}, timeout_s=timeout_s)
         count = summed.pairs["sound"][0]
         if count and summed.ranks != [worker.global_rank]:
             _set(self.statistics, [total / count for total in summed.arrays])
@@ -111,7 +113,7 @@ class Training:
         If nothing was synchronized since the last evaluation, the center of any rule gets it, or it would have nothing.
         """
         period = self.period
-        if period is None or not worker.shares:
+        if period is None or not worker.advanced.shares:
             return
         periods, batches = self._before[1:] if self._before[0] is period else (0, 0)
         never = period.count > batches and period.periods == periods
@@ -138,7 +140,7 @@ class Training:
 
     def begin_round(self, worker: Worker, timeout_s: float) -> None:
         """Begin at the center, together with those who have made more rounds."""
-        if self.waits and worker.shares:
+        if self.waits and worker.advanced.shares:
             worker.copy_to_local(timeout_s=timeout_s)
 
     def require_same_model(self, worker: Worker, timeout_s: float) -> None:
@@ -192,8 +194,8 @@ def finish_training(*, timeout_s: float = DEFAULT_TIMEOUT_S, worker: Worker | No
     """
     worker = connect() if worker is None else worker
     training = Training.of(worker)
-    shares = training.shares and bool(worker.sharing)
-    if worker.global_size > 1 and not worker.sharing and not training.shares and not training.averaged:
+    shares = training.shares and bool(worker.advanced.sharing)
+    if worker.global_size > 1 and not worker.advanced.sharing and not training.shares and not training.averaged:
         log.warning(
             "rank %d: this training has shared nothing, so each worker has a model of its own; pass the updates "
             "through sync_updates(updates, params), or take them from all_reduce_grads(loss, params)",

@@ -42,7 +42,7 @@ def test_easgd_follows_its_equations_and_ends_with_the_center(run_blocks):
             center = center + d
             np.testing.assert_allclose(got, x - d, rtol=1e-6)
         ends = everyones(values(main_loop))
-        assert (ends[0] == ends[1]).all() and not worker.shares and not worker.closed
+        assert (ends[0] == ends[1]).all() and not worker.advanced.shares and not worker.closed
         """
     ).require_success()
 

@@ -80,7 +80,7 @@ def test_what_a_callback_changes_reaches_the_center_once_all_have_read_it(run_ke
     run_keras(
         """
         x, y = data(32)
-        gathers, sums, changed = worker.gather, worker.sum_arrays, os.path.join(sys.argv[1], "changed")
+        gathers, sums, changed = worker.gather, worker.advanced.sum_arrays, os.path.join(sys.argv[1], "changed")
 
         def gather(value, *, name="gather", **options):
             if name.startswith("keras vote"):
@@ -98,7 +98,7 @@ def test_what_a_callback_changes_reaches_the_center_once_all_have_read_it(run_ke
         if rank == 0:
             worker.gather = gather
         else:
-            worker.sum_arrays = sum_arrays
+            worker.advanced.sum_arrays = sum_arrays
 
         class Doubling(keras.callbacks.Callback):
             def on_epoch_end(self, epoch, logs=None):

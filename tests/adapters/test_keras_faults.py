@@ -52,7 +52,7 @@ def test_a_stop_of_one_is_a_stop_of_all(run_keras):
                 if (epoch, batch) == (1, 2) and not averaged:
                     worker.barrier("third batch")
                     deadline = time.monotonic() + 60
-                    while rank == 0 and not worker.stop_votes.voters():
+                    while rank == 0 and not worker.advanced.stop_votes.voters():
                         assert time.monotonic() < deadline
                 return rank == 1 and (epoch, batch) == (1, 2)
 
@@ -523,7 +523,7 @@ def test_a_fit_that_fails_before_it_shares_leaves_what_the_script_shares_alone(r
             assert "shares parameters by init_shared_params" in str(error), error
         else:
             raise SystemExit("the script's parameters were released")
-        assert worker.shares
+        assert worker.advanced.shares
         """
     ).require_success()
 

@@ -236,13 +236,13 @@ def test_frozen_weights_are_not_sent_unless_they_change(run_keras):
         """
         x, y = data(64)
         sent = []
-        plain = worker.sum_arrays
+        plain = worker.advanced.sum_arrays
 
         def sum_arrays(name, arrays, *rest, **options):
             sent.append((name, sum(np.size(array) for array in arrays)))
             return plain(name, arrays, *rest, **options)
 
-        worker.sum_arrays = sum_arrays
+        worker.advanced.sum_arrays = sum_arrays
         layers = [L.BatchNormalization(name="bn"), L.Dense(500, trainable=False, name="frozen")]
         model = dense(extra=layers, optimizer=keras.optimizers.SGD(0.1))
         kernel, bias = (everyones(w)[0] for w in model.get_layer("frozen").get_weights())  # rank 0's count

@@ -37,7 +37,7 @@ def test_collectives_take_tensors(run_job):
         x = torch.arange(10.0)[::2] + rank
         worker.broadcast([x], root=1)
         assert x.tolist() == [1, 3, 5, 7, 9]
-        assert worker.reduce_scatter(torch.eye(2)).tolist() == [[2, 0], [0, 2]][rank]
+        assert worker.advanced.reduce_scatter(torch.eye(2)).tolist() == [[2, 0], [0, 2]][rank]
 
         def refused(text, call, *args, **options):
             try:
@@ -50,7 +50,7 @@ def test_collectives_take_tensors(run_job):
         refused("dtype torch.bfloat16", worker.all_reduce, torch.ones(2, dtype=torch.bfloat16))
         refused("dtype torch.bool", worker.all_reduce, torch.ones(2, dtype=torch.bool))
         refused("layout torch.sparse_coo", worker.all_reduce, torch.eye(2).to_sparse())
-        refused("the first axis", worker.reduce_scatter, torch.ones(3))
+        refused("the first axis", worker.advanced.reduce_scatter, torch.ones(3))
         refused("out of shape (3,)", worker.all_reduce, torch.ones(2), dest=torch.ones(3))
         refused("out of type ndarray", worker.all_reduce, torch.ones(2), dest=np.ones(2, "f4"))
         """

@@ -71,10 +71,10 @@ for x, y in iterate_minibatches(X, Y, 4):
     train(x, y)
 expected = averaged(model.values(model.statistics))
 finish_training()
-assert not worker.shares
+assert not worker.advanced.shares
 np.testing.assert_allclose(model.error(X, Y), by_hand(), rtol=1e-4)
 for value in model.values(model.params + model.statistics):
-    everywhere = worker.sum_arrays("values", [value]).arrays[0] / size
+    everywhere = worker.advanced.sum_arrays("values", [value]).arrays[0] / size
     np.testing.assert_array_equal(value, everywhere.astype("f4"))
 worker.report({str(rank): found})
 """,
@@ -111,7 +111,7 @@ def test_statistics_that_are_not_finite_or_of_a_worker_just_started_again_count_
             assert (mean.get_value() == 7).all()
             if rank:
                 os.kill(os.getpid(), 9)
-        while len(worker.meet("both are there")) < 2:
+        while len(worker.advanced.meet("both are there")) < 2:
             pass
         evaluate(model.error, X, Y, 5)
         assert (mean.get_value() == 7).all(), mean.get_value()
@@ -142,10 +142,10 @@ def test_a_worker_that_came_later_begins_the_next_training_with_the_others(run_l
                 if rank == 0:
                     others = {{k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}}
                     later = subprocess.Popen([sys.executable, *sys.argv], env=others)
-                while len(worker.meet("the late one is there")) <= {launched}:
+                while len(worker.advanced.meet("the late one is there")) <= {launched}:
                     pass
             else:
-                worker.meet("the late one is there")
+                worker.advanced.meet("the late one is there")
             finish_training()
         if rank == 0:
             assert later.wait(100) == 0

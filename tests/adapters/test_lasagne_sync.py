@@ -233,14 +233,14 @@ def test_averaged_gradients_are_not_synchronized(job_worker, rule):
     updates = averaged(params, job_worker)
     wrapped = sync_updates(updates, params, rule, worker=job_worker)
     assert list(wrapped.items()) == list(updates.items())
-    assert not job_worker.sharing
+    assert not job_worker.advanced.sharing
     finish_training(worker=job_worker)
 
 
 def test_a_rule_that_is_named_holds_with_averaged_gradients_too(job_worker):
     params = make_params()
     sync_updates(averaged(params, job_worker), params, ASGD(), worker=job_worker)
-    assert job_worker.shares
+    assert job_worker.advanced.shares
 
 
 def test_the_next_training_has_a_rule_of_its_own(job_worker):
@@ -248,7 +248,7 @@ def test_the_next_training_has_a_rule_of_its_own(job_worker):
     sync_updates(averaged(params, job_worker), params, worker=job_worker)
     finish_training(worker=job_worker)
     sync_updates({p: p for p in params}, params, worker=job_worker)
-    assert job_worker.shares
+    assert job_worker.advanced.shares
 
 
 @pytest.mark.parametrize("rule", ["auto", None])

@@ -132,7 +132,7 @@ metrics = worker.reduce_metrics({"rank": (worker.global_rank, 1)})       # compl
 left = [rank for rank in range(3) if rank != VICTIM]
 assert metrics == {"rank": sum(left) / 2}, metrics
 steps(20)
-assert worker.meet("trained") == left
+assert worker.advanced.meet("trained") == left
 with worker.center_params():
     late_steps = 10 if POINT in LATER else 0
     expected = sum(30 * 10**rank for rank in left) + late_steps * 10**VICTIM
@@ -185,7 +185,7 @@ with connect() as worker:
         if step == 17 and rank == 3:
             os.kill(pids[2], signal.SIGKILL)             # a second one, wherever it is
         worker.barrier()
-        seen.append("".join(map(str, worker.sum_pairs("count", {})[1])))
+        seen.append("".join(map(str, worker.advanced.sum_pairs("count", {})[1])))
     worker.report({str(rank): " ".join(seen)})
 """,
         workers=4,
@@ -231,7 +231,7 @@ with connect() as worker:
     for _ in range(20):
         x += 1
         worker.sync_params()
-    assert worker.meet("trained") == [0, 1]
+    assert worker.advanced.meet("trained") == [0, 1]
     worker.copy_to_local()
     worker.report({str(worker.global_rank): x[0]})
 """,

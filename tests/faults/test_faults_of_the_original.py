@@ -50,9 +50,9 @@ def test_a_killed_worker_is_no_success_even_if_another_had_ended_well(run_job):
         import os, signal
         from platoon_base import connect
         worker = connect()
-        worker.meet("all are here")
+        worker.advanced.meet("all are here")
         if worker.global_rank == 1:
-            while 0 in worker.meet("who is left"):      # the first one leaves with status 0
+            while 0 in worker.advanced.meet("who is left"):      # the first one leaves with status 0
                 pass
             os.kill(os.getpid(), signal.SIGKILL)
         """

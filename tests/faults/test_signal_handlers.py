@@ -46,7 +46,7 @@ def handler(number, frame):
 if rank == 0:
     signal.signal(signal.SIGTERM, handler)
     worker.barrier("ready")
-    assert worker.sum_arrays("here", [np.ones(2)]).arrays[0].tolist() == [2, 2]
+    assert worker.advanced.sum_arrays("here", [np.ones(2)]).arrays[0].tolist() == [2, 2]
     assert handled == ["answered"]
 else:
     worker.barrier("ready")
@@ -54,7 +54,7 @@ else:
     os.kill(pids[0], signal.SIGTERM)
     until(lambda: worker.should_stop)  # while the other still waits
     until(lambda: progress(0).steps == 1)
-    worker.sum_arrays("here", [np.ones(2)])
+    worker.advanced.sum_arrays("here", [np.ones(2)])
 """,
         handler=lambda req, rank, info: "answered",
     ).require_success()
@@ -163,7 +163,7 @@ calls = {
     "progress": lambda: worker.progress(steps=1),
     "should_stop": lambda: worker.should_stop,
     "stop_reason": lambda: worker.stop_reason,
-    "voters": lambda: worker.stop_votes.voters(),
+    "voters": lambda: worker.advanced.stop_votes.voters(),
 }
 if int(sys.argv[2]) == 1:
     calls["barrier"] = lambda: worker.barrier()
@@ -173,7 +173,7 @@ for name, call in calls.items():
     while came:
         with connect() as worker:
             worker.init_shared_params([np.zeros(100)], ASGD())
-            worker.stop_votes.open(1)
+            worker.advanced.stop_votes.open(1)
             try:
                 came = at_instruction(number, call, worker.close)
                 assert worker.closed == came

@@ -293,7 +293,7 @@ until(lambda: ending(1))
 for _ in range(20):
     x += 1
     worker.sync_params()
-assert worker.meet("trained") == [0, 2]
+assert worker.advanced.meet("trained") == [0, 2]
 assert not worker.should_stop
 worker.copy_to_local()
 assert (x == 80).all(), np.unique(x)
@@ -357,7 +357,7 @@ else:
     until((FOLDER / "caught").exists)
     x += 1
     worker.sync_params()
-    assert worker.meet("the others") == [0, 2]
+    assert worker.advanced.meet("the others") == [0, 2]
     worker.copy_to_local()
     assert (x == 3).all(), np.unique(x)
 """
@@ -433,7 +433,7 @@ else:
 while syncs(rank) < 200:
     step()
 mine = syncs(rank)
-total = worker.sum_pairs("syncs", {"n": (mine * 10.0**rank, 1)})[0]["n"][0]
+total = worker.advanced.sum_pairs("syncs", {"n": (mine * 10.0**rank, 1)})[0]["n"][0]
 worker.sync_params()                                 # what was left out for the stopped one is caught up with
 worker.barrier()
 worker.copy_to_local()

@@ -51,7 +51,7 @@ def test_every_operation_and_dtype(run_on_devices):
                 assert np.array_equal(np.asarray(worker.all_gather(on_device(mine[rank]))), np.stack(mine))
             whole = [np.stack(parts(dtype, (5,))) + r for r in range(size)]
             whole = [w.astype(dtype) for w in whole]
-            got = worker.reduce_scatter(on_device(whole[rank]), "sum")
+            got = worker.advanced.reduce_scatter(on_device(whole[rank]), "sum")
             assert np.array_equal(np.asarray(got), np.sum(np.stack(whole), axis=0, dtype=dtype)[rank])
             x = on_device(np.full((4, 3), rank + 1, dtype))
             worker.broadcast([x], root=1)

@@ -53,7 +53,7 @@ for dtype in ("float16", "float32", "float64", "int8", "int32", "int64", "uint8"
         assert np.array_equal(x.cpu().numpy(), want), (dtype, shape, x, want)
         assert np.array_equal(worker.all_gather(on_device(mine[rank])).cpu().numpy(), np.stack(mine))
     whole = [(np.stack(parts(dtype, (5,))) + r).astype(dtype) for r in range(size)]
-    got = worker.reduce_scatter(on_device(whole[rank]), "sum")
+    got = worker.advanced.reduce_scatter(on_device(whole[rank]), "sum")
     assert np.array_equal(got.cpu().numpy(), np.sum(np.stack(whole), axis=0, dtype=dtype)[rank])
     x = on_device(np.full((4, 3), rank + 1, dtype))
     worker.broadcast([x], root=1)

@@ -13,7 +13,7 @@ TOGETHER = script(
     say("gathered", worker.gather([rank, socket.gethostname()]))
     say("metrics", worker.reduce_metrics({"loss": (float(rank), 1.0)})["loss"])
     say("shard", np.asarray(worker.shard(23)).tolist())
-    say("sum", worker.sum_arrays("s", [np.arange(3.0) * rank]).arrays[0].tolist())
+    say("sum", worker.advanced.sum_arrays("s", [np.arange(3.0) * rank]).arrays[0].tolist())
     worker.report({f"by_{rank}": rank})
     worker.barrier("end")
     """
@@ -85,12 +85,12 @@ def test_votes_reach_all_hosts(start_job):
     job = start_job(
         script(
             """
-            worker.stop_votes.open(1)
+            worker.advanced.stop_votes.open(1)
             worker.barrier("open")
             if rank == 2:
-                worker.stop_votes.cast()
+                worker.advanced.stop_votes.cast()
             deadline = time.monotonic() + 30
-            while worker.stop_votes.voters() != {2}:
+            while worker.advanced.stop_votes.voters() != {2}:
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
             worker.barrier("end")

@@ -32,7 +32,7 @@ def test_the_only_worker_trains_as_if_it_were_alone(run_job, tmp_path, rule):
         + training
         + textwrap.dedent(
             """
-            assert worker.shares
+            assert worker.advanced.shares
             own = w.copy()
             w -= 1                        # a step that was not synchronized yet is in nobody's way
             with worker.center_params():

@@ -345,12 +345,12 @@ def test_a_late_worker_falls_into_step_with_the_others(run_job):
                 environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
                 other = subprocess.Popen([sys.executable, *sys.argv], env=environment)
             while True:
-                weight = worker.sum_pairs("epoch", {"n": (1.0, 1.0)})[0]["n"][1]
+                weight = worker.advanced.sum_pairs("epoch", {"n": (1.0, 1.0)})[0]["n"][1]
                 if weight == 3:
                     worker.request_stop("all there")
                 if worker.agree_to_stop():
                     break
-            worker.report({str(worker.global_rank): worker.sum_pairs("end", {"n": (1.0, 1.0)})[0]["n"][1]})
+            worker.report({str(worker.global_rank): worker.advanced.sum_pairs("end", {"n": (1.0, 1.0)})[0]["n"][1]})
             if worker.global_rank == 0:
                 assert other.wait(60) == 0
         """
@@ -430,7 +430,7 @@ def test_parameters_that_change_their_shape_are_refused_and_the_center_stays(run
             worker.init_shared_params([x], EASGD(0.5))
             for wrong in ([np.ones((5, 4))], [np.ones((4, 3))], [np.ones((3, 4), "float32")], [np.ones((3, 4))] * 2):
                 try:
-                    worker.sync_arrays(wrong)
+                    worker.advanced.sync_arrays(wrong)
                 except LayoutMismatchError:
                     continue
                 raise AssertionError(wrong)
@@ -855,11 +855,11 @@ def test_arrays_are_summed_to_the_same_bits_on_every_worker(run_job, tmp_path):
             rng = np.random.default_rng(rank)
             mine = [rng.standard_normal((3, 5)).astype("float32"), np.array(rank), rng.random(4) < 0.5,
                     np.array([np.nan, np.inf, 1.0 - 2 * (rank == 2)]) / [1, 1, 0 * rank], rng.standard_normal(150_000)]
-            total = worker.sum_arrays("states", mine, {"m": (rank + 1.0, 2.0)})
+            total = worker.advanced.sum_arrays("states", mine, {"m": (rank + 1.0, 2.0)})
             assert (total.pairs, total.ranks, total.stop) == ({"m": (6.0, 6.0)}, [0, 1, 2], ""), total
             np.savez(sys.argv[1] + f"/{rank}.npz", *total.arrays)
             np.savez(sys.argv[1] + f"/mine{rank}.npz", *mine)
-            assert worker.sum_arrays("states", []).arrays == []
+            assert worker.advanced.sum_arrays("states", []).arrays == []
         """,
         workers=3,
     ).require_success()
@@ -895,7 +895,7 @@ def test_a_sum_of_arrays_is_of_the_survivors_whenever_one_dies(run_job, when):
                     return real(client, call, expected)
                 ControlClient.wait_for_all = wait_for_all
             mine = np.arange(200_000.0) * 10**worker.global_rank
-            total = worker.sum_arrays("states", [mine], {"ranks": (10.0**worker.global_rank, 1)})
+            total = worker.advanced.sum_arrays("states", [mine], {"ranks": (10.0**worker.global_rank, 1)})
             assert total.ranks == [0, 2]
             assert total.pairs == {"ranks": (101.0, 2.0)}
             np.testing.assert_array_equal(total.arrays[0], np.arange(200_000.0) * 101)
@@ -917,10 +917,10 @@ def test_arrays_of_different_shapes_are_refused_on_every_worker(run_job):
 
         with connect() as worker:
             try:
-                worker.sum_arrays("states", [np.ones((3, 30_000 if worker.global_rank else 20_000))])
+                worker.advanced.sum_arrays("states", [np.ones((3, 30_000 if worker.global_rank else 20_000))])
             except LayoutMismatchError as exc:
                 worker.report({str(worker.global_rank): str(exc)})
-            assert worker.sum_arrays("states", [np.ones(3)]).arrays[0].tolist() == [3.0] * 3
+            assert worker.advanced.sum_arrays("states", [np.ones(3)]).arrays[0].tolist() == [3.0] * 3
         """,
         workers=3,
     ).require_success()
@@ -1012,7 +1012,7 @@ def test_parameters_are_released_and_others_shared_under_another_rule(run_job):
             worker.copy_to_local()
             assert (x == 4).all()
             worker.release_shared_params()
-            assert not worker.shares
+            assert not worker.advanced.shares
             job = os.path.basename(os.environ["PLATOON_JOB"])
             assert not [name for name in os.listdir("/dev/shm") if job in name and name.endswith("-center")]
             worker.barrier("seen")
@@ -1117,7 +1117,7 @@ def test_votes_of_one_training_are_seen_by_all_and_end_that_one_only(run_job):
 
         late = "PLATOON_RANK" not in os.environ
         with connect() as worker:
-            votes, rank = worker.stop_votes, worker.global_rank
+            votes, rank = worker.advanced.stop_votes, worker.global_rank
             if late:
                 votes.open(2)
                 votes.cast()

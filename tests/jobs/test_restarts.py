@@ -211,7 +211,7 @@ def test_what_the_others_have_finished_is_not_done_again(launch):
     from platoon_base import connect
     worker = connect()
     print("starts at", worker.resume_at, flush=True)
-    worker.meet("all need each other", binds=True)
+    worker.advanced.meet("all need each other", binds=True)
     if worker.global_rank == 1:
         os.kill(os.getpid(), 9)
     """

@@ -49,7 +49,7 @@ for epoch in range(max(start.epoch, 1), STEPS // PER_EPOCH + 1):
             while not worker.should_stop:
                 time.sleep(0.01)
             raise SystemExit("stopped")
-worker.meet("end")
+worker.advanced.meet("end")
 worker.copy_to_local()
 worker.report({"center": float(x[0]), "second": float(y[1, 2])})
 """
@@ -642,7 +642,7 @@ class SpiedLocalSGD(LocalSGD):
 x, made = np.zeros(10), 0
 for rule in (SpiedEASGD(0.5), SpiedLocalSGD()):
     worker.init_shared_params([x], rule)
-    for sync in (worker.sync_params, lambda: worker.sync_arrays([x])):
+    for sync in (worker.sync_params, lambda: worker.advanced.sync_arrays([x])):
         seen.clear()
         worker.progress(steps=1, epoch=1)
         made += 1

@@ -57,9 +57,9 @@ def test_alone_a_training_begins_with_its_own_values(solo_worker):
 def test_a_vote_of_the_training_before_does_not_count(solo_worker):
     for _ in range(2):
         start_training(solo_worker, "fit", "fit")
-        assert solo_worker.stop_votes.voters() == set()
-        solo_worker.stop_votes.cast()
-        assert solo_worker.stop_votes.voters() == {0}
+        assert solo_worker.advanced.stop_votes.voters() == set()
+        solo_worker.advanced.stop_votes.cast()
+        assert solo_worker.advanced.stop_votes.voters() == {0}
 
 
 def test_values_that_workers_cannot_exchange_are_refused(solo_worker):
@@ -77,7 +77,7 @@ values = [Variable("w", np.full((2, 3), -0.0 if rank == 0 else np.nan, "f4")), V
 weight, order = Variable("shared", np.full(4, 10.0 + rank)), []
 
 def once_met(ranks):
-    order.append([ranks, worker.shares, int(values[1].value) == 5 + rank])
+    order.append([ranks, worker.advanced.shares, int(values[1].value) == 5 + rank])
 
 rule = ASGD()
 ranks = start_training(worker, "fit 1", "fit", values=[*values, weight], purpose="ASGD", rule=rule,
@@ -88,7 +88,7 @@ assert (weight.value == 10).all()
 expected = [np.full((2, 3), -0.0, "f4"), np.int64(5), np.float16(0), np.arange(6.0).reshape(2, 3)]
 assert [v.value.tobytes() for v in values] == [e.tobytes() for e in expected]
 assert [v.value.dtype for v in values] == [e.dtype for e in expected]
-assert worker.shares and worker.stop_votes.number == 1
+assert worker.advanced.shares and worker.advanced.stop_votes.number == 1
 weight.value = weight.value + 1
 worker.sync_params()
 worker.barrier("all have trained")
@@ -98,7 +98,7 @@ worker.release_shared_params()
 
 values[0].set_value(np.full((2, 3), rank, "f4"))
 assert start_training(worker, "fit 2", "fit", values=values) == [0, 1, 2]
-assert (values[0].value == 0).all() and not worker.shares and worker.stop_votes.number == 2
+assert (values[0].value == 0).all() and not worker.advanced.shares and worker.advanced.stop_votes.number == 2
 values[0].set_value(np.full((2, 3), rank, "f4"))
 copy_values(values[:1], worker, root=2)
 assert (values[0].value == 2).all()
@@ -116,7 +116,7 @@ worker.barrier("all are there")
 if rank == 0:
     worker.close()
 else:
-    worker.meet("without rank 0")
+    worker.advanced.meet("without rank 0")
     ranks = start_training(worker, "fit", "fit", values=[w, steps])
     assert ranks == [1, 2]
     assert (w.value == np.float32(1.1)).all() and w.value.dtype == "f4"
@@ -139,7 +139,7 @@ for name, length, purpose in (("length", 3 + rank, ""), ("purpose", 3, f"policy=
         start_training(worker, name, "fit", values=[w], purpose=purpose, rule=EASGD(), parameters=[np.ones(2)])
     except PlatoonError as exc:
         worker.report({f"{name} {rank}": str(exc)})
-    assert (w.value == rank).all() and not worker.shares
+    assert (w.value == rank).all() and not worker.advanced.shares
 """
         )
         .require_success()

@@ -72,7 +72,7 @@ def test_workers_of_all_hosts_are_one_world(hosts):
         say(worker.gather([rank, "x" * rank]))
         say(worker.reduce_metrics({"loss": (float(rank), 1.0)})["loss"])
         say(np.asarray(worker.shard(11)).tolist())
-        say(worker.sum_arrays("s", [np.arange(3.0) * rank]).arrays[0].tolist())
+        say(worker.advanced.sum_arrays("s", [np.arange(3.0) * rank]).arrays[0].tolist())
         worker.report({f"by_{rank}": rank})
         worker.barrier("end")
         """
@@ -97,12 +97,12 @@ def test_workers_of_all_hosts_are_one_world(hosts):
 def test_what_one_worker_does_all_see(hosts):
     code = script(
         """
-        worker.stop_votes.open(1)
+        worker.advanced.stop_votes.open(1)
         worker.barrier("open")
         if rank == 2:
-            worker.stop_votes.cast()
+            worker.advanced.stop_votes.cast()
         deadline = time.monotonic() + 30
-        while worker.stop_votes.voters() != {2}:
+        while worker.advanced.stop_votes.voters() != {2}:
             assert time.monotonic() < deadline
             time.sleep(0.001)
         say("voted")

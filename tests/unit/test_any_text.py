@@ -37,7 +37,7 @@ with connect() as worker:
     worker.keep(TEXT, {TEXT: [TEXT]})
     worker.barrier(TEXT)
     assert worker.reduce_metrics({TEXT: (1.0, 1.0)}) in ({TEXT: 1.0}, {"caf\\\\udce9": 1.0})
-    worker.require_same(TEXT, TEXT, TEXT)
+    worker.advanced.require_same(TEXT, TEXT, TEXT)
     worker.all_reduce(np.ones(3))
     worker.init_shared_params([np.zeros(3)], ASGD())
     worker.sync_params()

@@ -387,7 +387,6 @@ def test_arrays_are_laid_on_memory_by_the_one_function_that_keeps_it_mapped(path
 
 
 LONGEST_FILE, LONGEST_FUNCTION = 600, 60
-LONGER_FILES = {"worker/handle.py"}  # flat on purpose: it is the contract with scripts and adapters
 
 
 def lines_of(function):
@@ -408,8 +407,7 @@ def test_files_and_functions_are_short(path):
     text = path.read_text()
     found = [node for node in ast.walk(tree_of(path)) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))]
     assert [function.name for function in found if lines_of(function) > LONGEST_FUNCTION] == []
-    if path.relative_to(path.parents[1]).as_posix() not in LONGER_FILES:
-        assert len(text.splitlines()) <= LONGEST_FILE
+    assert len(text.splitlines()) <= LONGEST_FILE
 
 
 # How tests and benchmarks are written.

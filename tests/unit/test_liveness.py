@@ -173,7 +173,7 @@ def test_a_late_joiner_that_has_met_the_others_does_not_keep_them_from_forming_a
         from platoon_base import connect
 
         with connect() as worker:
-            worker.sum_pairs("n", {})  # from now on the others wait for it in such calls
+            worker.advanced.sum_pairs("n", {})  # from now on the others wait for it in such calls
             sys.stdin.read()
         """,
         "late.py",
@@ -188,7 +188,7 @@ def test_a_late_joiner_that_has_met_the_others_does_not_keep_them_from_forming_a
             if worker.global_rank == 0:
                 environment = {k: v for k, v in os.environ.items() if k != "PLATOON_RANK"}
                 late = subprocess.Popen([sys.executable, sys.argv[2]], stdin=subprocess.PIPE, env=environment)
-            while 2 not in worker.sum_pairs("n", {})[1]:
+            while 2 not in worker.advanced.sum_pairs("n", {})[1]:
                 pass
             assert (worker.all_reduce(np.ones(3)) == 2).all()
             if worker.global_rank == 0:

@@ -28,6 +28,14 @@ def test_connect_alone_is_a_job_of_one(monkeypatch):
     connect().close()
 
 
+def test_names_for_adapters_are_found_by_the_error(solo_worker):
+    with pytest.raises(AttributeError, match=r"'sum_arrays': it is worker\.advanced\.sum_arrays now"):
+        _ = solo_worker.sum_arrays
+    with pytest.raises(AttributeError, match="'weights'$"):
+        _ = solo_worker.weights
+    assert not hasattr(solo_worker, "shares")
+
+
 def test_alone_nothing_changes_the_parameters(solo_worker):
     x = np.arange(6.0)
     solo_worker.init_shared_params([x], EASGD())
@@ -38,7 +46,7 @@ def test_alone_nothing_changes_the_parameters(solo_worker):
     with solo_worker.center_params():
         np.testing.assert_array_equal(x, np.arange(6.0) + 1)
     np.testing.assert_array_equal(x, np.arange(6.0) + 1)
-    assert not solo_worker.shares
+    assert not solo_worker.advanced.shares
 
 
 def test_alone_collective_calls_return_at_once(solo_worker):
@@ -87,7 +95,7 @@ def test_a_center_is_released_with_its_memory_and_made_anew(job_of_one):
     assert "-center" in Path("/proc/self/maps").read_text()
     job_of_one.release_shared_params()
     assert "-center" not in Path("/proc/self/maps").read_text()
-    assert not job_of_one.shares
+    assert not job_of_one.advanced.shares
     job_of_one.init_shared_params([large], ASGD())
     small += 1
     large += 1
@@ -101,7 +109,7 @@ REAL = [np.arange(6.0).reshape(2, 3), np.float16(0.5), np.array([True, False]), 
 
 
 def test_alone_sums_of_arrays_are_the_arrays(solo_worker):
-    total = solo_worker.sum_arrays("states", [*REAL, np.asfortranarray(REAL[0]), 3], {"m": (6, 4)})
+    total = solo_worker.advanced.sum_arrays("states", [*REAL, np.asfortranarray(REAL[0]), 3], {"m": (6, 4)})
     assert (total.pairs, total.ranks, total.stop) == ({"m": (6.0, 4.0)}, [0], "")
     for found, expected in zip(total.arrays, [*REAL, REAL[0], 3]):
         assert found.dtype == np.float64
@@ -110,13 +118,13 @@ def test_alone_sums_of_arrays_are_the_arrays(solo_worker):
     total.arrays[0] += 1
     assert REAL[0][0, 0] == 0
     solo_worker.request_stop("enough")
-    assert solo_worker.sum_arrays("nothing", []) == ([], {}, [0], "enough")
+    assert solo_worker.advanced.sum_arrays("nothing", []) == ([], {}, [0], "enough")
 
 
 @pytest.mark.parametrize("n", [1 << 16, (1 << 16) + 1, 200_000])
 def test_alone_a_sum_of_arrays_may_be_longer_than_a_message(solo_worker, n):
     values = np.random.default_rng(0).standard_normal((2, n))
-    (found,), pairs, *_ = solo_worker.sum_arrays("states", [values], {"m": (1.0, 2.0)})
+    (found,), pairs, *_ = solo_worker.advanced.sum_arrays("states", [values], {"m": (1.0, 2.0)})
     np.testing.assert_array_equal(found, values)
     assert pairs == {"m": (1.0, 2.0)}
 
@@ -127,7 +135,7 @@ def test_alone_a_sum_of_arrays_may_be_longer_than_a_message(solo_worker, n):
 )
 def test_what_has_no_sum_in_float64_is_refused(solo_worker, arrays, complaint):
     with pytest.raises(ConfigurationError, match=complaint):
-        solo_worker.sum_arrays("states", arrays)
+        solo_worker.advanced.sum_arrays("states", arrays)
 
 
 @pytest.mark.parametrize("value", [None, 3, 2.5, "text", b"\0", ["a", 1, None], {"a": [1.0]}, "x" * 2045])
@@ -151,11 +159,11 @@ def test_what_is_not_plain_data_cannot_be_gathered(solo_worker, value):
 
 
 def test_alone_the_own_vote_decides(solo_worker):
-    solo_worker.stop_votes.open(1)
-    assert not solo_worker.stop_votes.passed("all", [solo_worker.global_rank])
-    solo_worker.stop_votes.cast()
-    assert solo_worker.stop_votes.voters() == {0}
-    assert solo_worker.stop_votes.passed("all", [solo_worker.global_rank])
+    solo_worker.advanced.stop_votes.open(1)
+    assert not solo_worker.advanced.stop_votes.passed("all", [solo_worker.global_rank])
+    solo_worker.advanced.stop_votes.cast()
+    assert solo_worker.advanced.stop_votes.voters() == {0}
+    assert solo_worker.advanced.stop_votes.passed("all", [solo_worker.global_rank])
     assert not solo_worker.should_stop
 
 
@@ -180,7 +188,7 @@ def test_before_init_is_refused(solo_worker, call):
         lambda w: w.unlock(),
         lambda w: w.init_shared_params([np.zeros(3)], EASGD()),
         lambda w: w.release_shared_params(),
-        lambda w: w.sum_arrays("x", []),
+        lambda w: w.advanced.sum_arrays("x", []),
         lambda w: w.gather(1),
     ],
 )
@@ -268,7 +276,7 @@ def test_synchronizations_and_copies_are_counted_apart(job_of_one, job_state_of_
     with job_of_one.center_params():
         assert counts() == (0, 3)
     job_of_one.sync_params()
-    job_of_one.sync_arrays([np.zeros(3)])
+    job_of_one.advanced.sync_arrays([np.zeros(3)])
     assert counts() == (2, 5)
 
 
@@ -289,21 +297,21 @@ def test_limits_are_announced_and_the_steps_of_an_epoch_learned(job_of_one, job_
         progress = job_state_of_one.progress(0)
         return tuple(getattr(progress, name) for name in names)
 
-    job_of_one.announce(epoch=0, last_epoch=5, limit="patience 0/3")
+    job_of_one.advanced.announce(epoch=0, last_epoch=5, limit="patience 0/3")
     assert seen("epoch", "last_epoch", "epoch_steps", "limit", "started") == (0, 5, 0, "patience 0/3", 0.0)
     for loss in (2.0, 1.0, None):
-        job_of_one.count_step(loss)
+        job_of_one.advanced.count_step(loss)
     assert seen("steps", "loss") == (3, 1.0)
-    job_of_one.announce(epoch=1)
+    job_of_one.advanced.announce(epoch=1)
     assert seen("epoch", "epoch_steps", "steps_before_epoch", "last_epoch") == (1, 3, 3, 5)
-    job_of_one.count_step()
+    job_of_one.advanced.count_step()
     job_of_one.progress(steps=1, epoch=2)  # the script counts that one itself
-    job_of_one.count_step(0.5)
-    job_of_one.announce(epoch=3, epoch_steps=7)
+    job_of_one.advanced.count_step(0.5)
+    job_of_one.advanced.announce(epoch=3, epoch_steps=7)
     assert seen("steps", "epoch", "epoch_steps", "loss") == (4, 2, 7, 0.5)
     job_of_one.progress(steps=4)
     job_of_one.progress(epoch=3)
     assert seen("epoch", "epoch_steps") == (3, 7), "it was told"
     job_of_one.close()
-    job_of_one.announce(epoch=9)
+    job_of_one.advanced.announce(epoch=9)
     assert seen("epoch") == (3,)

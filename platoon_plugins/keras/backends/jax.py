@@ -144,7 +144,7 @@ class _Jax(Keras3):
         ordinal = self.gradient_device(model)
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
         were_there = average.lags
-        average.place(worker.device_all_reduce(ordinal) if all(on_devices) else None)
+        average.place(worker.advanced.device_all_reduce(ordinal) if all(on_devices) else None)
         if average.lags != were_there and model.train_function is not None:  # which may have been traced otherwise
             model.make_train_function(force=True)
             model.train_function = self._guarded(model, average)

@@ -1,0 +1,85 @@
+"""Which parameters a worker shares: from `Worker.init_shared_params` to `Worker.release_shared_params`, and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from platoon_base.coordination import messages as msg
+from platoon_base.errors import ConfigurationError
+from platoon_base.rules import Rule, default_rule
+from platoon_base.worker.connection import Connection
+from platoon_base.worker.shared_parameters import SharedParameters, share
+
+__all__ = ["Sharing"]
+
+
+class Sharing:
+    """Holds the parameters that are shared, one list of them at a time.
+
+    Parameters
+    ----------
+    connection : Connection
+
+    Attributes
+    ----------
+    current : SharedParameters or None
+    number : int
+        Which `start` holds, 1 for the first; 0 while there are none.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.current: SharedParameters | None = None
+        self.number = self._starts = 0
+        self._connection = connection
+
+    def start(self, params: Iterable[Any], rule: Rule | None, on_nonfinite: str, timeout_s: float) -> None:
+        """Share parameters; see `Worker.init_shared_params`."""
+        self._connection.require_open()
+        if self.current is not None:
+            raise ConfigurationError(
+                "parameters are shared already: call init_shared_params once, or release_shared_params on every worker "
+                "before it is called again"
+            )
+        rule = default_rule() if rule is None else rule
+        self.current = share(self._connection, params, rule, on_nonfinite, timeout_s)
+        self._starts += 1
+        self.number = self._starts
+
+    def release(self, timeout_s: float) -> None:
+        """Stop sharing them, on all workers at once; see `Worker.release_shared_params`."""
+        shared = self.current
+        if shared is not None:
+            shared.finish()
+        self._all_reach("finish", shared, timeout_s)
+        if shared is not None:
+            shared.settle()  # the controller reads the center once more before it is dropped
+        self._all_reach("drop", shared, timeout_s)
+        self.current, self.number = None, 0
+        if shared is not None:
+            shared.withdraw()
+        self._all_reach("free", shared, timeout_s)  # the name is free before a worker creates the next center under it
+
+    def _all_reach(
+        self, stage: Literal["finish", "drop", "free"], shared: SharedParameters | None, timeout_s: float
+    ) -> None:
+        call = msg.ReleaseCenter(stage=stage, shares=shared is not None, timeout_s=timeout_s)
+        self._connection.client.wait_for_all(call, msg.Met)
+
+    def require(self) -> SharedParameters:
+        """Return the parameters that are shared, or raise `ConfigurationError` if there are none."""
+        self._connection.require_open()
+        if self.current is None:
+            raise ConfigurationError("no parameters are shared yet: call init_shared_params first")
+        return self.current
+
+    def require_served(self) -> SharedParameters:
+        """Return the parameters that are shared, and raise `WorkerLostError` if the controller is gone."""
+        shared = self.require()
+        self._connection.require_controller()
+        return shared
+
+    def close(self) -> None:
+        """Close this worker's part of the center; the others go on with theirs."""
+        if self.current is not None:
+            self.current.close()
