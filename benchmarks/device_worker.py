@@ -49,14 +49,13 @@ class Ours:
         from pygpu.collectives import GpuComm, GpuCommCliqueId
 
         from platoon_base import connect
-        from platoon_base.collectives.gpu_arrays import new_clique_id
 
         self.gpuarray = gpuarray
         self.context = pygpu.init(os.environ["PLATOON_DEVICE"])
         self.worker = connect()
         self.rank = self.worker.global_rank
         self.worker.all_reduce(self._new(4))
-        clique = np.frombuffer(new_clique_id(self.context), np.uint8).copy()
+        clique = np.frombuffer(GpuCommCliqueId(context=self.context).comm_id, np.uint8).copy()
         self.worker.broadcast([clique])
         clique = GpuCommCliqueId(context=self.context, comm_id=bytearray(clique))
         self.bare = GpuComm(clique, self.worker.global_size, self.rank)
@@ -77,7 +76,7 @@ class Ours:
     def _prepare_center(self, what: dict):
         from platoon_base import EASGD
         from platoon_base.centers.device import DeviceCenters
-        from platoon_base.devices.pygpu_runtime import runtime_of
+        from platoon_base.devices.runtime import runtime_of
         from platoon_base.layout import Layout
 
         worker, rule = self.worker, EASGD(0.5)

@@ -189,7 +189,7 @@ static PyMethodDef methods[] = {
 };
 
 static PyModuleDef module = {
-    PyModuleDef_HEAD_INIT, "_guard", "Ends a device's wait; see platoon_base.collectives.device_guard.", -1,
+    PyModuleDef_HEAD_INIT, "_guard", "Ends a device's wait; see platoon_base.collectives.device_faults.", -1,
     methods, NULL, NULL, NULL, NULL,
 };
 

@@ -17,9 +17,10 @@ import numpy as np
 from platoon_base.centers.base import NonFiniteElement
 from platoon_base.centers.device_directory import NOBODY, DeviceDirectory, DirectoryLayout, Entry
 from platoon_base.centers.device_forms import operations
-from platoon_base.centers.device_runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
+from platoon_base.centers.device_source import kernel_source, kernel_types
 from platoon_base.centers.device_tiles import Tiling, split_word, tile_table
 from platoon_base.devices.cuda import DeviceMemory, HostMemory
+from platoon_base.devices.runtime import Argument, DeviceBuffer, DeviceRuntime, Kernel
 from platoon_base.errors import CollectiveTimeoutError, LayoutMismatchError
 from platoon_base.layout import Layout
 from platoon_base.rules.center import Rule, form_of, local_sources
@@ -312,9 +313,10 @@ class DeviceCenter:
     def _kernel(self, name: str, launch: _Launch) -> Kernel:
         key = name, launch.dtype, len(launch.parameters)
         if key not in self._kernels:
-            self._kernels[key] = self._runtime.compile(
-                name, self._form, self._operations[name], launch.dtype, len(launch.parameters), LOCK_NS
-            )
+            operation = self._operations[name]
+            source = functools.partial(kernel_source, name, self._form, operation, launch.dtype, lock_ns=LOCK_NS)
+            types = kernel_types(operation, launch.dtype)
+            self._kernels[key] = self._runtime.compile(name, source, types, len(launch.parameters))
         return self._kernels[key]
 
     def _plan(self) -> list[_Launch]:

@@ -16,7 +16,7 @@ from platoon_base.centers.device_forms import Operation
 from platoon_base.centers.device_tiles import ELEMENT
 from platoon_base.rules.forms import Form
 
-__all__ = ["CUDA", "kernel_source"]
+__all__ = ["CUDA", "kernel_source", "kernel_types"]
 
 _TYPES = r"""
 typedef unsigned long long u64;
@@ -173,6 +173,12 @@ def kernel_source(
     )
     defines = "".join(f"#define {key} {value}\n" for key, value in settings.items())
     return defines + _TYPES + device + kernel
+
+
+def kernel_types(operation: Operation, dtype: np.dtype[Any]) -> list[str | None]:
+    """List the types of a kernel's arguments, as `DeviceRuntime.compile` takes them."""
+    fixed = [None, None, "uint64", "uint64", "uint32", None, "uint64"]
+    return [*fixed, *[dtype.name] * len(operation.scalars)]
 
 
 def _update(form: Form, operation: Operation) -> str:

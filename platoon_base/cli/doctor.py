@@ -12,8 +12,9 @@ from platoon_base.centers.host_kernels import HAVE_FUSED
 from platoon_base.cli.frameworks import Check, framework_checks, installed
 from platoon_base.collectives.host_exchange import HAVE_FUSED as HAVE_FUSED_COLLECTIVES
 from platoon_base.data.excerpt import HAVE_FUSED as HAVE_FUSED_EXCERPT
+from platoon_base.devices.cuda import nvrtc_version
 from platoon_base.devices.discovery import can_share_center, cuda_devices, list_devices
-from platoon_base.devices.nvrtc import nvrtc_version
+from platoon_base.devices.nccl import load_nccl
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.shm.segments import SHM_FOLDER
 from platoon_base.system.environment import NO_KERNELS
@@ -106,10 +107,10 @@ def _devices() -> Iterator[Check]:
 
 def _nccl() -> Check:
     try:
-        ctypes.CDLL("libnccl.so")
-    except OSError as exc:
-        remedy = "install NCCL (libnccl-dev) where the loader finds libnccl.so"
-        return Check("NCCL", False, f"{exc}: all-reduces pass through the host", remedy)
+        load_nccl()
+    except BackendUnavailableError as exc:
+        why, _, remedy = str(exc).rpartition(": ")
+        return Check("NCCL", False, f"{why}: all-reduces pass through the host", remedy)
     return Check("NCCL", True, "all-reduces between GPUs")
 
 

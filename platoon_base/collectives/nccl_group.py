@@ -5,35 +5,24 @@ NCCL waits for ever for a rank that is gone: a thread and a guard in C watch the
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from platoon_base.collectives.base import require_timeout
-from platoon_base.collectives.device_guard import HAVE_GUARD, DeviceGuard
-from platoon_base.collectives.device_watch import DeviceWatch
+from platoon_base.collectives.device_faults import HAVE_GUARD, DeviceGuard, DeviceWatch
 from platoon_base.devices.cuda import Driver, primary_driver
 from platoon_base.devices.nccl import DTYPE_CODES, OP_CODES, Communicator
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError, WorkerLostError
 from platoon_base.shm.calls import sign
 from platoon_base.shm.liveness import Liveness
 
-__all__ = ["NcclGroup", "device_identity"]
+__all__ = ["NcclGroup"]
 
 _LOOK_S = 0.05
-_NON_BLOCKING = 1
 # Kinds of call, in their signatures, beside the codes of operations.
 _BY_ADDRESS, _REDUCE_SCATTER, _ALL_GATHER, _BROADCAST = 64, 8, 16, 32
-
-
-def device_identity(ordinal: int) -> str:
-    """Return what tells a CUDA device from all others of this host."""
-    driver, found, device = primary_driver(ordinal), (ctypes.c_ubyte * 16)(), ctypes.c_int()
-    driver.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
-    driver.call("cuDeviceGetUuid_v2", ctypes.byref(found), device)
-    return bytes(found).hex()
 
 
 class NcclGroup:
@@ -126,7 +115,7 @@ class NcclGroup:
             return
         try:
             if self._watch.broken is None:
-                self._driver.call("cuCtxSynchronize")
+                self._driver.finish()
         finally:
             # Destroying the communicator would wait for the others: its memory stays until the process ends.
             self._watch.stop()
@@ -172,17 +161,16 @@ class _Joining:
         return self._comm
 
     def _join(self) -> None:
-        stream = ctypes.c_void_p()
         try:
             with self._driver.entered():
                 comm = Communicator(*self._arguments)
                 # The first call connects the devices, and may wait for the others as long as they need.
                 number = self._driver.allocate(4)
-                self._driver.call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
-                comm.all_reduce(number, number, 1, DTYPE_CODES["float32"], OP_CODES["sum"], stream.value or 0)
-                self._driver.call("cuStreamSynchronize", stream)
-                self._driver.call("cuStreamDestroy_v2", stream)
-                self._driver.call("cuMemFree_v2", ctypes.c_uint64(number))
+                stream = self._driver.new_stream()
+                comm.all_reduce(number, number, 1, DTYPE_CODES["float32"], OP_CODES["sum"], stream)
+                self._driver.finish(stream)
+                self._driver.close_stream(stream)
+                self._driver.free(number)
             self._comm = comm
         except Exception as exc:
             self._failure = exc

@@ -30,6 +30,7 @@ from platoon_base.data.batch_frames import (
 from platoon_base.data.batch_link import Link, connect_link
 from platoon_base.data.batch_memory import Held, Slot
 from platoon_base.data.batch_pinning import Mark, Pinning
+from platoon_base.devices.cuda import DriverError
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, ProtocolError, WorkerLostError
 from platoon_base.system.environment import RANK
 from platoon_base.system.warn import warn_once
@@ -288,9 +289,11 @@ class BatchReader:
         if self._pinning is None:
             why = "this process does not compute on CUDA so far: put the model on the GPU before the first batch"
         else:
-            code = self._pinning.pin(index, slot.memory)
-            self.pinned = code == 0
-            why = f"CUDA's cuMemHostRegister failed with error {code}"
+            try:
+                self._pinning.pin(index, slot.memory)
+                self.pinned = True
+            except DriverError as exc:
+                self.pinned, why = False, str(exc)
         if not self.pinned:
             self._pin_memory = False
             warn_once(f"pin_memory=True pins nothing, the batches lie in pageable memory: {why}")

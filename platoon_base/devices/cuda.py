@@ -1,17 +1,24 @@
-"""Calls of CUDA's driver: memory to share, host memory that devices reach, copies aside."""
+"""CUDA without a framework: all calls of its driver that this package makes, and of its compiler, NVRTC.
+
+`discovery` asks the driver in a process of its own, and `isolation` before anything has initialized it.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from platoon_base.errors import BackendUnavailableError
 
-__all__ = ["HANDLE_BYTES", "DeviceMemory", "Driver", "DriverError", "HostMemory", "load", "primary_driver"]
+__all__ = [
+    "HANDLE_BYTES", "DeviceMemory", "Driver", "DriverError", "HostMemory", "compile_source", "device_identity",
+    "drivers_in_use", "load", "nvrtc_version", "primary_driver",
+]  # fmt: skip
 
 HANDLE_BYTES = 64  # by which CUDA IPC opens memory
 # The driver shares whole blocks of this size; smaller pieces of one could not be opened apart.
@@ -21,6 +28,9 @@ _NON_BLOCKING = 1
 _LAZY_PEER_ACCESS = 1
 _NOT_READY = 600
 _OUT_OF_MEMORY = 2
+_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
+_MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
+_INSTALL = "pip install 'platoon-plugins[cuda]', or launch with --center host"
 _OF_CENTER = "the center cannot live in GPU memory here; launch with --center host"
 
 
@@ -75,12 +85,60 @@ class Driver:
             raise DriverError(f"CUDA's {name} failed with error {code}{what}: {self._remedy}")
         return code
 
+    # Of the device.
+
+    def ordinal(self) -> int:
+        """Return the number of the context's device, as the driver counts."""
+        current, device, count = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+        self.call("cuCtxGetDevice", ctypes.byref(current))
+        self.call("cuDeviceGetCount", ctypes.byref(count))
+        for number in range(count.value):
+            self.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(number))
+            if device.value == current.value:
+                return number
+        raise DriverError(f"CUDA does not count the device of this context: {self._remedy}")
+
+    def multiprocessors(self, ordinal: int) -> int:
+        """Return how many multiprocessors a device has."""
+        return self._attribute(_MULTIPROCESSORS, ordinal)
+
+    def machine(self, ordinal: int) -> str:
+        """Name what a device executes, such as ``"sm_90"``."""
+        return f"sm_{self._attribute(_MAJOR, ordinal)}{self._attribute(_MINOR, ordinal)}"
+
+    def _attribute(self, number: int, ordinal: int) -> int:
+        device, found = ctypes.c_int(), ctypes.c_int()
+        self.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
+        self.call("cuDeviceGetAttribute", ctypes.byref(found), ctypes.c_int(number), device)
+        return found.value
+
+    # Memory.
+
     def allocate(self, nbytes: int) -> int:
         """Allocate memory of zeros, and return its address."""
         found, size = ctypes.c_uint64(), ctypes.c_size_t(nbytes)
         self.call("cuMemAlloc_v2", ctypes.byref(found), size)
         self.clear(int(found.value), nbytes)
         return int(found.value)
+
+    def free(self, address: int) -> None:
+        """Free memory that was allocated."""
+        self.call("cuMemFree_v2", ctypes.c_uint64(address))
+
+    def allocate_on_host(self, nbytes: int) -> int:
+        """Allocate page-locked memory of the host, for copies beside other work, and return its address."""
+        found = ctypes.c_void_p()
+        self.call("cuMemHostAlloc", ctypes.byref(found), ctypes.c_size_t(nbytes), ctypes.c_uint(_PORTABLE))
+        return int(found.value or 0)
+
+    def pin(self, address: int, nbytes: int, mapped: bool = False) -> None:
+        """Lock pages of the host, so that devices copy from them at full speed; ``mapped``: so that they reach them."""
+        flags = ctypes.c_uint(_PORTABLE | (_MAPPED if mapped else 0))
+        self.call("cuMemHostRegister_v2", ctypes.c_void_p(address), ctypes.c_size_t(nbytes), flags)
+
+    def unpin(self, address: int) -> None:
+        """Unlock pages that were locked."""
+        self.call("cuMemHostUnregister", ctypes.c_void_p(address))
 
     def clear(self, address: int, nbytes: int) -> None:
         """Fill memory with zeros, and wait for it."""
@@ -93,15 +151,95 @@ class Driver:
         self.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), source, size)
         self._finish_copies()
 
+    def read(self, address: int, values: np.ndarray[Any, Any]) -> None:
+        """Fill a C-contiguous array of the host from the device, and wait for it."""
+        target, size = ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(values.nbytes)
+        self.call("cuMemcpyDtoH_v2", target, ctypes.c_uint64(address), size)
+
     def queue_write(self, address: int, values: np.ndarray[Any, Any], stream: int) -> None:
         """Queue a copy of C-contiguous values of the host on a stream; they may be changed at once."""
         # The driver takes values in pageable memory over before it returns.
         source, size = ctypes.c_void_p(values.ctypes.data), ctypes.c_size_t(values.nbytes)
         self.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), source, size, ctypes.c_void_p(stream))
 
+    def queue_read(self, target: int, source: int, nbytes: int, stream: int) -> None:
+        """Queue a copy from the device's address ``source`` to ``target``, in page-locked memory, on a stream."""
+        to, size = ctypes.c_void_p(target), ctypes.c_size_t(nbytes)
+        self.call("cuMemcpyDtoHAsync_v2", to, ctypes.c_uint64(source), size, ctypes.c_void_p(stream))
+
+    def queue_word(self, address: int, word: int, stream: int) -> None:
+        """Queue the writing of a word of 32 bits on a stream."""
+        one = ctypes.c_size_t(1)
+        self.call("cuMemsetD32Async", ctypes.c_uint64(address), ctypes.c_uint(word), one, ctypes.c_void_p(stream))
+
     def _finish_copies(self) -> None:
         # The driver goes on copying from a buffer of its own, on the default stream: others do not wait for that one.
         self.call("cuStreamSynchronize", None)
+
+    # Order.
+
+    def new_stream(self) -> int:
+        """Make a stream that waits for no other one."""
+        stream = ctypes.c_void_p()
+        self.call("cuStreamCreate", ctypes.byref(stream), _NON_BLOCKING)
+        return int(stream.value or 0)
+
+    def close_stream(self, stream: int) -> None:
+        """Close a stream that was made here."""
+        self.call("cuStreamDestroy_v2", ctypes.c_void_p(stream))
+
+    def is_working(self, stream: int) -> bool:
+        """Tell whether work that was queued on a stream is still under way."""
+        return self.call("cuStreamQuery", ctypes.c_void_p(stream), ignore=(_NOT_READY,)) == _NOT_READY
+
+    def finish(self, stream: int | None = None) -> None:
+        """Wait for the work that was queued on a stream, or in the whole context."""
+        if stream is None:
+            self.call("cuCtxSynchronize")
+        else:
+            self.call("cuStreamSynchronize", ctypes.c_void_p(stream))
+
+    def new_event(self) -> ctypes.c_void_p:
+        """Make an event."""
+        event = ctypes.c_void_p()
+        self.call("cuEventCreate", ctypes.byref(event), ctypes.c_uint(_NO_TIMES))
+        return event
+
+    def record(self, event: ctypes.c_void_p, stream: int) -> None:
+        """Let an event follow what is queued on a stream so far."""
+        self.call("cuEventRecord", event, ctypes.c_void_p(stream))
+
+    def follow(self, stream: int, event: ctypes.c_void_p) -> None:
+        """Let what is queued on a stream from now on wait for an event."""
+        self.call("cuStreamWaitEvent", ctypes.c_void_p(stream), event, ctypes.c_uint(0))
+
+    def wait_for(self, event: ctypes.c_void_p) -> None:
+        """Wait for an event on the host."""
+        self.call("cuEventSynchronize", event)
+
+    def is_over(self, event: ctypes.c_void_p) -> bool:
+        """Tell whether what an event follows has ended."""
+        return self.call("cuEventQuery", event, ignore=(_NOT_READY,)) != _NOT_READY
+
+    def close_event(self, event: ctypes.c_void_p) -> None:
+        """Close an event."""
+        self.call("cuEventDestroy_v2", event)
+
+    # Kernels.
+
+    def load_kernel(self, code: bytes, name: str) -> ctypes.c_void_p:
+        """Load machine code, which `compile_source` makes, and return one of its kernels."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.call("cuModuleLoadData", ctypes.byref(module), code)
+        self.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
+        return function
+
+    def launch(self, kernel: ctypes.c_void_p, values: Sequence[Any], stream: int, blocks: int, threads: int) -> None:
+        """Queue a kernel on a stream, with values of ctypes as its arguments."""
+        one, nothing = ctypes.c_uint(1), ctypes.c_uint(0)
+        grid, block = (ctypes.c_uint(blocks), one, one), (ctypes.c_uint(threads), one, one)
+        arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+        self.call("cuLaunchKernel", kernel, *grid, *block, nothing, ctypes.c_void_p(stream), arguments, None)
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
@@ -172,7 +310,7 @@ class DeviceMemory:
         size = ctypes.c_size_t(self.nbytes - offset)
         target, source = ctypes.c_uint64(self.address + offset), ctypes.c_uint64(other.address + offset)
         self._driver.call("cuMemcpyDtoD_v2", target, source, size)
-        self._driver.call("cuCtxSynchronize")
+        self._driver.finish()
 
     def close(self) -> None:
         """Close memory that was opened."""
@@ -197,41 +335,38 @@ class HostMemory:
     def __init__(self, driver: Driver, address: int, size_bytes: int) -> None:
         self._driver = driver
         self._address = address
-        self._stream = ctypes.c_void_p()
         self._closed = False
         found = ctypes.c_uint64()
-        memory = ctypes.c_void_p(address)
-        driver.call("cuMemHostRegister_v2", memory, ctypes.c_size_t(size_bytes), _MAPPED | _PORTABLE)
+        driver.pin(address, size_bytes, mapped=True)
         try:
-            driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), memory, 0)
-            driver.call("cuStreamCreate", ctypes.byref(self._stream), _NON_BLOCKING)
+            driver.call("cuMemHostGetDevicePointer_v2", ctypes.byref(found), ctypes.c_void_p(address), 0)
+            self._stream = driver.new_stream()
         except BaseException:
-            driver.call("cuMemHostUnregister", memory)
+            driver.unpin(address)
             raise
         self.device_address = int(found.value)
 
     def start_copy(self, source: int, offset: int, size_bytes: int) -> None:
         """Begin to copy device memory at address ``source`` to ``offset`` of the host's, beside all other work."""
-        target, size = ctypes.c_void_p(self._address + offset), ctypes.c_size_t(size_bytes)
-        self._driver.call("cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(source), size, self._stream)
+        self._driver.queue_read(self._address + offset, source, size_bytes, self._stream)
 
     @property
     def copying(self) -> bool:
         """Whether a copy is still under way."""
-        return self._driver.call("cuStreamQuery", self._stream, ignore=(_NOT_READY,)) == _NOT_READY
+        return self._driver.is_working(self._stream)
 
     def finish_copies(self) -> None:
         """Wait for the copies begun."""
-        self._driver.call("cuStreamSynchronize", self._stream)
+        self._driver.finish(self._stream)
 
     def close(self) -> None:
-        """Let the memory go; a second call does nothing."""
+        """Release the memory; a second call does nothing."""
         if self._closed:
             return
         self._closed = True
         self.finish_copies()
-        self._driver.call("cuStreamDestroy_v2", self._stream)
-        self._driver.call("cuMemHostUnregister", ctypes.c_void_p(self._address))
+        self._driver.close_stream(self._stream)
+        self._driver.unpin(self._address)
 
 
 def primary_driver(ordinal: int, remedy: str = _OF_CENTER) -> Driver:
@@ -255,6 +390,30 @@ def primary_driver(ordinal: int, remedy: str = _OF_CENTER) -> Driver:
     )
 
 
+def drivers_in_use(remedy: str) -> list[Driver]:
+    """Return the driver within each primary context that this process computes in; none without a device."""
+    count, device, flags, active = ctypes.c_int(), ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
+    found = []
+    with contextlib.suppress(BackendUnavailableError):
+        bare = Driver(remedy=remedy)
+        bare.call("cuInit", ctypes.c_uint(0))
+        bare.call("cuDeviceGetCount", ctypes.byref(count))
+        for ordinal in range(count.value):
+            bare.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
+            bare.call("cuDevicePrimaryCtxGetState", device, ctypes.byref(flags), ctypes.byref(active))
+            if active.value:
+                found.append(primary_driver(ordinal, remedy))
+    return found
+
+
+def device_identity(ordinal: int) -> str:
+    """Return what tells a CUDA device from all others of this host."""
+    driver, found, device = primary_driver(ordinal), (ctypes.c_ubyte * 16)(), ctypes.c_int()
+    driver.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
+    driver.call("cuDeviceGetUuid_v2", ctypes.byref(found), device)
+    return bytes(found).hex()
+
+
 def load(library: str) -> Any:
     """Load a library of the system.
 
@@ -267,3 +426,67 @@ def load(library: str) -> Any:
         return ctypes.CDLL(library)
     except OSError as exc:
         raise BackendUnavailableError(f"{library} cannot be loaded ({exc}): launch with --center host") from exc
+
+
+def nvrtc_version() -> str:
+    """Return the version of NVRTC, such as ``"13.0"``.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If there is none.
+    """
+    _, major, minor = _nvrtc().nvrtcVersion()
+    return f"{major}.{minor}"
+
+
+def compile_source(source: str, machine: str) -> bytes:
+    """Compile CUDA's C++ to machine code, by NVRTC.
+
+    Parameters
+    ----------
+    source : str
+    machine : str
+        Such as ``"sm_90"``.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If there is no NVRTC, or it does not know this machine.
+    """
+    nvrtc = _nvrtc()
+    options = [f"--gpu-architecture={machine}".encode()]
+    _, program = nvrtc.nvrtcCreateProgram(source.encode(), b"center.cu", 0, [], [])
+    try:
+        (code,) = nvrtc.nvrtcCompileProgram(program, len(options), options)
+        if int(code):
+            _, size = nvrtc.nvrtcGetProgramLogSize(program)
+            said = b" " * (size + 1)  # never one byte, which all of Python shares: it is written to
+            nvrtc.nvrtcGetProgramLog(program, said)
+            text = said.decode(errors="replace").strip("\0 \n") or str(code)
+            raise BackendUnavailableError(
+                f"NVRTC could not compile the center's kernels for {machine}: {text[:500]}; install the newest "
+                f"nvidia-cuda-nvrtc that your driver takes, or launch with --center host"
+            )
+        _, size = nvrtc.nvrtcGetCUBINSize(program)
+        machine_code: bytes = b" " * (size + 1)
+        nvrtc.nvrtcGetCUBIN(program, machine_code)
+        return machine_code[:size]
+    finally:
+        nvrtc.nvrtcDestroyProgram(program)
+
+
+@functools.cache
+def _nvrtc() -> Any:
+    try:
+        from cuda.bindings import nvrtc
+
+        code, *_ = nvrtc.nvrtcVersion()
+    except (ImportError, RuntimeError) as exc:  # of cuda-bindings, or of the library that it looks for
+        reason = (str(exc).splitlines() or [type(exc).__name__])[0]
+        raise BackendUnavailableError(
+            f"the center's kernels cannot be compiled, as cuda-bindings with NVRTC is not there ({reason}): {_INSTALL}"
+        ) from exc
+    if int(code):
+        raise BackendUnavailableError(f"the center's kernels cannot be compiled: NVRTC answers {code}; {_INSTALL}")
+    return nvrtc

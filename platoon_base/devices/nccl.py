@@ -1,24 +1,25 @@
-"""NCCL's own C functions, on memory by its address: that of torch's tensors, or of anything else on a CUDA device.
+"""NCCL's own C functions, on memory by its address: that of a GpuArray, of torch's tensors, or of XLA's buffers.
 
-They are those of NCCL 2.10 and later, in the library that the framework has loaded already.
+They are those of NCCL 2.10 and later, in the library that the framework has loaded already if it has one.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 from typing import Any
 
 from platoon_base.errors import BackendUnavailableError, PlatoonError
 
-__all__ = ["DTYPE_CODES", "OP_CODES", "Communicator", "new_unique_id"]
+__all__ = ["DTYPE_CODES", "OP_CODES", "Communicator", "load_nccl", "new_unique_id"]
 
 DTYPE_CODES = {
     "int8": 0, "uint8": 1, "int32": 2, "int64": 4, "float16": 6, "float32": 7, "float64": 8, "bfloat16": 9,
 }  # fmt: skip
 OP_CODES = {"sum": 0, "prod": 1, "max": 2, "min": 3, "mean": 4}
 
-_LIBRARY = "libnccl.so.2"
+_LIBRARIES = ("libnccl.so.2", "libnccl.so")  # the second for those who have the first under that name alone
 _ID_BYTES = 128
 
 
@@ -93,18 +94,25 @@ class Communicator:
     @property
     def abort_call(self) -> tuple[int, int]:
         """The addresses of the C function, and of its argument, that end what waits, from another thread; once."""
-        function = ctypes.cast(_library().ncclCommAbort, ctypes.c_void_p)
+        function = ctypes.cast(load_nccl().ncclCommAbort, ctypes.c_void_p)
         return int(function.value or 0), int(self._handle.value or 0)
 
     def abort(self) -> None:
         """End what waits, on the device and on the host, from another thread; once, by this or by `abort_call`."""
-        _library().ncclCommAbort(self._handle)
+        load_nccl().ncclCommAbort(self._handle)
 
 
 @functools.cache
-def _library() -> Any:
+def load_nccl() -> Any:
+    """Load the library.
+
+    Raises
+    ------
+    BackendUnavailableError
+        If it is not there, or too old.
+    """
     try:
-        library = ctypes.CDLL(_LIBRARY)
+        library = _found()
         for name, arguments in _ARGUMENTS.items():
             getattr(library, name).argtypes = arguments
     except (OSError, AttributeError) as exc:
@@ -115,8 +123,15 @@ def _library() -> Any:
     return library
 
 
+def _found() -> Any:
+    for name in _LIBRARIES[:-1]:
+        with contextlib.suppress(OSError):
+            return ctypes.CDLL(name)
+    return ctypes.CDLL(_LIBRARIES[-1])
+
+
 def _call(name: str, *args: Any) -> None:
-    library = _library()
+    library = load_nccl()
     code = getattr(library, name)(*args)
     if code:
         raise PlatoonError(f"{name} failed: {library.ncclGetErrorString(code).decode(errors='replace')}")

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from pygpu import gpuarray
 from pygpu.gpuarray import GpuArray, GpuKernel
 
-from platoon_base.centers.device_forms import Operation
-from platoon_base.centers.device_runtime import Argument
-from platoon_base.centers.device_source import kernel_source
 from platoon_base.device_arrays import Queue
 from platoon_base.devices.cuda import Driver, load
-from platoon_base.rules.forms import Form
+from platoon_base.devices.runtime import Argument, Source, Types
 
-__all__ = ["PygpuRuntime", "runtime_of"]
+__all__ = ["PygpuRuntime", "pygpu_runtime"]
+
+Array = np.ndarray[Any, Any]
+
+_TOUCH = 'extern "C" __global__ void touch(const char *one, const char *other) {}'
 
 
 class PygpuRuntime:
@@ -27,6 +29,7 @@ class PygpuRuntime:
     Parameters
     ----------
     context : pygpu GpuContext, of CUDA
+        It is the device's primary one, as libgpuarray makes no others.
     """
 
     most_parameters = 400  # CUDA passes 4 KB of arguments
@@ -39,31 +42,51 @@ class PygpuRuntime:
         extension = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
         enter = extension(library.gpuarray_get_extension(b"cuda_enter"))
         leave = extension(library.gpuarray_get_extension(b"cuda_exit"))
+        stream_of = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(
+            library.gpuarray_get_extension(b"cuda_get_stream")
+        )
         self.driver = Driver(lambda: enter(context.ptr), lambda: leave(context.ptr))
         self.multiprocessors = int(context.numprocs)
+        self._stream = int(stream_of(context.ptr) or 0)
 
-    def buffer(self, values: np.ndarray[Any, Any]) -> _Buffer:
-        """See `DeviceRuntime.buffer`."""
+    def buffer(self, values: Array) -> _Buffer:
         return _Buffer(gpuarray.array(values, context=self._context))
 
     def zeros(self, size: int, dtype: str) -> _Buffer:
-        """See `DeviceRuntime.zeros`."""
         return _Buffer(gpuarray.zeros((size,), dtype, context=self._context))
 
     def change(self, arrays: Sequence[GpuArray], queue: Queue) -> None:
         """See `DeviceRuntime.change`: a kernel is ordered by its arguments, on whatever stream."""
         queue([int(array.gpudata) for array in arrays], 0)
 
-    def compile(
-        self, name: str, form: Form, operation: Operation, dtype: np.dtype[Any], parameters: int, lock_ns: int
-    ) -> _Kernel:
+    def compile(self, name: str, source: Source, types: Types, arrays: int) -> _Kernel:
         """See `DeviceRuntime.compile`: the arrays are arguments too, unused, for the order of the work."""
-        source = kernel_source(name, form, operation, dtype, parameters, lock_ns)
-        u64, u32 = np.dtype("uint64"), np.dtype("uint32")
-        scalars, arrays = [dtype] * len(operation.scalars), [GpuArray] * parameters
-        types = [GpuArray, GpuArray, u64, u64, u32, GpuArray, u64, *scalars, *arrays]
-        have_double = dtype == np.float64
-        return _Kernel(GpuKernel(source, name, types, context=self._context, have_double=have_double, cuda=True))
+        given = [GpuArray if type_ is None else np.dtype(type_) for type_ in types]
+        have_double = "float64" in types
+        return _Kernel(self._kernel(source(arrays), name, [*given, *[GpuArray] * arrays], have_double))
+
+    @contextlib.contextmanager
+    def in_order(self, one: GpuArray, other: GpuArray) -> Iterator[int]:
+        """Let work be queued on a stream, behind all work on two arrays and before what is queued on them next.
+
+        libgpuarray orders its own work alone, and shows the events of an array to nobody. So a kernel that does
+        nothing with the arrays is launched on both sides: the stream waits for their events, and records new ones.
+
+        Yields
+        ------
+        int
+            The stream.
+        """
+        self._touch(one, other, gs=1, ls=1)
+        yield self._stream
+        self._touch(one, other, gs=1, ls=1)
+
+    @functools.cached_property
+    def _touch(self) -> GpuKernel:
+        return self._kernel(_TOUCH, "touch", [GpuArray, GpuArray], have_double=False)
+
+    def _kernel(self, source: str, name: str, types: Sequence[Any], have_double: bool) -> GpuKernel:
+        return GpuKernel(source, name, types, context=self._context, have_double=have_double, cuda=True)
 
 
 class _Buffer:
@@ -71,10 +94,10 @@ class _Buffer:
         self.array = array
         self.address = int(array.gpudata)
 
-    def write(self, values: np.ndarray[Any, Any], stream: int | None = None) -> None:
+    def write(self, values: Array, stream: int | None = None) -> None:
         self.array.write(values)
 
-    def read(self) -> np.ndarray[Any, Any]:
+    def read(self) -> Array:
         return np.asarray(self.array)
 
 
@@ -90,6 +113,6 @@ class _Kernel:
 
 
 @functools.cache
-def runtime_of(context: Any) -> PygpuRuntime:
-    """Return the runtime of a pygpu context, one for all centers of a process."""
+def pygpu_runtime(context: Any) -> PygpuRuntime:
+    """Return the runtime of a pygpu context, one for all that uses it."""
     return PygpuRuntime(context)

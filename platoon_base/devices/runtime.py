@@ -1,6 +1,8 @@
-"""Devices as torch and JAX use them: primary contexts of CUDA, with kernels by NVRTC and the driver.
+"""A device as the framework of the parameters uses it: buffers, kernels, the driver in a context, the order of work.
 
-It needs ``cuda-bindings`` for NVRTC, and no framework: arrays come as `CudaArray`, with the stream of their framework.
+`CudaRuntime` serves torch and JAX, in the primary contexts of CUDA, with kernels by NVRTC and the driver. It needs
+``cuda-bindings`` for NVRTC, and no framework: arrays come as `CudaArray`, with the stream of their framework.
+`pygpu_runtime` does the same for Theano, by libgpuarray. `runtime_of` chooses.
 """
 
 from __future__ import annotations
@@ -8,29 +10,121 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import importlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol, Union
 
 import numpy as np
 
-from platoon_base.centers.device_forms import Operation
-from platoon_base.centers.device_runtime import Argument
-from platoon_base.centers.device_source import kernel_source
 from platoon_base.device_arrays import CudaArray, CudaContext, Queue
-from platoon_base.devices.cuda import DriverError, primary_driver
-from platoon_base.devices.nvrtc import compile_source, nvrtc_version
-from platoon_base.rules.forms import Form
+from platoon_base.devices.cuda import Driver, DriverError, compile_source, nvrtc_version, primary_driver
 
-__all__ = ["CudaRuntime", "runtime_of"]
+__all__ = ["Argument", "CudaRuntime", "DeviceBuffer", "DeviceRuntime", "Kernel", "runtime_of"]
 
-_MULTIPROCESSORS, _MAJOR, _MINOR = 16, 75, 76  # CUdevice_attribute
-_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
+Array = np.ndarray[Any, Any]
+Source = Callable[[int], str]  # the text of a kernel that has so many arrays behind its arguments, unused
+Types = Sequence[Union[str, None]]  # of a kernel's arguments: names of dtypes; None stands for a buffer
+
 _NOTHING = 'extern "C" __global__ void nothing() {}'  # by which it is known early whether kernels can be had
 
 
+class DeviceBuffer(Protocol):
+    """Memory of the device for the center's own words.
+
+    Attributes
+    ----------
+    address : int
+    """
+
+    address: int
+
+    def write(self, values: Array, stream: int | None = None) -> None:
+        """Fill the buffer, once the kernels that were launched with it are done; kernels launched next see it.
+
+        Parameters
+        ----------
+        values : array
+        stream : int, optional
+            On which those kernels will be; then the host need not wait.
+        """
+        ...
+
+    def read(self) -> Array:
+        """Wait for the kernels that were launched with the buffer, and return a copy of it."""
+        ...
+
+
+Argument = Union[DeviceBuffer, int, float]
+
+
+class Kernel(Protocol):
+    """A compiled kernel."""
+
+    def launch(
+        self, arguments: Sequence[Argument], arrays: Sequence[Any], stream: int, blocks: int, threads: int
+    ) -> None:
+        """Queue the kernel, within `DeviceRuntime.change`.
+
+        Parameters
+        ----------
+        arguments : sequence of DeviceBuffer, int or float
+            Of the types that it was compiled for.
+        arrays : sequence of device array
+            That it changes, by the addresses in one of the buffers.
+        stream : int
+        blocks, threads : int
+        """
+        ...
+
+
+class DeviceRuntime(Protocol):
+    """One device, as the framework of the parameters uses it.
+
+    Attributes
+    ----------
+    driver : Driver
+    multiprocessors : int
+    most_parameters : int
+        Of one launch.
+    """
+
+    driver: Driver
+    multiprocessors: int
+    most_parameters: int
+
+    def buffer(self, values: Array) -> DeviceBuffer:
+        """Allocate a buffer with these values."""
+        ...
+
+    def zeros(self, size: int, dtype: str) -> DeviceBuffer:
+        """Allocate a buffer of zeros."""
+        ...
+
+    def change(self, arrays: Sequence[Any], queue: Queue) -> None:
+        """Let a kernel be queued behind all work on arrays, and before what is queued on them next; see
+        `CudaArray.change`.
+        """
+        ...
+
+    def compile(self, name: str, source: Source, types: Types, arrays: int) -> Kernel:
+        """Compile a kernel.
+
+        Parameters
+        ----------
+        name : str
+        source : callable
+            ``source(n)`` writes it with ``n`` arrays behind its arguments.
+        types : sequence of str or None
+            Of its arguments; None stands for a buffer.
+        arrays : int
+            That a launch changes.
+        """
+        ...
+
+
 class CudaRuntime:
-    """See `DeviceRuntime`.
+    """The `DeviceRuntime` of frameworks that compute in the primary context.
 
     Kernels are launched on the stream that the framework computes on. An event follows the latest kernel: whoever
     writes to a buffer or reads it waits for it, and so does work on another stream. So the order holds on all streams,
@@ -55,71 +149,50 @@ class CudaRuntime:
         if compiler is None:
             nvrtc_version()  # each center asks again where there is none: nothing of the device is taken before
         self._compile = compiler or compile_source
-        self.driver, device = primary_driver(ordinal), ctypes.c_int()
-        self.driver.call("cuDeviceGet", ctypes.byref(device), ctypes.c_int(ordinal))
-        self.multiprocessors = self._attribute(_MULTIPROCESSORS, device)
-        self._machine = f"sm_{self._attribute(_MAJOR, device)}{self._attribute(_MINOR, device)}"
-        self._event = ctypes.c_void_p()
-        self.driver.call("cuEventCreate", ctypes.byref(self._event), ctypes.c_uint(_NO_TIMES))
+        self.driver = primary_driver(ordinal)
+        self.multiprocessors = self.driver.multiprocessors(ordinal)
+        self._machine = self.driver.machine(ordinal)
+        self._event = self.driver.new_event()
         self._latest: int | None = None
         self._kernels: dict[str, _Kernel] = {}
         self._load(_NOTHING, "nothing")
 
-    def _attribute(self, number: int, device: ctypes.c_int) -> int:
-        found = ctypes.c_int()
-        self.driver.call("cuDeviceGetAttribute", ctypes.byref(found), ctypes.c_int(number), device)
-        return found.value
-
-    def buffer(self, values: np.ndarray[Any, Any]) -> _Buffer:
-        """See `DeviceRuntime.buffer`."""
+    def buffer(self, values: Array) -> _Buffer:
         found = _Buffer(self, values.size, values.dtype)
         found.write(values)
         return found
 
     def zeros(self, size: int, dtype: str) -> _Buffer:
-        """See `DeviceRuntime.zeros`."""
         return _Buffer(self, size, np.dtype(dtype))
 
-    def compile(
-        self, name: str, form: Form, operation: Operation, dtype: np.dtype[Any], parameters: int, lock_ns: int
-    ) -> _Kernel:
+    def compile(self, name: str, source: Source, types: Types, arrays: int) -> _Kernel:
         """See `DeviceRuntime.compile`: one kernel does for any number of arrays, and for all centers of a process."""
-        source = kernel_source(name, form, operation, dtype, 0, lock_ns)
-        if source not in self._kernels:
-            self._kernels[source] = _Kernel(self, self._load(source, name), len(operation.scalars), dtype)
-        return self._kernels[source]
+        text = source(0)
+        if text not in self._kernels:
+            self._kernels[text] = _Kernel(self, self._load(text, name), types)
+        return self._kernels[text]
 
     def _load(self, source: str, name: str) -> ctypes.c_void_p:
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self.driver.call("cuModuleLoadData", ctypes.byref(module), self._compile(source, self._machine))
-        self.driver.call("cuModuleGetFunction", ctypes.byref(function), module, name.encode())
-        return function
+        return self.driver.load_kernel(self._compile(source, self._machine), name)
 
     def change(self, arrays: Sequence[CudaArray], queue: Queue) -> None:
-        """See `DeviceRuntime.change`."""
         arrays[0].change(arrays, queue)
 
     def follow(self, stream: int) -> None:
         """Let what is queued on a stream from now on wait for the kernels that were launched."""
         if self._latest not in (None, stream):
-            self.driver.call("cuStreamWaitEvent", ctypes.c_void_p(stream), self._event, ctypes.c_uint(0))
+            self.driver.follow(stream, self._event)
 
     def launch(self, function: ctypes.c_void_p, values: Sequence[Any], stream: int, size: tuple[int, int]) -> None:
         """Queue a kernel with these values of ctypes, so many blocks and threads, behind all that was queued before."""
         self.follow(stream)
-        given = ctypes.c_void_p(stream)
-        blocks, threads = (ctypes.c_uint(number) for number in size)
-        one, nothing = ctypes.c_uint(1), ctypes.c_uint(0)
-        arguments = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
-        self.driver.call(
-            "cuLaunchKernel", function, blocks, one, one, threads, one, one, nothing, given, arguments, None
-        )
-        self.driver.call("cuEventRecord", self._event, given)
+        self.driver.launch(function, values, stream, *size)
+        self.driver.record(self._event, stream)
         self._latest = stream
 
     def finish(self) -> None:
         """Wait for the kernels that were launched."""
-        self.driver.call("cuEventSynchronize", self._event)
+        self.driver.wait_for(self._event)
 
 
 class _Buffer:
@@ -128,7 +201,7 @@ class _Buffer:
         self.address = runtime.driver.allocate(size * dtype.itemsize)
         weakref.finalize(self, _free, runtime, self.address).atexit = False
 
-    def write(self, values: np.ndarray[Any, Any], stream: int | None = None) -> None:
+    def write(self, values: Array, stream: int | None = None) -> None:
         if stream is None:
             self._runtime.finish()
             self._runtime.driver.write(self.address, values)
@@ -136,26 +209,23 @@ class _Buffer:
             self._runtime.follow(stream)
             self._runtime.driver.queue_write(self.address, values, stream)
 
-    def read(self) -> np.ndarray[Any, Any]:
+    def read(self) -> Array:
         self._runtime.finish()
         found = np.empty(self._size, self._dtype)
-        target, source = ctypes.c_void_p(found.ctypes.data), ctypes.c_uint64(self.address)
-        self._runtime.driver.call("cuMemcpyDtoH_v2", target, source, ctypes.c_size_t(found.nbytes))
+        self._runtime.driver.read(self.address, found)
         return found
 
 
 def _free(runtime: CudaRuntime, address: int) -> None:
     with contextlib.suppress(DriverError):  # the framework's context is gone: its memory is, too
         runtime.finish()
-        runtime.driver.call("cuMemFree_v2", ctypes.c_uint64(address))
+        runtime.driver.free(address)
 
 
 class _Kernel:
-    def __init__(self, runtime: CudaRuntime, function: ctypes.c_void_p, scalars: int, dtype: np.dtype[Any]) -> None:
+    def __init__(self, runtime: CudaRuntime, function: ctypes.c_void_p, types: Types) -> None:
         self._runtime, self._function = runtime, function
-        real = ctypes.c_float if dtype == np.float32 else ctypes.c_double
-        u64, u32 = ctypes.c_uint64, ctypes.c_uint32
-        self._types: list[Any] = [u64, u64, u64, u64, u32, u64, u64, *[real] * scalars]
+        self._types = [np.ctypeslib.as_ctypes_type(np.dtype(name or "uint64")) for name in types]
 
     def launch(
         self, arguments: Sequence[Argument], arrays: Sequence[CudaArray], stream: int, blocks: int, threads: int
@@ -165,7 +235,24 @@ class _Kernel:
         self._runtime.launch(self._function, values, stream, (blocks, threads))
 
 
+def runtime_of(context: Any) -> DeviceRuntime:
+    """Return the runtime of a device, one for all centers of a process.
+
+    Parameters
+    ----------
+    context : CudaContext or pygpu GpuContext of CUDA
+
+    Raises
+    ------
+    BackendUnavailableError
+        See `CudaRuntime`.
+    """
+    if isinstance(context, CudaContext):
+        return _cuda_runtime(context)
+    found: DeviceRuntime = importlib.import_module("platoon_base.devices.pygpu_runtime").pygpu_runtime(context)
+    return found
+
+
 @functools.cache
-def runtime_of(context: CudaContext) -> CudaRuntime:
-    """Return the runtime of a device, one for all centers of a process."""
+def _cuda_runtime(context: CudaContext) -> CudaRuntime:
     return CudaRuntime(context.ordinal)

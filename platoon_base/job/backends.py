@@ -103,9 +103,10 @@ def center_for(files: JobFiles, workers: int, liveness: Liveness, parameters: Pa
 
 def _runtime_of(context: Any) -> Any:
     """Return what the center needs of the parameters' framework on their device; None, told, if it is not there."""
-    kind = "runtime" if isinstance(context, CudaContext) else "pygpu_runtime"
+    from platoon_base.devices.runtime import runtime_of
+
     try:
-        return importlib.import_module(f"platoon_base.devices.{kind}").runtime_of(context)
+        return runtime_of(context)
     except BackendUnavailableError as exc:
         log.info("the center is in shared memory, though the parameters are on a GPU: %s", exc)
         return None
@@ -160,22 +161,17 @@ class JobCollectives(CollectiveFactory):
         """See `CollectiveFactory.device`: NCCL if every rank has a CUDA device of its own, or else by the host."""
         if isinstance(context, CudaContext):
             raise ConfigurationError("got a CudaArray: collectives take NumPy arrays and GpuArrays; use numpy.asarray")
-        clique, why = b"", f"{context.kind.decode()} has no NCCL"
-        if context.kind == b"cuda":
-            nccl = importlib.import_module("platoon_base.collectives.gpu_arrays")
-            try:
-                clique, why = nccl.new_clique_id(context), ""
-            except BackendUnavailableError as exc:
-                why = str(exc)[:500]
-        identity = context.unique_id if context.kind == b"cuda" else ""
-        ranks, clique = self._meet_by_nccl("device collective", identity, clique, why, timeout_s)
-        if not ranks:
-            from platoon_base.collectives.staged import StagedCollective
+        from platoon_base.collectives.staged import StagedCollective
 
+        if context.kind != b"cuda":
+            self.nccl(None, timeout_s)  # ranks with CUDA devices ask for a group
             return StagedCollective(host())
-        index = ranks.index(self._membership.rank)
-        group: Collective = nccl.NcclCollective(context, clique, ranks, index, self._liveness, self._counter())
-        return group
+        from platoon_base.collectives.gpu_arrays import NcclArrays
+        from platoon_base.devices.pygpu_runtime import pygpu_runtime
+
+        runtime = pygpu_runtime(context)
+        group = self.nccl(runtime.driver.ordinal(), timeout_s)
+        return StagedCollective(host()) if group is None else NcclArrays(group, runtime, context)
 
     def tensors(self, device: Any, host: Callable[[], Collective], timeout_s: float) -> Collective:
         """See `CollectiveFactory.tensors`: NCCL if every rank has a CUDA device of its own, or else by the host."""
@@ -186,7 +182,8 @@ class JobCollectives(CollectiveFactory):
 
     def nccl(self, ordinal: int | None, timeout_s: float) -> NcclGroup | None:
         """See `CollectiveFactory.nccl`; no device, where there is no NCCL, by None."""
-        from platoon_base.collectives.nccl_group import NcclGroup, device_identity
+        from platoon_base.collectives.nccl_group import NcclGroup
+        from platoon_base.devices.cuda import device_identity
         from platoon_base.devices.nccl import new_unique_id
 
         unique_id, identity, why = b"", "", "no CUDA device, so no NCCL"

@@ -8,15 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from platoon_base.devices.cuda import primary_driver
+from platoon_base.devices.cuda import Driver, primary_driver
 from platoon_base.views import array_on
 
 __all__ = ["DeviceAllReduce", "Fetched"]
 
 Array = np.ndarray[Any, Any]
 
-_NO_TIMES = 2  # CU_EVENT_DISABLE_TIMING
-_PORTABLE = 1
 _REMEDY = "gradients cannot be averaged on this device"
 
 
@@ -53,10 +51,7 @@ class DeviceAllReduce:
 
     def put(self, address: int, value: float, stream: int) -> None:
         """Write a float32 to the device."""
-        bits = int(np.float32(value).view(np.uint32))
-        self._driver.call(
-            "cuMemsetD32Async", ctypes.c_uint64(address), ctypes.c_uint(bits), ctypes.c_size_t(1), _pointer(stream)
-        )
+        self._driver.queue_word(address, int(np.float32(value).view(np.uint32)), stream)
 
     def fetch(self, address: int, count: int, stream: int) -> Fetched:
         """Begin to copy float32 elements to the host."""
@@ -109,22 +104,15 @@ class Fetched:
 class _Page:
     """Page-locked memory of the host, with the event that follows a copy to it; kept until the process ends."""
 
-    def __init__(self, driver: Any, count: int) -> None:
+    def __init__(self, driver: Driver, count: int) -> None:
         self._driver = driver
-        self._event, address = ctypes.c_void_p(), ctypes.c_void_p()
-        driver.call("cuEventCreate", ctypes.byref(self._event), ctypes.c_uint(_NO_TIMES))
-        driver.call("cuMemHostAlloc", ctypes.byref(address), ctypes.c_size_t(4 * count), ctypes.c_uint(_PORTABLE))
-        memory = (ctypes.c_float * count).from_address(address.value or 0)
+        self._event = driver.new_event()
+        memory = (ctypes.c_float * count).from_address(driver.allocate_on_host(4 * count))
         self.array: Array = array_on(memory, (count,), np.float32)
 
     def start(self, source: int, stream: int) -> None:
-        target, size = ctypes.c_void_p(self.array.ctypes.data), ctypes.c_size_t(self.array.nbytes)
-        self._driver.call("cuMemcpyDtoHAsync_v2", target, ctypes.c_uint64(source), size, _pointer(stream))
-        self._driver.call("cuEventRecord", self._event, _pointer(stream))
+        self._driver.queue_read(self.array.ctypes.data, source, self.array.nbytes, stream)
+        self._driver.record(self._event, stream)
 
     def wait(self) -> None:
-        self._driver.call("cuEventSynchronize", self._event)
-
-
-def _pointer(stream: int) -> ctypes.c_void_p:
-    return ctypes.c_void_p(stream)
+        self._driver.wait_for(self._event)

@@ -11,7 +11,7 @@ from rule_table import ON_DEVICES
 
 from platoon_base.centers.device_forms import operations
 from platoon_base.centers.device_source import kernel_source
-from platoon_base.devices.nvrtc import compile_source
+from platoon_base.devices.cuda import compile_source
 from platoon_base.devices.runtime import CudaRuntime
 from platoon_base.errors import BackendUnavailableError
 from platoon_base.parameters import Parameters, assign
@@ -45,7 +45,7 @@ def test_without_nvrtc_the_remedy_is_told():
 import sys
 sys.modules["cuda.bindings"] = None
 import platoon_base.devices.runtime
-from platoon_base.devices.nvrtc import compile_source
+from platoon_base.devices.cuda import compile_source
 try:
     compile_source("", "sm_90")
 except Exception as exc:

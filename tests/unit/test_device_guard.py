@@ -9,9 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from platoon_base.collectives import device_guard
-from platoon_base.collectives.device_guard import HAVE_GUARD, DeviceGuard
-from platoon_base.collectives.device_watch import DeviceWatch
+from platoon_base.collectives import device_faults
+from platoon_base.collectives.device_faults import HAVE_GUARD, DeviceGuard, DeviceWatch
 from platoon_base.errors import WorkerLostError
 from platoon_base.shm.calls import Call
 
@@ -72,7 +71,7 @@ class Semaphore:
 @pytest.fixture
 def rank_1(tmp_path, monkeypatch):
     """Start another rank; returns the liveness of both and a function that makes the guard of rank 0."""
-    monkeypatch.setattr(device_guard, "GRACE_S", 0.3)
+    monkeypatch.setattr(device_faults, "GRACE_S", 0.3)
     path = tmp_path / "locks"
     path.write_bytes(b"")
     words = np.zeros(4, np.int64)

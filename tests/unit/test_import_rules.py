@@ -75,8 +75,6 @@ BACK_ENDS = {
     for name in (
         "centers.host",
         "centers.device",
-        "devices.runtime",
-        "devices.pygpu_runtime",
         "channels.zmq",
         "channels.inproc",
         "collectives.host",
@@ -87,9 +85,7 @@ BACK_ENDS = {
     )
 }
 # Devices' back ends are imported by name, once there are devices.
-ALWAYS_CHOSEN = {
-    name for name in BACK_ENDS if not name.endswith((".device", "runtime", ".gpu_arrays", ".staged", ".tensors"))
-}
+ALWAYS_CHOSEN = {name for name in BACK_ENDS if not name.endswith((".device", ".gpu_arrays", ".staged", ".tensors"))}
 
 # The files that talk to devices by pygpu; nothing imports them unless there are some.
 ABOUT_DEVICES = {
@@ -98,6 +94,9 @@ ABOUT_DEVICES = {
     "collectives/gpu_arrays.py",
     "theano_ops/gpu.py",
 }
+
+# The files that call CUDA's driver; the last two ask it before anything has initialized it.
+CALLS_DRIVER = {"devices/cuda.py", "devices/discovery.py", "devices/isolation.py"}
 
 # What is about torch's tensors; imported once there are some.
 ABOUT_TENSORS = {"collectives/tensors.py"}
@@ -286,6 +285,34 @@ def test_one_file_of_the_job_chooses_back_ends(path):
         assert within(found, {"platoon_base.collectives.host"}) == found != set()
     else:
         assert found == set()
+
+
+def driver_calls(text):
+    """List the functions of CUDA's driver and of NCCL that a text names."""
+    driver, nccl = r"cu(?:Ctx|Device|Event|Init|Ipc|Launch|Mem|Module|Stream)\w*", r"nccl(?:Comm|Get|All|Re|Br)\w*"
+    return set(re.findall(rf"\b(?:{driver}|{nccl})", text))
+
+
+def test_calls_of_the_driver_are_seen():
+    text = 'driver.call("cuMemAlloc_v2"); cuda.cuInit(0); custom(cuda, ncclCommAbort, nccl_group)'
+    assert driver_calls(text) == {"cuMemAlloc_v2", "cuInit", "ncclCommAbort"}
+
+
+@pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
+def test_the_driver_and_nccl_have_one_place(path):
+    code = ast.unparse(tree_of(path))  # without comments
+    place = path.relative_to(path.parents[1]).as_posix()
+    found = driver_calls(code)
+    assert not {name for name in found if name.startswith("cu")} or place in CALLS_DRIVER
+    assert not {name for name in found if name.startswith("nccl")} or place == "devices/nccl.py"
+
+
+@pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
+def test_no_memory_of_an_object_of_python_is_read(path):
+    """An address that ``id`` returns is one of CPython's own, which nobody else may look into."""
+    calls = [node for node in ast.walk(tree_of(path)) if isinstance(node, ast.Call)]
+    at = [call for call in calls if ast.unparse(call.func).endswith((".from_address", ".string_at"))]
+    assert [call.lineno for call in at if re.search(r"\bid\(", ast.unparse(call))] == []
 
 
 @pytest.mark.parametrize("path", sources(BASE), ids=module_name)
