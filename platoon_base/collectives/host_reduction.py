@@ -9,14 +9,14 @@ is the least, in two steps, whatever the number of hosts. Chunks follow each oth
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
 from platoon_base.collectives.host_links import RESULT, SHARE, Links, as_bytes
 
-__all__ = ["Desk", "Reduction", "combined"]
+__all__ = ["Chunks", "Desk", "Reduction", "combined"]
 
 Array = np.ndarray[Any, Any]
 
@@ -113,6 +113,24 @@ class _Chunk:
         self.marks: list[int] = []  # records of each link that belong to this chunk or one before
 
 
+class Chunks(NamedTuple):
+    """How an array is cut.
+
+    Attributes
+    ----------
+    widths : list of int
+        Elements of a host's part of each chunk.
+    piece : int
+        Elements that are sent at a time.
+    depth : int
+        Chunks that may be begun at a time.
+    """
+
+    widths: list[int]
+    piece: int
+    depth: int
+
+
 class Reduction:
     """Combines, over hosts, what each host's ranks have combined; a `Work`.
 
@@ -124,12 +142,7 @@ class Reduction:
     op : str
         One of `OPS`.
     dtype : dtype
-    widths : list of int
-        Elements of a host's part of each chunk.
-    piece : int
-        Elements that are sent at a time.
-    depth : int
-        Chunks that may be begun at a time.
+    chunks : Chunks
     results : bool
         Whether every host gets the results of the others.
     """
@@ -142,14 +155,13 @@ class Reduction:
         size: int,
         op: str,
         dtype: Any,
-        widths: list[int],
-        piece: int,
-        depth: int,
+        chunks: Chunks,
         results: bool,
     ) -> None:
         self._links, self._host, self._hosts, self._size, self._op = links, host, hosts, size, op
         self._dtype, self._item = dtype, dtype.itemsize
-        self._widths, self._piece, self._depth, self._results = widths, piece, depth, results
+        widths, piece, depth = self._widths, self._piece, self._depth = chunks
+        self._results = results
         self._pieces = [-(-width // piece) for width in widths]
         room = max(widths)
         # For each chunk at a time, and each other host, the shares that came.

@@ -8,7 +8,7 @@ from typing import Any, Callable
 import numpy as np
 
 from platoon_base.collectives.host_links import HEADER_BYTES, Link, as_bytes
-from platoon_base.collectives.host_reduction import Reduction, combined, finished
+from platoon_base.collectives.host_reduction import Chunks, Reduction, combined, finished
 from platoon_base.collectives.hosts_libraries import takes
 from platoon_base.collectives.hosts_waits import HostsWaits, Steps, owes_head
 
@@ -116,9 +116,8 @@ class HostsReducing(HostsWaits):
         reduction = None
         if self._has_rail:
             widths = [(stop - start) // rails // hosts for start, stop in bounds]
-            reduction = Reduction(
-                self._links, self._host, hosts, self._size, op, array.dtype, widths, _piece(share, item), depth, True
-            )
+            chunks = Chunks(widths, _piece(share, item), depth)
+            reduction = Reduction(self._links, self._host, hosts, self._size, op, array.dtype, chunks, True)
             self._links.work = reduction
         parts = [np.empty(width // rails, array.dtype) for _ in range(depth)] if self._even and rails > 1 else []
         for turn in range(count + depth - 1):
@@ -181,8 +180,8 @@ class HostsReducing(HostsWaits):
         """Combine for each host what its ranks keep, each rank's part by its own rail."""
         inner = "sum" if op == "mean" else op
         links = self._links
-        piece = _piece(each, array.itemsize)
-        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, [each], piece, 1, False)
+        chunks = Chunks([each], _piece(each, array.itemsize), 1)
+        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, chunks, False)
         reduction.expect(0, out)
         yield from self._inside("barrier", "sum", NO_BYTES, NO_BYTES)
         links.work = reduction
