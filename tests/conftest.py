@@ -24,7 +24,7 @@ from zygote import zygote_for, zygote_pids
 from platoon_base.centers.host import HostCenters
 from platoon_base.channels.inproc import InprocHub
 from platoon_base.cli.launcher import log_file, worker_environment
-from platoon_base.controller.controller import Result
+from platoon_base.controller.outcome import Result
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.encoding import encode
 from platoon_base.coordination.messages import PROTOCOL, Hello
@@ -33,7 +33,7 @@ from platoon_base.job.files import segment_prefix
 from platoon_base.shm.job_state import JobState
 from platoon_base.shm.segments import SHM_FOLDER, Segment, abandoned
 from platoon_base.system.environment import NAMESPACE, STRICT
-from platoon_base.worker import AdvisoryLock, Connection, Identity, Worker
+from platoon_base.worker import AdvisoryLock, BackEnds, Connection, Identity, Worker
 from platoon_base.worker_process.program import Start, python_main
 
 JOB_TIMEOUT_S = 200  # below the test's own limit, so that the logs are shown
@@ -209,7 +209,7 @@ def job_of_one(job_state_of_one):
     identity = Identity(rank=0, size=1, local_rank=0, local_size=1, seed=0, device="cpu")
     job_state.note_several()  # so the rule is at work
     nobody_to_keep_out = AdvisoryLock(lambda: True, lambda: None)
-    connection = Connection(identity, channel, job_state, nobody_to_keep_out, centers=lambda *_: centers)
+    connection = Connection(identity, channel, job_state, nobody_to_keep_out, BackEnds(lambda *_: centers))
     with Worker(connection) as worker:
         yield worker
     Segment.unlink(centers.name)

@@ -14,7 +14,7 @@ from rich.text import Text
 from platoon_base.checkpoints.writer import Tally
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.table import plain_line, table
-from platoon_base.controller.controller import Result, Snapshot
+from platoon_base.controller.outcome import Result, Snapshot
 
 __all__ = ["Display", "is_live", "summary"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-from platoon_base.controller.controller import Snapshot
+from platoon_base.controller.outcome import Snapshot
 from platoon_base.shm.job_state import Progress
 
 __all__ = ["Recent"]

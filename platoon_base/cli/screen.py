@@ -26,8 +26,8 @@ from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.report import as_text
 from platoon_base.cli.tensorboard import EventFiles
 from platoon_base.cli.worker_warnings import WorkerWarnings
-from platoon_base.controller.controller import Snapshot
 from platoon_base.controller.departures import leader_of
+from platoon_base.controller.outcome import Snapshot
 from platoon_base.worker_process.breakpoints import wish_file
 
 __all__ = ["TEES", "Screen"]

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from platoon_base.cli.recent import Recent
-from platoon_base.controller.controller import Snapshot
+from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant
 from platoon_base.shm.job_state import Progress

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from platoon_base.cli.recent import Recent
-from platoon_base.controller.controller import Snapshot
+from platoon_base.controller.outcome import Snapshot
 from platoon_base.errors import ConfigurationError
 from platoon_base.system.limits import require_room
 

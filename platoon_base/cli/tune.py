@@ -19,7 +19,7 @@ from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.report import print_line
 from platoon_base.cli.study import Method, Outcome, Point, Trial, Watched, choose, common_end, guess, outcomes
 from platoon_base.cli.worker_warnings import WorkerWarnings
-from platoon_base.controller.controller import Reported, Result
+from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.errors import ConfigurationError

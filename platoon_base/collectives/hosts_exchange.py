@@ -22,6 +22,7 @@ from platoon_base.collectives.hosts_libraries import HostsLibrary, Pending, take
 from platoon_base.collectives.hosts_links import Link, Links, as_bytes
 from platoon_base.collectives.hosts_parts import (
     CHUNK_BYTES,
+    Chunks,
     Desk,
     Reduction,
     Spread,
@@ -353,7 +354,7 @@ class HostsExchange:
         if self._has_rail:
             widths = [(stop - start) // rails // hosts for start, stop in bounds]
             links, size = self._links, self._size
-            reduction = Reduction(links, self._host, hosts, size, op, array.dtype, widths, depth, True)
+            reduction = Reduction(links, self._host, hosts, size, op, array.dtype, Chunks(widths, depth), True)
             self._links.work = reduction
         parts = [np.empty(width // rails, array.dtype) for _ in range(depth)] if self._even and rails > 1 else []
         for turn in range(count + depth - 1):
@@ -416,7 +417,7 @@ class HostsExchange:
         """Combine for each host what its ranks keep, each rank's part by its own rail."""
         inner = "sum" if op == "mean" else op
         links = self._links
-        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, [each], 1, False)
+        reduction = Reduction(links, self._host, self._hosts, self._size, op, array.dtype, Chunks([each], 1), False)
         reduction.expect(0, out)
         yield from self._inside("barrier", "sum", NO_BYTES, NO_BYTES)
         links.work = reduction

@@ -13,7 +13,7 @@ is the least, in two steps, whatever the number of hosts. Chunks follow each oth
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from platoon_base.collectives.host_exchange import REDUCERS, toward_zero
 from platoon_base.collectives.hosts_links import RESULT, SHARE, Links, as_bytes
 from platoon_base.links.stream import LONGEST_PAYLOAD
 
-__all__ = ["CHUNK_BYTES", "Desk", "Reduction", "Spread", "chunk_bounds", "combined", "finished", "is_wide"]
+__all__ = ["CHUNK_BYTES", "Chunks", "Desk", "Reduction", "Spread", "chunk_bounds", "combined", "finished", "is_wide"]
 
 Array = np.ndarray[Any, Any]
 
@@ -162,6 +162,21 @@ class _Chunk:
         self.marks: list[int] = []  # records of each link that belong to this chunk or one before
 
 
+class Chunks(NamedTuple):
+    """How an array is cut.
+
+    Attributes
+    ----------
+    widths : list of int
+        Elements of a host's part of each chunk.
+    depth : int
+        Chunks that may be begun at a time.
+    """
+
+    widths: list[int]
+    depth: int
+
+
 class Reduction:
     """Combines, over hosts, what each host's ranks have combined; a `Work`.
 
@@ -173,10 +188,7 @@ class Reduction:
     op : str
         One of `OPS`.
     dtype : dtype
-    widths : list of int
-        Elements of a host's part of each chunk.
-    depth : int
-        Chunks that may be begun at a time.
+    chunks : Chunks
     results : bool
         Whether every host gets the results of the others.
     """
@@ -189,13 +201,13 @@ class Reduction:
         size: int,
         op: str,
         dtype: Any,
-        widths: list[int],
-        depth: int,
+        chunks: Chunks,
         results: bool,
     ) -> None:
         self._links, self._host, self._hosts, self._size, self._op = links, host, hosts, size, op
         self._dtype, self._item = dtype, dtype.itemsize
-        self._widths, self._depth, self._results = widths, depth, results
+        widths, depth = self._widths, self._depth = chunks
+        self._results = results
         self._piece = _piece_of(widths[0], self._item)  # elements that are sent at a time
         self._pieces = [-(-width // self._piece) for width in widths]
         room = max(widths)

@@ -1,17 +1,28 @@
-"""Consequences of the end of one worker: the others go on or not, and one of them leads."""
+"""What follows from the end of a worker: it is started again, the others go on or not, and one of them leads."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import logging
+import signal
+from collections.abc import Callable, Collection, Sequence
 
-from platoon_base.controller.outcome import Snapshot
-from platoon_base.controller.processes import Exit
+from platoon_base.controller.options import ControllerOptions
+from platoon_base.controller.outcome import UNSAVED, Result, Snapshot, first_failure, how_far_of, stop_cause
+from platoon_base.controller.processes import Exit, WorkerProcesses
+from platoon_base.controller.saving import JobSaving
+from platoon_base.coordination.actions import Action
 from platoon_base.coordination.coordinator import Coordinator
 from platoon_base.coordination.phase import Phase
-from platoon_base.shm.job_state import Progress
+from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
+from platoon_base.errors import PlatoonError
+from platoon_base.shm.job_state import JobState, Progress
 from platoon_base.worker_process.failure import INTERRUPTED
 
-__all__ = ["fatal", "leader_of", "lost_leader", "shared_nothing"]
+__all__ = ["Departures", "fatal", "leader_of", "lost_leader", "shared_nothing"]
+
+log = logging.getLogger(__name__)
+
+_RESTART_GRACE_S = 0.8  # nothing that a worker saves then is of use: all go on from the checkpoint
 
 
 def leader_of(snapshot: Snapshot) -> int:
@@ -80,3 +91,189 @@ def shared_nothing(exits: Sequence[Exit], adopted: Collection[int], coordinator:
         return ()
     ended_well = {ended.rank for ended in exits if ended.status == 0}
     return tuple(sorted(ended_well - set(adopted) - coordinator.cooperated))
+
+
+class Departures:
+    """Decides what follows from the end of a worker, and keeps how all have ended.
+
+    Parameters
+    ----------
+    job_state : JobState
+    coordinator : Coordinator
+    children : WorkerProcesses
+    decide : callable
+        ``decide(event)`` has the actions of ``event(coordinator)`` carried out.
+    options : ControllerOptions
+    saving : JobSaving or None
+        The checkpoints of the job.
+
+    Attributes
+    ----------
+    exits : list of Exit
+        Of the workers that are not started again.
+    failed : list of Exit
+        Of the workers that failed, in this order, also those that are started again.
+    adopted : set of int
+        The workers that the controller did not start.
+    """
+
+    def __init__(
+        self,
+        job_state: JobState,
+        coordinator: Coordinator,
+        children: WorkerProcesses,
+        decide: Callable[[Callable[[Coordinator], list[Action]]], None],
+        options: ControllerOptions,
+        saving: JobSaving | None,
+    ) -> None:
+        self.exits: list[Exit] = []
+        self.failed: list[Exit] = []
+        self.adopted: set[int] = set()
+        self._job_state = job_state
+        self._coordinator = coordinator
+        self._children = children
+        self._decide = decide
+        self._fail_fast, self._grace_s = options.fail_fast, options.grace_s
+        self._shows = options.observer is not None
+        self._saving = saving
+        self._policy = RestartPolicy(options.max_restarts, has_checkpoints=saving is not None)
+        self._fatal: Exit | None = None  # after which the others were ended
+        self._ends_all: Exit | None = None  # the same, to start all again
+
+    def worker_ended(self, ended: Exit) -> None:
+        """Take note that a process has ended: inform the coordinator, start it again, or end the job."""
+        participant = self._coordinator.roster[ended.rank]
+        present = participant.phase.present
+        if self._job_state.progress(ended.rank).exchanges:
+            self._coordinator.cooperated.add(ended.rank)
+        if ended.rank in self.adopted and present:
+            ended = ended._replace(status=1)  # only its parent knows the status, but it never said goodbye
+        device = f"{participant.device}, " if participant.device else ""
+        log_file = f", see {ended.log_file.absolute()}" if ended.log_file is not None else ""
+        self._job_state.write_text(ended.rank, "ending", f"{device}{ended}{log_file}")
+        lost = ended.status != 0 or present
+        shown = self._children.stopping or self._shows
+        level = logging.WARNING if lost and not (shown and ended.status) else logging.INFO
+        how = " without leaving the job" if present else ""
+        log.log(level, "rank %d ended%s: %s%s", ended.rank, how, ended.cause if ended.status else ended, log_file)
+        why = f"{ended.cause if ended.status else ended}{how}" if lost else ""
+        self._decide(lambda coordinator: coordinator.worker_ended(ended.rank, lost, why))
+        self._note_failure(ended)
+        if not self._start_again(ended):
+            self.exits.append(ended)
+            self._end_if_fatal(ended)
+
+    def _note_failure(self, ended: Exit) -> None:
+        """Keep a worker that failed; the end that a signal has brought about is no failure."""
+        follows = ended.failure is None or ended.failure.follows
+        if ended.status and not (self._children.stopping and follows):
+            self.failed.append(ended)
+
+    def _end_if_fatal(self, ended: Exit) -> None:
+        """End the job if the others are not to go on."""
+        if self._children.stopping or not self._children.running:
+            return
+        why = fatal(ended, self._job_state.progress(ended.rank), self._fail_fast)
+        if why and ended.rank < self._coordinator.roster.size:
+            self._fatal = ended
+            log.warning("%s", why)
+            self._decide(lambda coordinator: coordinator.stop(f"worker {ended.rank} failed"))
+            self._children.stop(self._grace_s)
+
+    def _start_again(self, ended: Exit) -> bool:
+        """Start a worker that failed again, if the policy says so; tells whether it did."""
+        if ended.status == 0:
+            return False
+        coordinator = self._coordinator
+        restart, warning = self._policy.worker_failed(
+            WorkerFailed(
+                ended.rank,
+                adopted=ended.rank in self.adopted,
+                stopping=self._children.stopping or self._job_state.stopping,
+                bound=coordinator.bound,
+                centers_dropped=coordinator.centers_dropped,
+                host_lost=coordinator.roster[ended.rank].host_index in coordinator.lost_hosts,
+                some_host_lost=bool(coordinator.lost_hosts),
+            )
+        )
+        if warning:
+            log.warning("%s", warning)
+        if restart is Restart.ALL:
+            self._coordinator.story.add("job", [], "", "ends, to start all workers again", warning)
+            self._ends_all = ended
+            self._children.stop(_RESTART_GRACE_S)
+        return restart is Restart.THIS_ONE and self._start_one_again(ended.rank, warning)
+
+    def _start_one_again(self, rank: int, why: str) -> bool:
+        self._coordinator.expect_again(rank, self._job_state.position(rank), why)
+        try:
+            self._children.start_again(rank)
+        except (OSError, PlatoonError) as exc:
+            text = f"cannot be started again: {exc}"
+            log.error("rank %d %s", rank, text)
+            self._decide(lambda coordinator: coordinator.worker_ended(rank, lost=True, why=text))
+            return False
+        return True
+
+    def host_returns(self, ranks: Sequence[int]) -> str:
+        """Expect the workers of a host that was lost again; returns why not if they cannot come."""
+        if self._coordinator.bound:
+            return "the workers need each other (averaged gradients), so one that was lost cannot come again alone"
+        if self._children.stopping or self._job_state.stopping or not self._children.running:
+            return "the job is ending"
+        for rank in ranks:
+            self._coordinator.expect_again(rank, self._job_state.position(rank), "its host is back")
+        self.exits = [ended for ended in self.exits if ended.rank not in ranks]
+        return ""
+
+    def result(self, seconds: float, ended_by: signal.Signals | None) -> Result:
+        """Return how the job ended.
+
+        Parameters
+        ----------
+        seconds : float
+            How long it ran.
+        ended_by : signal.Signals or None
+            The signal that ended it, if one did.
+        """
+        interrupted = ended_by is not None
+        status = max((ended.status for ended in self.exits), default=0)
+        for ended in (self._ends_all, self._fatal):
+            status = status if ended is None else ended.status  # that of the others is by the signal that ended them
+        if ended_by is not None:
+            status = 128 + ended_by
+        failed = first_failure([ended for ended in self.exits if ended in self.failed])
+        # A fatal failure is the reason itself.
+        reason = "" if self._fatal is not None else self._job_state.stop_reason
+        ended_well = [ended.rank for ended in self.exits if ended.status == 0 and self._fatal is None]
+        how_far = how_far_of(self._job_state.progress(rank) for rank in ended_well)
+        again = self._policy.all_again(
+            interrupted,
+            some_ended_well=bool(ended_well),
+            checkpoint_unfinished=self._saving is not None and self._saving.writing,
+        )
+        tally = None if self._saving is None else self._saving.tally
+        if tally is not None and tally.unsaved:
+            status = status or UNSAVED
+        roster = self._coordinator.roster
+        return Result(
+            status,
+            seconds,
+            stop_cause(reason, failed, bool(ended_well), how_far),
+            dict(self._coordinator.reported),
+            self.exits,
+            interrupted,
+            self._policy.restarts + again,
+            again,
+            () if interrupted else shared_nothing(self.exits, self.adopted, self._coordinator),
+            tally,
+            failed,
+            lost_leader="" if interrupted else self._lost_leader(),
+            joined=max(0, len(roster) - roster.size),
+        )
+
+    def _lost_leader(self) -> str:
+        if self._fatal is not None:
+            return ""
+        led = [rank for rank in self._coordinator.roster if self._job_state.row(rank)["led"]]
+        return lost_leader(self.exits, self._job_state.progress(0).steps, led)

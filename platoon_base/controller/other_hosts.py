@@ -71,7 +71,7 @@ class OtherHosts(Protocol):
         roster : Roster
         children : WorkerProcesses
         controller : Controller
-            Its `take_signal`, `decide` and `host_returns` are called.
+            Its `decide`, `Ending.take_of_other_host` and `Departures.host_returns` are called.
         """
         ...
 

@@ -19,7 +19,7 @@ from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import require_descriptors
 from platoon_base.system.orphan import end_without, found_out, is_watched
 from platoon_base.worker.advisory_lock import AdvisoryLock
-from platoon_base.worker.connection import Connection, Identity
+from platoon_base.worker.connection import BackEnds, Connection, Identity
 from platoon_base.worker.handle import Worker
 
 __all__ = ["attach"]
@@ -108,14 +108,8 @@ def _connection(
         job_state.let_go()
         _close_segment(files, segment)
 
-    return Connection(
-        identity,
-        channel,
-        job_state,
-        _lock(files, segment, channel, identity),
+    back_ends = BackEnds(
         centers=lambda parameters, rule: backends.center_for(files, identity.size, liveness, parameters, rule),
-        controller_alive=lambda: _controller_lives(segment),
-        on_close=on_close,
         collectives=lambda client: backends.JobCollectives(
             Membership(client, identity.rank, files.size, liveness),
             files.collective,
@@ -124,4 +118,13 @@ def _connection(
             files.world,
         ),
         checkpoint=lambda: read_checkpoint(files.checkpoint),
+    )
+    return Connection(
+        identity,
+        channel,
+        job_state,
+        _lock(files, segment, channel, identity),
+        back_ends,
+        controller_alive=lambda: _controller_lives(segment),
+        on_close=on_close,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,9 +16,12 @@ from platoon_base.channels.keys import new_keys
 from platoon_base.channels.server import UserHandler
 from platoon_base.checkpoints.files import About
 from platoon_base.checkpoints.writer import CheckpointWriter, Saving
-from platoon_base.controller.controller import Controller, Reported, Result, Snapshot
+from platoon_base.controller.controller import Controller
+from platoon_base.controller.options import ControllerOptions
 from platoon_base.controller.other_hosts import OtherHosts
+from platoon_base.controller.outcome import Reported, Result, Snapshot
 from platoon_base.controller.processes import GRACE_S, WorkerProcesses
+from platoon_base.controller.saving import JobSaving
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.coordination.coordinator import Coordinator
@@ -138,9 +142,7 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
         for rank, participant in coordinator.roster.items():
             job_state.start_row(rank, participant.resume_at)
         files, server = _listen(files, options, stack)
-        checkpointer = _checkpointer(files, options)
-        if checkpointer is not None:
-            stack.callback(checkpointer.close)
+        saving = _saving(files, options, job_state, coordinator, stack)
         stack.enter_context(default_sigchld())
         children = WorkerProcesses()
         stack.callback(children.kill)
@@ -152,17 +154,9 @@ def host_job(size: int, options: JobOptions = _DEFAULT) -> Iterator[Job]:
             coordinator,
             children,
             lambda rank: segment.locked(WORKER_LOCKS + rank),
-            handler=options.handler,
-            observer=options.observer,
-            observe_every_s=options.observe_every_s,
-            on_report=options.on_report,
-            budget=options.budget,
-            max_restarts=options.max_restarts,
-            checkpointer=checkpointer,
-            seconds_before=0.0 if about is None else about.seconds,
-            fail_fast=options.fail_fast,
-            grace_s=options.grace_s,
-            hosts=options.hosts,
+            _controller_options(options),
+            saving,
+            options.hosts,
         )
         if options.hosts is not None:
             options.hosts.begin(
@@ -230,11 +224,23 @@ def _resumed(about: About, size: int, world: World, story: Story | None) -> Coor
     return coordinator
 
 
-def _checkpointer(files: JobFiles, options: JobOptions) -> CheckpointWriter | None:
+def _controller_options(options: JobOptions) -> ControllerOptions:
+    return ControllerOptions(**{field.name: getattr(options, field.name) for field in fields(ControllerOptions)})
+
+
+def _saving(
+    files: JobFiles, options: JobOptions, job_state: JobState, coordinator: Coordinator, stack: contextlib.ExitStack
+) -> JobSaving | None:
+    """Make what writes the checkpoints of a job, if there are to be any."""
     if options.saving is None:
         return None
-    resumed = options.resume is not None and bool(options.resume[1].parameters)
-    return CheckpointWriter(options.saving, lambda layout: backends.watch_center(files, layout), resumed)
+    about = None if options.resume is None else options.resume[1]
+    resumed = about is not None and bool(about.parameters)
+    checkpointer = CheckpointWriter(options.saving, lambda layout: backends.watch_center(files, layout), resumed)
+    stack.callback(checkpointer.close)
+    coordinator.saves_center()
+    seconds_before = 0.0 if about is None else about.seconds
+    return JobSaving(checkpointer, job_state, coordinator, options.hosts, seconds_before)
 
 
 class Job:

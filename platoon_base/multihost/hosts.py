@@ -196,7 +196,7 @@ class HostTable:
         if not why and (arrived.problem or self._controller is None):
             why = arrived.problem or "the job has not begun"
         if not why and self._controller is not None:
-            why = self._controller.host_returns(ranks)
+            why = self._controller.departures.host_returns(ranks)
         if why:
             log.warning("host %d (%s) has come back and was refused: %s", member.host, arrived.name, why)
             self._roster.story.add("host", [member.host], "lost", "refused", why)
@@ -255,7 +255,7 @@ class HostTable:
         if message.count > member.signals:
             member.signals = message.count
             if self._controller is not None:
-                self._controller.take_signal(signal.Signals(message.number), message.count > 1)
+                self._controller.ending.take_of_other_host(signal.Signals(message.number), message.count > 1)
 
     @property
     def couriers(self) -> CourierTable:

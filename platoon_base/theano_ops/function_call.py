@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import theano
@@ -135,10 +135,9 @@ def function(
         pairs = with_default_updates(pairs, wanted)
     graph = [*wanted, *(value for _, value in pairs)]
     start_variables(graph, [variable for variable, _ in pairs], sliceable_shareds, worker, timeout_s)
-    return Function(
-        list(inputs), graph, [variable for variable, _ in pairs], weight, reductions, single, trains,
-        set(broadcast), list(sliceable_shareds), options, worker, timeout_s,
-    )  # fmt: skip
+    scattered = [i for i, v in enumerate(inputs) if getattr(v, "ndim", 0) and v not in set(broadcast)]
+    traced = Graph(list(inputs), scattered, graph, [variable for variable, _ in pairs], weight, list(sliceable_shareds))
+    return Function(traced, reductions, single, trains, options, worker, timeout_s)
 
 
 def _require_shared(variables: Sequence[Any]) -> None:
@@ -146,6 +145,31 @@ def _require_shared(variables: Sequence[Any]) -> None:
         raise ConfigurationError(
             f"got sliceable_shareds={variables!r}: pass a list of shared variables, such as [scatter(images)]"
         )
+
+
+class Graph(NamedTuple):
+    """What a function computes.
+
+    Attributes
+    ----------
+    inputs : list of Theano variable
+    scattered : list of int
+        Which of the inputs are scattered by rows.
+    values : list of Theano expression
+        The outputs, and behind them the new values of `updated`.
+    updated : list of Theano shared variable
+    weight : scalar Theano variable
+        Of this worker's rows.
+    data : list of Theano shared variable
+        The workers' own data sets.
+    """
+
+    inputs: list[Any]
+    scattered: list[int]
+    values: list[Any]
+    updated: list[Any]
+    weight: Any
+    data: list[Any]
 
 
 class Function(JobBound):
@@ -160,25 +184,20 @@ class Function(JobBound):
 
     def __init__(
         self,
-        inputs: list[Any],
-        graph: list[Any],
-        updated: list[Any],
-        weight: Any,
+        graph: Graph,
         reductions: list[str | None],
         single: bool,
         trains: bool,
-        broadcast: set[Any],
-        data: list[Any],
         options: dict[str, Any],
         worker: Worker,
         timeout_s: float,
     ) -> None:
         self.worker = worker
-        self._inputs, self._graph, self._updated, self._weight = inputs, graph, updated, weight
-        self._reductions, self._single, self._trains, self._data = reductions, single, trains, data
-        self._scattered = [i for i, v in enumerate(inputs) if getattr(v, "ndim", 0) and v not in broadcast]
+        inputs, self._scattered, self._values, updated, self._weight, data = graph
+        self._inputs, self._updated, self._data = inputs, updated, data
+        self._reductions, self._single, self._trains = reductions, single, trains
         self._options = options
-        self._weights = weight in theano.gof.graph.inputs(graph)
+        self._weights = self._weight in theano.gof.graph.inputs(self._values)
         self._timeout_s = timeout_s
         self._described = (
             f"of inputs {inputs}, {len(reductions)} outputs, {len(updated)} updates and {len(data)} data sets"
@@ -296,12 +315,12 @@ class Function(JobBound):
         return list(found)
 
     def _compile(self, more: list[Any], index: Any) -> Any:
-        graph = indexed(self._graph, self._data, index)
+        values = indexed(self._values, self._data, index)
         count = len(self._reductions)
         return theano.function(
             [*self._inputs, *more, *([self._weight] if self._weights else [])],
-            graph[:count],
-            updates=list(zip(self._updated, graph[count:])),
+            values[:count],
+            updates=list(zip(self._updated, values[count:])),
             **self._options,
         )
 

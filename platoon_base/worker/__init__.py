@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from platoon_base.system.lazy import lazy_names
 from platoon_base.system.warn import warn_once
 from platoon_base.worker.advisory_lock import AdvisoryLock
-from platoon_base.worker.connection import Connection, Identity
+from platoon_base.worker.connection import BackEnds, Connection, Identity
 from platoon_base.worker.handle import Worker
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, kind_of
 from platoon_base.worker.shared_parameters import ON_NONFINITE, require_on_nonfinite
@@ -24,6 +24,7 @@ __all__ = [
     "ON_NONFINITE",
     "SAME_DATA_REMEDY",
     "AdvisoryLock",
+    "BackEnds",
     "Connection",
     "FlatAllReduce",
     "FlatBuffers",

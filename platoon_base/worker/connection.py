@@ -23,7 +23,7 @@ from platoon_base.worker.advisory_lock import AdvisoryLock
 from platoon_base.worker.progress_row import ProgressRow
 from platoon_base.worker.stop_signal import StopSignal
 
-__all__ = ["Connection", "Identity"]
+__all__ = ["BackEnds", "Connection", "Identity"]
 
 
 class Identity(NamedTuple):
@@ -40,6 +40,28 @@ class Identity(NamedTuple):
     kept: Mapping[str, bytes] = MappingProxyType({})
 
 
+class BackEnds(NamedTuple):
+    """How a connection makes what it needs at the first call for it; nothing in a job of one.
+
+    Attributes
+    ----------
+    centers : callable, optional
+        Chooses what opens the center for parameters and a rule. Without it parameters are shared with no other worker,
+        and synchronizing does nothing.
+    collectives : callable, optional
+        Makes, from the client, the factory of the groups for collectives on arrays.
+    checkpoint : callable, optional
+        Reads the checkpoint that the job was resumed from.
+    """
+
+    centers: Callable[[Parameters, Rule], CenterFactory] | None = None
+    collectives: Callable[[ControlClient], CollectiveFactory] | None = None
+    checkpoint: Callable[[], Checkpoint] | None = None
+
+
+_NONE = BackEnds()
+
+
 class Connection:
     """Connects one process to the others of its job, until it is closed.
 
@@ -50,16 +72,10 @@ class Connection:
         To the controller.
     job_state : JobState
     lock : AdvisoryLock
-    centers : callable, optional
-        Chooses what opens the center for parameters and a rule. Left out in a job of one: parameters are shared with
-        nobody, and synchronizing does nothing.
+    back_ends : BackEnds
     controller_alive : callable
     on_close : callable
         Called once, at the end of `close`.
-    collectives : callable, optional
-        Makes, from the client, the factory of the groups for collectives on arrays; left out in a job of one.
-    checkpoint : callable, optional
-        Reads the checkpoint that the job was resumed from.
 
     Attributes
     ----------
@@ -74,18 +90,15 @@ class Connection:
         channel: ClientChannel,
         job_state: JobState,
         lock: AdvisoryLock,
+        back_ends: BackEnds = _NONE,
         *,
-        centers: Callable[[Parameters, Rule], CenterFactory] | None = None,
         controller_alive: Callable[[], bool] = lambda: True,
         on_close: Callable[[], None] = lambda: None,
-        collectives: Callable[[ControlClient], CollectiveFactory] | None = None,
-        checkpoint: Callable[[], Checkpoint] | None = None,
     ) -> None:
         self.identity = identity
         self.job_state = job_state
         self.lock = lock
-        self.centers = centers
-        self.checkpoint = checkpoint
+        self.centers, collectives, self.checkpoint = back_ends
         self.progress = ProgressRow(job_state, identity.rank)
         self.stop_signal = StopSignal(job_state, identity.rank, controller_alive)
         self.closed = False

@@ -17,8 +17,7 @@ from platoon_base.cli.log_folder import tail
 from platoon_base.cli.recent import Recent
 from platoon_base.cli.report import print_line
 from platoon_base.cli.table import duration, plain_line, table
-from platoon_base.controller.controller import Result, Snapshot
-from platoon_base.controller.outcome import first_failure, how_far_of, stop_cause
+from platoon_base.controller.outcome import Result, Snapshot, first_failure, how_far_of, stop_cause
 from platoon_base.controller.processes import Exit
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant

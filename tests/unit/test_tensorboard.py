@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from platoon_base.cli.commands.launch import command
 from platoon_base.cli.tensorboard import EventFiles
-from platoon_base.controller.controller import Snapshot
+from platoon_base.controller.outcome import Snapshot
 from platoon_base.coordination.phase import Phase
 from platoon_base.coordination.roster import Participant
 from platoon_base.errors import ConfigurationError

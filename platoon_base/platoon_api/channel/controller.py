@@ -16,7 +16,7 @@ from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
-from platoon_base.controller.controller import Result
+from platoon_base.controller.outcome import Result
 from platoon_base.data.batch_server import BatchServer
 from platoon_base.devices.discovery import choose_devices, require_devices
 from platoon_base.errors import ConfigurationError, PlatoonError

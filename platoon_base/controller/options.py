@@ -1,0 +1,27 @@
+"""What a controller is asked to do beside serving requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from platoon_base.channels.server import UserHandler
+from platoon_base.controller.outcome import Reported, Snapshot
+from platoon_base.controller.processes import GRACE_S
+from platoon_base.coordination.budget import Budget
+
+__all__ = ["ControllerOptions"]
+
+
+@dataclass(frozen=True)
+class ControllerOptions:
+    """Who is called with what, and when the job ends. `JobOptions` documents the fields."""
+
+    handler: UserHandler | None = None
+    observer: Callable[[Snapshot], None] | None = None
+    observe_every_s: float = 0.5
+    on_report: Callable[[Reported], None] | None = None
+    budget: Budget | None = None
+    max_restarts: int = 0
+    fail_fast: str = "never"
+    grace_s: float = GRACE_S
