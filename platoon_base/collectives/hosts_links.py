@@ -85,7 +85,7 @@ class Link:
 
     @property
     def payload(self) -> memoryview:
-        """What came with the head of this call; empty if it is still to come."""
+        """The array that came with the head of this call; empty without one, and while the head is still to come."""
         return memoryview(self.head or b"")[_HEADER_BYTES:]
 
     def owes_head(self) -> bool:

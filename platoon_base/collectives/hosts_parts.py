@@ -1,4 +1,4 @@
-"""What passes between hosts in one call, and what is done with it; a rank's links carry it.
+"""The data of one call that pass between hosts by a rank's links, and their combination.
 
 In a broadcast or an all-gather arrays of one host go to all others. In an all-reduce or a reduce-scatter each host
 combines a part of the whole:
