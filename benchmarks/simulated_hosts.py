@@ -24,7 +24,8 @@ from platoon_base.hosts.place import Place
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.meeting import Here
-from platoon_base.shm.job_state import MIRRORED, WORKER_LOCKS, JobState
+from platoon_base.shm.job_state import WORKER_LOCKS, JobState
+from platoon_base.shm.mirrored_rows import MIRRORED
 from platoon_base.shm.segments import Segment
 
 __all__ = ["WORKERS", "Deputy", "FirstHost", "SimulatedHost"]

@@ -19,7 +19,7 @@ from platoon_base.errors import BackendUnavailableError, ProtocolError
 from platoon_base.system.limits import available_memory
 from platoon_base.views import array_on
 
-__all__ = ["Held", "Slot"]
+__all__ = ["Held", "Slot", "Slots"]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
@@ -86,6 +86,70 @@ class Slot:
             os.close(self.fd)
             self.fd = -1
             self.memory = None
+
+
+class Slots:
+    """The slots of a server, each with the number of those who hold a batch in it."""
+
+    def __init__(self) -> None:
+        self._slots: list[Slot] = []
+        self._free: list[int] = []  # the latest one last: it is still in the caches
+        self._holders: list[int] = []
+
+    def __getitem__(self, index: int) -> Slot:
+        return self._slots[index]
+
+    @property
+    def size_bytes(self) -> int:
+        """Shared memory of all slots."""
+        return sum(slot.size_bytes for slot in self._slots)
+
+    def take(self, size_bytes: int, forget: Callable[[int], None]) -> int:
+        """Return a free slot of at least this size; there is at most one more of them than batches that may be out.
+
+        Parameters
+        ----------
+        size_bytes : int
+        forget : callable
+            Called with the number of a slot that gets new memory, since the old one was too small.
+        """
+        fitting = [i for i, index in enumerate(self._free) if self._slots[index].size_bytes >= size_bytes]
+        if fitting:
+            return self._free.pop(fitting[-1])
+        if not self._free:
+            self._slots.append(Slot.create(size_bytes))
+            self._holders.append(0)
+            return len(self._slots) - 1
+        index = self._free.pop()
+        try:
+            new = Slot.create(size_bytes)
+        except BaseException:
+            self._free.append(index)
+            raise
+        self._slots[index].close()
+        self._slots[index] = new
+        forget(index)
+        return index
+
+    def hold(self, index: int) -> None:
+        """Count one more who holds the batch in a slot."""
+        self._holders[index] += 1
+
+    def give_back(self, index: int) -> None:
+        """Count one less; without any the slot is free."""
+        self._holders[index] -= 1
+        if not self._holders[index]:
+            self._free.append(index)
+
+    def free_unless_held(self, index: int) -> None:
+        """Free a slot that was taken, and whose batch was not sent."""
+        if not self._holders[index]:
+            self._free.append(index)
+
+    def close(self) -> None:
+        """Close all slots; batches that were sent keep their memory."""
+        for slot in self._slots:
+            slot.close()
 
 
 class Held:

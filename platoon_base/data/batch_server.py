@@ -17,7 +17,7 @@ from typing import Any
 from platoon_base.data.batch_address import batch_address, expected_readers
 from platoon_base.data.batch_frames import Batch, End, Plan, arrays_on, flatten, plan
 from platoon_base.data.batch_link import Link, listen_at, remove_socket
-from platoon_base.data.batch_memory import Slot
+from platoon_base.data.batch_memory import Slots
 from platoon_base.data.batch_readers import Dealt, Readers
 from platoon_base.data.excerpt import copy_to
 from platoon_base.errors import CollectiveTimeoutError, ConfigurationError, WorkerLostError
@@ -105,9 +105,7 @@ class BatchServer:
     def _open(self, readers: Readers) -> None:
         self.sent = self._turn = 0
         self._readers = readers
-        self._memory: list[Slot] = []
-        self._free: list[int] = []  # the latest one last: it is still in the caches
-        self._holders: list[int] = []
+        self._slots = Slots()
         self._pending: list[Dealt] = []  # of workers that died before they took them
         self._ended = self._told = self._closed = False
         self._lock = threading.RLock()
@@ -121,7 +119,7 @@ class BatchServer:
     @property
     def memory_bytes(self) -> int:
         """Shared memory that the batches lie in."""
-        return sum(slot.size_bytes for slot in self._memory)
+        return self._slots.size_bytes
 
     def send(self, batch: Any, to: int | str | None = None, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
         """Send a mini-batch; waits while those who are to get it have as many batches as they want ahead.
@@ -232,8 +230,7 @@ class BatchServer:
             if not (self._ended or self._told):
                 self._readers.say_failed("it was closed before the end of the data")
             self._readers.close()
-            for slot in self._memory:
-                slot.close()
+            self._slots.close()
             if self.address:
                 remove_socket(self.address)
 
@@ -262,44 +259,17 @@ class BatchServer:
         with self._lock:
             self._require_open()
             self._look(0)
-            index = self._take_slot(layout.size_bytes)
-        slot = self._memory[index]
+            index = self._slots.take(layout.size_bytes, self._readers.forget_slot)
+        slot = self._slots[index]
         try:
             yield arrays_on(slot.memory, layout.parts)
             message = Batch(index, slot.size_bytes, False, to == "all", form, names, layout.parts)
             self._post(Dealt(message, 0, to is None), to, deadline, timeout_s)
         except BaseException:
             with self._lock:
-                if not self._holders[index]:
-                    self._free.append(index)
+                self._slots.free_unless_held(index)
             raise
         self.sent += 1
-
-    def _take_slot(self, size_bytes: int) -> int:
-        """Return a free slot of at least this size; there is at most one more of them than batches that may be out."""
-        fitting = [i for i, index in enumerate(self._free) if self._memory[index].size_bytes >= size_bytes]
-        if fitting:
-            return self._free.pop(fitting[-1])
-        if not self._free:
-            self._memory.append(Slot.create(size_bytes))
-            self._holders.append(0)
-            return len(self._memory) - 1
-        index = self._free.pop()
-        try:
-            new = Slot.create(size_bytes)
-        except BaseException:
-            self._free.append(index)
-            raise
-        self._memory[index].close()
-        self._memory[index] = new
-        self._readers.forget_slot(index)
-        return index
-
-    def _give_back(self, dealt: Dealt) -> None:
-        index = dealt.message.slot
-        self._holders[index] -= 1
-        if not self._holders[index]:
-            self._free.append(index)
 
     # Dealing.
 
@@ -322,21 +292,21 @@ class BatchServer:
     def _deal_pending(self) -> None:
         while self._pending and (targets := self._readers.targets(None)):
             if self._hand(targets[0], self._pending[0]):
-                self._give_back(self._pending.pop(0))
+                self._slots.give_back(self._pending.pop(0).message.slot)
 
     def _hand(self, reader: Any, dealt: Dealt) -> bool:
-        slot = self._memory[dealt.message.slot]
+        slot = self._slots[dealt.message.slot]
         if not self._readers.hand(reader, dealt, slot.fd):
             self._drop(reader)
             return False
-        self._holders[dealt.message.slot] += 1
+        self._slots.hold(dealt.message.slot)
         return True
 
     def _look(self, timeout_s: float) -> None:
         """Read what readers have sent; waits for something to read, or for the end of a reader."""
         freed, gone = self._readers.look(timeout_s, self._ended)
         for dealt in freed:
-            self._give_back(dealt)
+            self._slots.give_back(dealt.message.slot)
         for reader in gone:
             self._drop(reader)
 
@@ -345,7 +315,7 @@ class BatchServer:
         untaken, rest = self._readers.drop(reader)
         self._pending += untaken  # which keeps their slots held
         for dealt in rest:
-            self._give_back(dealt)
+            self._slots.give_back(dealt.message.slot)
 
     def _require_somebody(self, deadline: float, timeout_s: float) -> None:
         if self._readers.all_left:

@@ -11,8 +11,8 @@ import numpy as np
 
 from platoon_base.coordination.roster import Roster
 from platoon_base.multihost.messages import JobState, Rows
-from platoon_base.shm.job_state import MIRRORED, as_words
 from platoon_base.shm.job_state import JobState as SharedState
+from platoon_base.shm.mirrored_rows import MIRRORED, as_words, copied_rows
 
 __all__ = ["StateChanges"]
 
@@ -69,7 +69,7 @@ class StateChanges:
         self._take(ranks)
         self._free = [rank for rank in ranks if not self._held[rank]]
         self._known = len(ranks)
-        endings = self._job_state.endings()[: len(ranks)]
+        endings = self._job_state.table["ending"][: len(ranks)].copy()
         changed = np.flatnonzero(endings != self._endings[: len(ranks)])
         if len(changed):
             self._number += 1
@@ -94,7 +94,7 @@ class StateChanges:
     def _take(self, ranks: list[int]) -> None:
         """Copy the rows of these ranks, and note which have changed, of workers that have joined."""
         held = np.fromiter(map(self._is_held, ranks), bool, len(ranks))  # before the rows, see `Mirror.put`
-        rows = self._job_state.mirrored(ranks)
+        rows = copied_rows(self._job_state, ranks)
         at = np.asarray(ranks, "i8")
         self._seen[at] |= held
         words = as_words(rows)

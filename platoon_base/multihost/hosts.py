@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,20 +17,19 @@ from platoon_base.channels.host_link import LinkServer
 from platoon_base.channels.host_peer import SILENT_S
 from platoon_base.checkpoints.files import About
 from platoon_base.controller.controller import Controller
-from platoon_base.controller.processes import Exit, WorkerProcesses
-from platoon_base.coordination import messages as msg
-from platoon_base.coordination.encoding import decode_request
-from platoon_base.coordination.encoding import encode as encode_request
-from platoon_base.coordination.roster import Participant, Roster, divided_peer, relayed_peer
-from platoon_base.courier.messages import Filled, Gathered, LeftOut, Listening
-from platoon_base.errors import ConfigurationError, PlatoonError, ProtocolError
+from platoon_base.controller.processes import WorkerProcesses
+from platoon_base.coordination.roster import Participant, Roster, divided_peer
+from platoon_base.coordination.story import Story
+from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.hosts.world import World
 from platoon_base.job.files import JobFiles
 from platoon_base.multihost import messages as between
 from platoon_base.multihost.changes import StateChanges
 from platoon_base.multihost.courier_table import CourierTable
+from platoon_base.multihost.hosts_job import LOST_STATUS, HostsJob
 from platoon_base.multihost.member import Member
 from platoon_base.multihost.mirror import Mirror
+from platoon_base.multihost.outbox import Outbox
 from platoon_base.multihost.relay import RelayServer
 from platoon_base.shm.job_state import JobState
 
@@ -41,9 +39,7 @@ log = logging.getLogger(__name__)
 
 _MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two looks at all rows; longer in proportion to more ranks
 _TICK_S = 0.1  # between two looks at who is silent, and whether a heartbeat is due
-_LOST_STATUS = 1
 _LAST_WORD_S = 2.0  # that the end of the job has to be acknowledged in
-_END_JOB = b"end-job"
 
 
 class HostTable:
@@ -66,13 +62,9 @@ class HostTable:
         self._timeout_s = timeout_s
         self._mirror_s = _MIRROR_S * max(1.0, world.size / _MIRROR_RANKS)
         self._next_look = self._next_tick = 0.0
-        self._state_sent: Any = None  # that all hosts have
-        self._mirror: Mirror | None = None
-        self._roster = Roster(0, 0)
-        self._children: WorkerProcesses | None = None
-        self._couriers: CourierTable | None = None  # of a job
-        self._controller: Controller | None = None
-        self._changes: StateChanges | None = None
+        self._outbox = Outbox(link, self._members)
+        self._job: HostsJob | None = None  # that runs
+        self._story = Story()
         self._welcome: between.Welcome | None = None
         self._kept: list[tuple[bytes, bytes]] = []  # sessions and messages that came while a job ended
 
@@ -86,15 +78,19 @@ class HostTable:
         controller: Controller,
     ) -> None:
         """See `OtherHosts.begin`."""
-        mirror = self._mirror = Mirror(job_state, files.job_state)
-        self._changes = StateChanges(
+        mirror = Mirror(job_state, files.job_state)
+        changes = StateChanges(
             job_state, roster, lambda rank: mirror.holds(rank) if roster[rank].host_index else is_held(rank)
         )
-        self._state_sent = None
-        self._couriers = CourierTable(files, self.world, roster, self._members, self._send, self._center_filled)
-        self._roster, self._children, self._controller = roster, children, controller
+
+        def center_filled(host: int) -> None:
+            controller.decide(lambda coordinator: coordinator.center_filled(host))
+
+        couriers = CourierTable(files, self.world, roster, self._members, self._outbox.send, center_filled)
+        self._job = HostsJob(self._outbox, roster, children, controller, mirror, changes, couriers)
+        self._story = roster.story
         for member in self._members.values():
-            self._watch(member, self.world.ranks_on(member.host))
+            self._job.watch(member, self.world.ranks_on(member.host))
             member.reset()
 
     def welcome(self, job: str, log_folder: Path, grace_s: float, checkpoint: str, framework_address: str) -> None:
@@ -116,22 +112,12 @@ class HostTable:
         """Let a host start its workers."""
         if self._welcome is not None:
             world = msgspec.structs.replace(self.world, host=member.host)
-            self._send(member, msgspec.structs.replace(self._welcome, world=world))
-
-    def _watch(self, member: Member, ranks: Iterable[int]) -> None:
-        """Count workers of another host as running."""
-        for rank in ranks:
-            if self._children is not None:
-                self._children.watch_remote(
-                    rank,
-                    functools.partial(self._signal_worker, member, rank),
-                    functools.partial(self._start_again, member, rank),
-                )
+            self._outbox.send(member, msgspec.structs.replace(self._welcome, world=world))
 
     @property
     def sockets(self) -> list[Any]:
         """The sockets and file descriptors to poll."""
-        return [*self._link.sockets, *([] if self._couriers is None else self._couriers.fds)]
+        return [*self._link.sockets, *([] if self._job is None else self._job.couriers.fds)]
 
     @property
     def sleep_s(self) -> float:
@@ -152,15 +138,16 @@ class HostTable:
             if member is None:
                 self._refuse_stranger(session, message)
             elif member.lost:
-                self._send(member, between.Refused(f"the job goes on without this host, which {member.lost}"))
+                self._outbox.send(member, between.Refused(f"the job goes on without this host, which {member.lost}"))
             else:
                 requests += self._take(member, message)
-        if self._couriers is not None:
-            self._couriers.step()
+        if self._job is not None:
+            self._job.couriers.step()
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + self._mirror_s
-            self._send_state(everything=True)
+            if self._job is not None:
+                self._job.send_state(everything=True)
         if now >= self._next_tick:
             self._next_tick = now + _TICK_S
             for member in self._members.values():
@@ -193,95 +180,52 @@ class HostTable:
             before.version, before.program, before.hosts, len(before.devices),
         )  # fmt: skip
         why = "" if same else "it has another version, script or number of workers than before"
-        if not why and (arrived.problem or self._controller is None):
+        if not why and (arrived.problem or self._job is None):
             why = arrived.problem or "the job has not begun"
-        if not why and self._controller is not None:
-            why = self._controller.departures.host_returns(ranks)
+        if not why and self._job is not None:
+            why = self._job.controller.departures.host_returns(ranks)
         if why:
             log.warning("host %d (%s) has come back and was refused: %s", member.host, arrived.name, why)
-            self._roster.story.add("host", [member.host], "lost", "refused", why)
+            self._story.add("host", [member.host], "lost", "refused", why)
             self._link.peers[session].send(between.encode(between.Refused(f"the job goes on without this host: {why}")))
             return
         log.warning("host %d (%s) is back, with workers %s", member.host, arrived.name, _listed(ranks))
-        self._roster.story.add("host", [member.host], "lost", "returned")
+        self._story.add("host", [member.host], "lost", "returned")
         self._by_session.pop(member.session, None)
         self._link.forget(member.session)
         self.world.addresses[member.host] = arrived.address
         member.session, member.arrived, member.lost, member.silent = session, arrived, "", False
         member.reset()
-        if self._changes is not None:
-            self._changes.forget(member.host)
-        self._state_sent = None
         self._by_session[session] = member
-        self._watch(member, ranks)
+        if self._job is not None:
+            self._job.restore(member, ranks)
         self._let_in(member)
 
     def _take(self, member: Member, message: between.Up) -> list[Received]:
-        mirror = self._mirror
+        job = self._job
         if isinstance(message, between.Begun):
             member.begun, member.signals = self._welcome is not None and message.job == self._welcome.job, 0
         elif isinstance(message, between.Signalled):
-            self._take_signal(member, message)
+            if message.count > member.signals:
+                member.signals = message.count
+                if job is not None:
+                    job.controller.ending.take_of_other_host(signal.Signals(message.number), message.count > 1)
         elif isinstance(message, between.Failed):
             self._lose(member, f"has ended: {message.why}")
-        if not member.begun:  # of the job before
+        if job is None or not member.begun:  # of the job before
             return []
-        if isinstance(message, between.Requests):
-            if mirror is not None:
-                mirror.put(member.host, message.rows)
-            return [
-                Received(relayed_peer(member.host, each.peer), each.request_id, self._shifted(member, each.data))
-                for each in message.requests
-            ]
-        if isinstance(message, between.WorkerEnded):
-            log_file = Path(message.log_file) if message.log_file else None
-            how = (message.status, log_file, message.why, message.failure, message.log_begin, message.at)
-            self._ended(Exit(message.rank, *how))
-        elif self._couriers is None:
-            return []
-        elif isinstance(message, between.CourierListens):
-            self._couriers.hear(member.host, Listening(*message.at))
-        elif isinstance(message, between.CenterFilled):
-            self._couriers.hear(member.host, Filled())
-        elif isinstance(message, (Gathered, LeftOut)):
-            self._couriers.hear(member.host, message)
-        return []
-
-    def _center_filled(self, host: int) -> None:
-        if self._controller is not None:
-            self._controller.decide(lambda coordinator: coordinator.center_filled(host))
-
-    def _take_signal(self, member: Member, message: between.Signalled) -> None:
-        if message.count > member.signals:
-            member.signals = message.count
-            if self._controller is not None:
-                self._controller.ending.take_of_other_host(signal.Signals(message.number), message.count > 1)
+        return job.take(member, message)
 
     @property
     def couriers(self) -> CourierTable:
         """The couriers of the present job."""
-        if self._couriers is None:
-            raise ConfigurationError("there are couriers within a job only: call begin() first")
-        return self._couriers
+        return self._present.couriers
 
-    def _shifted(self, member: Member, data: bytes) -> bytes:
-        """Put the time within a request to end the job on this host's clock."""
-        if _END_JOB not in data[:64] or self._mirror is None:
-            return data
-        try:
-            request = decode_request(data)
-        except ProtocolError:
-            return data
-        if isinstance(request, msg.EndJob):
-            shift_s = self._mirror.shift_s(member.host)
-            return encode_request(
-                msg.EndJob(protocol=request.protocol, sent_at=request.sent_at + shift_s, grace_s=request.grace_s)
-            )
-        return data
-
-    def _ended(self, ended: Exit) -> None:
-        if self._children is not None:
-            self._children.remote_ended(ended)
+    @property
+    def _present(self) -> HostsJob:
+        if self._job is None:
+            raise ConfigurationError("there is no job at present: call begin() first")
+        return self._job
 
     def _is_absent(self, member: Member) -> bool:
         peer = self._link.peers[member.session]
@@ -296,33 +240,23 @@ class HostTable:
             self._lose(member, f"was silent for {silent_s:.1f} s")
         elif silent_s > SILENT_S and not member.silent:
             member.silent = True
-            self._roster.story.add("host", [member.host], "", "silent", f"since {silent_s:.1f} s")
+            self._story.add("host", [member.host], "", "silent", f"since {silent_s:.1f} s")
             log.warning(
                 "host %d (%s) is silent since %.1f s: the others go on, and wait for it up to %g s (--host-timeout)",
                 member.host, member.name, silent_s, self._timeout_s,
             )  # fmt: skip
         elif silent_s < SILENT_S and member.silent:
             member.silent = False
-            self._roster.story.add("host", [member.host], "silent", "answers")
+            self._story.add("host", [member.host], "silent", "answers")
             log.warning("host %d (%s) answers again", member.host, member.name)
 
     def _lose(self, member: Member, why: str) -> None:
         member.lost = why
-        ranks = self.ranks_on(member.host)
+        job = self._job
+        ranks = list(self.world.ranks_on(member.host)) if job is None else job.ranks_on(member.host)
         log.warning("host %d (%s) is lost, with workers %s: it %s", member.host, member.name, _listed(ranks), why)
-        if self._mirror is not None:
-            self._mirror.lose(member.host, ranks)
-        if self._controller is not None:
-            self._controller.decide(lambda coordinator: coordinator.host_lost(member.host, f"it {why}"))
-        if self._couriers is not None:
-            self._couriers.lose(member.host)
-        for rank in ranks:
-            text = f"host {member.host} ({member.name}) is lost: it {why}"
-            self._ended(Exit(rank, _LOST_STATUS, why=text, at=time.time()))
-
-    def ranks_on(self, host: int) -> list[int]:
-        """Return the ranks of a host, those that joined late included."""
-        return [rank for rank, participant in self._roster.items() if participant.host_index == host]
+        if job is not None:
+            job.lose(member, why)
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
         """Keep an answer for a worker of another host; `flush` sends it."""
@@ -333,57 +267,24 @@ class HostTable:
 
     def flush(self) -> None:
         """Send the answers that were kept, after what they rely on."""
-        if self._couriers is not None:
-            self._couriers.flush()
-        self._send_state(everything=False)
+        if self._job is not None:
+            self._job.couriers.flush()
+            self._job.send_state(everything=False)
         for member in self._members.values():
             if member.replies:
                 replies, member.replies = member.replies, []
                 for batch in between.batches(replies):
-                    self._send(member, between.Replies(batch))
-
-    def _send_state(self, everything: bool) -> None:
-        """Send the other hosts what has changed; without ``everything`` only what answers may rely on."""
-        if self._changes is None:
-            return
-        if everything:
-            self._changes.look()
-        else:
-            self._changes.look_for_joined()
-        found: Any = self._changes.found
-        if found == self._state_sent:
-            return
-        for member in self._members.values():
-            if member.lost:
-                continue
-            if self._link.peers[member.session].in_flight > 1 and not member.replies:
-                found = None  # who is behind will be sent all that has changed meanwhile
-                continue
-            changed = self._changes.since_sent(member.host)
-            if changed is not None:
-                self._send(member, changed)
-        self._state_sent = found
-
-    def _signal_worker(self, member: Member, rank: int, number: signal.Signals) -> None:
-        self._send(member, between.SignalWorker(rank, number))
-
-    def _start_again(self, member: Member, rank: int) -> None:
-        if member.lost:
-            raise PlatoonError(f"host {member.host} ({member.name}) is lost: it {member.lost}")
-        self._send(member, between.StartAgain(rank))
+                    self._outbox.send(member, between.Replies(batch))
 
     def adopt(self, late: Participant) -> None:
         """See `OtherHosts.adopt`."""
         member = self._members[late.host_index]
-        self._watch(member, [late.rank])
-        self._send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
+        self._present.watch(member, [late.rank])
+        self._outbox.send(member, between.AdoptWorker(late.rank, late.pid, late.pid_namespace))
 
     def saved(self, about: About, folder: Path) -> None:
         """See `OtherHosts.saved`."""
-        data = between.encode(between.SavedState(about, str(folder.absolute())))
-        for member in self._members.values():
-            if not member.lost:
-                self._link.peers[member.session].send(data, bulk=True)
+        self._outbox.send_all(between.SavedState(about, str(folder.absolute())))
 
     def relayed(self, local: ServerChannel) -> ServerChannel:
         """See `OtherHosts.relayed`."""
@@ -391,13 +292,9 @@ class HostTable:
 
     def end(self) -> None:
         """See `OtherHosts.end`."""
-        self._children = self._controller = None
-        if self._couriers is not None:
-            self._couriers.end()
-            self._couriers = None
-        if self._mirror is not None:
-            self._mirror.close()
-            self._mirror = self._changes = None
+        job, self._job = self._job, None
+        if job is not None:
+            job.end()
 
     @property
     def lost(self) -> str:
@@ -414,23 +311,19 @@ class HostTable:
         try:
             yield
         except BaseException as exc:
-            self.over(_LOST_STATUS, f"the first host failed: {exc}", again=False)
+            self.over(LOST_STATUS, f"the first host failed: {exc}", again=False)
             raise
 
     def over(self, status: int, text: str, again: bool) -> None:
         """Send the other hosts how the job ended, and wait for a moment until they have heard it."""
         for member in self._members.values():
-            self._send(member, between.JobOver(status, text, again))
+            self._outbox.send(member, between.JobOver(status, text, again))
         deadline = time.monotonic() + _LAST_WORD_S
         peers = [self._link.peers[member.session] for member in self._members.values() if not member.lost]
         while time.monotonic() < deadline and any(peer.in_flight and not peer.gone for peer in peers):
             self._kept += self._link.receive()
             self._link.tick(time.monotonic())
             self._link.poll(0.05)
-
-    def _send(self, member: Member, message: between.Down) -> None:
-        if not member.lost or isinstance(message, (between.Refused, between.JobOver)):
-            self._link.peers[member.session].send(between.encode(message))
 
 
 def _listed(ranks: Sequence[int]) -> str:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from platoon_base.multihost.messages import Rows
-from platoon_base.shm.job_state import MIRRORED, WORKER_LOCKS, JobState
+from platoon_base.shm.job_state import WORKER_LOCKS, JobState
+from platoon_base.shm.mirrored_rows import MIRRORED, copied_rows, put_rows
 from platoon_base.shm.segments import Segment
 
 __all__ = ["Mirror", "Sender"]
@@ -38,7 +39,7 @@ class Mirror:
         shift_s = self._shift_s[host] = min(shift_s, self._shift_s.get(host, shift_s))
         if rows.ranks:
             # First the rows: who has left says so before the lock is free.
-            self.job_state.put_mirrored(rows.ranks, np.frombuffer(rows.rows, MIRRORED), shift_s)
+            put_rows(self.job_state, rows.ranks, np.frombuffer(rows.rows, MIRRORED), shift_s)
             for rank, held in zip(rows.ranks, rows.held):
                 self._hold(rank, bool(held))
 
@@ -92,7 +93,7 @@ class Sender:
         if not ranks:
             return Rows(time.monotonic())
         sent_at = time.monotonic()
-        rows = self._job_state.mirrored(ranks)
+        rows = copied_rows(self._job_state, ranks)
         data = [row.tobytes() for row in rows]
         changed = [
             i for i, rank in enumerate(ranks) if self._held.get(rank) != held[rank] or self._rows.get(rank) != data[i]

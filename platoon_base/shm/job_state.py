@@ -15,7 +15,7 @@ from platoon_base.sharding import START, Position
 from platoon_base.system.text import to_bytes
 from platoon_base.views import array_on
 
-__all__ = ["CONTROLLER_LOCK", "MIRRORED", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress", "as_words"]
+__all__ = ["CONTROLLER_LOCK", "ROW", "USER_LOCK", "WORKER_LOCKS", "JobState", "Progress"]
 
 MAGIC = b"PLATOON\0"
 VERSION = 9
@@ -38,7 +38,7 @@ _HEADER = np.dtype(
     ],
     align=True,
 )
-_ROW = np.dtype(
+ROW = np.dtype(
     [
         ("epoch", "i8"),
         ("steps", "i8"),
@@ -72,20 +72,8 @@ _ROW = np.dtype(
     ],
     align=True,
 )
-_OWN_HOST = ("ending",)  # written by the controller, and not by the worker's host
-_TIMES = ("started", "updated", "waited_at")  # by the monotonic clock of the worker's host
-# What other hosts see of a row, with the worker's vote.
-MIRRORED = np.dtype(
-    [("row", [(name, _ROW[name]) for name in _ROW.names or () if name not in _OWN_HOST]), ("vote", "i8")]
-)
-_MIRRORED_WORDS = MIRRORED["row"].itemsize // 8  # the beginning of a row, so that rows are copied in one go
 _SIGNS = ("epoch", "steps", "syncs", "copies", "collectives", "waits", "lives")  # those that grow as a worker goes on
 _VOTE_BYTES = 8
-
-
-def as_words(rows: Any) -> Any:
-    """View rows, of this state or mirrored, as an array of int64 that has a line for each."""
-    return rows.view("i8").reshape(len(rows), rows.dtype.itemsize // 8)
 
 
 def _put(row: Any, position: Sequence[int]) -> None:
@@ -156,6 +144,8 @@ class JobState:
 
     Attributes
     ----------
+    table : ndarray, shape (rows,), of dtype `ROW`
+        The rows of all ranks.
     stop_votes : ndarray, shape (rows,), int64
         The number of the round in which each rank has cast its latest vote; see `platoon_base.shm.stop_votes`.
     """
@@ -169,21 +159,20 @@ class JobState:
             raise ProtocolError("the job's state is of another version of this package; install one version everywhere")
         self._lie_on(buffer)
         if create:
-            self._rows["loss"] = np.nan
+            self.table["loss"] = np.nan
 
     def _lie_on(self, buffer: Any) -> None:
         self._header = array_on(buffer, (), _HEADER)
-        self._rows: Any = array_on(buffer, (int(self._header["rows"]),), _ROW, self._first_row())
-        self._words: Any = as_words(self._rows)
+        self.table: Any = array_on(buffer, (int(self._header["rows"]),), ROW, self._first_row())
         # Not in the rows: one after the other, they are compared in a few cache lines, however many workers there are.
-        self.stop_votes: Any = array_on(buffer, self._rows.shape, "i8", self._first_row() + self._rows.nbytes)
+        self.stop_votes: Any = array_on(buffer, self.table.shape, "i8", self._first_row() + self.table.nbytes)
         self._stop = self._header["stop"][...]
 
     def let_go(self) -> None:
         """Lie on a last copy from now on, so that the memory can be unmapped: it is read as before, by any thread."""
-        copy = bytearray(self.size_bytes(len(self._rows)))
-        last = JobState(copy, len(self._rows), create=True)
-        last._header[...], last._rows[...], last.stop_votes[...] = self._header, self._rows, self.stop_votes
+        copy = bytearray(self.size_bytes(len(self.table)))
+        last = JobState(copy, len(self.table), create=True)
+        last._header[...], last.table[...], last.stop_votes[...] = self._header, self.table, self.stop_votes
         self._lie_on(copy)
 
     @staticmethod
@@ -193,7 +182,7 @@ class JobState:
     @classmethod
     def size_bytes(cls, rows: int) -> int:
         """Bytes that the state of so many workers takes."""
-        return cls._first_row() + rows * (_ROW.itemsize + _VOTE_BYTES)
+        return cls._first_row() + rows * (ROW.itemsize + _VOTE_BYTES)
 
     @property
     def stopping(self) -> bool:
@@ -231,7 +220,7 @@ class JobState:
 
     def signs(self) -> Any:
         """Return numbers that change when a worker goes on: an array of shape (signs, rows)."""
-        return np.stack([self._rows[name] for name in _SIGNS])
+        return np.stack([self.table[name] for name in _SIGNS])
 
     @property
     def leader(self) -> int:
@@ -245,22 +234,22 @@ class JobState:
     @property
     def rows(self) -> int:
         """How many ranks have a row."""
-        return len(self._rows)
+        return len(self.table)
 
     def row(self, rank: int) -> Any:
         """Return the row of a rank, to write to by field name."""
-        return self._rows[rank]
+        return self.table[rank]
 
     def start_row(self, rank: int, position: Position = START) -> None:
         """Reset the row of a worker that joins, to go on at a position; `position` gives it from the start."""
-        row = self._rows[rank]
+        row = self.table[rank]
         _put(row, position)
-        new = np.zeros((), dtype=_ROW)
+        new = np.zeros((), dtype=ROW)
         new["loss"] = np.nan
         new["epoch"], new["steps"], new["steps_before_start"] = position.epoch, position.steps, position.steps
         new["steps_before_epoch"] = position.steps - position.epoch_steps
         new["lives"] = row["lives"] + 1
-        for name in _ROW.names or ():
+        for name in ROW.names or ():
             if name not in ("synced", "synced_slot"):
                 row[name] = new[name]
         self.stop_votes[rank] = 0
@@ -274,60 +263,37 @@ class JobState:
         """Take note that the center equals the model of a row's worker now, from which all others go on."""
         self.mark_synced(row)
         position = row["synced"][row["synced_slot"]].tolist()
-        for other in self._rows:
+        for other in self.table:
             _put(other, position)
 
     def position(self, rank: int) -> Position:
         """Return how far a worker was at its latest synchronization."""
-        row = self._rows[rank]
+        row = self.table[rank]
         while True:
             slot = int(row["synced_slot"])
             position = Position(*row["synced"][slot].tolist())
             if slot == row["synced_slot"]:
                 return position
 
-    def mirrored(self, ranks: Sequence[int]) -> Any:
-        """Copy what other hosts see of the rows of these ranks: an array of `MIRRORED`."""
-        found = np.empty(len(ranks), MIRRORED)
-        at = np.asarray(ranks, "i8")
-        as_words(found)[:, :_MIRRORED_WORDS] = self._words[at, :_MIRRORED_WORDS]
-        found["vote"] = self.stop_votes[at]
-        return found
-
-    def put_mirrored(self, ranks: Sequence[int], rows: Any, shift_s: float) -> None:
-        """Write what `mirrored` has copied on another host, whose monotonic clock is ``shift_s`` behind this one's."""
-        at, new = np.asarray(ranks, "i8"), rows.copy()
-        for name in _TIMES:
-            times = new["row"][name]
-            np.add(times, shift_s, out=times, where=times != 0)
-        for rank in at[self._rows["lives"][at] != new["row"]["lives"]]:
-            self._rows[rank]["ending"] = b""  # that of an earlier process of this rank
-        self._words[at, :_MIRRORED_WORDS] = as_words(new)[:, :_MIRRORED_WORDS]
-        self.stop_votes[at] = new["vote"]
-
-    def endings(self) -> Any:
-        """Copy how each rank ended: an array of bytes, empty for those that run."""
-        return self._rows["ending"].copy()
-
     def collectives(self, rank: int) -> Any:
         """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""
-        return self._rows["collectives"][rank : rank + 1]
+        return self.table["collectives"][rank : rank + 1]
 
     def left(self, rank: int) -> Any:
         """Return the word that a worker sets as it leaves in good order: an array of shape (1,)."""
-        return self._rows["left"][rank : rank + 1]
+        return self.table["left"][rank : rank + 1]
 
     def write_text(self, rank: int, field: str, text: str) -> None:
         """Write a text field of a row, cut to its length."""
-        row = self._rows[rank]
+        row = self.table[rank]
         row[field] = to_bytes(text, row.dtype[field].itemsize)
 
     def read_text(self, rank: int, field: str) -> str:
         """Read a text field of a row."""
-        return bytes(self._rows[rank][field].item()).decode(errors="replace")
+        return bytes(self.table[rank][field].item()).decode(errors="replace")
 
     def progress(self, rank: int) -> Progress:
         """Read the row of a rank."""
-        row = self._rows[rank]
+        row = self.table[rank]
         numbers = [row[name].item() for name in Progress._fields[:-1]]
         return Progress._make([*numbers, self.read_text(rank, "limit")])

@@ -437,6 +437,51 @@ def test_files_and_functions_are_short(path):
     assert len(text.splitlines()) <= LONGEST_FILE
 
 
+MOST_METHODS, MOST_PARAMETERS = 25, 8
+WIDER_CLASSES = {
+    "platoon_base.worker.handle.Worker": 31,  # the contract with scripts: what the guides show
+    "platoon_plugins.blocks.training.Training": 27,
+    "platoon_plugins.keras.gradients.GradientAverage": 31,
+}
+
+
+def methods_of(node):
+    """Return the names of a class's methods and properties, without those with two underscores at both ends."""
+    found = {each.name for each in node.body if isinstance(each, (ast.FunctionDef, ast.AsyncFunctionDef))}
+    return {name for name in found if not (name.startswith("__") and name.endswith("__"))}
+
+
+def parameters_of(node):
+    """Return the parameters of a class's constructor, without ``self``."""
+    for each in node.body:
+        if isinstance(each, ast.FunctionDef) and each.name == "__init__":
+            names = [*each.args.posonlyargs, *each.args.args, each.args.vararg, *each.args.kwonlyargs, each.args.kwarg]
+            return [name.arg for name in names if name is not None][1:]
+    return []
+
+
+def test_methods_and_parameters_are_counted():
+    (node,) = ast.parse(
+        "class A:\n"
+        "    def __init__(self, a, /, b, *c, d=1, **e): pass\n"
+        "    def __len__(self): pass\n"
+        "    @property\n    def f(self): pass\n"
+        "    @f.setter\n    def f(self, value): pass\n"
+        "    async def _g(self): pass\n"
+    ).body
+    assert methods_of(node) == {"f", "_g"}
+    assert parameters_of(node) == ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize("path", [*sources(BASE), *sources(PLUGINS)], ids=module_name)
+def test_classes_are_narrow(path):
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.ClassDef):
+            most = WIDER_CLASSES.get(f"{module_name(path)}.{node.name}", MOST_METHODS)
+            assert len(methods_of(node)) <= most, node.name
+            assert len(parameters_of(node)) <= MOST_PARAMETERS, node.name
+
+
 # How tests and benchmarks are written.
 
 # Private names of others than this project, which tests cannot do without: of Python, Blocks and Keras.

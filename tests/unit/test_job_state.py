@@ -11,7 +11,8 @@ from interrupting import at_each_instruction
 
 from platoon_base.errors import ProtocolError
 from platoon_base.sharding import Position
-from platoon_base.shm.job_state import MIRRORED, JobState
+from platoon_base.shm.job_state import JobState
+from platoon_base.shm.mirrored_rows import MIRRORED, copied_rows, put_rows
 from platoon_base.shm.movement import Movement, standstill
 
 pytestmark = pytest.mark.base
@@ -225,7 +226,7 @@ def test_mirrored_rows_arrive_whole_with_their_times_on_this_hosts_clock(job_sta
         filled(there, rank, 10 * rank)
     there.row(2)["started"] = 0.0  # not begun
     before = bytes(job_state.row(0)), bytes(job_state.row(3))
-    job_state.put_mirrored([2, 1], there.mirrored([2, 1]), 1000.0)
+    put_rows(job_state, [2, 1], copied_rows(there, [2, 1]), 1000.0)
     for rank in (1, 2):
         for name in MIRRORED["row"].names:
             shift = 1000.0 if name in ("started", "updated", "waited_at") else 0
@@ -244,9 +245,9 @@ def test_a_mirrored_row_of_a_new_process_removes_the_ending_of_the_old_one(job_s
     for rank in (0, 1):
         job_state.write_text(rank, "ending", "killed")
     there.row(1)["lives"] = 1
-    job_state.put_mirrored([0, 1], there.mirrored([0, 1]), 0.0)
+    put_rows(job_state, [0, 1], copied_rows(there, [0, 1]), 0.0)
     assert [job_state.read_text(rank, "ending") for rank in (0, 1)] == ["killed", ""]
 
 
 def test_no_mirrored_rows_are_none(job_state):
-    job_state.put_mirrored([], job_state.mirrored([]), 1.0)
+    put_rows(job_state, [], copied_rows(job_state, []), 1.0)

@@ -9,7 +9,8 @@ from platoon_base.coordination import messages as msg
 from platoon_base.coordination.roster import Roster, relayed_peer
 from platoon_base.hosts.world import World
 from platoon_base.multihost.changes import StateChanges
-from platoon_base.shm.job_state import MIRRORED, JobState
+from platoon_base.shm.job_state import JobState
+from platoon_base.shm.mirrored_rows import MIRRORED, copied_rows, put_rows
 
 pytestmark = pytest.mark.base
 
@@ -144,7 +145,7 @@ def test_each_host_has_the_same_rows_as_the_first_after_a_look(job, seed):
     def send(host):
         found = job.changes.since_sent(host)
         if found is not None:
-            copies[host].put_mirrored(found.rows.ranks, np.frombuffer(found.rows.rows, MIRRORED), 0.0)
+            put_rows(copies[host], found.rows.ranks, np.frombuffer(found.rows.rows, MIRRORED), 0.0)
             held[host].update(zip(found.rows.ranks, found.rows.held))
 
     for _ in range(300):
@@ -161,5 +162,5 @@ def test_each_host_has_the_same_rows_as_the_first_after_a_look(job, seed):
     for host, copy in copies.items():
         send(host)
         others = [rank for rank in range(6) if job.roster[rank].host_index != host]
-        assert copy.mirrored(others).tobytes() == job.state.mirrored(others).tobytes()
+        assert copied_rows(copy, others).tobytes() == copied_rows(job.state, others).tobytes()
         assert held[host] == dict.fromkeys(others, 1)

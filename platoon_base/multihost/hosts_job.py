@@ -1,0 +1,158 @@
+"""One job, on the other hosts: mirrors the rows of their workers, passes orders on, and notes how workers end."""
+
+from __future__ import annotations
+
+import functools
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from platoon_base.channels.base import Received
+from platoon_base.controller.controller import Controller
+from platoon_base.controller.processes import Exit, WorkerProcesses
+from platoon_base.coordination import messages as msg
+from platoon_base.coordination.encoding import decode_request
+from platoon_base.coordination.encoding import encode as encode_request
+from platoon_base.coordination.roster import Roster, relayed_peer
+from platoon_base.courier.messages import Filled, Gathered, LeftOut, Listening
+from platoon_base.errors import PlatoonError, ProtocolError
+from platoon_base.multihost import messages as between
+from platoon_base.multihost.changes import StateChanges
+from platoon_base.multihost.courier_table import CourierTable
+from platoon_base.multihost.member import Member
+from platoon_base.multihost.mirror import Mirror
+from platoon_base.multihost.outbox import Outbox
+
+__all__ = ["LOST_STATUS", "HostsJob"]
+
+LOST_STATUS = 1  # of a worker whose host is lost
+_END_JOB = b"end-job"
+
+
+class HostsJob:
+    """What the first host keeps of the others while one job runs.
+
+    Parameters
+    ----------
+    outbox : Outbox
+    roster : Roster
+    children : WorkerProcesses
+    controller : Controller
+    mirror : Mirror
+    changes : StateChanges
+    couriers : CourierTable
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        roster: Roster,
+        children: WorkerProcesses,
+        controller: Controller,
+        mirror: Mirror,
+        changes: StateChanges,
+        couriers: CourierTable,
+    ) -> None:
+        self.couriers, self.controller, self.roster = couriers, controller, roster
+        self._outbox, self._children = outbox, children
+        self._mirror, self._changes = mirror, changes
+        self._state_sent: Any = None  # that all hosts have
+
+    def watch(self, member: Member, ranks: Iterable[int]) -> None:
+        """Count workers of another host as running."""
+        for rank in ranks:
+            self._children.watch_remote(
+                rank,
+                functools.partial(self._signal_worker, member, rank),
+                functools.partial(self._start_again, member, rank),
+            )
+
+    def _signal_worker(self, member: Member, rank: int, number: signal.Signals) -> None:
+        self._outbox.send(member, between.SignalWorker(rank, number))
+
+    def _start_again(self, member: Member, rank: int) -> None:
+        if member.lost:
+            raise PlatoonError(f"host {member.host} ({member.name}) is lost: it {member.lost}")
+        self._outbox.send(member, between.StartAgain(rank))
+
+    def take(self, member: Member, message: between.Up) -> list[Received]:
+        """Take what a host has sent; returns requests of its workers."""
+        if isinstance(message, between.Requests):
+            self._mirror.put(member.host, message.rows)
+            return [
+                Received(relayed_peer(member.host, each.peer), each.request_id, self._shifted(member, each.data))
+                for each in message.requests
+            ]
+        if isinstance(message, between.WorkerEnded):
+            log_file = Path(message.log_file) if message.log_file else None
+            how = (message.status, log_file, message.why, message.failure, message.log_begin, message.at)
+            self._children.remote_ended(Exit(message.rank, *how))
+        elif isinstance(message, between.CourierListens):
+            self.couriers.hear(member.host, Listening(*message.at))
+        elif isinstance(message, between.CenterFilled):
+            self.couriers.hear(member.host, Filled())
+        elif isinstance(message, (Gathered, LeftOut)):
+            self.couriers.hear(member.host, message)
+        return []
+
+    def _shifted(self, member: Member, data: bytes) -> bytes:
+        """Put the time within a request to end the job on this host's clock."""
+        if _END_JOB not in data[:64]:
+            return data
+        try:
+            request = decode_request(data)
+        except ProtocolError:
+            return data
+        if isinstance(request, msg.EndJob):
+            shift_s = self._mirror.shift_s(member.host)
+            return encode_request(
+                msg.EndJob(protocol=request.protocol, sent_at=request.sent_at + shift_s, grace_s=request.grace_s)
+            )
+        return data
+
+    def ranks_on(self, host: int) -> list[int]:
+        """Return the ranks of a host, those that joined late included."""
+        return [rank for rank, participant in self.roster.items() if participant.host_index == host]
+
+    def lose(self, member: Member, why: str) -> None:
+        """Take note that a host is lost, with its workers."""
+        ranks = self.ranks_on(member.host)
+        self._mirror.lose(member.host, ranks)
+        self.controller.decide(lambda coordinator: coordinator.host_lost(member.host, f"it {why}"))
+        self.couriers.lose(member.host)
+        for rank in ranks:
+            text = f"host {member.host} ({member.name}) is lost: it {why}"
+            self._children.remote_ended(Exit(rank, LOST_STATUS, why=text, at=time.time()))
+
+    def restore(self, member: Member, ranks: Iterable[int]) -> None:
+        """Take note that a host that was lost is back, with new workers."""
+        self._changes.forget(member.host)
+        self._state_sent = None
+        self.watch(member, ranks)
+
+    def send_state(self, everything: bool) -> None:
+        """Send the other hosts what has changed; without ``everything`` only what answers may rely on."""
+        if everything:
+            self._changes.look()
+        else:
+            self._changes.look_for_joined()
+        found: Any = self._changes.found
+        if found == self._state_sent:
+            return
+        for member in self._outbox.members.values():
+            if member.lost:
+                continue
+            if self._outbox.in_flight(member) > 1 and not member.replies:
+                found = None  # who is behind will be sent all that has changed meanwhile
+                continue
+            changed = self._changes.since_sent(member.host)
+            if changed is not None:
+                self._outbox.send(member, changed)
+        self._state_sent = found
+
+    def end(self) -> None:
+        """End the couriers, and free the locks of workers of other hosts."""
+        self.couriers.end()
+        self._mirror.close()
