@@ -268,7 +268,8 @@ class HostCollective:
             if out is None:
                 result = out = np.empty(shape, array.dtype)
             else:
-                require_out(out, array, shape, in_place=kind == "all_reduce")
+                if out is not array or kind != "all_reduce" or not array.flags.carray:
+                    require_out(out, array, shape, in_place=kind == "all_reduce")
                 result = out if out.flags.carray else np.empty(shape, array.dtype)
             plain = _plain(array)
         except BaseException as exc:

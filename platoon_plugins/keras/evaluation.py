@@ -47,7 +47,7 @@ class Evaluation:
     worker : Worker
     backend : Backend
     model : keras.Model
-    average : GradientAverage or None
+    average : ModelAverages or None
         Of the model's optimizer.
 
     Attributes

@@ -5,15 +5,14 @@ The votes to stop travel with the gradients, and so do the ranks that have no ba
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from platoon_base import Worker, connect
-from platoon_base.errors import ConfigurationError, PlatoonError
+from platoon_base.errors import ConfigurationError
 from platoon_base.schedule import votes_suffice
 from platoon_base.worker import FlatBuffers
 from platoon_plugins.keras import backends
@@ -23,11 +22,14 @@ __all__ = [
     "DONE",
     "LEAST_WEIGHT",
     "NOT_ATTACHED",
+    "VOTE",
+    "Batch",
     "DistributedOptimizer",
     "GradientAverage",
-    "Words",
+    "GradientHeader",
     "average_of",
     "plain_again",
+    "require_as_many",
 ]
 
 Array = np.ndarray[Any, Any]
@@ -39,7 +41,7 @@ NOT_ATTACHED = (
     "self.inner_optimizer = self.inner.optimizer: it is found there"
 )
 # What travels with the gradients, one number for each rank: 0, or one of these.
-_VOTES, DONE = 1.0, 2.0
+VOTE, DONE = 1.0, 2.0
 LEAST_WEIGHT = 1e-8  # the weight of a batch in which everything is masked
 
 
@@ -115,8 +117,26 @@ def average_of(optimizer: Any) -> GradientAverage | None:
     return found
 
 
+class Batch(NamedTuple):
+    """The gradients of one batch, on their way to the average; nothing else is passed with them.
+
+    Attributes
+    ----------
+    gradients : sequence of array, tensor or None
+        One for each weight, in the same order on every worker.
+    weight : float, tensor or None
+        What the loss was divided by, such as the number of rows; None if the loss is a sum.
+    used : sequence of bool
+        Which gradients there are: of a weight that the step does not use, there is None or zeros.
+    """
+
+    gradients: Sequence[Any]
+    weight: Any
+    used: Sequence[bool]
+
+
 class GradientAverage:
-    """Averages lists of gradients over the workers that have a batch, in one collective call.
+    """Averages the gradients of a batch over the workers that have one, in one collective call.
 
     ::
 
@@ -124,8 +144,8 @@ class GradientAverage:
 
     where w_i is what worker i's loss was divided by, the number of rows or of tokens in its batch: so g is the
     gradient of the loss of all their rows. Of losses that are sums, g is the sum. Workers may have different numbers
-    of batches: one that has come to the end of its epoch calls `join`, and contributes zeros until all have come
-    there. A worker whose step does not use a weight contributes zeros for that one.
+    of batches: one that has come to the end of its epoch goes on with calls without gradients, see `ModelAverages`. A
+    worker whose step does not use a weight contributes zeros for that one.
 
     Parameters
     ----------
@@ -136,15 +156,13 @@ class GradientAverage:
     attached : bool
         Whether a fit that goes on has prepared the model: otherwise initial weights would differ.
     steps : int
-        Calls in this epoch.
-    sums : bool
-        Whether losses are sums over rows.
-    weight : tensor, float or None
-        Of the batch whose gradients come next, where that is not passed with them.
-    calls : list or None
-        Where each call adds this average, if a model has several.
+        Calls with gradients in this epoch.
+    like : sequence of ndarray
+        Zeros in the place of the gradients that come next, as far as that is known.
+    variables : sequence
+        Whose gradients these are, where `expect` was told.
     lags : bool
-        Whether the votes that are seen are those of an earlier batch, for which nobody has to wait.
+        Whether the votes that are seen are those of an earlier batch, for which no worker has to wait.
     """
 
     lags = False
@@ -154,22 +172,19 @@ class GradientAverage:
         self.worker = worker
         self.attached = False
         self.steps = 0
+        self.like: Sequence[Array] = []
+        self.variables: Sequence[Any] = []
         self._policy = "any"
+        self._calls: list[GradientAverage] | None = None
         self._buffers = FlatBuffers()
-        self.sums = False
-        self.weight: Any = None
-        self.calls: list[GradientAverage] | None = None
-        self._mine = Words(worker.global_size, 0)
-        self._all = Words(worker.global_size, 0)
+        self._mine = GradientHeader(worker.global_size, 0)
+        self._all = GradientHeader(worker.global_size, 0)
         self._usual_weight = 1.0
-        self._like: list[Array] = []
-        self._weights: list[Any] = []
-        self._failure: PlatoonError | None = None
 
     def place(self, device: Any) -> None:
-        """Say before a fit where all gradients will be, as the back end tells; None if that is the host."""
+        """Prepare for gradients that are all on a device, as the back end names it; None if that is the host."""
 
-    def attach(self, policy: str, like: Sequence[Array]) -> None:
+    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
         """Begin a fit.
 
         Parameters
@@ -178,21 +193,24 @@ class GradientAverage:
             Whose votes end it.
         like : sequence of ndarray
             Of the shapes and dtypes of the gradients.
+        calls : list, optional
+            Where each call with gradients appends this average, if a model has several.
         """
-        self.attached = True
-        self._failure = None
+        self.attached, self._calls = True, calls
         self._policy = policy
         self._usual_weight = 1.0
         self._expect([np.zeros_like(array) for array in like])
-        self._send(0.0)
+        self.send(0.0)
 
     def detach(self) -> None:
         """End the fit: the next one has to attach again."""
-        self.attached = False
+        self.attached, self._calls = False, None
 
-    def vote(self) -> None:
-        """Vote for the end of the fit: all workers learn it from the next call."""
-        self._send(_VOTES)
+    def send(self, flag: float) -> float:
+        """Send 0, `VOTE` or `DONE` with the next calls; returns what was sent so far."""
+        flags, rank = self._mine.flags, self.worker.global_rank
+        before, flags[rank] = float(flags[rank]), flag
+        return before
 
     @property
     def stops(self) -> bool:
@@ -200,56 +218,32 @@ class GradientAverage:
         seen = self._latest()
         if not seen.any():
             return False
-        voters = {int(rank) for rank in np.flatnonzero(seen == _VOTES)}
+        voters = {int(rank) for rank in np.flatnonzero(seen == VOTE)}
         participants = {int(rank) for rank in np.flatnonzero(seen != DONE)}
         return votes_suffice(self._policy, voters, participants)
 
-    def __call__(self, gradients: Sequence[Any], weight: Any = 1.0, there: Sequence[bool] | None = None) -> list[Array]:
-        """Return the averages in new arrays; called back from a compiled program.
+    def expect(self, variables: Sequence[Any], like: Sequence[Array]) -> None:
+        """Take note of whose gradients come next, and of zeros in their place: a step may train some weights only."""
+        if [(zeros.shape, zeros.dtype) for zeros in like] != [(zeros.shape, zeros.dtype) for zeros in self.like]:
+            self._expect(like)
+        self.variables = list(variables)
 
-        An exception would come out of it as the back end's own, behind pages of traces. So it is kept, and
-        raised by `require_sound` and by the next call.
+    def average(self, batch: Batch) -> list[Any]:
+        """Replace a batch's gradients, C-contiguous arrays, by their averages, and return them.
 
-        Parameters
-        ----------
-        gradients : sequence of array
-            The same number, shapes and dtypes on every worker.
-        weight : float
-            What this worker's loss was divided by.
-        there : sequence of bool, optional
-            Which gradients there are in the compiled program; the others are zeros. They must be the same everywhere.
+        In the place of None, a weight that is not used in this step, is the average with zeros; None if no worker uses
+        it.
+
+        Raises
+        ------
+        ConfigurationError
+            If no fit that goes on has prepared the model.
+        WorkerLostError, CollectiveTimeoutError
+            If another worker does not make the call.
         """
-        ins = [np.asarray(gradient, order="C") for gradient in gradients]
-        outs = [self._empty_like(array) for array in ins]
-        self.fill(outs, ins, float(weight), there)
-        return outs
-
-    def fill(
-        self, outs: Sequence[Array], ins: Sequence[Array], weight: float, there: Sequence[bool] | None = None
-    ) -> None:
-        """Put the averages into C-contiguous arrays, which may be the gradients' own; see `__call__`."""
-        self.require_sound()
-        self.require_attached()
-        try:
-            self._step(ins, outs, weight, there)
-            if there is not None:
-                self._require_used_alike()
-        except PlatoonError as exc:
-            self._failure = exc
-            for out in outs:
-                out[...] = 0
-
-    def _require_used_alike(self) -> None:
-        """Raise on all workers if some have a gradient that others have not: these would not change that weight."""
-        batches = np.count_nonzero(self._all.weights)
-        some = np.flatnonzero((self._all.used > 0) & (self._all.used < batches))
-        if some.size:
-            weights = ", ".join(f"{i} (shape {self._like[i].shape})" for i in some[:3]) + " and more" * (some.size > 3)
-            raise ConfigurationError(
-                f"got gradients of weights {weights} on some workers only: a compiled step changes those that have "
-                "one on its own worker, so the models would become different; use the same weights on all workers, "
-                "without a branch on the rank"
-            )
+        arrays = [self.like[i].copy() if array is None else array for i, array in enumerate(batch.gradients)]
+        self._step(Batch(arrays, batch.weight, batch.used), arrays)
+        return [array if used else None for array, used in zip(arrays, self._all.used > 0)]
 
     def require_attached(self) -> None:
         """Raise `ConfigurationError` if no fit that goes on has prepared the model."""
@@ -257,91 +251,21 @@ class GradientAverage:
             raise ConfigurationError(NOT_ATTACHED)
 
     def require_sound(self) -> None:
-        """Raise what an earlier call could not.
+        """Raise the error of an earlier call, where it could not be raised in that call.
 
         Raises
         ------
         WorkerLostError, CollectiveTimeoutError
             If another worker did not make the call.
         """
-        if self._failure is not None:
-            raise self._failure
-
-    def in_place(self, gradients: Sequence[Array | None], weight: float = 1.0) -> list[Array | None]:
-        """Replace C-contiguous arrays by their averages, and return them.
-
-        In the place of None, a weight that is not used in this step, is the average with zeros; None if no worker uses
-        it.
-
-        Raises
-        ------
-        WorkerLostError, CollectiveTimeoutError
-            If another worker does not make the call.
-        """
-        there = [array is not None for array in gradients]
-        arrays = [self._like[i].copy() if array is None else array for i, array in enumerate(gradients)]
-        self._step(arrays, arrays, weight, there)
-        return [array if used else None for array, used in zip(arrays, self._all.used > 0)]
-
-    def join(self) -> list[int]:
-        """Take part without gradients until every worker has come to the end of its epoch.
-
-        Returns
-        -------
-        list of int
-            The number of steps that each rank has made in it, after which weights and optimizers differ unless they
-            are the same.
-        """
-        flag = self.send_done()
-        while not self.is_last_call():
-            pass
-        self.send_again(flag)
-        self.settle()
-        steps: list[int] = self.worker.all_gather(np.array([self.steps]))[:, 0].tolist()
-        self.steps = 0
-        return steps
-
-    def settle(self) -> None:
-        """Take up what has come with all calls so far, at a point where all workers have made as many."""
-
-    def send_done(self) -> float:
-        """Say with the next calls that this worker has come to the end of its epoch; returns what they said so far."""
-        flag = float(self._mine.flags[self.worker.global_rank])
-        self._send(DONE)
-        return flag
 
     def is_last_call(self) -> bool:
-        """Make a call without gradients, and tell whether all workers have come to the end of their epochs."""
+        """Make a call without gradients; return whether all workers have come to the end of their epochs."""
         self._call_without_gradients()
         return bool((self._latest() == DONE).all())
 
-    def send_again(self, flag: float) -> None:
-        """Say with the next calls what `send_done` has returned."""
-        self._send(flag)
-
-    @property
-    def expected(self) -> Sequence[Array]:
-        """Zeros in the place of the gradients that come next, as far as that is known."""
-        return self._like
-
-    def take_weight(self) -> Any:
-        """Return the weight of the batch whose gradients come next, and forget it; 1 where no loss told one."""
-        weight, self.weight = self.weight, None
-        return 1.0 if weight is None else weight
-
-    def like(self, weights: Sequence[Any], zeros_of: Callable[[Any], Array]) -> list[Array]:
-        """Return zeros in place of the gradients of these weights, and expect such: a step may train some.
-
-        Those of the latest call, which are the same objects in all steps but the first, are not looked at again.
-        """
-        self.require_attached()
-        known = len(weights) == len(self._weights) and all(map(operator.is_, weights, self._weights))
-        if weights and not known:
-            zeros = [zeros_of(weight) for weight in weights]
-            if [(z.shape, z.dtype) for z in zeros] != [(z.shape, z.dtype) for z in self._like]:
-                self._expect(zeros)
-            self._weights = list(weights)
-        return self._like
+    def settle(self) -> None:
+        """Take up what has come with all calls so far, at a point where all workers have made as many."""
 
     def count(self, steps: int) -> None:
         """Take note of steps made in a compiled function; others are counted as they are made."""
@@ -349,63 +273,37 @@ class GradientAverage:
     def program_started(self) -> None:
         """Take note that the compiled program of a batch has been started."""
 
-    def _step(
-        self, ins: Sequence[Array], outs: Sequence[Array], weight: float, there: Sequence[bool] | None = None
-    ) -> None:
+    def _step(self, batch: Batch, outs: Sequence[Array]) -> None:
+        """Put the averages of arrays into other ones, or the same."""
         self._begin_step()
-        if len(ins) != len(self._like):
+        ins, size = batch.gradients, self.worker.global_size
+        if len(ins) != len(self.like):
             self._expect([np.zeros_like(array) for array in ins])
         # Where all weights are gone, losses of layers are left: they have no weights, and must not be lost.
-        weight = 1.0 if self.sums else max(weight, LEAST_WEIGHT)
-        self._mine.used[:] = 1 if there is None else there
+        weight = 1.0 if batch.weight is None else max(float(batch.weight), LEAST_WEIGHT)
+        self._mine.used[:] = batch.used
         self._mine.weights[self.worker.global_rank] = weight
         usual = self._usual_weight
-        self._combine(_scaled(ins, outs, weight / usual), outs)
-        size = self.worker.global_size
-        _scaled(outs, outs, size if self.sums else size / float((self._all.weights / usual).sum(dtype=np.float64)))
+        self._combine(_scaled(ins, outs, weight / usual), outs, is_sum=batch.weight is None)
+        total = float((self._all.weights / usual).sum(dtype=np.float64))
+        _scaled(outs, outs, size if batch.weight is None else size / total)
 
     def _begin_step(self) -> None:
         self.require_attached()
         self.steps += 1
-        if self.calls is not None:
-            self.calls.append(self)
+        if self._calls is not None:
+            self._calls.append(self)
 
-    def _combine(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
-        self._buffers.combine(self._all_reduce, "mean", [*ins, self._mine.array], [*outs, self._all.array])
+    def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
+        self._buffers.combine(self.worker.all_reduce, "mean", [*ins, self._mine.array], [*outs, self._all.array])
         self._all.round(self.worker.global_size)
-        self._note_usual_weight()
+        self._usual_weight = self._all.usual_weight(self._usual_weight)
 
-    def _note_usual_weight(self) -> None:
-        # The same on all workers, in all calls: so batches of the usual size need not be multiplied.
-        largest = float(self._all.weights.max())
-        if largest > 2 * LEAST_WEIGHT:  # else what is multiplied next would not fit into a float16
-            self._usual_weight = largest
-
-    def _all_reduce(self, array: Array, op: str, dest: Array) -> None:
-        self.worker.all_reduce(array, op, dest=dest)
-
-    def _expect(self, like: list[Array]) -> None:
+    def _expect(self, like: Sequence[Array]) -> None:
         """Take note of the gradients to come."""
         flag = self._mine.flags[self.worker.global_rank]
-        self._like, self._weights = like, []
-        self._mine, self._all = (Words(self.worker.global_size, len(like), self._lists) for _ in range(2))
-        self._mine.flags[self.worker.global_rank] = flag
-
-    def _require_as_many(self, calls: int) -> None:
-        """Raise on all workers if they have made other numbers of calls on devices; a collective call."""
-        begun = self.worker.all_gather(np.array([calls]))[:, 0].tolist()
-        if len(set(begun)) > 1:
-            raise ConfigurationError(
-                f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
-                "of gradients, and those of some still wait on their devices; start the job anew"
-            )
-
-    # What is done otherwise where gradients stay within a compiled function, or a program takes the averages over.
-
-    def _empty_like(self, array: Array) -> Array:
-        return np.empty_like(array)
-
-    def _send(self, flag: float) -> None:
+        self.like, self.variables = like, []
+        self._mine, self._all = (GradientHeader(self.worker.global_size, len(like), self._lists) for _ in range(2))
         self._mine.flags[self.worker.global_rank] = flag
 
     def _latest(self) -> Array:
@@ -413,10 +311,10 @@ class GradientAverage:
 
     def _call_without_gradients(self) -> None:
         self._mine.weights[:] = self._mine.used[:] = 0
-        self._combine(self._like, [array.copy() for array in self._like])
+        self._combine(self.like, [array.copy() for array in self.like], is_sum=False)
 
 
-class Words:
+class GradientHeader:
     """The numbers that travel with the gradients: a flag and a weight for each rank, and which gradients there are.
 
     With ``lists`` also how many rows each rank has of each, where they are lists of rows.
@@ -432,6 +330,36 @@ class Words:
         self.array *= size
         whole = np.rint(self.array)
         np.copyto(self.array, whole, where=abs(self.array - whole) <= 1e-6 * whole)
+
+    def usual_weight(self, before: float) -> float:
+        """Return the largest weight, by which the next gradients are divided, or the one before it if that is tiny.
+
+        It is the same on all workers, in all calls: so batches of the usual size need not be multiplied.
+        """
+        largest = float(self.weights.max())
+        return largest if largest > 2 * LEAST_WEIGHT else before  # else the factor would not fit into a float16
+
+    def require_used_alike(self, like: Sequence[Array]) -> None:
+        """Raise on all workers if some have a gradient that others have not: these would not change that weight."""
+        batches = np.count_nonzero(self.weights)
+        some = np.flatnonzero((self.used > 0) & (self.used < batches))
+        if some.size:
+            weights = ", ".join(f"{i} (shape {like[i].shape})" for i in some[:3]) + " and more" * (some.size > 3)
+            raise ConfigurationError(
+                f"got gradients of weights {weights} on some workers only: a compiled step changes those that have "
+                "one on its own worker, so the models would become different; use the same weights on all workers, "
+                "without a branch on the rank"
+            )
+
+
+def require_as_many(worker: Worker, calls: int) -> None:
+    """Raise on all workers if they have made other numbers of calls on devices; a collective call."""
+    begun = worker.all_gather(np.array([calls]))[:, 0].tolist()
+    if len(set(begun)) > 1:
+        raise ConfigurationError(
+            f"got a fit after one that ended in the middle of a step: the workers have begun {begun} averages "
+            "of gradients, and those of some still wait on their devices; start the job anew"
+        )
 
 
 def _scaled(ins: Sequence[Array], outs: Sequence[Array], factor: float) -> Sequence[Array]:

@@ -41,7 +41,7 @@ def refuse_lone_copies() -> None:
     for cls in (each for each in vars(keras.optimizers).values() if isinstance(each, type) and issubclass(each, base)):
         for name in ("apply", "stateless_apply"):
             own = name in vars(cls) or (cls is base and name == "apply")
-            if own and hasattr(cls, name) and not hasattr(getattr(cls, name), "refuses_lone_copies"):
+            if own and hasattr(cls, name) and not hasattr(getattr(cls, name), "unchecked"):
                 setattr(cls, name, _refusing(getattr(cls, name)))
 
 
@@ -58,5 +58,5 @@ def _refusing(step: Any) -> Any:
             )
         return step(optimizer, *args, **options)
 
-    checked.refuses_lone_copies = True  # type: ignore[attr-defined]
+    checked.unchecked = step  # type: ignore[attr-defined]
     return checked

@@ -9,9 +9,9 @@ import keras
 
 from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.gradients import DistributedOptimizer, GradientAverage, average_of, plain_again
+from platoon_plugins.keras.gradients import DistributedOptimizer, average_of, plain_again
 from platoon_plugins.keras.marks import is_marked
-from platoon_plugins.keras.several_averages import SeveralAverages
+from platoon_plugins.keras.model_averages import ModelAverages
 
 __all__ = ["average_of_model", "optimizers_of", "with_inner", "wrap_again"]
 
@@ -55,8 +55,8 @@ def wrap_again(model: Any, worker: Worker) -> None:
             DistributedOptimizer(optimizer, worker=worker)
 
 
-def average_of_model(model: Any) -> GradientAverage | SeveralAverages | None:
-    """Return what averages the gradients of a model; None if its optimizers are plain.
+def average_of_model(model: Any) -> ModelAverages | None:
+    """Return what averages the gradients of a model, the same object each time; None if its optimizers are plain.
 
     Raises
     ------
@@ -78,13 +78,13 @@ def average_of_model(model: Any) -> GradientAverage | SeveralAverages | None:
             "the other's class: call DistributedOptimizer on a plain optimizer for each"
         )
     compiled = getattr(model, "optimizer", None)  # a model that is not compiled has none on torch
-    if averages in ([], [average_of(compiled)]):
-        _require_all(optimizers, averages)
-        return averages[0] if averages else None
-    _require_all([each for each in optimizers if each is not compiled], averages)
-    known: SeveralAverages | None = getattr(model, _AVERAGES, None)
+    only_compiled = averages in ([], [average_of(compiled)])
+    _require_all(optimizers if only_compiled else [each for each in optimizers if each is not compiled], averages)
+    if not averages:
+        return None
+    known: ModelAverages | None = getattr(model, _AVERAGES, None)
     if known is None or known.members != averages:
-        known = SeveralAverages(averages)
+        known = ModelAverages(averages)
         object.__setattr__(model, _AVERAGES, known)
     return known
 

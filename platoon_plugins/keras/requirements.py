@@ -18,7 +18,7 @@ def require_distributable(model: Any, backend: Backend) -> Any:
 
     Returns
     -------
-    GradientAverage, SeveralAverages or None
+    ModelAverages or None
         What averages the gradients of its optimizers; None for plain ones.
 
     Raises

@@ -11,12 +11,12 @@ from platoon_base import Worker
 from platoon_base.errors import ConfigurationError
 from platoon_base.worker import copy_values
 from platoon_plugins.keras.backends.base import Backend
-from platoon_plugins.keras.gradients import GradientAverage, average_of
+from platoon_plugins.keras.gradients import average_of
 from platoon_plugins.keras.mode import Mode
+from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.model_state import state_checksum, state_of
 from platoon_plugins.keras.optimizers import optimizers_of
 from platoon_plugins.keras.purpose import described
-from platoon_plugins.keras.several_averages import SeveralAverages
 
 __all__ = ["Synchronous"]
 
@@ -32,17 +32,14 @@ class Synchronous(Mode):
     ----------
     worker : Worker
     backend : Backend
-    average : GradientAverage or SeveralAverages
-        Of the model's optimizers.
+    average : ModelAverages
     policy : {"any", "all", "leader"}
         Whose votes end the fit.
     """
 
     rule = None
 
-    def __init__(
-        self, worker: Worker, backend: Backend, average: GradientAverage | SeveralAverages, policy: str
-    ) -> None:
+    def __init__(self, worker: Worker, backend: Backend, average: ModelAverages, policy: str) -> None:
         self._worker, self._backend, self._average, self._policy = worker, backend, average, policy
         self._model: Any = None
         self._batches = 0

@@ -98,14 +98,16 @@ def test_a_vote_does_not_need_those_who_have_ended_their_epoch(run_keras):
     """With averaged gradients: rank 0 has no batch left, so rank 1 is all there are, and leads them."""
     run_keras(
         """
-        from platoon_plugins.keras.gradients import GradientAverage
+        from platoon_plugins.keras.gradients import Batch, GradientAverage
+        from platoon_plugins.keras.model_averages import ModelAverages
 
         for policy in ("all", "leader"):
-            average = GradientAverage(worker)
+            member = GradientAverage(worker)
+            average = ModelAverages([member])
             average.attach(policy, [np.zeros(2, "float32")])
             if rank:
                 average.vote()
-                average.in_place([np.ones(2, "float32")])
+                member.average(Batch([np.ones(2, "float32")], 1.0, [True]))
                 assert average.stops, policy
             assert average.join() == [0, 1]
         """

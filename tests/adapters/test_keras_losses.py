@@ -185,13 +185,13 @@ def test_each_thread_sees_the_losses_that_it_computes():
 def test_a_batch_in_which_all_is_masked_leaves_float16_gradients_finite(run_keras):
     run_keras(
         """
-        from platoon_plugins.keras.gradients import GradientAverage
+        from platoon_plugins.keras.gradients import Batch, GradientAverage
 
         average = GradientAverage(worker)
         average.attach("any", [np.zeros(3, "float16")])
         for weights, expected in (((5, 5), 2.0), ((0, 0), 0.0), ((100, 300), 2.5)):
-            average.in_place([np.full(3, 1 + 2 * rank, "float16")], weights[rank])
-            mean, = average.in_place([np.full(3, 1 + 2 * rank, "float16")], weights[rank])
+            for _ in range(2):
+                mean, = average.average(Batch([np.full(3, 1 + 2 * rank, "float16")], weights[rank], [True]))
             np.testing.assert_allclose(mean, expected)
         """
     ).require_success()

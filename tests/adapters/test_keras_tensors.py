@@ -128,20 +128,21 @@ def test_a_vote_ends_with_its_epoch(run_keras):
         """
 import torch
 from platoon_plugins.keras import backends
-from platoon_plugins.keras.several_averages import SeveralAverages
+from platoon_plugins.keras.gradients import Batch
+from platoon_plugins.keras.model_averages import ModelAverages
 
 members = [backends.current().average(worker) for _ in range(2)]
-several = SeveralAverages(members)
+several = ModelAverages(members)
 several.place(torch.device("cpu"))
 like = [np.zeros(3, "f4")]
 several.attach("all", like)
 for member in members:
-    member.like([torch.zeros(3)], lambda weight: like[0])
+    member.expect([torch.zeros(3)], like)
 seen = []
 for epoch in range(2):
     for batch in range([2, 4][rank] if epoch == 0 else 4):
         for member in members:
-            (mean,) = member.averages([torch.full((3,), rank + 1.0)], 4.0)
+            (mean,) = member.average(Batch([torch.full((3,), rank + 1.0)], 4.0, [True]))
             assert epoch == 0 or (mean == 1.5).all()
         several.count(1)
         seen.append(several.stops)
@@ -159,6 +160,7 @@ def test_other_numbers_of_gradients_than_weights(run_keras):
     run_keras(
         """
 import torch
+from platoon_plugins.keras.gradients import Batch
 model = dense()
 optimizer = DistributedOptimizer(keras.optimizers.SGD(0.1))
 model.compile(optimizer, "mse")
@@ -167,7 +169,7 @@ model.fit(x, y, batch_size=4, verbose=0, callbacks=distribute())
 average = optimizer.gradient_average
 average.attach("any", [weight.numpy() for weight in model.trainable_weights])
 for shapes in ([(3,)], [(2, 2)] * 7):
-    means = average.averages([torch.full(shape, rank + 1.0) for shape in shapes], 4.0)
+    means = average.average(Batch([torch.full(shape, rank + 1.0) for shape in shapes], 4.0, [True] * len(shapes)))
     assert [tuple(mean.shape) for mean in means] == shapes and all((mean == 1.5).all() for mean in means)
 """
     ).require_success()
@@ -498,22 +500,24 @@ def test_a_worker_without_a_batch_joins_averages_that_begin_in_the_backward_pass
         """
 import torch
 from platoon_plugins.keras import backends
+from platoon_plugins.keras.gradients import Batch
+from platoon_plugins.keras.model_averages import ModelAverages
 
 weights = [torch.nn.Parameter(torch.ones(200)), torch.nn.Parameter(torch.ones(300))]
 average = backends.current().average(worker)
 average.place(torch.device("cpu"))
-average.watch_backward(weights)
-average.attach("any", [np.zeros(200, "f4"), np.zeros(300, "f4")])
+early = average.watch_backward(weights, lambda: 4.0)
+averages = ModelAverages([average])
+averages.attach("any", [np.zeros(200, "f4"), np.zeros(300, "f4")])
 for k in range(5 * (rank == 0)):
-    with average.watched_step():
+    with early.step():
         for weight in weights:
             weight.grad = None
-        average.weight = 4.0
         (weights[0] * (k + 1)).sum().backward(retain_graph=True)
         (weights[1] * 2).sum().backward()
-        means = average.averages([weight.grad for weight in weights], average.take_weight())
+        means = average.average(Batch([weight.grad for weight in weights], 4.0, [True, True]))
     assert [mean.unique().tolist() for mean in means] == [[k + 1.0], [2.0]], (k, means)
-assert average.join() == [5, 0]
+assert averages.join() == [5, 0]
 """
     ).require_success()
 

@@ -74,6 +74,7 @@ def test_what_is_queued_waits_for_what_it_needs(monkeypatch):
     By the device's own clock each early average starts before the backward pass has ended.
     """
     from platoon_plugins.keras.backends import torch_gradients
+    from platoon_plugins.keras.gradients import Batch
 
     monkeypatch.setattr(torch_gradients, "BUCKET_BYTES", 64)
     monkeypatch.setattr(torch_gradients, "BUCKET_S", 0)  # whatever the device takes for the calls that are watched
@@ -83,17 +84,16 @@ def test_what_is_queued_waits_for_what_it_needs(monkeypatch):
     late, steps = Late(), []
     average = torch_gradients.TorchAverage(late)
     average.place(x.device)
-    average.watch_backward(weights)
+    early_averages = average.watch_backward(weights, lambda: 4.0)
     average.attach("any", [np.zeros(1000, "f4")] * 2)
     for k in range(6):
-        with average.watched_step():
+        with early_averages.step():
             for weight in weights:
                 weight.grad = None
-            average.weight = 4.0
             loss_of(x, weights, k).backward()
             over = torch.cuda.Event(enable_timing=True)
             over.record()
-            gradients = average.averages([weight.grad for weight in weights], average.take_weight())
+            gradients = average.average(Batch([weight.grad for weight in weights], 4.0, [True, True]))
             steps.append((late.begun, over))
             late.begun = []
         with torch.no_grad():

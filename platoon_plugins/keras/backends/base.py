@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -150,14 +150,14 @@ class Backend(Protocol):
         ...
 
     def average(self, worker: Any) -> Any:
-        """Make what averages gradients here: a `GradientAverage`."""
+        """Make what averages the gradients of an optimizer here: a `GradientAverage`."""
         ...
 
     def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
         """Agree with the other workers where gradients are averaged, if not on the host; a collective call."""
 
-    def apply_of(self, optimizer_class: type, average: Any) -> dict[str, Callable[..., Any]]:
-        """Return the methods by which a subclass of an optimizer averages gradients before anything else."""
+    def apply_of(self, optimizer_class: type, average: Any) -> dict[str, Any]:
+        """Return the attributes of a subclass of an optimizer that averages gradients before anything else."""
         ...
 
     def steps_taken(self, model: Any) -> int:
@@ -170,8 +170,7 @@ class Backend(Protocol):
         Parameters
         ----------
         model : keras.Model
-        average : GradientAverage or None
-            Of its optimizer.
+        average : ModelAverages or None
 
         Returns
         -------

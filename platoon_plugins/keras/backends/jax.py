@@ -16,17 +16,18 @@ import numpy as np
 from jax.experimental import io_callback
 
 from platoon_base.errors import ConfigurationError
+from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.backends.memory import writable
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.model_averages import ModelAverages
 
 if hasattr(jax, "ffi"):
-    from platoon_plugins.keras.backends import xla_calls
     from platoon_plugins.keras.backends.jax_arrays import on_cuda
     from platoon_plugins.keras.backends.jax_gradients import JaxAverage
 else:  # JAX before 0.5
-    xla_calls = on_cuda = JaxAverage = None
+    on_cuda = JaxAverage = None
 
 __all__ = ["backend"]
 
@@ -129,7 +130,7 @@ class _Jax(Keras3):
 
     def average(self, worker: Any) -> GradientAverage:
         """See `Backend.average`."""
-        return GradientAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
+        return CallbackAverage(worker) if JaxAverage is None else JaxAverage(worker, self.settle)
 
     def gradient_device(self, model: Any) -> int | None:
         """Return the number of the CUDA device, as the driver counts, on which all weights that are trained are."""
@@ -139,7 +140,7 @@ class _Jax(Keras3):
         (device,) = devices
         return int(device.local_hardware_id) if device.platform == "gpu" else None
 
-    def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
+    def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
         """See `Backend.place_gradients`: on the devices, if each worker has one of its own and NCCL."""
         ordinal = self.gradient_device(model)
         on_devices = worker.gather(ordinal is not None, name="where gradients are averaged")
@@ -149,28 +150,13 @@ class _Jax(Keras3):
             model.make_train_function(force=True)
             model.train_function = self._guarded(model, average)
 
-    def watch_losses(self, model: Any, average: GradientAverage | None) -> BatchLosses:
+    def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
         """See `Backend.watch_losses`."""
         losses = super().watch_losses(model, average)
         step = model.train_function
         if average is not None and step is not None and getattr(step, "average", None) is not average:
             model.train_function = self._guarded(model, average)
         return losses
-
-    def averaged_in_graph(
-        self, gradients: Sequence[Any], average: GradientAverage, weight: Any, there: Sequence[bool]
-    ) -> Sequence[Any]:
-        """See `Keras3.averaged_in_graph`: ordered, as all workers must make the calls in one order.
-
-        JAX has a gradient of every weight.
-        """
-        if JaxAverage is not None and isinstance(average, JaxAverage) and average.on_device:
-            return average.averages(gradients, weight, there)
-        if xla_calls is not None and jax.default_backend() == "cpu":
-            return xla_calls.call_in_place(average, gradients, weight)
-        shapes = [jax.ShapeDtypeStruct(gradient.shape, gradient.dtype) for gradient in gradients]
-        averages: Sequence[Any] = io_callback(average, shapes, list(gradients), weight, ordered=True)
-        return averages
 
     def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
         """See `Keras3.tell`."""
@@ -186,7 +172,7 @@ class _Jax(Keras3):
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             jax.effects_barrier()
 
-    def _guarded(self, model: Any, average: GradientAverage) -> Callable[..., Any]:
+    def _guarded(self, model: Any, average: ModelAverages) -> Callable[..., Any]:
         """Return a model's compiled step, which is refused before it runs where gradients cannot be averaged."""
         compiled = model.train_function
 

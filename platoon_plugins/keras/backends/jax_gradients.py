@@ -8,13 +8,22 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from platoon_base.errors import CollectiveTimeoutError, PlatoonError
 from platoon_base.worker import DEFAULT_TIMEOUT_S
 from platoon_plugins.keras.backends import xla_calls
-from platoon_plugins.keras.gradients import DONE, LEAST_WEIGHT, GradientAverage, Words
+from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
+from platoon_plugins.keras.gradients import (
+    DONE,
+    LEAST_WEIGHT,
+    Batch,
+    GradientAverage,
+    GradientHeader,
+    require_as_many,
+)
 
 __all__ = ["JaxAverage"]
 
@@ -24,7 +33,7 @@ _WIDE = np.dtype(np.float64)
 _KEPT = 1000  # calls that nobody has looked at, in loops over train_on_batch
 
 
-class JaxAverage(GradientAverage):
+class JaxAverage(CallbackAverage):
     """See `GradientAverage`. Gradients on a device are added up there, between the kernels of the compiled step.
 
     ::
@@ -47,7 +56,8 @@ class JaxAverage(GradientAverage):
         self._settle_programs = settle
         self._sums: Any = None  # DeviceAllReduce
         self._queued = _Queued()
-        self._calls: dict[Any, _Call] = {}  # kept, as compiled programs make them
+        self._device_calls: dict[Any, _Call] = {}  # kept, as compiled programs make them
+        self._fillers: dict[bool, _Filler] = {}
         self._begin()
 
     def _begin(self) -> None:
@@ -59,7 +69,7 @@ class JaxAverage(GradientAverage):
         """See `GradientAverage.place`; a `DeviceAllReduce`."""
         self._sums = sums
 
-    def attach(self, policy: str, like: Sequence[Array]) -> None:
+    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
         """See `GradientAverage.attach`.
 
         Raises
@@ -69,10 +79,10 @@ class JaxAverage(GradientAverage):
             on some devices.
         """
         if self.on_device:
-            self._require_as_many(self._queued.count)
+            require_as_many(self.worker, self._queued.count)
             self._settle_programs()
         self._begin()
-        super().attach(policy, like)
+        super().attach(policy, like, calls)
 
     @property
     def on_device(self) -> bool:
@@ -84,19 +94,18 @@ class JaxAverage(GradientAverage):
         """See `GradientAverage.lags`."""
         return self.on_device
 
-    def averages(self, gradients: Sequence[Any], weight: Any, there: Sequence[bool]) -> list[Any]:
-        """Return the averages of gradients in a program that is traced.
-
-        Parameters
-        ----------
-        gradients : sequence of array
-        weight : float or array
-            What this worker's loss was divided by.
-        there : sequence of bool
-            Which gradients there are; the others are zeros.
-        """
-        weight = jnp.asarray(1.0 if self.sums else weight, np.float32)
-        return self._averages(gradients, jnp.maximum(weight, LEAST_WEIGHT), there, counts=True)
+    def average_in_program(self, batch: Batch) -> Sequence[Any]:
+        """See `CompiledAverage.average_in_program`: on a CUDA device, on the CPU in its memory, or by copies."""
+        is_sum = batch.weight is None
+        weight = 1.0 if is_sum else batch.weight
+        if self.on_device:
+            weight = jnp.maximum(jnp.asarray(weight, np.float32), LEAST_WEIGHT)
+            return self._sums_over_workers(batch._replace(weight=weight), counts=True, is_sum=is_sum)
+        if jax.default_backend() != "cpu":
+            return super().average_in_program(batch)
+        if is_sum not in self._fillers:
+            self._fillers[is_sum] = _Filler(self, is_sum)
+        return xla_calls.call_in_place(self._fillers[is_sum], batch.gradients, weight)
 
     def queue(self, blocks: Sequence[xla_calls.Block], stream: int, like: list[Array], counts: bool) -> None:
         """Queue the sums of flat buffers, the words at the end of the last; called by XLA.
@@ -111,7 +120,7 @@ class JaxAverage(GradientAverage):
             self.require_attached()
             if counts:
                 self._begin_step()
-            self._like = like  # votes stay where they are, as another thread may vote now
+            self.like = like  # votes stay where they are, as another thread may vote now
             flag = float(self._mine.flags[rank])
             if flag:
                 self._sums.put(words + 4 * rank, flag, stream)
@@ -170,47 +179,61 @@ class JaxAverage(GradientAverage):
         if not self.on_device:
             super()._call_without_gradients()
             return
-        zeros = [jnp.zeros(array.shape, array.dtype) for array in self._like]
-        self._averages(zeros, jnp.zeros((), np.float32), [False] * len(zeros), counts=False)
+        zeros = [jnp.zeros(array.shape, array.dtype) for array in self.like]
+        batch = Batch(zeros, jnp.zeros((), np.float32), [False] * len(zeros))
+        self._sums_over_workers(batch, counts=False, is_sum=False)
         self.require_sound()
 
-    def _averages(self, gradients: Sequence[Any], weight: Any, there: Sequence[bool], counts: bool) -> list[Any]:
+    def _sums_over_workers(self, batch: Batch, counts: bool, is_sum: bool) -> list[Any]:
+        """Return the averages of weighted gradients, or their sums; ``counts`` if these are those of a step."""
+        gradients, weight = batch.gradients, batch.weight
         size, rank = self.worker.global_size, self.worker.global_rank
         words = jnp.zeros(2 * size + len(gradients), np.float32)
-        words = words.at[size + rank].set(weight).at[2 * size :].set(np.asarray(there, np.float32))
+        words = words.at[size + rank].set(weight).at[2 * size :].set(np.asarray(batch.used, np.float32))
         wide = [i for i, gradient in enumerate(gradients) if gradient.dtype == _WIDE]
         narrow = [i for i, gradient in enumerate(gradients) if gradient.dtype != _WIDE]
         flats = [_flat([gradients[i] for i in wide], weight, _WIDE)] if wide else []
         flats.append(jnp.concatenate([_flat([gradients[i] for i in narrow], weight, np.float32), words]))
         sums = xla_calls.call_on_stream(self._call_of(gradients, counts), flats)
         weights = sums[-1][-words.size :][size : 2 * size]
-        divisor = 1.0 if self.sums else jnp.maximum(weights.sum(), LEAST_WEIGHT)
+        divisor = 1.0 if is_sum else jnp.maximum(weights.sum(), LEAST_WEIGHT)
         averages: list[Any] = [None] * len(gradients)
         for flat, indices in zip(sums[::-1], (narrow, wide)):
             starts = np.cumsum([0, *(gradients[i].size for i in indices)]).tolist()
             for i, start, end in zip(indices, starts, starts[1:]):
                 part = flat[start:end].reshape(gradients[i].shape)
-                averages[i] = (part / divisor.astype(part.dtype) if not self.sums else part).astype(gradients[i].dtype)
+                averages[i] = (part / divisor.astype(part.dtype) if not is_sum else part).astype(gradients[i].dtype)
         return averages
 
     def _call_of(self, gradients: Sequence[Any], counts: bool) -> _Call:
         """Return the one call of all programs that average gradients of these shapes and dtypes."""
         kind = (counts, *((gradient.shape, gradient.dtype) for gradient in gradients))
-        if kind not in self._calls:
+        if kind not in self._device_calls:
             like = [np.zeros(gradient.shape, gradient.dtype) for gradient in gradients]
-            self._calls[kind] = _Call(self, like, counts)
-        return self._calls[kind]
+            self._device_calls[kind] = _Call(self, like, counts)
+        return self._device_calls[kind]
 
     def _take(self, calls: int) -> None:
         """Let what came with so many calls be seen."""
         taken = self._queued.take(calls, self.require_sound)
         if taken is None:
             return
-        words = Words(self.worker.global_size, taken.size - 2 * self.worker.global_size)
-        words.array[:] = taken
-        self._all = words
-        if len(words.used) == len(self._like):
-            self._require_used_alike()
+        header = GradientHeader(self.worker.global_size, taken.size - 2 * self.worker.global_size)
+        header.array[:] = taken
+        self._all = header
+        if len(header.used) == len(self.like):
+            header.require_used_alike(self.like)
+
+
+class _Filler:
+    """Averages in the memory of a program on the CPU; whether the loss is a sum was known when it was traced."""
+
+    def __init__(self, average: JaxAverage, is_sum: bool) -> None:
+        self._average, self._is_sum = average, is_sum
+
+    def fill(self, outs: Sequence[Array], ins: Sequence[Array], scalar: float) -> None:
+        """See `xla_calls.Filler`. JAX has a gradient of every weight."""
+        self._average.fill(Batch(ins, None if self._is_sum else scalar, [True] * len(ins)), outs)
 
 
 class _Call:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -14,10 +15,11 @@ from platoon_base.sharding import shard_seed
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.backends.keras3_losses import batch_weight, require_one_kind, watched
 from platoon_plugins.keras.batch_losses import BatchLosses
-from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.gradients import Batch, GradientAverage
+from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.optimizers import optimizers_of
 
-__all__ = ["Keras3", "Keras3Metrics", "KerasVariable"]
+__all__ = ["Keras3", "Keras3Metrics", "KerasVariable", "LossWeight", "loss_weights_of"]
 
 Array = np.ndarray[Any, Any]
 _GLOBAL_GENERATOR = "global_seed_generator"
@@ -210,57 +212,31 @@ class Keras3(Backend):
         """See `Backend.average`."""
         return GradientAverage(worker)
 
-    def apply_of(self, optimizer_class: type, average: GradientAverage) -> dict[str, Callable[..., Any]]:
+    def apply_of(self, optimizer_class: type, average: GradientAverage) -> dict[str, Any]:
         """See `Backend.apply_of`: ``apply`` clips, accumulates and updates, so gradients are averaged before it."""
         base: Any = optimizer_class
+        plain_apply = getattr(base.apply, "unchecked", base.apply)  # a copy that averages none would be refused there
+        loss_weight = LossWeight()
+
+        def averages_of(grads: Sequence[Any]) -> list[Any]:
+            return average.average(Batch(grads, loss_weight.take(), [gradient is not None for gradient in grads]))
 
         def apply(optimizer: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-            of_optimizer = () if average.expected else optimizer._trainable_variables
-            like = average.like(trainable_variables or of_optimizer, _zeros)
-            averages = self.averaged(grads, like, average, average.take_weight())
-            return base.apply(optimizer, averages, trainable_variables)
+            variables = trainable_variables or (() if average.like else optimizer._trainable_variables)
+            if variables and not _are_same(variables, average.variables):
+                average.expect(variables, [_zeros(variable) for variable in variables])
+            return plain_apply(optimizer, averages_of(grads), trainable_variables)
 
         def stateless_apply(optimizer: Any, variables: Any, grads: Sequence[Any], trainable_variables: Any) -> Any:
-            like = average.like((), _zeros)  # here these are traced values: none of them may be kept
-            averages = self.averaged(grads, like, average, average.take_weight())
-            return base.stateless_apply(optimizer, variables, averages, trainable_variables)
+            # The variables are traced values here: none of them may be kept.
+            return base.stateless_apply(optimizer, variables, averages_of(grads), trainable_variables)
 
-        methods: dict[str, Callable[..., Any]] = {"apply": apply}
+        methods: dict[str, Any] = {"apply": apply, "loss_weight": loss_weight}
         if base.stateless_apply is not keras.optimizers.Optimizer.stateless_apply:  # which calls apply
             methods["stateless_apply"] = stateless_apply  # LossScaleOptimizer's does not
         return methods
 
-    def averaged(
-        self, gradients: Sequence[Any], like: Sequence[Array], average: GradientAverage, weight: Any
-    ) -> Sequence[Any]:
-        """Return the averages of gradients, which are the back end's tensors, or None for weights that have none.
-
-        Parameters
-        ----------
-        gradients : sequence of tensor or None
-        like : sequence of array
-            Zeros of their shapes.
-        average : GradientAverage
-        weight : tensor or float
-            Of the batch.
-        """
-        # In a traced program the same weights have no gradient in every step, and on all workers, or it is an error.
-        # The workers average zeros for these: one without a batch does not know which they are.
-        filled = [
-            keras.ops.zeros(zeros.shape, zeros.dtype.name) if gradient is None else gradient
-            for gradient, zeros in zip(gradients, like)
-        ]
-        there = [gradient is not None for gradient in gradients]
-        averages = self.averaged_in_graph(filled, average, weight, there)
-        return [None if gradient is None else mean for gradient, mean in zip(gradients, averages)]
-
-    def averaged_in_graph(
-        self, gradients: Sequence[Any], average: GradientAverage, weight: Any, there: Sequence[bool]
-    ) -> Sequence[Any]:
-        """Return the averages of tensors in a program that is traced; those that are not ``there`` are zeros."""
-        raise NotImplementedError
-
-    def watch_losses(self, model: Any, average: GradientAverage | None) -> BatchLosses:
+    def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
         """See `Backend.watch_losses`: ``compute_loss`` is where a step has its loss and what belongs to it."""
         losses = getattr(model, _LOSSES, None)
         if losses is None:
@@ -274,8 +250,9 @@ class Keras3(Backend):
                 model.make_test_function(force=True)
         return losses
 
-    def _watched_loss(self, model: Any, average: GradientAverage | None, losses: BatchLosses) -> Callable[..., Any]:
+    def _watched_loss(self, model: Any, average: ModelAverages | None, losses: BatchLosses) -> Callable[..., Any]:
         plain = getattr(model.compute_loss, "plain", model.compute_loss)
+        loss_weights = loss_weights_of(model)  # a loss may be that of any of the optimizers, or of all
 
         def compute_loss(*args: Any, **options: Any) -> Any:  # a model's own may take other arguments
             with watched() as terms:
@@ -289,7 +266,8 @@ class Keras3(Backend):
             weight = batch_weight(terms, rows, model)
             if average is not None and training is not False:
                 require_one_kind(weight, terms, model)
-                average.weight, average.sums = weight.weight, weight.kind in ("sum", "values")
+                for loss_weight in loss_weights:
+                    loss_weight.put(None if weight.kind in ("sum", "values") else weight.weight)
             if weight.kind in ("tokens", "sum"):
                 is_sum = weight.kind == "sum"
                 self.tell(
@@ -317,8 +295,45 @@ class Keras3(Backend):
         model.optimizer.learning_rate = value
 
 
+class LossWeight:
+    """What the loss of a batch is divided by, from ``compute_loss`` to ``apply``, which Keras calls apart.
+
+    Each optimizer that averages gradients has one. The weight of a loss that is a sum is None, and stays so for all
+    calls of ``apply`` until another loss is computed. It is 1 where no loss was computed.
+    """
+
+    def __init__(self) -> None:
+        self._weight: Any = 1.0
+
+    def put(self, weight: Any) -> None:
+        """Keep the weight of the loss that was computed."""
+        self._weight = weight
+
+    def peek(self) -> Any:
+        """Return the weight of the batch whose gradients come next."""
+        return self._weight
+
+    def take(self) -> Any:
+        """Return the weight of the batch whose gradients have come, and forget it."""
+        weight = self._weight
+        if weight is not None:
+            self._weight = 1.0
+        return weight
+
+
+def loss_weights_of(model: Any) -> list[LossWeight]:
+    """Return those of all optimizers of a model that average gradients."""
+    found = (getattr(type(optimizer), "loss_weight", None) for optimizer in optimizers_of(model))
+    return [loss_weight for loss_weight in found if loss_weight is not None]
+
+
 # The name under which a model keeps the losses of its batches.
 _LOSSES = "_platoon_batch_losses"
+
+
+def _are_same(variables: Sequence[Any], known: Sequence[Any]) -> bool:
+    """Return whether two lists have the same objects, as those of all steps but the first."""
+    return len(variables) == len(known) and all(map(operator.is_, variables, known))
 
 
 def _zeros(variable: Any) -> Array:

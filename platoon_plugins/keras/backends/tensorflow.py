@@ -109,43 +109,10 @@ class _TensorFlow(Keras3):
         """See `Backend.average`."""
         return TensorFlowAverage(worker)
 
-    def averaged_in_graph(
-        self, gradients: Sequence[Any], average: Any, weight: Any, there: Sequence[bool]
-    ) -> Sequence[Any]:
-        """See `Keras3.averaged_in_graph`."""
-        sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in gradients]
-        tensors: list[Any] = []
-        for gradient, is_list in zip(gradients, sparse):
-            if is_list:
-                tensors += [gradient.values, tf.cast(gradient.indices, tf.int64)]
-            else:
-                tensors.append(tf.convert_to_tensor(gradient))
-
-        def call(weight: Any, *arrays: Any) -> list[Any]:
-            averages: list[Any] = average.of_tensors(arrays, sparse, weight, there)
-            return averages
-
-        results = iter(tf.numpy_function(call, [weight, *tensors], [tensor.dtype for tensor in tensors]))
-        return [
-            _rows(gradient, next(results), next(results)) if is_list else _shaped(next(results), gradient.shape)
-            for gradient, is_list in zip(gradients, sparse)
-        ]
-
     def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
         """See `Keras3.tell`: XLA cannot leave its program."""
         if not model.jit_compile:
             tf.numpy_function(lambda *numbers: call(*map(float, numbers)), list(values), [])
-
-
-def _rows(like: Any, values: Any, numbers: Any) -> Any:
-    """Return the gradient of an embedding, of any number of look-ups."""
-    values = _shaped(values, [None, *like.values.shape[1:]])
-    return tf.IndexedSlices(values, tf.cast(_shaped(numbers, [None]), like.indices.dtype), like.dense_shape)
-
-
-def _shaped(tensor: Any, shape: Any) -> Any:
-    tensor.set_shape(shape)
-    return tensor
 
 
 def backend() -> _TensorFlow:

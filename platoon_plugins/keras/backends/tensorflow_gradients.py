@@ -6,9 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from platoon_plugins.keras.backends.aligned import AlignedArrays
-from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.backends.compiled_gradients import CompiledAverage
+from platoon_plugins.keras.gradients import Batch
 
 __all__ = ["TensorFlowAverage"]
 
@@ -16,8 +18,8 @@ Array = np.ndarray[Any, Any]
 _ALIGNMENT_BYTES = 64  # of each array in what is gathered
 
 
-class TensorFlowAverage(GradientAverage):
-    """See `GradientAverage`; TensorFlow uses the memory of the averages, and lets go of it.
+class TensorFlowAverage(CompiledAverage):
+    """See `CompiledAverage`; TensorFlow uses the memory of the averages, and lets go of it.
 
     The gradient of an embedding is a list of rows, one for each look-up, in which the same row may come many times
     (``tf.IndexedSlices``). Keras takes squares, norms and limits of them one by one: Adam adds ``sum_k g_k^2`` to the
@@ -41,21 +43,38 @@ class TensorFlowAverage(GradientAverage):
         self._everyones: dict[int, tuple[Array, Array]] = {}
         self._room: dict[str, Array] = {}
 
-    def of_tensors(
-        self, arrays: Sequence[Any], sparse: Sequence[bool], weight: float, there: Sequence[bool]
-    ) -> list[Array]:
-        """Return the averages, see `__call__`, and for each list of rows that of all workers.
+    def average_in_program(self, batch: Batch) -> Sequence[Any]:
+        """See `CompiledAverage.average_in_program`; they leave the graph by a NumPy function."""
+        sparse = [isinstance(gradient, tf.IndexedSlices) for gradient in batch.gradients]
+        tensors: list[Any] = []
+        for gradient, is_list in zip(batch.gradients, sparse):
+            if is_list:
+                tensors += [gradient.values, tf.cast(gradient.indices, tf.int64)]
+            else:
+                tensors.append(tf.convert_to_tensor(gradient))
+        is_sum = batch.weight is None
+
+        def call(weight: Any, *arrays: Any) -> list[Any]:
+            return self.of_arrays(Batch(arrays, None if is_sum else weight, batch.used), sparse)
+
+        weight = 1.0 if is_sum else batch.weight
+        results = iter(tf.numpy_function(call, [weight, *tensors], [tensor.dtype for tensor in tensors]))
+        return [
+            _rows(gradient, next(results), next(results)) if is_list else _shaped(next(results), gradient.shape)
+            for gradient, is_list in zip(batch.gradients, sparse)
+        ]
+
+    def of_arrays(self, batch: Batch, sparse: Sequence[bool]) -> list[Array]:
+        """Return the averages in memory of their own, and for each list of rows that of all workers.
 
         Parameters
         ----------
-        arrays : sequence of array
-            The gradients; in place of a list of rows there are two: its values and its row numbers, of dtype int64.
+        batch : Batch
+            In place of a list of rows there are two arrays: its values and its row numbers, of dtype int64.
         sparse : sequence of bool
             Which of the gradients are such lists.
-        weight, there
-            See `__call__`.
         """
-        remaining = (np.asarray(array, order="C") for array in arrays)
+        remaining = (np.asarray(array, order="C") for array in batch.gradients)
         dense, self._mine_of, self._everyones = [], {}, {}
         for i, is_list in enumerate(sparse):
             array = next(remaining)
@@ -63,40 +82,42 @@ class TensorFlowAverage(GradientAverage):
                 self._mine_of[i] = array, next(remaining)
             dense.append(array[:0] if is_list else array)
         self._slices = tuple(self._mine_of)
-        averages = self(dense, weight, there)
+        averages = [self._arrays.empty(array.shape, array.dtype) for array in dense]
+        self.fill(batch._replace(gradients=dense), averages)
         results: list[Array] = []
         for i, (average, is_list) in enumerate(zip(averages, sparse)):
             nothing = average, np.zeros(0, np.int64)  # after an error, which is raised later
             results += self._everyones.get(i, nothing) if is_list else [average]
         return results
 
-    def _empty_like(self, array: Array) -> Array:
-        return self._arrays.empty(array.shape, array.dtype)
+    def _step(self, batch: Batch, outs: Sequence[Array]) -> None:
+        super()._step(batch, outs)
+        self._all.require_used_alike(self.like)
 
-    def _combine(self, ins: Sequence[Array], outs: Sequence[Array]) -> None:
+    def _combine(self, ins: Sequence[Array], outs: Sequence[Array], is_sum: bool) -> None:
         counts = self._mine.counts[self.worker.global_rank]
         counts[:] = 0
         for i, (_, numbers) in self._mine_of.items():
             counts[i] = len(numbers)
         pairs = [(array, out) for array, out in zip(ins, outs) if array.size]
-        super()._combine([array for array, _ in pairs], [out for _, out in pairs])
+        super()._combine([array for array, _ in pairs], [out for _, out in pairs], is_sum)
         if self._slices:
-            self._gather(np.rint(self._all.counts).astype(np.int64))
+            self._gather(np.rint(self._all.counts).astype(np.int64), is_sum)
 
     def _call_without_gradients(self) -> None:
-        known = self._like
-        self._like = [array[:0] if i in self._slices else array for i, array in enumerate(known)]
+        known = self.like
+        self.like = [array[:0] if i in self._slices else array for i, array in enumerate(known)]
         self._mine_of = {}
         try:
             super()._call_without_gradients()
         finally:
-            self._like = known
+            self.like = known
 
-    def _gather(self, counts: Array) -> None:
+    def _gather(self, counts: Array, is_sum: bool) -> None:
         """Get the lists of rows of all workers, of which ``counts[i, g]`` belong to the gradient g of worker i."""
         places, size = {}, 0
         for g in self._slices:
-            like = self._mine_of[g][0] if g in self._mine_of else self._like[g]
+            like = self._mine_of[g][0] if g in self._mine_of else self.like[g]
             longest = int(counts[:, g].max())
             for part, (shape, dtype) in enumerate([(like.shape[1:], like.dtype), ((), np.dtype(np.int64))]):
                 places[g, part] = _Place(size, shape, dtype)
@@ -105,7 +126,7 @@ class TensorFlowAverage(GradientAverage):
             return
         mine, everyones = self._memory("mine", size), self._memory("everyones", self.worker.global_size * size)
         total = float(self._all.weights.sum(dtype=np.float64))
-        factor = 1.0 if self.sums else float(self._mine.weights[self.worker.global_rank]) / total
+        factor = 1.0 if is_sum else float(self._mine.weights[self.worker.global_rank]) / total
         for g, (values, numbers) in self._mine_of.items():
             np.multiply(values, values.dtype.type(factor), out=places[g, 0].of(mine, len(numbers)))
             places[g, 1].of(mine, len(numbers))[...] = numbers
@@ -132,3 +153,14 @@ class _Place:
         """Return the first rows of the array."""
         part = memory[self._start : self._start + count * self.row_bytes]
         return part.view(self._dtype).reshape(count, *self._row)
+
+
+def _rows(like: Any, values: Any, numbers: Any) -> Any:
+    """Return the gradient of an embedding, of any number of look-ups."""
+    values = _shaped(values, [None, *like.values.shape[1:]])
+    return tf.IndexedSlices(values, tf.cast(_shaped(numbers, [None]), like.indices.dtype), like.dense_shape)
+
+
+def _shaped(tensor: Any, shape: Any) -> Any:
+    tensor.set_shape(shape)
+    return tensor

@@ -16,6 +16,7 @@ from platoon_base.worker import warn_once
 from platoon_plugins.keras.backends.base import Backend, Metrics, not_additive, require_declared
 from platoon_plugins.keras.batch_losses import ADDED, BatchLosses
 from platoon_plugins.keras.gradients import NOT_ATTACHED, GradientAverage
+from platoon_plugins.keras.model_averages import ModelAverages
 
 __all__ = ["backend"]
 
@@ -92,7 +93,7 @@ class _Theano(Backend):
 
         return {"get_gradients": get_gradients, "get_updates": get_updates}
 
-    def watch_losses(self, model: Any, average: Any) -> BatchLosses:
+    def watch_losses(self, model: Any, average: ModelAverages | None) -> BatchLosses:
         """See `Backend.watch_losses`: losses are sums, or divided by numbers of rows, masked ones too."""
         sums = {function.reduction == "sum" for function in model.loss_functions if function is not None}
         if average is not None:
@@ -102,7 +103,8 @@ class _Theano(Backend):
                     "no average of the workers' gradients is the gradient of one process on all their rows; compile "
                     'with reduction="sum_over_batch_size"'
                 )
-            average.sums = sums == {True}
+            for member in average.members:
+                member.add_up(sums == {True})
             if any(map(_depends_on_batch, model.losses)):
                 warn_once(ADDED.replace("keras.ops.shape(x)[0]", "K.shape(x)[0]").replace(*_OF_KERAS_2))
         if not hasattr(model, _LOSSES):
@@ -150,16 +152,19 @@ class _InGraph(GradientAverage):
         self._reduced: Any = None
         self._idle: Any = None
 
-    def attach(self, policy: str, like: Sequence[Array]) -> None:
+    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
         """See `GradientAverage.attach`."""
-        super().attach(policy, like)
+        super().attach(policy, like, calls)
         self._ready.set_value(np.int8(1))
-        self._sums.set_value(np.int8(self.sums))
 
     def detach(self) -> None:
         """See `GradientAverage.detach`."""
         super().detach()
         self._ready.set_value(np.int8(0))
+
+    def add_up(self, sums: bool) -> None:
+        """Add the gradients up, as the loss is a sum, or average them."""
+        self._sums.set_value(np.int8(sums))
 
     def graph_weight(self, loss: Any) -> Any:
         """Return how much a loss counts: as many rows as its batch has, as Keras 2 divides by nothing else."""
@@ -188,12 +193,14 @@ class _InGraph(GradientAverage):
         """Take note of steps that the compiled function made."""
         self.steps += steps
 
-    def _expect(self, like: list[Array]) -> None:
-        self._like = like  # which of them there are is known when the function is compiled
+    def _expect(self, like: Sequence[Array]) -> None:
+        self.like = like  # which of them there are is known when the function is compiled
 
-    def _send(self, flag: float) -> None:
-        super()._send(flag)
+    def send(self, flag: float) -> float:
+        """See `GradientAverage.send`."""
+        before = super().send(flag)
         self._words_in.set_value(self._mine.array)
+        return before
 
     def _latest(self) -> Array:
         seen: Array = np.rint(self._words_out.get_value(borrow=True)[: self.worker.global_size])
@@ -201,7 +208,7 @@ class _InGraph(GradientAverage):
 
     def _call_without_gradients(self) -> None:
         if self._idle is None:
-            zeros = [theano.shared(array) for array in self._like]
+            zeros = [theano.shared(array) for array in self.like]
             *_, words = outputs = all_reduce(*zeros, self._words_in, op="mean", worker=self.worker)
             update = (self._words_out, words * np.float32(self.worker.global_size))
             self._idle = theano.function([], [output.sum() for output in outputs], updates=[update])

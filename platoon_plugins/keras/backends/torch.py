@@ -10,11 +10,12 @@ import numpy as np
 import torch
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
+from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable, loss_weights_of
 from platoon_plugins.keras.backends.torch_arrays import HostCopy, TorchArray, host_copy, on_cuda
 from platoon_plugins.keras.backends.torch_backward import early_weights, watched_function
-from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense, require_dense_layers
-from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.backends.torch_gradients import TorchAverage, require_dense_layers
+from platoon_plugins.keras.gradients import average_of
+from platoon_plugins.keras.model_averages import ModelAverages
 
 __all__ = ["backend"]
 
@@ -130,55 +131,27 @@ class _Torch(Keras3):
         devices = {weight.value.device for weight in model.trainable_weights}
         return devices.pop() if len(devices) == 1 and next(iter(devices)).type == "cuda" else None
 
-    def place_gradients(self, model: Any, average: Any, worker: Any) -> None:
+    def place_gradients(self, model: Any, average: ModelAverages, worker: Any) -> None:
         """See `Backend.place_gradients`: on the devices, if each worker has all of them on one.
 
         From the backward pass on, if it is the one of Keras on each, and its gradients all go to one optimizer.
         """
         device = self.gradient_device(model)
-        weights = early_weights(model) if isinstance(average, TorchAverage) else []
+        only: Any = average_of(getattr(model, "optimizer", None)) if len(average.members) == 1 else None
+        weights = [] if only is None else early_weights(model)
         answers = worker.gather([device is not None, bool(weights)], name="where gradients are averaged")
         on_devices, early = (all(answer) for answer in zip(*answers))
         average.place(device if on_devices else None)
-        if on_devices and early and average.watch_backward(weights):
-            model.make_train_function()
-            model.train_function = watched_function(model, average)
-
-    def averaged(
-        self, gradients: Sequence[Any], like: Sequence[Array], average: GradientAverage, weight: Any
-    ) -> Sequence[Any]:
-        """See `Keras3.averaged`: here each step, on each worker, may leave out other weights."""
-        for gradient in gradients:
-            if gradient is not None:
-                require_dense(gradient)
-        if isinstance(average, TorchAverage) and average.on_device:
-            return average.averages(gradients, weight)
-        arrays = average.in_place([_view_or_copy(gradient) for gradient in gradients], float(weight))
-        device = next((gradient.device for gradient in gradients if gradient is not None), None)
-        return [_written(gradient, array, device) for gradient, array in zip(gradients, arrays)]
+        if on_devices and early:
+            (loss_weight,) = loss_weights_of(model)
+            watched = only.watch_backward(weights, loss_weight.peek)
+            if watched is not None:
+                model.make_train_function()
+                model.train_function = watched_function(model, watched)
 
     def tell(self, call: Callable[..., None], values: Sequence[Any], model: Any) -> None:
         """See `Keras3.tell`."""
         call(*(value.detach() if torch.is_tensor(value) else value for value in values))
-
-
-def _written(gradient: Any, array: Array | None, device: Any) -> Any:
-    """Return an average as a tensor, the gradient's own where there is one."""
-    if array is None:
-        return None
-    if gradient is None:
-        return torch.from_numpy(array).to(device)
-    if array.ctypes.data != gradient.data_ptr():
-        gradient.copy_(torch.from_numpy(array))
-    return gradient
-
-
-def _view_or_copy(gradient: Any) -> Array | None:
-    if gradient is None:
-        return None
-    tensor = gradient.detach()
-    array: Array = tensor.contiguous().cpu().numpy()
-    return array
 
 
 def backend() -> _Torch:

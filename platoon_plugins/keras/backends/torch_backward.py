@@ -233,8 +233,8 @@ def early_weights(model: Any) -> list[Tensor]:
     return weights if all(can) else []
 
 
-def watched_function(model: Any, average: Any) -> Callable[..., Any]:
-    """Return a model's train_function that tells an average of gradients when a step begins and ends.
+def watched_function(model: Any, early: EarlyAverages) -> Callable[..., Any]:
+    """Return a model's train_function within whose steps averages of gradients may begin.
 
     Once a callback freezes layers, or lets others train, averages begin behind the backward pass.
     """
@@ -245,8 +245,8 @@ def watched_function(model: Any, average: Any) -> Callable[..., Any]:
     @functools.wraps(function)
     def train_function(*args: Any) -> Any:
         if [tensor.requires_grad for tensor in tensors] != trained:
-            average.begin_none_early()
-        with average.watched_step():
+            early.close()
+        with early.step():
             return function(*args)
 
     train_function.plain = function  # type: ignore[attr-defined]

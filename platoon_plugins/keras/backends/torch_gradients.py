@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -15,9 +15,16 @@ import torch
 from platoon_base.errors import ConfigurationError
 from platoon_plugins.keras.backends.torch_backward import EarlyAverages
 from platoon_plugins.keras.backends.torch_flats import Bucket, Flats
-from platoon_plugins.keras.gradients import DONE, LEAST_WEIGHT, GradientAverage, Words
+from platoon_plugins.keras.gradients import (
+    DONE,
+    LEAST_WEIGHT,
+    Batch,
+    GradientAverage,
+    GradientHeader,
+    require_as_many,
+)
 
-__all__ = ["TorchAverage", "require_dense", "require_dense_layers"]
+__all__ = ["TorchAverage", "require_dense_layers"]
 
 log = logging.getLogger(__name__)
 
@@ -33,22 +40,23 @@ _WITH_SPARSE = (torch.nn.Embedding, torch.nn.EmbeddingBag)
 
 
 class TorchAverage(GradientAverage):
-    """See `GradientAverage`. Gradients on a device are averaged there, in one flat buffer for each dtype.
+    """See `GradientAverage`. Those on the host are averaged in their memory, those on a device in flat buffers there.
 
     ::
 
         g := u mean_i(w_i g_i / u) / mean_i(w_i)        u is the largest weight of an earlier step
 
-    which is queued on torch's current stream. From the fourth call of a fit on, parts of the buffers may begin during
-    the backward pass, on another stream: see `watch_backward`. Flags and weights of the ranks travel behind the
-    gradients. They are copied to the host beside other work, and looked at `LAG` steps later, on all workers in the
-    same step.
+    which is queued on torch's current stream, with one buffer for each dtype. From the fourth call of a fit on, parts
+    of the buffers may begin during the backward pass, on another stream: see `watch_backward`. Flags and weights of
+    the ranks travel behind the gradients. They are copied to the host beside other work, and looked at `LAG` steps
+    later, on all workers in the same step.
     """
 
     def __init__(self, worker: Any) -> None:
         super().__init__(worker)
         self._device: torch.device | None = None
         self._early: EarlyAverages | None = None
+        self._early_weight: Callable[[], Any] = lambda: 1.0
         self._bucket_bytes: int | None = None  # where averages begin in the backward pass
         self._flats: Flats | None = None
         self._sent: Array = np.empty(0, np.float32)
@@ -59,40 +67,38 @@ class TorchAverage(GradientAverage):
 
     def place(self, device: torch.device | None) -> None:
         """See `GradientAverage.place`."""
-        self.watch_backward([])
+        self.watch_none()
         self._device = device
         self._flats = None
 
-    def watch_backward(self, weights: Sequence[Tensor]) -> bool:
+    def watch_backward(self, weights: Sequence[Tensor], weight_of_batch: Callable[[], Any]) -> EarlyAverages | None:
         """Let averages begin in the backward pass if that is worth it, on all workers or none, until the end of a fit.
 
         Parameters
         ----------
         weights : sequence of tensor
-            Whose gradients come in this order; on the device of `place`. Without any, averages begin behind it.
+            Whose gradients come in this order; on the device of `place`.
+        weight_of_batch : callable
+            Returns, in a backward pass, what the loss was divided by; see `Batch`.
 
         Returns
         -------
-        bool
-            Whether they may begin: `watched_step` has to tell of each training step then.
+        EarlyAverages or None
+            If they may begin: each training step has to be within its `EarlyAverages.step`.
         """
+        self.watch_none()
+        if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
+            self._early = EarlyAverages(weights, self._fill_early, self._average_early, self._device)
+            self._early_weight = weight_of_batch
+        return self._early
+
+    def watch_none(self) -> None:
+        """Let averages begin behind the backward pass."""
         if self._early is not None:
             self._early.close()
         self._early = None
         if self._bucket_bytes is not None:
             self._bucket_bytes = self._flats = None
-        if self._device is not None and sum(weight.nbytes for weight in weights) > BUCKET_BYTES:
-            self._early = EarlyAverages(weights, self._fill_early, self._average_early, self._device)
-        return self._early is not None
-
-    def begin_none_early(self) -> None:
-        """Let averages begin behind the backward pass from now on; calls stay those of workers that go on as before."""
-        if self._early is not None:
-            self._early.close()
-
-    def watched_step(self) -> contextlib.AbstractContextManager[None]:
-        """Make a context for a training step: one backward pass, and what the optimizer does with it."""
-        return contextlib.nullcontext() if self._early is None else self._early.step()
 
     def _agree_on_buckets(self) -> None:
         """Decide with all workers, in the same call of a fit, whether averages begin in the backward pass."""
@@ -104,7 +110,7 @@ class TorchAverage(GradientAverage):
         size = sum(bucket.flat.nbytes for bucket in flats.buckets)
         full = max(BUCKET_BYTES, int(size * BUCKET_S / seconds) if seconds else 0)
         if not all(good for good, _ in answers) or size <= full:
-            self.watch_backward([])
+            self.watch_none()
             return
         self._bucket_bytes, self._flats = full, None
         log.info("averages of gradients begin in the backward pass, in buckets of %d MB", full >> 20)
@@ -112,9 +118,9 @@ class TorchAverage(GradientAverage):
     def detach(self) -> None:
         """See `GradientAverage.detach`."""
         super().detach()
-        self.watch_backward([])
+        self.watch_none()
 
-    def attach(self, policy: str, like: Sequence[Array]) -> None:
+    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
         """See `GradientAverage.attach`.
 
         Raises
@@ -124,55 +130,52 @@ class TorchAverage(GradientAverage):
             on some devices.
         """
         self._on_way.clear()
-        super().attach(policy, like)
+        super().attach(policy, like, calls)
         self._exchanges = 0
         if self.on_device:
-            self._require_as_many(self._calls_made)
+            require_as_many(self.worker, self._calls_made)
 
     @property
     def on_device(self) -> bool:
         """Whether gradients stay on their device."""
         return self._device is not None
 
-    def averages(self, gradients: Sequence[Tensor | None], weight: Any) -> list[Tensor | None]:
-        """Return the averages, as parts of buffers that the next call overwrites.
+    def average(self, batch: Batch) -> list[Tensor | None]:
+        """See `GradientAverage.average`; takes and returns tensors, and each step may leave out other weights.
 
-        In the place of None, a weight that is not used in this step, is the average with zeros; None if no worker uses
-        it.
-
-        Parameters
-        ----------
-        gradients : sequence of tensor or None
-            On the device of `place`.
-        weight : float or tensor
-            What this worker's loss was divided by.
-
-        Raises
-        ------
-        WorkerLostError, CollectiveTimeoutError
-            If another worker does not make the call.
+        On a device they are parts of buffers that the next call overwrites. On the host they are the gradients.
         """
+        for gradient in batch.gradients:
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise ConfigurationError(f"got a sparse gradient: {_DENSE}")
+        if self.on_device:
+            return self._average_on_device(batch)
+        averages = super().average(batch._replace(gradients=[_view_or_copy(each) for each in batch.gradients]))
+        device = next((gradient.device for gradient in batch.gradients if gradient is not None), None)
+        return [_written(gradient, array, device) for gradient, array in zip(batch.gradients, averages)]
+
+    def _average_on_device(self, batch: Batch) -> list[Tensor | None]:
+        gradients, is_sum = batch.gradients, batch.weight is None
         self._begin_step()
-        if len(gradients) != len(self._like):
+        if len(gradients) != len(self.like):
             self._expect([_zeros_like(gradient) for gradient in gradients])
-        there = [gradient is not None for gradient in gradients]
         begun = 0 if self._early is None else self._early.take(gradients)
         self._agree_on_buckets()
         with torch.no_grad():
             flats = self._flats_of_like()
-            weight, usual = self._bounded(weight), self._usual_weight
-            self._put_words(flats, weight, there)
+            weight, usual = _bounded(batch.weight), self._usual_weight
+            self._put_header(flats, weight, batch.used)
             for bucket in flats.buckets[begun:]:
                 bucket.fill(gradients)
                 bucket.scale(weight / usual)
             if begun and self._early is not None:
                 self._early.wait()
             arriving = self._exchange(flats, begun)
-            mean_weight = flats.words[self._weights_at].sum()
-            flats.scale(self.worker.global_size if self.sums else usual / mean_weight)
-        if all(there):
+            size = self.worker.global_size
+            flats.scale(size if is_sum else usual / flats.words[size : 2 * size].sum())
+        if all(batch.used):
             return list(flats.views)
-        used = arriving.words().used
+        used = arriving.header().used
         return [view if any_uses else None for view, any_uses in zip(flats.views, used > 0)]
 
     def _fill_early(self, number: int, gradients: Mapping[int, Tensor]) -> None:
@@ -182,17 +185,12 @@ class TorchAverage(GradientAverage):
         with torch.no_grad():
             bucket = self._flats_of_like().buckets[number]
             bucket.fill(gradients)
-            weight = self._bounded(1.0 if self.weight is None else self.weight)
-            bucket.scale(weight / self._usual_weight)
+            bucket.scale(_bounded(self._early_weight()) / self._usual_weight)
         self._calls_made += 1
 
     def _average_early(self, number: int) -> None:
         """Average a bucket that is filled; on a thread beside the backward pass."""
         self._average_bucket(self._flats_of_like().buckets[number])
-
-    def _average(self, bucket: Bucket) -> None:
-        self._calls_made += 1
-        self._average_bucket(bucket)
 
     def _average_bucket(self, bucket: Bucket) -> None:
         with torch.no_grad():
@@ -209,7 +207,7 @@ class TorchAverage(GradientAverage):
         if not self.on_device:
             return super().is_last_call()
         self._call_without_gradients()
-        return bool((self._on_way[-1].words().flags == DONE).all())
+        return bool((self._on_way[-1].header().flags == DONE).all())
 
     def _call_without_gradients(self) -> None:
         if not self.on_device:
@@ -219,34 +217,21 @@ class TorchAverage(GradientAverage):
         with torch.no_grad():
             flats = self._flats_of_like()
             for bucket in flats.buckets:
-                bucket.fill([None] * len(self._like))
-            self._put_words(flats, 0.0, 0)
+                bucket.fill([None] * len(self.like))
+            self._put_header(flats, 0.0, 0)
             self._exchange(flats)
 
-    @property
-    def _weights_at(self) -> slice:
-        size = self.worker.global_size
-        return slice(size, 2 * size)
-
-    def _bounded(self, weight: Any) -> Any:
-        """Return a weight as it counts: a number, or a float32 tensor on the device."""
-        if self.sums:
-            return 1.0
-        if torch.is_tensor(weight):
-            return weight.detach().to(torch.float32).clamp(min=LEAST_WEIGHT)
-        return max(float(weight), LEAST_WEIGHT)
-
-    def _put_words(self, flats: Flats, weight: Any, there: Any) -> None:
-        """Put this rank's words behind the gradients."""
+    def _put_header(self, flats: Flats, weight: Any, used: Any) -> None:
+        """Put this rank's numbers behind the gradients."""
         rank, on_device = self.worker.global_rank, torch.is_tensor(weight)
-        self._mine.used[:] = there
+        self._mine.used[:] = used
         self._mine.weights[rank] = 1.0 if on_device else weight
         if not np.array_equal(self._sent, self._mine.array):
             self._sent = self._mine.array.copy()
             flats.template = torch.from_numpy(self._sent).to(flats.words.device)
         flats.words.copy_(flats.template)
         if on_device:
-            flats.words[self._weights_at][rank] = weight
+            flats.words[self.worker.global_size + rank] = weight
 
     def _exchange(self, flats: Flats, begun: int = 0) -> _Arriving:
         """Average the buckets that have not begun, and let what came with the gradients of an earlier step be seen."""
@@ -257,7 +242,8 @@ class TorchAverage(GradientAverage):
         watched = self._early is not None and self._bucket_bytes is None
         with flats.timed() if watched else contextlib.nullcontext():
             for bucket in flats.buckets[begun:]:
-                self._average(bucket)
+                self._calls_made += 1
+                self._average_bucket(bucket)
         arriving = self._idle.pop() if self._idle else _Arriving(self.worker.global_size)
         arriving.fetch(flats.words)
         self._on_way.append(arriving)
@@ -265,15 +251,15 @@ class TorchAverage(GradientAverage):
 
     def _take_oldest(self) -> None:
         arriving = self._on_way.popleft()
-        words = arriving.words()
+        words = arriving.header()
         self._idle.append(arriving)
         ranks = slice(0, 2 * self.worker.global_size)  # which gradients are used may be about others by now
         self._all.array[ranks] = words.array[ranks]
-        self._note_usual_weight()
+        self._usual_weight = self._all.usual_weight(self._usual_weight)
 
     def _flats_of_like(self) -> Flats:
-        if self._flats is None or self._flats.like is not self._like:
-            self._flats = Flats(self._like, self._mine.array.size, self._device, self._bucket_bytes)
+        if self._flats is None or self._flats.like is not self.like:
+            self._flats = Flats(self.like, self._mine.array.size, self._device, self._bucket_bytes)
             self._sent = np.empty(0, np.float32)
             if self._early is not None and self._bucket_bytes is not None:
                 self._early.expect([bucket.members for bucket in self._flats.buckets])
@@ -281,7 +267,7 @@ class TorchAverage(GradientAverage):
 
 
 class _Arriving:
-    """The words of one call on their way from the device to the host, beside other work.
+    """The header of one call on its way from the device to the host, beside other work.
 
     Parameters
     ----------
@@ -293,7 +279,7 @@ class _Arriving:
         self._size = size
         self._host = torch.empty(0)
         self._event: Any = None
-        self._words: Words | None = None
+        self._header: GradientHeader | None = None
 
     def fetch(self, words: Tensor) -> None:
         """Begin to copy them; memory and event of an earlier copy are used again."""
@@ -304,17 +290,45 @@ class _Arriving:
         if on_cuda:
             self._event = self._event or torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(words.device))
-        self._words = None
+        self._header = None
 
-    def words(self) -> Words:
+    def header(self) -> GradientHeader:
         """Wait until they are there."""
-        if self._words is None:
+        if self._header is None:
             if self._event is not None:
                 self._event.synchronize()
-            self._words = Words(self._size, self._host.numel() - 2 * self._size)
-            self._words.array[:] = self._host.numpy()
-            self._words.round(self._size)
-        return self._words
+            self._header = GradientHeader(self._size, self._host.numel() - 2 * self._size)
+            self._header.array[:] = self._host.numpy()
+            self._header.round(self._size)
+        return self._header
+
+
+def _bounded(weight: Any) -> Any:
+    """Return the weight of a batch as it counts: a number, or a float32 tensor on the device."""
+    if weight is None:
+        return 1.0
+    if torch.is_tensor(weight):
+        return weight.detach().to(torch.float32).clamp(min=LEAST_WEIGHT)
+    return max(float(weight), LEAST_WEIGHT)
+
+
+def _written(gradient: Any, array: Array | None, device: Any) -> Any:
+    """Return an average as a tensor, the gradient's own where there is one."""
+    if array is None:
+        return None
+    if gradient is None:
+        return torch.from_numpy(array).to(device)
+    if array.ctypes.data != gradient.data_ptr():
+        gradient.copy_(torch.from_numpy(array))
+    return gradient
+
+
+def _view_or_copy(gradient: Any) -> Array | None:
+    if gradient is None:
+        return None
+    tensor = gradient.detach()
+    array: Array = tensor.contiguous().cpu().numpy()
+    return array
 
 
 def _zeros_like(gradient: Tensor | None) -> Array:
@@ -326,12 +340,6 @@ def _zeros_like(gradient: Tensor | None) -> Array:
 
 
 _DENSE = "it cannot be averaged; make the layer's gradient dense, such as by sparse=False"
-
-
-def require_dense(gradient: Tensor) -> None:
-    """Raise `ConfigurationError` if a gradient is sparse."""
-    if gradient.layout is not torch.strided:
-        raise ConfigurationError(f"got a sparse gradient: {_DENSE}")
 
 
 def require_dense_layers(model: Any) -> None:

@@ -1,4 +1,4 @@
-"""The averages of gradients of a model with several optimizers, such as a GAN."""
+"""The averages of gradients of one model: of its optimizer, or of several, such as a GAN's."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.gradients import GradientAverage
+from platoon_plugins.keras.gradients import DONE, VOTE, GradientAverage
 
-__all__ = ["SeveralAverages"]
+__all__ = ["ModelAverages"]
 
 Array = np.ndarray[Any, Any]
 
 
-class SeveralAverages:
-    """Does for several optimizers what `GradientAverage` does for one; each optimizer keeps an average of its own.
+class ModelAverages:
+    """Begins and ends fits and epochs for the averages of a model's optimizers.
 
     All workers call the optimizers in the same order. A worker that has come to the end of its epoch goes on with the
     calls that belong to a batch, without gradients, until all have come there.
@@ -45,22 +45,24 @@ class SeveralAverages:
             member.place(device)
 
     def attach(self, policy: str, like: Sequence[Array]) -> None:
-        """See `GradientAverage.attach`; which weights are whose is seen in the first step."""
-        self._calls, self._batches = [], 0
+        """See `GradientAverage.attach`; of several, which weights are whose is seen in the first step."""
+        self._calls.clear()
+        self._batches = 0
+        if len(self.members) == 1:
+            self.members[0].attach(policy, like)
+            return
         for member in self.members:
-            member.attach(policy, member.expected)
-            member.calls = self._calls
+            member.attach(policy, member.like, self._calls)
 
     def detach(self) -> None:
         """See `GradientAverage.detach`."""
         for member in self.members:
             member.detach()
-            member.calls = None
 
     def vote(self) -> None:
-        """See `GradientAverage.vote`."""
+        """Vote for the end of the fit: all workers learn it from the next call."""
         for member in self.members:
-            member.vote()
+            member.send(VOTE)
 
     @property
     def stops(self) -> bool:
@@ -71,26 +73,6 @@ class SeveralAverages:
     def lags(self) -> bool:
         """See `GradientAverage.lags`."""
         return any(member.lags for member in self.members)
-
-    @property
-    def sums(self) -> bool:
-        """See `GradientAverage`."""
-        return self.members[0].sums
-
-    @sums.setter
-    def sums(self, sums: bool) -> None:
-        for member in self.members:
-            member.sums = sums
-
-    @property
-    def weight(self) -> Any:
-        """See `GradientAverage`; a loss may be that of any of the optimizers, or of all."""
-        return self.members[0].weight
-
-    @weight.setter
-    def weight(self, weight: Any) -> None:
-        for member in self.members:
-            member.weight = weight
 
     def require_attached(self) -> None:
         """See `GradientAverage.require_attached`."""
@@ -114,21 +96,28 @@ class SeveralAverages:
             member.program_started()
 
     def join(self) -> list[int]:
-        """See `GradientAverage.join`."""
+        """Take part without gradients until every worker has come to the end of its epoch.
+
+        Returns
+        -------
+        list of int
+            The number of steps that each rank has made in it, after which weights and optimizers differ unless they
+            are the same.
+        """
+        own = sum(member.steps for member in self.members)
         pattern = self._calls_of_a_batch()
-        own = len(self._calls)
-        flags = [member.send_done() for member in self.members]
+        flags = [member.send(DONE) for member in self.members]
         for member in itertools.cycle(pattern):
             if member.is_last_call():
                 break
-            if own % max(self._batches, 1):
+            if len(self.members) > 1 and own % max(self._batches, 1):
                 raise ConfigurationError(
                     f"got {own} steps of the optimizers in {self._batches} batches, and another number of batches on "
                     "another worker: which step comes next is not known; give all workers as many batches, such as by "
                     'shard(..., uneven="wrap") and a batch size that divides the number of rows'
                 )
         for member, flag in zip(self.members, flags):
-            member.send_again(flag)
+            member.send(flag)
             member.settle()
         steps: list[int] = self.members[0].worker.all_gather(np.array([own]))[:, 0].tolist()
         for member in self.members:

@@ -1,0 +1,66 @@
+"""Averages of gradients that are called back from a compiled program, on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from platoon_base.errors import PlatoonError
+from platoon_plugins.keras.gradients import Batch, GradientAverage
+
+__all__ = ["CompiledAverage"]
+
+Array = np.ndarray[Any, Any]
+
+
+class CompiledAverage(GradientAverage):
+    """See `GradientAverage`. An error in a compiled program would come out of it behind pages of traces.
+
+    So it is kept, and raised by `require_sound` and by the next call.
+    """
+
+    def __init__(self, worker: Any) -> None:
+        super().__init__(worker)
+        self._failure: PlatoonError | None = None
+
+    def attach(self, policy: str, like: Sequence[Array], calls: list[GradientAverage] | None = None) -> None:
+        """See `GradientAverage.attach`."""
+        self._failure = None
+        super().attach(policy, like, calls)
+
+    def average(self, batch: Batch) -> list[Any]:
+        """Return the averages of gradients in a program that is traced; None for weights that have none.
+
+        The same weights have no gradient in every step, and on all workers, or it is an error. The workers average
+        zeros for these: one without a batch does not know which they are.
+        """
+        self.require_attached()
+        filled = [
+            keras.ops.zeros(zeros.shape, zeros.dtype.name) if gradient is None else gradient
+            for gradient, zeros in zip(batch.gradients, self.like)
+        ]
+        averages = self.average_in_program(batch._replace(gradients=filled))
+        return [average if used else None for average, used in zip(averages, batch.used)]
+
+    def average_in_program(self, batch: Batch) -> Sequence[Any]:
+        """Return the averages of a batch's tensors, which are zeros where they are not used."""
+        raise NotImplementedError
+
+    def fill(self, batch: Batch, outs: Sequence[Array]) -> None:
+        """Put the averages of arrays into C-contiguous ones, which may be the same; called by the program."""
+        self.require_sound()
+        self.require_attached()
+        try:
+            self._step(batch, outs)
+        except PlatoonError as exc:
+            self._failure = exc
+            for out in outs:
+                out[...] = 0
+
+    def require_sound(self) -> None:
+        """See `GradientAverage.require_sound`."""
+        if self._failure is not None:
+            raise self._failure
