@@ -26,13 +26,13 @@ from platoon_base.controller.outcome import (
     stop_cause,
 )
 from platoon_base.controller.processes import GRACE_S, Exit, WorkerProcesses
+from platoon_base.controller.restart_policy import Restart, RestartPolicy, WorkerFailed
 from platoon_base.controller.saving import JobSaving
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.actions import Action, CenterMade, CenterSource, RoundMet, Shared
 from platoon_base.coordination.budget import Budget, BudgetWatch, Order, Spent
 from platoon_base.coordination.coordinator import Coordinator
-from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
 from platoon_base.coordination.story import Story
 from platoon_base.errors import PlatoonError
 from platoon_base.shm.job_state import JobState, Progress

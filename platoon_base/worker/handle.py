@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from platoon_base.channels.array_sums import Summed, sum_arrays
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_value, encode_value
 from platoon_base.errors import ConfigurationError
@@ -16,6 +15,7 @@ from platoon_base.schedule import require_policy
 from platoon_base.sharding import shard, shard_seed
 from platoon_base.shm.stop_votes import StopVotes
 from platoon_base.system.text import legible
+from platoon_base.worker.array_sums import Summed, sum_arrays
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.leadership import Leadership
 from platoon_base.worker.rounds import require_part
