@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from common import ROOT, VENV, SetupError, only_one, run, say
 
-from platoon_base.cli.frameworks import BLOCKS
+from platoon_plugins.registrations.blocks import BLOCKS
 
 TIMEOUT_S = 60.0
 REMEDY = "BLOCKS=/path/to/a/checkout make test runs its tests"

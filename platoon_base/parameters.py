@@ -14,6 +14,7 @@ import numpy as np
 
 from platoon_base.device_arrays import is_device_array, is_gpu_array
 from platoon_base.errors import ConfigurationError
+from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.layout import Layout
 
 __all__ = ["Array", "Parameter", "Parameters", "assign", "is_device_array", "is_tensor"]
@@ -183,8 +184,7 @@ def _wrap(parameter: Any, index: int) -> Parameter:
         return _SharedVariable(parameter, name)
     raise ConfigurationError(
         f"got {type(parameter).__name__} as {name}: parameters must be NumPy arrays, Theano shared variables or "
-        "tensors of torch; pass what holds the values, such as list(model.parameters()) of torch, or "
-        "lasagne.layers.get_all_params(network, trainable=True)"
+        f"tensors of torch; pass what holds the values{such_as_parameters()}"
     )
 
 

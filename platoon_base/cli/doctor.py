@@ -9,17 +9,18 @@ import shutil
 from collections.abc import Iterator
 
 from platoon_base.centers.host_kernels import HAVE_FUSED
-from platoon_base.cli.frameworks import Check, framework_checks, installed
 from platoon_base.collectives.host_exchange import HAVE_FUSED as HAVE_FUSED_COLLECTIVES
 from platoon_base.data.excerpt import HAVE_FUSED as HAVE_FUSED_EXCERPT
 from platoon_base.devices.cuda import nvrtc_version
 from platoon_base.devices.discovery import can_share_center, cuda_devices, list_devices
 from platoon_base.devices.nccl import load_nccl
 from platoon_base.errors import BackendUnavailableError
+from platoon_base.frameworks.checks import Check, importable, installed
+from platoon_base.frameworks.registered import GROUP, registered
 from platoon_base.shm.segments import SHM_FOLDER
 from platoon_base.system.environment import NO_KERNELS
 
-__all__ = ["Check", "checks"]
+__all__ = ["Check", "checks", "framework_checks"]
 
 _OPENBLAS = "apt-get install libopenblas-dev"
 
@@ -49,6 +50,26 @@ def _machine() -> Iterator[Check]:
     yield _shared_memory()._replace(needed=True)
     yield _tool("C++ compiler for Theano", "g++", "apt-get install g++")._replace(goes_with="Theano")
     yield _openblas()._replace(goes_with="Theano")
+
+
+def framework_checks() -> Iterator[Check]:
+    """Make the checks of all registered frameworks; each takes seconds."""
+    found = registered()
+    earlier: dict[str, Check] = {}
+    for name, framework in found.frameworks.items():
+        try:
+            for check in framework.checks(earlier):
+                earlier[check.name] = check
+                yield check
+        except Exception as exc:  # of another project
+            remedy = f"report it to the project that has the entry point {name!r} in the group {GROUP}"
+            yield Check(name, False, f"its check failed: {type(exc).__name__}: {exc}", remedy)
+    for name, why in found.broken.items():
+        remedy = f"repair or uninstall the distribution that has the entry point {name!r} in the group {GROUP}"
+        yield Check(name, False, why, remedy)
+    if not found.frameworks:
+        yield Check("adapters", False, "no framework is registered", "pip install platoon-plugins again")
+    yield importable("mpi4py", "mpi4py", "pip install mpi4py")
 
 
 def _of_devices() -> Iterator[Check]:
@@ -118,9 +139,13 @@ def _nvrtc() -> Check:
     try:
         version = nvrtc_version()
     except BackendUnavailableError:
-        why = "not there: the center of Keras 3 on torch and JAX is in shared memory"
+        why = f"not there: the center of {_users_of_nvrtc()} is in shared memory"
         return Check("NVRTC", False, why, "pip install 'platoon-plugins[cuda]'")
-    return Check("NVRTC", True, f"{version}: kernels for the center of Keras 3 on torch and JAX")
+    return Check("NVRTC", True, f"{version}: kernels for the center of {_users_of_nvrtc()}")
+
+
+def _users_of_nvrtc() -> str:
+    return ", ".join(registered().texts("center_on_gpu")) or "frameworks with CUDA"
 
 
 def _center() -> Check:

@@ -9,27 +9,23 @@ import resource
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
 from platoon_base import __version__
 from platoon_base.devices.discovery import cuda_devices
+from platoon_base.frameworks.registered import registered
 from platoon_base.job.files import running
 from platoon_base.shm.segments import SHM_FOLDER
 from platoon_base.system.limits import available_memory
 
 __all__ = ["environment_report", "shown_variables"]
 
-_DISTRIBUTIONS = (
-    "numpy", "pyzmq", "posix_ipc", "msgspec", "rich", "click", "setproctitle",
-    "Theano", "pygpu", "Lasagne", "blocks", "fuel", "keras", "torch", "jax", "tensorflow", "mpi4py", "tensorboard",
-    "tensorboardX", "cloudpickle",
-)  # fmt: skip
-_VARIABLES = re.compile(
-    r"(?:PLATOON|THEANO|KERAS|CUDA|NVIDIA|NCCL|OMP|OPENBLAS|MKL|TF|XLA|JAX|TORCH|TORCHELASTIC|SLURM|FUEL|BLOCKS)(?:_.*|RC)?"
-    r"|THEANORC|PYTHON.*|LD_LIBRARY_PATH|TMPDIR|VIRTUAL_ENV|CONDA_DEFAULT_ENV|TERM|COLUMNS|LINES|LANG|LC_.*"
-)
+_DISTRIBUTIONS = ("numpy", "pyzmq", "posix_ipc", "msgspec", "rich", "click", "setproctitle")
+_OPTIONAL = ("mpi4py", "tensorboard", "tensorboardX", "cloudpickle")
+_PREFIXES = ("PLATOON", "CUDA", "NVIDIA", "NCCL", "OMP", "OPENBLAS", "MKL", "SLURM")
+_OTHERS = r"PYTHON.*|LD_LIBRARY_PATH|TMPDIR|VIRTUAL_ENV|CONDA_DEFAULT_ENV|TERM|COLUMNS|LINES|LANG|LC_.*"
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CREDENTIAL|AUTH|COOKIE|JWT", re.IGNORECASE)
 _LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")
 _CHARACTERS = 1000
@@ -43,12 +39,18 @@ def environment_report() -> dict[str, dict[str, str]]:
             "version": f"{platform.python_implementation()} {platform.python_version()}",
             "executable": _home(sys.executable),
         },
-        "distributions": {name: _version(name) for name in _DISTRIBUTIONS},
+        "distributions": {name: _version(name) for name in (*_DISTRIBUTIONS, *_of_all("distributions"), *_OPTIONAL)},
         "machine": _machine(),
         "limits": _limits(),
         "devices": _devices(),
         "variables": shown_variables(os.environ),
     }
+
+
+def _of_all(field: str) -> Iterator[str]:
+    """Yield the texts in a field of all registered frameworks."""
+    for framework in registered().frameworks.values():
+        yield from getattr(framework, field)
 
 
 def _version(name: str) -> str:
@@ -98,7 +100,9 @@ def shown_variables(environment: Mapping[str, str]) -> dict[str, str]:
     environment : mapping of str to str
     """
     found = {}
-    for name in sorted(filter(_VARIABLES.fullmatch, environment)):
+    prefixes = "|".join(map(re.escape, (*_PREFIXES, *_of_all("variables"))))
+    shown = re.compile(rf"(?:{prefixes})(?:_.*|RC)?|{_OTHERS}")
+    for name in sorted(filter(shown.fullmatch, environment)):
         value = _LOGIN.sub("(hidden)", environment[name])[:_CHARACTERS]
         found[name] = "(hidden)" if _SECRET.search(name) else _home(value)
     return found

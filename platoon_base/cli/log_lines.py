@@ -15,7 +15,7 @@ _CHUNK_BYTES = 2**20  # at most so much of each file in one look, however much a
 _BEHIND_BYTES = 2**24  # one that is further behind reads on near the end
 _LINE_BYTES = 2**16  # a longer line is a progress bar's
 _SHOWN_BYTES = 2000
-_LOGGED = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank [\d-]+ (?:%s) platoon_(?:base|plugins)[\w.]*"
+_LOGGED = rb"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} rank [\d-]+ (?:%s) [\w.]+"
 _NOISE = re.compile(_LOGGED % b"INFO|DEBUG")
 # As `child.set_up_logging` has them written; as Python does, in processes that a worker has started.
 _WARNING = re.compile(_LOGGED % b"WARNING|ERROR|CRITICAL" + rb": |:\d+: PlatoonWarning: ")

@@ -169,5 +169,5 @@ def _trained_alone(ranks: Sequence[int], workers: int) -> str:
     return (
         f"WARNING: {what}, each with a model of its own. A plugin's sync (README), or connect() with "
         "init_shared_params and sync_params, makes them train one model. (Nothing is known here of what a framework "
-        "averages by itself, such as keras.distribution)"
+        "averages by itself)"
     )

@@ -23,6 +23,7 @@ from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.coordination.budget import Budget
 from platoon_base.errors import ConfigurationError
+from platoon_base.frameworks.registered import registered
 from platoon_base.job.hosting import JobOptions
 from platoon_base.rules import at_period, default_period, parse_rule
 from platoon_base.schedule import Limits
@@ -32,10 +33,6 @@ from platoon_base.worker_process.program import Program
 __all__ = ["Tuning", "tune"]
 
 _GRACE_S = 5.0
-_REPORT = (
-    'call connect().report({"val_loss": loss}) after each validation; StopOnPatience of Lasagne, a fit of Keras and '
-    "DistributedMonitoring of Blocks report by themselves"
-)
 
 
 class Tuning(NamedTuple):
@@ -197,9 +194,9 @@ def _watched(tuning: Tuning, trial: Trial) -> Watched:
         raise ConfigurationError(f"{trial.method.name} failed, so nothing can be compared. {trial.failed}")
     if not trial.curves:
         raise ConfigurationError(
-            f"the script reported no number while it trained, {_spent_words(tuning)}: {_REPORT}. Mini-batches must be "
-            "counted too: the adapters do, other loops call connect().progress(steps=1) after each. If it validates "
-            f"later than that, give a larger {_budget_option(tuning)}"
+            f"the script reported no number while it trained, {_spent_words(tuning)}: {_how_to_report()}. Mini-batches "
+            "must be counted too: the adapters do, other loops call connect().progress(steps=1) after each. If it "
+            f"validates later than that, give a larger {_budget_option(tuning)}"
         )
     # A script may report a final value under another name than those by which it trains.
     early = [name for name, points in trial.curves.items() if getattr(points[0], tuning.by) <= tuning.budget]
@@ -225,9 +222,15 @@ def _judged(trial: Trial, watched: Watched, tuning: Tuning) -> Trial:
         f"{_budget_option(tuning)}"
     )
     if trial.method.plain:
-        text += f". If the script reports at its end only, a budget ends it: {_REPORT}"
+        text += f". If the script reports at its end only, a budget ends it: {_how_to_report()}"
         raise ConfigurationError(f"{trial.method.name}: {text}")
     return trial._replace(failed=text)
+
+
+def _how_to_report() -> str:
+    texts = registered().texts("reports_by")
+    by_themselves = f"; {', '.join(texts)} report by themselves" if texts else ""
+    return f'call connect().report({{"val_loss": loss}}) after each validation{by_themselves}'
 
 
 def _same_rule(method: Method, told: str) -> bool:
@@ -306,7 +309,7 @@ def _print_advice(
         name = method.rule.partition("(")[0]
         print_line(console, f"    from platoon_base.rules import {name}")
         print_line(console, f"    rule={method.rule}, every_n_batches={method.period}")
-        print_line(console, "in distribute (Keras), sync_updates (Lasagne), ParameterSync (Blocks). Or from outside:")
+        print_line(console, f"in {', '.join(registered().texts('rule_goes_to'))}. Or from outside:")
         print_line(console, f'    {RULE}="{method.rule}" {EVERY_N_BATCHES}={method.period} {launched}')
 
 

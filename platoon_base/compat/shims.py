@@ -16,18 +16,15 @@ import os
 import sys
 import types
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Callable
 
-from platoon_base.compat import fuel
 from platoon_base.compat import theano as theano_repairs
 from platoon_base.compat.theano_flags import completed_flags, flags_with_blas
+from platoon_base.frameworks.registered import registered
 from platoon_base.system.environment import DEVICE
 from platoon_base.system.import_hook import AfterImport
 
 __all__ = ["apply"]
-
-# The module of Keras 2 that saves and loads through h5py; Keras 3 has none of that name.
-_KERAS_2_SAVING = "keras.engine.saving"
 
 
 def apply() -> None:
@@ -37,19 +34,18 @@ def apply() -> None:
     _set_blas()
     _install_finder()
     theano_repairs.install()
-    fuel.install()
-    _repair_keras_2()
+    _install_registered()
 
 
 def _restore_collections() -> None:
-    """Blocks and Keras import ``collections.Mapping`` and its like, which Python 3.3 moved to ``collections.abc``."""
+    """Packages of 2016 import ``collections.Mapping`` and its like, which Python 3.3 moved to ``collections.abc``."""
     for name in collections.abc.__all__:
         if name not in vars(collections):  # hasattr would warn on Python 3.9, where they still are
             setattr(collections, name, getattr(collections.abc, name))
 
 
 def _restore_getargspec() -> None:
-    """Blocks calls ``inspect.getargspec``, removed in Python 3.11."""
+    """Packages of 2016 call ``inspect.getargspec``, removed in Python 3.11."""
     if hasattr(inspect, "getargspec"):
         return
     arg_spec = collections.namedtuple("arg_spec", "args varargs keywords defaults")
@@ -101,7 +97,7 @@ class _StandIn(importlib.abc.Loader):
 
 
 def _downsample() -> dict[str, Any]:
-    """Lasagne 0.1 imports it; gone since Theano 0.9."""
+    """Packages of 2015 import it; gone since Theano 0.9."""
     from theano.tensor.signal.pool import pool_2d
 
     return {"max_pool_2d": pool_2d}
@@ -118,45 +114,29 @@ def _python2x() -> dict[str, Any]:
 _STAND_INS = {"theano.tensor.signal.downsample": _downsample, "theano.compat.python2x": _python2x}
 
 
+class _Registered(AfterImport):
+    """Runs the repairs that adapters have registered."""
+
+
+def _install_registered() -> None:
+    if any(isinstance(finder, _Registered) for finder in sys.meta_path):
+        return
+    repairs: dict[str, list[Callable[[types.ModuleType], None]]] = {}
+    for framework in registered().frameworks.values():
+        for name, repair in framework.after_import.items():
+            repairs.setdefault(name, []).append(repair)
+    actions = {name: functools.partial(_run_all, each) for name, each in repairs.items()}
+    late = [name for name in actions if name in sys.modules]
+    sys.meta_path.insert(0, _Registered({name: act for name, act in actions.items() if name not in late}))
+    for name in late:
+        actions[name](sys.modules[name])
+
+
+def _run_all(repairs: Sequence[Callable[[types.ModuleType], None]], module: types.ModuleType) -> None:
+    for repair in repairs:
+        repair(module)
+
+
 def _install_finder() -> None:
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-
-
-class _KerasFinder(AfterImport):
-    """Repairs the loading of models right after Keras 2 is imported; a process with Keras 3 stays as it is."""
-
-
-def _repair_keras_2() -> None:
-    if _KERAS_2_SAVING in sys.modules:
-        _restore_decode()
-    elif not any(isinstance(finder, _KerasFinder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _KerasFinder({_KERAS_2_SAVING: lambda module: _restore_decode()}))
-
-
-class _Text(str):
-    """A text that has the ``decode`` of bytes."""
-
-    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
-        return str(self)
-
-
-def _restore_decode() -> None:
-    """Keras 2 calls ``decode`` on what it reads from the attributes of a file, which to h5py 3 is text, not bytes."""
-    attributes = sys.modules.get("h5py._hl.attrs")
-    if attributes is None:
-        return  # Keras runs without h5py, and says so when it has to save
-    manager = attributes.AttributeManager
-    read = manager.__getitem__
-    if read.__module__ == __name__:
-        return
-
-    def read_with_decode(self: Any, name: Any) -> Any:
-        value = read(self, name)
-        if isinstance(value, str):
-            return _Text(value)
-        if getattr(value, "dtype", None) == "O":  # an array of texts of any length
-            value.flat = [_Text(item) if isinstance(item, str) else item for item in value.flat]
-        return value
-
-    manager.__getitem__ = read_with_decode

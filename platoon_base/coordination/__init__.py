@@ -2,5 +2,5 @@
 
 The channels' `server` calls the `Coordinator` with each message, the controller calls it with each worker that has
 ended. Behind that face each kind of decision is a state machine of its own: the `roster`, the `center_election`, the
-`rendezvous`, the `stop_vote`, the `records`. The controller asks the `restart_policy` whom to start again.
+`rendezvous`, the `stop_vote`, the `records`.
 """

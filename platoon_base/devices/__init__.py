@@ -5,5 +5,6 @@ The launcher asks `discovery`, the started process applies `isolation` and `chec
 """
 
 from platoon_base.devices.checks import warn_if_not_on_device
+from platoon_base.devices.isolation import WorkerGpu
 
-__all__ = ["warn_if_not_on_device"]
+__all__ = ["WorkerGpu", "warn_if_not_on_device"]

@@ -1,6 +1,7 @@
-"""Keep torch, JAX and TensorFlow to the GPU of their worker; by default they take the first one, or all.
+"""Keep frameworks to the GPU of their worker; by default they take the first one, or all.
 
-Theano gets its device by its flags. No framework is imported here: each is set right after the script imports it.
+Theano gets its device by its flags. No framework is imported here: each is set right after the script imports it, by
+the function that is registered for it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from platoon_base.frameworks.registered import registered
 from platoon_base.system.import_hook import AfterImport
 
-__all__ = ["brought_to_front", "keep_to"]
+__all__ = ["WorkerGpu", "brought_to_front", "keep_to"]
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NOT_INITIALIZED = 3  # CUDA_ERROR_NOT_INITIALIZED
@@ -32,23 +34,44 @@ def keep_to(device: str) -> None:
     found = re.fullmatch(r"cuda(\d+)", device)
     if found is None:
         return
-    device_now = _Numbered(int(found[1]))
-    actions: dict[str, Callable[[Any], None]] = {
-        "torch": lambda torch: _keep_torch(torch, device_now.number),
-        "jax": lambda jax: _keep_jax(jax, device_now),
-        "tensorflow": lambda tensorflow: _keep_tensorflow(tensorflow, device_now.number),
-    }
+    gpu = WorkerGpu(int(found[1]))
+    keepers = {k: v for framework in registered().frameworks.values() for k, v in framework.keep_to_gpu.items()}
+    actions: dict[str, Callable[[Any], None]] = {}
+    for name, keep in keepers.items():
+        actions[name] = lambda module, keep=keep: keep(module, gpu)  # type: ignore[misc]
     late = {name: actions.pop(name) for name in list(actions) if name in sys.modules}
     sys.meta_path.insert(0, AfterImport(actions))
     for name, action in late.items():
         action(sys.modules[name])
 
 
-class _Numbered:
-    """The worker's device, by its number in this process."""
+class WorkerGpu:
+    """The GPU of a worker.
+
+    Attributes
+    ----------
+    number : int
+        As CUDA counts in this process.
+    """
 
     def __init__(self, number: int) -> None:
         self.number = number
+
+    def bring_to_front(self) -> bool:
+        """Make this GPU the first of those that CUDA sees, if nothing in this process has initialized CUDA.
+
+        Returns
+        -------
+        bool
+            Whether ``number`` holds; False if the script itself has chosen devices since.
+        """
+        if self.number and _cuda_waits():
+            visible = brought_to_front(self.number, os.environ.get(_VISIBLE))
+            if visible is None:
+                return False
+            os.environ[_VISIBLE] = visible
+            self.number = 0
+        return True
 
 
 def brought_to_front(number: int, visible: str | None) -> str | None:
@@ -62,17 +85,6 @@ def brought_to_front(number: int, visible: str | None) -> str | None:
     return ",".join([names[number], *names[:number], *names[number + 1 :]])
 
 
-def _keep_jax(jax: Any, device: _Numbered) -> None:
-    # JAX 0.11 computes on device 0 only, if it sees one alone; the others stay visible to the driver, for the center.
-    if device.number and _cuda_waits():
-        visible = brought_to_front(device.number, os.environ.get(_VISIBLE))
-        if visible is None:
-            return
-        os.environ[_VISIBLE] = visible
-        device.number = 0
-    jax.config.update("jax_cuda_visible_devices", str(device.number))
-
-
 def _cuda_waits() -> bool:
     """Tell whether there is a driver that nobody in this process has initialized: it reads the environment then."""
     count = ctypes.c_int()
@@ -80,14 +92,3 @@ def _cuda_waits() -> bool:
         return bool(ctypes.CDLL("libcuda.so.1").cuDeviceGetCount(ctypes.byref(count)) == _NOT_INITIALIZED)
     except OSError:
         return False
-
-
-def _keep_torch(torch: Any, number: int) -> None:
-    if torch.cuda.is_available():
-        torch.cuda.set_device(number)
-
-
-def _keep_tensorflow(tensorflow: Any, number: int) -> None:
-    devices = tensorflow.config.list_physical_devices("GPU")
-    if devices:
-        tensorflow.config.set_visible_devices(devices[number : number + 1], "GPU")

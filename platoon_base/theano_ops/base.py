@@ -34,7 +34,7 @@ class JobBound:
     def __reduce__(self) -> Any:
         raise ConfigurationError(
             "a compiled function that meets other workers cannot be pickled: it belongs to a running job; save the "
-            "parameters instead, such as numpy.savez(path, *lasagne.layers.get_all_param_values(network))"
+            "parameters instead, such as numpy.savez(path, *[p.get_value() for p in params])"
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

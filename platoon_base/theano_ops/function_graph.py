@@ -11,6 +11,7 @@ from theano.gof.graph import ancestors, inputs
 
 from platoon_base.collectives.base import DTYPES
 from platoon_base.errors import ConfigurationError
+from platoon_base.frameworks.registered import such_as_parameters
 from platoon_base.theano_ops.noise import vary_noise_once
 from platoon_base.theano_ops.reductions import AllReduce, all_reduce
 from platoon_base.worker.handle import Worker
@@ -34,7 +35,7 @@ def pairs_of(updates: Any) -> list[tuple[Any, Any]]:
         if not isinstance(pair, (tuple, list)) or len(pair) != 2 or not isinstance(pair[0], SharedVariable):
             raise ConfigurationError(
                 f"got {pair!r} in updates: pass pairs of a shared variable and its new value, or a function of "
-                "gradients and parameters, such as lasagne.updates.adam, with params=[...]"
+                "gradients and parameters that returns them, with params=[...]"
             )
     return [(variable, theano.tensor.as_tensor_variable(value)) for variable, value in pairs]
 
@@ -63,8 +64,7 @@ def averaged_grads(loss: Any, params: Any, weight: Any, average: bool, worker: W
         )
     if not isinstance(params, Sequence) or not params:
         raise ConfigurationError(
-            f"got params={params!r} for updates that are a function: pass the list of parameters, such as "
-            "lasagne.layers.get_all_params(network, trainable=True)"
+            f"got params={params!r} for updates that are a function: pass the list of parameters{such_as_parameters()}"
         )
     grads: list[Any] = theano.grad(loss, list(params))
     if worker.global_size == 1:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from platoon_base.channels.array_sums import Summed, sum_arrays
 from platoon_base.coordination import messages as msg
 from platoon_base.shm.stop_votes import StopVotes
+from platoon_base.worker.array_sums import Summed, sum_arrays
 from platoon_base.worker.connection import Connection
 from platoon_base.worker.rounds import require_part
 from platoon_base.worker.same_data import SAME_DATA_REMEDY, DataSeen, kind_of

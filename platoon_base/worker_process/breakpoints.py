@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pdb
 import sys
 import time
 from pathlib import Path
@@ -54,6 +53,8 @@ def hook_breakpoints() -> None:
     wish = wish_file(Path(errors).parent)
 
     def stop_here(*args: Any, **kwargs: Any) -> None:
+        import pdb  # here, for it takes 4 ms, and few workers stop
+
         # A launcher that has lent its terminal looks for the wish five times a second.
         with contextlib.suppress(FileExistsError):
             wish.touch(exist_ok=False)  # this follows no link

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from platoon_base import compat
 from platoon_base.devices import checks, isolation
+from platoon_base.frameworks.registered import registered
 from platoon_base.system.environment import DEVICE, JOB, LAUNCHER, RANK
 from platoon_base.system.interrupts import accept_interrupts
 from platoon_base.system.orphan import end_with, is_watched
@@ -70,7 +71,7 @@ def set_up_logging() -> None:
     handler = logging.StreamHandler()
     rank = os.environ.get(RANK, "-")
     handler.setFormatter(logging.Formatter(f"%(asctime)s rank {rank} %(levelname)s %(name)s: %(message)s"))
-    for name in ("platoon_base", "platoon_plugins"):
+    for name in {"platoon_base", *registered().packages}:
         log = logging.getLogger(name)
         log.handlers, log.propagate = [handler], False
         log.setLevel(logging.INFO)

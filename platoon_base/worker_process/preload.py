@@ -10,26 +10,12 @@ import ast
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from platoon_base.frameworks.registered import registered
 from platoon_base.worker_process.program import Program
 
-__all__ = ["PRELOADABLE", "modules_to_preload"]
+__all__ = ["modules_to_preload"]
 
-# Each was tried: it starts no thread, opens nothing that forked processes may not share, and needs the same environment
-# in every worker. To add one, see that the same holds for all it imports: Keras, for instance, imports a back end.
-# (Fuel imports numexpr and blosc2, which have threads below Python, and start new ones in a forked process.)
-PRELOADABLE = (
-    "numpy",
-    "scipy",
-    "theano",
-    "lasagne",
-    "fuel",
-    "blocks",
-    "platoon_base",
-    "platoon_plugins.lasagne",
-    "platoon_plugins.blocks",
-)
-# Those whose import takes long enough to make up for the fork server.
-_WORTH_IT = ("theano", "lasagne", "platoon_plugins.lasagne", "blocks")
+_ALWAYS = ("numpy", "platoon_base")
 
 # The names that a script uses to prepare its imports.
 _PREPARATIONS = {
@@ -55,8 +41,14 @@ def modules_to_preload(program: Program) -> list[str]:
             scan.read(path)
     except (OSError, SyntaxError, ValueError):
         return []  # Python will say what is wrong
-    worth_it = any(_is_under(name, _WORTH_IT) for name in scan.found)
-    return list(scan.found) if worth_it and not scan.prepares_imports else []
+    if scan.prepares_imports:
+        return []
+    frameworks = registered().frameworks.values()
+    worth_it = tuple(name for framework in frameworks for name in framework.worth_preloading)
+    if not any(_is_under(name, worth_it) for name in scan.found):
+        return []
+    preloadable = (*_ALWAYS, *(name for framework in frameworks for name in framework.preload))
+    return [name for name in scan.found if _is_under(name, preloadable)]
 
 
 class _Scan:
@@ -84,11 +76,10 @@ class _Scan:
                 self._follow(folder, statement.module or "", [alias.name for alias in statement.names])
 
     def _follow(self, folder: Path, name: str, children: Sequence[str] = ()) -> None:
-        """Read the sources of a module that is beside the script; note down any other that may be preloaded."""
+        """Read the sources of a module that is beside the script; note down any other."""
         files = _source_files(folder, name)
-        if not files and _is_under(name, PRELOADABLE):
+        if name and not files:
             self.found[name] = None
-            return
         for child in children:  # `from package import module`
             files += _source_files(folder, f"{name}.{child}".strip("."))
         for file in files:

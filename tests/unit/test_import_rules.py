@@ -32,6 +32,7 @@ ROOMS = [
     {"coordination", "shm", "checkpoints", "links"},
     {"rules", "devices", "hosts"},
     {"compat", "vocabulary"},
+    {"frameworks"},
     {"system"},
     {"errors"},
 ]
@@ -46,7 +47,7 @@ PUBLIC_FACE = {"platoon_base"} | {
     f"platoon_base.{name}"
     for name in (
         "device_arrays", "errors", "fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule",
-        "sharding", "compat", "data", "devices", "job", "rules", "theano_ops", "worker",
+        "sharding", "compat", "data", "devices", "frameworks", "job", "rules", "theano_ops", "worker",
     )
 }  # fmt: skip
 
@@ -261,6 +262,47 @@ def test_what_decides_imports_no_back_end(module):
 @pytest.mark.parametrize("path", sources(BASE), ids=module_name)
 def test_the_base_does_not_know_the_plugins(path):
     assert within(imports(path), {"platoon_plugins"}) == set()
+
+
+# What adapters register. Docstrings may name a framework as an example, what runs may not.
+OF_ADAPTERS = re.compile(r"(?i:\b(?:keras|lasagne|fuel|jax|tensorflow)\b)|\bBlocks\b|\Ablocks\b(?! )|platoon_plugins\.")
+
+
+def names_of_adapters(tree):
+    """List the texts of a module that name an adapter or its framework, docstrings apart, and such imports."""
+    holders = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    bodies = [node.body for node in ast.walk(tree) if isinstance(node, holders)]
+    prose = {id(body[0].value) for body in bodies if body and isinstance(body[0], ast.Expr)}
+    texts = [node for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    faces = [
+        node.value for node in tree.body if isinstance(node, ast.Assign) and ast.unparse(node).startswith("__all__")
+    ]
+    prose |= {id(node) for face in faces for node in ast.walk(face)}  # names of its own
+    found = [node.value for node in texts if id(node) not in prose]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            found.append(node.module or "")
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+    return [text for text in found if OF_ADAPTERS.search(text)]
+
+
+def test_names_of_adapters_are_seen():
+    code = '''
+"""Of Keras."""
+import keras.layers
+from fuel import streams
+def f(blocks):
+    """Of Lasagne."""
+    return ["blocks", "platoon_plugins.x", f"no {blocks} of Blocks", "TensorFlow", "blocks of memory", blocks]
+'''
+    found = ["blocks", "platoon_plugins.x", " of Blocks", "TensorFlow", "keras.layers", "fuel"]
+    assert sorted(names_of_adapters(ast.parse(code))) == sorted(found)
+
+
+@pytest.mark.parametrize("path", sources(BASE), ids=module_name)
+def test_the_base_names_no_adapter(path):
+    assert names_of_adapters(tree_of(path)) == []
 
 
 @pytest.mark.parametrize("path", sources(BASE), ids=module_name)

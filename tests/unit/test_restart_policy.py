@@ -2,7 +2,7 @@
 
 import pytest
 
-from platoon_base.coordination.restart_policy import Restart, RestartPolicy, WorkerFailed
+from platoon_base.controller.restart_policy import Restart, RestartPolicy, WorkerFailed
 
 pytestmark = pytest.mark.base
 

@@ -78,7 +78,7 @@ def _seconds(context: click.Context, parameter: click.Parameter, seconds: float)
     default=0,
     metavar="N",
     help="Start a worker that fails again, up to N times in all; it takes the center over. Where the workers need each "
-    "other (averaged gradients, Keras, Blocks) all are started again, from the newest checkpoint.",
+    "other (averaged gradients, loops of most frameworks) all are started again, from the newest checkpoint.",
 )
 @click.option(
     "--checkpoint-every",

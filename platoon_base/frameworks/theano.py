@@ -1,0 +1,47 @@
+"""Theano, with which the base computes itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from platoon_base.frameworks.registered import Framework
+
+if TYPE_CHECKING:
+    from platoon_base.frameworks.checks import Check
+
+__all__ = ["FRAMEWORK"]
+
+_COMPILE = "import theano; x = theano.tensor.vector(); assert theano.function([x], theano.tensor.exp(x))([0.0]) == 1"
+_LAST_PYTHON, _FIRST_NUMPY_WITHOUT = (3, 11), (1, 24)
+
+
+def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
+    """Compile a function: Theano can often be imported where nothing compiles."""
+    from importlib import metadata
+
+    from platoon_base.frameworks.checks import IS_CHECKOUT, SETUP, importable, installed
+
+    numpy = metadata.version("numpy")
+    unsuitable = tuple(map(int, numpy.split(".")[:2])) >= _FIRST_NUMPY_WITHOUT
+    if sys.version_info[:2] > _LAST_PYTHON:
+        remedy = f"Theano ends at Python 3.11: {SETUP} there, or make an environment for it as docs/compat.md says"
+    elif unsuitable and not installed("theano", "").works:
+        remedy = f"in an environment of its own, with NumPy below 1.24: {SETUP}, or as docs/compat.md says"
+    elif unsuitable:
+        own = ", which make setup builds" if IS_CHECKOUT else ""
+        remedy = f"pip install 'numpy<1.24'; best in an environment of its own{own}"
+    else:
+        remedy = ("make setup (Python 3.11), or " if IS_CHECKOUT else "") + "pip install 'platoon-plugins[theano]'"
+    fails = f"cannot compile with NumPy {numpy}, it ends at 1.23" if unsuitable else "cannot compile"
+    yield importable("Theano", "theano", remedy, _COMPILE, fails)
+
+
+FRAMEWORK = Framework(
+    preload=("scipy", "theano"),
+    worth_preloading=("theano",),
+    checks=_checks,
+    distributions=("Theano", "pygpu"),
+    variables=("THEANO",),
+)

@@ -1,0 +1,34 @@
+"""torch, whose tensors the base takes as parameters and in collective calls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from platoon_base.frameworks.registered import Framework
+
+if TYPE_CHECKING:
+    from platoon_base.frameworks.checks import Check
+
+__all__ = ["FRAMEWORK"]
+
+
+def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
+    from platoon_base.frameworks.checks import importable, installed
+
+    where = "in an environment without Theano: " if installed("theano", "").works else ""
+    yield importable("PyTorch", "torch", f"{where}pip install torch")
+
+
+def _keep(torch: Any, gpu: Any) -> None:
+    if torch.cuda.is_available():
+        torch.cuda.set_device(gpu.number)
+
+
+FRAMEWORK = Framework(
+    keep_to_gpu={"torch": _keep},
+    checks=_checks,
+    distributions=("torch",),
+    variables=("TORCH", "TORCHELASTIC"),
+    parameters="list(model.parameters()) of torch",
+)

@@ -1,0 +1,58 @@
+"""Blocks and Fuel, for the base.
+
+Fuel 0.2.0 needs a repair: `H5PYDataset` keeps its open files in the class, not in the stream, and nothing opens them in
+the process that unpickles a stream in the middle of an epoch (fuel/datasets/hdf5.py, ``_file_handle``): its next batch
+is an ``OSError: no open handle``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from platoon_base.frameworks import Framework
+
+if TYPE_CHECKING:
+    from platoon_base.frameworks import Check
+
+__all__ = ["BLOCKS", "FRAMEWORK"]
+
+# No package index has it. Fuel and Theano are there already; pip would try to build them anew.
+BLOCKS = "blocks @ git+https://github.com/mila-iqia/blocks.git"
+
+
+def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
+    from platoon_base.frameworks import IS_CHECKOUT, SETUP, importable
+
+    yield importable("Fuel", "fuel", "make setup, or as docs/compat.md says" if IS_CHECKOUT else "see docs/compat.md")
+    remedy = f"{SETUP}, then pip install --no-deps --no-build-isolation '{BLOCKS}'"
+    yield importable("Blocks", "blocks", remedy)
+
+
+def _open_again(streams: ModuleType) -> None:
+    """Open the file of a stream when the stream is unpickled."""
+    if hasattr(streams.DataStream, "__setstate__"):
+        return
+
+    def set_state(self: Any, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        files = sys.modules.get("fuel.datasets.hdf5")  # imported with the data set that was unpickled
+        if files is not None and isinstance(self.dataset, files.H5PYDataset):
+            self.data_state = self.dataset.open()
+
+    streams.DataStream.__setstate__ = set_state
+
+
+FRAMEWORK = Framework(
+    # Fuel imports numexpr and blosc2, which have threads below Python, and start new ones in a forked process.
+    preload=("fuel", "blocks", "platoon_plugins.blocks"),
+    worth_preloading=("blocks",),
+    after_import={"fuel.streams": _open_again},
+    checks=_checks,
+    distributions=("blocks", "fuel"),
+    variables=("FUEL", "BLOCKS"),
+    rule_goes_to="ParameterSync (Blocks)",
+    reports_by="DistributedMonitoring of Blocks",
+)

@@ -1,0 +1,113 @@
+"""Keras, JAX and TensorFlow, for the base; Keras imports a back end, so nothing of it may be imported before a fork."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from platoon_base.frameworks import Framework
+
+if TYPE_CHECKING:
+    from platoon_base.devices import WorkerGpu
+    from platoon_base.frameworks import Check
+
+__all__ = ["FRAMEWORK"]
+
+_BACKENDS = {"torch": "PyTorch", "jax": "JAX", "tensorflow": "TensorFlow", "theano": "Theano"}
+# Several distributions have the module.
+_TENSORFLOW = ("tensorflow", "tensorflow-cpu", "tensorflow-gpu", "tf-nightly")
+
+
+def _checks(earlier: Mapping[str, Check]) -> Iterator[Check]:
+    from platoon_base.frameworks import importable, installed
+
+    where = "in an environment without Theano: " if installed("theano", "").works else ""
+    works = {module for module, name in _BACKENDS.items() if name in earlier and earlier[name].works}
+    for module in ("jax", "tensorflow"):
+        remedy = f"{where}pip install {module}, if Keras 3 is to run on it"
+        distributions = _TENSORFLOW if module == "tensorflow" else ()
+        check = importable(_BACKENDS[module], module, remedy, distributions=distributions)
+        works |= {module} if check.works else set()
+        yield check
+    yield _keras(works)
+
+
+def _keras(works: set[str]) -> Check:
+    """Import Keras with the back end that it would choose; where that does not work, name those that do."""
+    from platoon_base.frameworks import SETUP, Check, installed, last_line
+
+    found = installed("keras", "pip install 'platoon-plugins[keras]', and torch, jax or tensorflow beside it")
+    if not found.works:
+        return found._replace(name="Keras")
+    version = tuple(int(part) for part in found.finding.split(".")[:2])
+    able = ("theano",) if version < (2, 4) else ("torch", "jax", "tensorflow") if version >= (3, 0) else ("tensorflow",)
+    usable = [backend for backend in able if backend in works]
+    names = " or ".join(_BACKENDS[backend] for backend in able)
+    if not usable:
+        how = SETUP if able == ("theano",) else f"pip install {' or '.join(able)}"
+        return Check("Keras", False, f"{found.finding}, needs {names}, which does not work here", how)
+    chosen, reason = last_line("import keras; print(keras.backend.backend())", os.environ)
+    if not reason:
+        return Check("Keras", True, f"{found.finding}, on {_BACKENDS.get(chosen, chosen)}")
+    remedy = f"set KERAS_BACKEND={' or '.join(usable)}"
+    set_to = os.environ.get("KERAS_BACKEND")
+    with_what = f"KERAS_BACKEND={set_to}" if set_to else "its default back end"
+    if all(last_line("import keras", {**os.environ, "KERAS_BACKEND": backend})[1] for backend in usable):
+        with_what, remedy = f"KERAS_BACKEND={usable[0]} either", "install it anew"
+    return Check("Keras", False, f"{found.finding}, cannot be imported with {with_what}: {reason}", remedy)
+
+
+def _keep_jax(jax: Any, gpu: WorkerGpu) -> None:
+    # JAX 0.11 computes on device 0 only, if it sees one alone; the others stay visible to the driver, for the center.
+    if gpu.bring_to_front():
+        jax.config.update("jax_cuda_visible_devices", str(gpu.number))
+
+
+def _keep_tensorflow(tensorflow: Any, gpu: WorkerGpu) -> None:
+    devices = tensorflow.config.list_physical_devices("GPU")
+    if devices:
+        tensorflow.config.set_visible_devices(devices[gpu.number : gpu.number + 1], "GPU")
+
+
+class _Text(str):
+    """A text that has the ``decode`` of bytes."""
+
+    def decode(self, encoding: str = "utf-8", errors: str = "strict") -> str:
+        return str(self)
+
+
+def _restore_decode(saving: ModuleType) -> None:
+    """Keras 2 calls ``decode`` on what it reads from the attributes of a file, which to h5py 3 is text, not bytes."""
+    attributes = sys.modules.get("h5py._hl.attrs")
+    if attributes is None:
+        return  # Keras runs without h5py, and says so when it has to save
+    manager = attributes.AttributeManager
+    read = manager.__getitem__
+    if read.__module__ == __name__:
+        return
+
+    def read_with_decode(self: Any, name: Any) -> Any:
+        value = read(self, name)
+        if isinstance(value, str):
+            return _Text(value)
+        if getattr(value, "dtype", None) == "O":  # an array of texts of any length
+            value.flat = [_Text(item) if isinstance(item, str) else item for item in value.flat]
+        return value
+
+    manager.__getitem__ = read_with_decode
+
+
+FRAMEWORK = Framework(
+    # The module of Keras 2 that saves and loads through h5py; Keras 3 has none of that name.
+    after_import={"keras.engine.saving": _restore_decode},
+    keep_to_gpu={"jax": _keep_jax, "tensorflow": _keep_tensorflow},
+    checks=_checks,
+    distributions=("keras", "jax", "tensorflow"),
+    variables=("KERAS", "TF", "XLA", "JAX"),
+    rule_goes_to="distribute (Keras)",
+    reports_by="a fit of Keras",
+    center_on_gpu="Keras 3 on torch and JAX",
+)

@@ -1,0 +1,181 @@
+"""An adapter of another project, installed as a distribution: `platoon doctor` and a launch find it."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+import platoon_base
+from platoon_base.system.entry_points import entry_points
+
+pytestmark = pytest.mark.base
+
+FRAMEWORK = """
+import os
+IMPORTED_BY = os.getpid()
+COLOUR = "grey"
+"""
+ADAPTER = """
+import logging
+from platoon_base.frameworks import Framework
+
+def checks(earlier):
+    from platoon_base.frameworks import importable
+    assert "Theano" in earlier and "PyTorch" in earlier
+    yield importable("Tiny", "tinyframe", "pip install tinyframe", distributions=["tiny-adapter"])
+
+def paint(module):
+    module.COLOUR = "red"
+
+FRAMEWORK = Framework(
+    preload=("tinyframe",),
+    worth_preloading=("tinyframe",),
+    after_import={"tinyframe": paint},
+    checks=checks,
+    distributions=("tiny-adapter",),
+    variables=("TINY",),
+    rule_goes_to="tiny.sync (Tiny)",
+)
+"""
+SETUP = """
+from setuptools import setup
+setup(
+    name="tiny-adapter",
+    version="4.5",
+    py_modules=["tinyframe", "tiny_adapter"],
+    entry_points={"platoon.frameworks": ["tiny = tiny_adapter:NAME"]},
+)
+"""
+SCRIPT = """
+import logging, os, sys
+import tinyframe
+from platoon_base import connect
+logging.getLogger("tiny_adapter").info("a line of the adapter")
+logging.getLogger("tiny_adapter.part").warning("too tiny")
+with connect() as worker:
+    forked = tinyframe.IMPORTED_BY != os.getpid()
+    print("colour", tinyframe.COLOUR, "forked", forked)
+"""
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Build and install the adapter into a folder of its own, and return what puts that folder on the path."""
+    pytest.importorskip("setuptools", reason="needs setuptools, to build a distribution: pip install setuptools")
+
+    def run(name="FRAMEWORK", adapter=ADAPTER):
+        source, target = tmp_path / "source", tmp_path / "installed"
+        source.mkdir()
+        (source / "tinyframe.py").write_text(FRAMEWORK)
+        (source / "tiny_adapter.py").write_text(adapter)
+        (source / "setup.py").write_text(SETUP.replace("NAME", name))
+        options = ["-q", "--disable-pip-version-check", "--no-deps", "--no-build-isolation", "--no-index"]
+        done = subprocess.run(
+            [sys.executable, "-m", "pip", "install", *options, "--target", target, source],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        assert list(target.glob("tiny_adapter-4.5.dist-info/entry_points.txt"))
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(target)]))
+        return {"PYTHONPATH": path}
+
+    return run
+
+
+def test_a_launch_prepares_for_the_framework_of_an_adapter_of_another_project(platoon, write_script, install):
+    environment = install()
+    run = platoon("launch", "-n", 2, "--log-dir", "logs", write_script(SCRIPT), environment=environment)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "WARNING, workers 0, 1: too tiny" in run.stdout
+    assert "a line of the adapter" not in run.stdout
+    for rank in range(2):
+        log = Path(run.args[-1]).parent.joinpath("logs", f"rank{rank}.log").read_text()
+        assert "colour red forked True" in log
+        assert f"rank {rank} INFO tiny_adapter: a line of the adapter" in log
+
+
+def test_doctor_and_env_show_an_adapter_of_another_project(platoon, install):
+    environment = {**install(), "TINY_FLAG": "set"}
+    run = platoon("doctor", "--json", environment=environment)
+    assert run.returncode == 0, run.stderr
+    checks = {check["name"]: check for check in json.loads(run.stdout)}
+    assert (checks["Tiny"]["works"], checks["Tiny"]["finding"]) == (True, "4.5")
+    assert checks["Tiny"]["group"] == "frameworks"
+    assert {"Theano", "Lasagne", "Fuel", "Blocks", "PyTorch", "JAX", "TensorFlow", "Keras"} <= checks.keys()
+    run = platoon("env", "--json", environment=environment)
+    facts = json.loads(run.stdout)
+    assert facts["distributions"]["tiny-adapter"] == "4.5"
+    assert facts["variables"]["TINY_FLAG"] == "set"
+
+
+@pytest.mark.parametrize(
+    ("name", "adapter", "why"),
+    [
+        ("FRAMEWORK", "import a_module_that_is_missing", "tiny_adapter:FRAMEWORK cannot be imported: ModuleNotFound"),
+        ("OTHER", ADAPTER, "tiny_adapter:OTHER cannot be imported: AttributeError"),
+        ("checks", ADAPTER, "tiny_adapter:checks is function, not a platoon_base.frameworks.Framework"),
+        ("FRAMEWORK", ADAPTER.replace('assert "Theano"', 'assert "nothing"'), "its check failed: AssertionError"),
+    ],
+)
+def test_a_broken_registration_is_reported_and_ends_nothing(platoon, install, name, adapter, why):
+    run = platoon("doctor", "--json", environment=install(name, adapter))
+    assert run.returncode == 0, run.stderr
+    checks = {check["name"]: check for check in json.loads(run.stdout)}
+    assert not checks["tiny"]["works"]
+    assert why in checks["tiny"]["finding"]
+    assert "entry point 'tiny'" in checks["tiny"]["remedy"]
+    assert "Keras" in checks
+
+
+def test_the_entry_points_are_those_that_python_finds():
+    everything = metadata.entry_points()
+    groups = everything.groups if hasattr(everything, "groups") else everything.keys()
+    assert "console_scripts" in groups
+    for group in groups:
+        theirs = everything.select(group=group) if hasattr(everything, "select") else everything[group]
+        values = {}
+        for point in theirs:
+            values.setdefault(point.name, set()).add(point.value.partition("[")[0].replace(" ", ""))
+        ours = entry_points(group)
+        assert ours.keys() >= values.keys()
+        assert all(ours[name] in found for name, found in values.items())
+
+
+def test_what_a_checkout_declares_counts_before_what_is_installed(tmp_path, monkeypatch):
+    """The metadata of an editable installation is as old as the installation."""
+    installed = tmp_path / "installed"
+    (installed / "old-1.0.dist-info").mkdir(parents=True)
+    (installed / "old-1.0.dist-info" / "entry_points.txt").write_text(
+        "[console_scripts]\nx = y:z\n\n"
+        "[some.group]\na = old.module:A\nb=other : B [extra]\n; c = no:C\n\n[more]\nd = no:D\n"
+    )
+    (tmp_path / "pyproject.toml").write_text(
+        '[project.entry-points."some.group"]\n# a comment\na = "new.module:A"\n\n[project.scripts]\ne = "no:E"\n'
+    )
+    monkeypatch.setattr(sys, "path", [str(installed), str(tmp_path / "missing")])
+    assert entry_points("some.group") == {"a": "old.module:A", "b": "other:B"}
+    assert entry_points("some.group", tmp_path) == {"a": "new.module:A", "b": "other:B"}
+
+
+def test_what_is_declared_here_can_be_used_without_an_installation():
+    """A checkout on PYTHONPATH, with a Python that has no metadata of this project."""
+    code = "from platoon_base.frameworks import registered; print(*sorted(registered().frameworks))"
+    root = Path(platoon_base.__file__).parents[1]
+    if not (root / "pyproject.toml").exists():
+        pytest.skip("needs a checkout: the tests run on an installed wheel here")
+    run = subprocess.run(
+        [sys.executable, "-S", "-c", f"import sys; sys.path.append({str(root)!r}); {code}"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert run.stdout.split() == ["blocks", "keras", "lasagne", "theano", "torch"]
+    assert run.stderr == ""
