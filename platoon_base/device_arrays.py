@@ -15,12 +15,12 @@ Queue = Callable[[list[int], int], None]  # with the addresses of arrays, and th
 
 
 def is_gpu_array(array: Any) -> bool:
-    """Tell whether an array is a GpuArray, without importing pygpu."""
+    """Return whether an array is a GpuArray, without importing pygpu."""
     return hasattr(type(array), "get_ipc_handle")
 
 
 def is_device_array(array: Any) -> bool:
-    """Tell whether an array is one that a center on devices takes: a GpuArray or a `CudaArray`."""
+    """Return whether an array is one that a center on devices takes: a GpuArray or a `CudaArray`."""
     return is_gpu_array(array) or isinstance(array, CudaArray)
 
 

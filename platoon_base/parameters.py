@@ -52,7 +52,7 @@ class Parameter(Protocol):
 
 
 def is_tensor(array: Any) -> bool:
-    """Tell whether an array is one of torch, without importing torch."""
+    """Return whether an array is one of torch, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 

@@ -76,7 +76,7 @@ class EverySeconds:
             raise ConfigurationError(f"got a period of {self.seconds!r} s: it must be greater than 0")
 
     def due(self, now: float) -> bool:
-        """Tell whether the period is over at time ``now`` (seconds of any steady clock); the first call starts it."""
+        """Return whether the period is over at time ``now`` (seconds of any steady clock); the first call starts it."""
         if self.last is None:
             self.last = now
         if now - self.last < self.seconds:
@@ -165,7 +165,7 @@ def require_policy(policy: Any) -> None:
 
 
 def votes_suffice(policy: str, voters: Collection[int], participants: Collection[int]) -> bool:
-    """Tell whether the votes to stop decide for all participants.
+    """Return whether the votes to stop decide for all participants.
 
     Votes are counted here alone, however they came: as messages, in the shared memory of the job, or in a collective
     call. Adapters pass the ranks that they learnt of in their own ways.

@@ -311,7 +311,7 @@ class LinkClient:
         if frame.dismisses:
             self.replaced = peer.server in (frame.server, NOBODY)
             why = (
-                "goes on without this host, which was replaced" if self.replaced else "is over: host 0 was started anew"
+                "has replaced this host" if self.replaced else "is over: host 0 was started again"
             )
             self.dismissed = why
             return

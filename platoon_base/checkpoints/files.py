@@ -224,7 +224,7 @@ def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple
         raise ConfigurationError(f"the checkpoint {path} cannot be read: {exc}") from exc
     except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
         raise _DamagedError(
-            f"{path} is no whole checkpoint ({type(exc).__name__}: {exc}); use another one, or start anew"
+            f"{path} is no whole checkpoint ({type(exc).__name__}: {exc}); use another one, or start over"
         ) from exc
     if about.format != FORMAT:
         raise _FormatError(
@@ -244,7 +244,7 @@ def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple
                 where = "" if of == "center" else f" of the rule's {of}"
                 raise _DamagedError(
                     f"{path} cannot be resumed: element {bad[f'{of}/{i}']}{where} of {name} is a NaN or an infinity, "
-                    "which must not enter the center; use another one, or start anew"
+                    "which must not enter the center; use another one, or start over"
                 )
     return about, arrays
 
@@ -356,7 +356,7 @@ class CheckpointFolder:
         if damaged:
             problems = "; ".join(map(str, damaged.values()))
             raise ConfigurationError(
-                f"no checkpoint in {self.path} can be used: {problems}. Move them away to start anew"
+                f"no checkpoint in {self.path} can be used: {problems}. Move them away to start over"
             )
         return None
 
@@ -416,7 +416,7 @@ class CheckpointFolder:
         self._lock = type(self._lock)(self.path)
         self._status = os.fstat(self._lock.fd)
         _force_names(self.path)
-        log.warning("somebody has removed %s, the folder of the checkpoints: it was made anew", self.path)
+        log.warning("somebody has removed %s, the folder of the checkpoints: it was made again", self.path)
 
     def close(self) -> None:
         """Let other jobs use the folder; a second call does nothing."""

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# The workers have just let go of their parameters, or devices did not answer.
+# The workers have just released their parameters, or devices did not answer.
 _NOT_THIS_TIME = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)
 _LOOK_S = 0.05
 LONGEST_STANDSTILL_S = 300.0
@@ -64,7 +64,7 @@ class Readable(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the memory; a second call does nothing."""
+        """Release the memory; a second call does nothing."""
         ...
 
 
@@ -102,7 +102,7 @@ class Patience:
         self._since = 0.0
 
     def over(self, now: float, progress: int) -> bool:
-        """Tell whether ``progress``, any number that grows, has been the same for longer than the limit."""
+        """Return whether ``progress``, any number that grows, has been the same for longer than the limit."""
         if progress != self._progress:
             self._progress, self._since = progress, now
         return now - self._since > self._limit_s
@@ -141,7 +141,7 @@ class CheckpointWriter:
         self.next_due = time.monotonic() + saving.every_s
 
     def due(self, now: float, layout: Layout | None) -> bool:
-        """Tell whether it is time for a checkpoint: also when the workers have just come to share parameters.
+        """Return whether it is time for a checkpoint: also when the workers have just come to share parameters.
 
         Parameters
         ----------
@@ -206,11 +206,11 @@ class CheckpointWriter:
         return Checkpoint.of(about, layout, *self._watch(layout).snapshot(may_wait))
 
     def stands_still(self, now: float) -> bool:
-        """Tell whether the checkpoint that is being written has not got on for `LONGEST_STANDSTILL_S`."""
+        """Return whether the checkpoint that is being written has not got on for `LONGEST_STANDSTILL_S`."""
         return self.writing and self._patience.over(now, self._began_writing + self._saving.folder.written_bytes)
 
     def give_up(self, why: str) -> None:
-        """Take note that nobody waits any longer for the checkpoint that is being written."""
+        """Record that nobody waits any longer for the checkpoint that is being written."""
         if self.writing:
             self._miss(CollectiveTimeoutError(why))
 
@@ -278,6 +278,6 @@ class CheckpointWriter:
             center.close()
 
     def close(self) -> None:
-        """Let go of the center, unless it is still being read."""
+        """Release the center, unless it is still being read."""
         if not self.writing:
             self._let_go()

@@ -54,7 +54,7 @@ class Link:
         )
         if uid != os.geteuid():
             sock.close()
-            raise ProtocolError(f"refused a connection of user {uid}: batches are shared within one user alone")
+            raise ProtocolError(f"refused a connection of user {uid}: batches are shared within one user only")
         self.pid = of_socket if pid is None else pid
         self.death_fd, self.dead = -1, False
         self._writable = select.poll()

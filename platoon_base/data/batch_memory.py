@@ -81,7 +81,7 @@ class Slot:
             raise
 
     def close(self) -> None:
-        """Let go of the memory; it is unmapped together with the last array on it."""
+        """Release the memory; it is unmapped together with the last array on it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1

@@ -80,7 +80,7 @@ class Pinning:
         return mark
 
     def is_over(self, mark: Mark) -> bool:
-        """Tell whether all copies that were begun before a mark have ended."""
+        """Return whether all copies that were begun before a mark have ended."""
         for context, event in mark:
             with self._entered(context):
                 if self._cuda.cuEventQuery(event) == _NOT_READY:

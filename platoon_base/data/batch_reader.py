@@ -240,7 +240,7 @@ class BatchReader:
         return message, fd
 
     def _wait(self, link: Link, deadline: float, timeout_s: float) -> bool:
-        """Sleep until a message arrives or the server dies; tells whether it has died."""
+        """Sleep until a message arrives or the server dies; returns whether it has died."""
         wait_s = max(0.0, deadline - time.monotonic())
         # The server may wait for a slot that the GPU has just read.
         ready = dict(self._poll.poll(1e3 * min(wait_s, _LOOK_S if self._copied else _LONGEST_WAIT_S)))

@@ -257,12 +257,12 @@ class Readers:
         return True
 
     def forget_slot(self, index: int) -> None:
-        """Take note that a slot has other memory now, which each reader has to get."""
+        """Record that a slot has other memory now, which each reader has to get."""
         for reader in self._readers:
             reader.known.discard(index)
 
     def drop(self, reader: Reader) -> tuple[list[Dealt], list[Dealt]]:
-        """Let go of a reader; returns the batches that others can have, and the rest of those that it had."""
+        """Release a reader; returns the batches that others can have, and the rest of those that it had."""
         if reader.link.fileno() not in self._links:
             return [], []
         freed = self._hear_out(reader)

@@ -36,7 +36,7 @@ class SharedData:
 
     The first worker that comes copies the data into shared memory, and the others attach. So N workers hold the data
     once and not N times. The array is read-only; `writing` gives one that is not. The memory goes when the job ends,
-    in whatever way it ends. In a job of one the data are copied into this process's memory.
+    in whatever way it ends. In a single-worker job the data are copied into this process's memory.
 
     Parameters
     ----------
@@ -219,7 +219,7 @@ class SharedData:
         self._memory.remove()
 
     def close(self) -> None:
-        """Let go of the memory, as soon as no array lies on it any more; a second call does nothing."""
+        """Release the memory, as soon as no array lies on it any more; a second call does nothing."""
         self._memory.close()
 
     def __enter__(self) -> SharedData:

@@ -1,8 +1,8 @@
-"""The memory of a shared data set: a segment that the first worker fills, the memory of a job of one, or a file.
+"""The memory of a shared data set: a segment that the first worker fills, the memory of a single-worker job, or a file.
 
 A segment begins with a page that tells what lies behind it. It counts once the word "ready" is there, which the worker
 that makes it writes last. That worker holds a lock until then. The kernel frees the lock when the worker dies, and the
-next one begins anew.
+next one starts over.
 """
 
 from __future__ import annotations
@@ -101,12 +101,12 @@ class Memory(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the memory; a second call does nothing."""
+        """Release the memory; a second call does nothing."""
         ...
 
 
 class LocalMemory:
-    """The memory of a job of one."""
+    """The memory of a single-worker job."""
 
     def __init__(self, form: Form, fill: Fill) -> None:
         self.form = form

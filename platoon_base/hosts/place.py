@@ -24,7 +24,7 @@ class Place(NamedTuple):
     host : int
         Which of them this is, from 0.
     told_by : str
-        The option or the variables that say so; empty for a job of this host alone.
+        The option or the variables that say so; empty for a job of this host only.
     """
 
     hosts: int

@@ -104,7 +104,7 @@ def derive_keys(secret: bytes, transcript: bytes) -> tuple[bytes, bytes]:
     secret : bytes
         That both know and no stranger does.
     transcript : bytes
-        What both have said at the begin of the connection, with a random number of each.
+        What both have said at the start of the connection, with a random number of each.
     """
     pseudorandom = hmac.new(transcript, secret, hashlib.sha256).digest()
     first = hmac.new(pseudorandom, _LABEL + b"\1", hashlib.sha256).digest()

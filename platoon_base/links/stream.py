@@ -51,7 +51,7 @@ class Receiver(Protocol):
         ...
 
     def done(self, tag: int, offset: int, length: int) -> None:
-        """Take note that the payload lies where `place` said."""
+        """Record that the payload lies where `place` said."""
         ...
 
 
@@ -122,7 +122,7 @@ class Stream:
         self._queue.clear()
 
     def push(self) -> bool:
-        """Send as much as the system takes; tells whether anything was sent."""
+        """Send as much as the system takes; returns whether anything was sent."""
         if self.sent == self.posted or self.torn:
             return False
         moved, self.torn = False, True
@@ -156,7 +156,7 @@ class Stream:
         return [self._sealed[:stop]]
 
     def pull(self, receiver: Receiver, most: int = 16) -> bool:
-        """Receive what is there, up to so many records; tells whether anything was received.
+        """Receive what is there, up to so many records; returns whether anything was received.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class Stream:
         return True
 
     def _receive(self) -> bool:
-        """Ask the system once for more bytes; tells whether some came."""
+        """Ask the system once for more bytes; returns whether some came."""
         if self._direct is not None:
             target = self._direct
         else:

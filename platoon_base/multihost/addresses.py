@@ -57,7 +57,7 @@ def as_url(address: str, port: int) -> str:
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether an address reaches only this host."""
+    """Return whether an address reaches only this host."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 

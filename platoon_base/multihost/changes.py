@@ -37,7 +37,7 @@ class StateChanges:
     job_state : platoon_base.shm.job_state.JobState
     roster : Roster
     is_held : callable
-        ``is_held(rank)`` tells whether a worker holds its lock.
+        ``is_held(rank)`` returns whether a worker holds its lock.
     """
 
     def __init__(self, job_state: SharedState, roster: Roster, is_held: Callable[[int], bool]) -> None:
@@ -129,5 +129,5 @@ class StateChanges:
         return JobState(stop, living, leader, several, ended, rows)
 
     def forget(self, host: int) -> None:
-        """Send everything to a host that begins anew."""
+        """Send everything to a host that starts over."""
         self._sent.pop(host, None)

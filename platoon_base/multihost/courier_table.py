@@ -37,7 +37,7 @@ class CourierTable:
     send : callable
         ``send(member, message)`` sends a message to the launcher of another host, unless that is lost.
     filled : callable
-        ``filled(host)`` takes note that the center of a host holds the values that all begin with.
+        ``filled(host)`` records that the center of a host holds the values that all begin with.
     """
 
     def __init__(

@@ -175,7 +175,7 @@ class CourierKeeper:
         log.warning("the courier of this host ended (status %s), and is started again", process.returncode)
 
     def dropped(self) -> None:
-        """End it: the workers have let go of the center."""
+        """End it: the workers have released the center."""
         self._begin, self._made, self._peers, self._round = None, False, None, []
         process, self._process = self._process, None
         if process is not None:

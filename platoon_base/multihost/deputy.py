@@ -51,7 +51,7 @@ class Deputy:
         Of this host.
     job_state : JobState
     holds_lock : callable
-        ``holds_lock(rank)`` tells whether that worker holds its lock in the memory of the job's state.
+        ``holds_lock(rank)`` returns whether that worker holds its lock in the memory of the job's state.
     server : ServerChannel
         To the workers here.
     link : LinkClient

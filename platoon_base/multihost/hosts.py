@@ -173,7 +173,7 @@ class HostTable:
         if isinstance(message, between.Arrive):
             there = self._members.get(message.host)
             if there is not None and not there.lost and self._is_absent(there):
-                self._lose(there, "was silent, and its launcher was started anew")
+                self._lose(there, "was silent, and its launcher was started again")
                 self._kept.append((session, between.encode(message)))  # once the controller knows the loss
                 return
             if there is not None and there.lost:

@@ -38,7 +38,7 @@ class LastCheckpoint:
         self._center: Readable | None = None
 
     def note(self, latest: SavedState) -> None:
-        """Take note of a checkpoint of the first host."""
+        """Record a checkpoint of the first host."""
         self._latest = latest
         if latest.about.parameters and self._center is None:
             with contextlib.suppress(OSError, PlatoonError):  # there is no center here yet
@@ -70,6 +70,6 @@ class LastCheckpoint:
             log.warning("this host has saved its center in %s: go on from there with --resume %s", path, folder)
 
     def close(self) -> None:
-        """Let go of the center."""
+        """Release the center."""
         if self._center is not None:
             self._center.close()

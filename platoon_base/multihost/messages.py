@@ -264,7 +264,7 @@ class CenterMade(msgspec.Struct, frozen=True, tag="center-made"):
 
 
 class CenterDropped(msgspec.Struct, frozen=True, tag="center-dropped"):
-    """The workers have let go of their centers."""
+    """The workers have released their centers."""
 
 
 class HostLost(msgspec.Struct, frozen=True, tag="host-lost"):

@@ -61,7 +61,7 @@ class Mirror:
             self._held.discard(rank)
 
     def holds(self, rank: int) -> bool:
-        """Tell whether this object holds the lock of a worker of another host."""
+        """Return whether this object holds the lock of a worker of another host."""
         return rank in self._held
 
     def close(self) -> None:
@@ -76,7 +76,7 @@ class Sender:
     ----------
     job_state : JobState
     is_held : callable
-        ``is_held(rank)`` tells whether a worker holds its lock.
+        ``is_held(rank)`` returns whether a worker holds its lock.
     """
 
     def __init__(self, job_state: JobState, is_held: Any) -> None:

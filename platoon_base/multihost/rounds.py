@@ -38,7 +38,7 @@ class RoundTable:
         return self._gather
 
     def gathered(self, host: int, news: Gathered) -> Combine | None:
-        """Take note of what a host has; returns the decision once there is one."""
+        """Record what a host has; returns the decision once there is one."""
         if self._gather is None or news.number != self._gather.number or host not in self._waiting:
             return None
         self._waiting.discard(host)

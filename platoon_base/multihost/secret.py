@@ -82,6 +82,6 @@ def _read(path: Path) -> bytes:
     if len(key) != _BYTES:
         raise ConfigurationError(
             f"{path} holds no key: it must be {2 * _BYTES} hexadecimal digits; remove it on the first host, and it is "
-            "made anew"
+            "made again"
         )
     return key

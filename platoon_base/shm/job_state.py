@@ -152,7 +152,7 @@ class Progress(NamedTuple):
 
 
 class JobState:
-    """The state of a job on any buffer: shared memory in a job of many, plain memory in a job of one.
+    """The state of a job on any buffer: shared memory in a job of many, plain memory in a single-worker job.
 
     Attributes
     ----------
@@ -213,11 +213,11 @@ class JobState:
 
     @property
     def shared_by_several(self) -> bool:
-        """Whether any worker but the only one of a job of one has ever shared parameters."""
+        """Whether any worker but the only one of a single-worker job has ever shared parameters."""
         return bool(self._header["several"])
 
     def note_several(self) -> None:
-        """Take note that several workers share parameters, from now on."""
+        """Record that several workers share parameters, from now on."""
         self._header["several"] = 1
 
     @property
@@ -267,11 +267,11 @@ class JobState:
 
     @staticmethod
     def mark_synced(row: Any) -> None:
-        """Take note that the center has all steps of a row's worker up to now."""
+        """Record that the center has all steps of a row's worker up to now."""
         _put(row, (row["epoch"], row["steps"] - row["steps_before_epoch"], row["steps"]))
 
     def mark_all_synced(self, row: Any) -> None:
-        """Take note that the center equals the model of a row's worker now, from which all others go on."""
+        """Record that the center equals the model of a row's worker now, from which all others go on."""
         self.mark_synced(row)
         position = row["synced"][row["synced_slot"]].tolist()
         for other in self._rows:

@@ -20,7 +20,7 @@ class Liveness(Protocol):
     """Tells about the other workers of a job, so that nobody waits for a worker that will not come."""
 
     def why_absent(self, ranks: Sequence[int]) -> str:
-        """Tell why one of these ranks will never make the call that this worker waits in; empty if all may."""
+        """Return why one of these ranks will never make the call that this worker waits in; empty if all may."""
         ...
 
     def moved(self, ranks: Sequence[int]) -> float:
@@ -28,7 +28,7 @@ class Liveness(Protocol):
         ...
 
     def gone(self, rank: int) -> bool:
-        """Tell whether this worker takes part no more; a worker that has yet to join is not gone."""
+        """Return whether this worker takes part no more; a worker that has yet to join is not gone."""
         ...
 
     def life(self, rank: int) -> int:
@@ -36,7 +36,7 @@ class Liveness(Protocol):
         ...
 
     def died(self, rank: int) -> bool:
-        """Tell whether this worker is gone without having said so."""
+        """Return whether this worker is gone without having said so."""
         ...
 
     def latest_call(self, rank: int) -> Call:
@@ -63,7 +63,7 @@ class JobLiveness:
     ----------
     job_state : JobState
     alive : callable
-        ``alive(rank)`` tells whether that worker still holds its lock. A child that C code has forked may hold it for
+        ``alive(rank)`` returns whether that worker still holds its lock. A child that C code has forked may hold it for
         longer than the worker lives, so what the controller writes when a process has ended counts too.
     locks : callable
         See `Liveness.locks`.
@@ -90,7 +90,7 @@ class JobLiveness:
         self._movement.look()
         self._job_state.row(self._rank)["waited_at"] = time.monotonic()
         for rank in ranks:
-            if self._job_state.row(rank)["left"] or not self._lives(rank):  # it says goodbye before it lets go
+            if self._job_state.row(rank)["left"] or not self._lives(rank):  # "left" is set before the lock is free
                 return self._how_it_went(rank)
             if self._is_stuck(rank):
                 return (
@@ -129,11 +129,11 @@ class JobLiveness:
         return self._job_state.left(rank)
 
     def _lives(self, rank: int) -> bool:
-        """Tell whether a worker's process lives, as far as is known."""
+        """Return whether a worker's process lives, as far as is known."""
         return self._alive(rank) and not self._job_state.row(rank)["ending"]
 
     def _is_stuck(self, rank: int) -> bool:
-        """Tell whether a worker has been in the same wait of the control plane for long; its count is odd inside."""
+        """Return whether a worker has been in the same wait of the control plane for long; its count is odd inside."""
         count = int(self._job_state.row(rank)["waits"])
         before = self._waiting.get(rank)
         if count % 2 == 0:

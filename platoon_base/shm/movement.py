@@ -28,7 +28,7 @@ class Movement:
         self._next_look = -np.inf
 
     def look(self, now: float | None = None) -> None:
-        """Take note of what has moved; to be called about every second while the answer may be asked for."""
+        """Record what has moved; to be called about every second while the answer may be asked for."""
         now = time.monotonic() if now is None else now
         if now < self._next_look:
             return

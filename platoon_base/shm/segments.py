@@ -191,7 +191,7 @@ class Segment:
         self._lock_call(fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))  # close() has freed them all
 
     def locked(self, byte: int) -> bool:
-        """Tell whether another handle holds the lock of this byte; False after `close`, when nobody can know."""
+        """Return whether another handle holds the lock of this byte; False after `close`, when nobody can know."""
         answer = self._lock_call(fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
         return answer is not None and bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
 
@@ -338,17 +338,17 @@ def _not_found(name: str, why: Exception) -> str:
 
 
 def abandoned(name: Name) -> bool:
-    """Tell whether there is a segment of this user that no process has open."""
+    """Return whether there is a segment of this user that no process has open."""
     return _has_users(name) is False
 
 
 def in_use(name: Name) -> bool:
-    """Tell whether there is a segment of this user that a process has open."""
+    """Return whether there is a segment of this user that a process has open."""
     return _has_users(name) is True
 
 
 def _has_users(name: Name) -> bool | None:
-    """Tell whether a process has a segment open; None if this user has none of that name."""
+    """Return whether a process has a segment open; None if this user has none of that name."""
     try:
         fd = open_own(SHM_FOLDER / str(name).lstrip("/"), stat.S_IFREG)
     except OSError:

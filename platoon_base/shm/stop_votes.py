@@ -74,7 +74,7 @@ class StopVotes:
         return set(self._voters)
 
     def passed(self, policy: str, participants: Collection[int]) -> bool:
-        """Tell whether the votes of ``participants``, the ranks that take part, suffice; see `votes_suffice`.
+        """Return whether the votes of ``participants``, the ranks that take part, suffice; see `votes_suffice`.
 
         Parameters
         ----------

@@ -144,7 +144,7 @@ def select(chosen: Any, length: int, *, own: bool = False) -> Selection:
     length : int
         Number of rows that it selects from.
     own : bool
-        Whether it is for this worker alone, and so looked up at once.
+        Whether it is only for this worker, and so looked up at once.
     """
     chosen = slice(None) if chosen is None else chosen
     if isinstance(chosen, (int, np.integer)) and not isinstance(chosen, bool):

@@ -59,7 +59,7 @@ class GpuAllReduce(AllReduce):
         return as_gpuarray_variable(value, self.context_name)
 
     def empty_like(self, value: Any) -> Any:
-        """Make room for a result."""
+        """Allocate memory for a result."""
         return pygpu.empty(value.shape, value.dtype, context=value.context)
 
     def __str__(self) -> str:

@@ -114,7 +114,7 @@ def count_alone(params: Iterable[Any], worker: Worker) -> None:
     ----------
     params : iterable of Theano shared variable
     worker : Worker
-        Of a job of one that somebody watches.
+        Of a single-worker job that somebody watches.
     """
     _alone.update({param.container: worker for param in params})
 
@@ -131,7 +131,7 @@ def _loss_of(fgraph: Any) -> list[Any]:
 
 
 def _leads_to(node: Apply, variable: Any) -> bool:
-    """Tell whether a variable is computed from the outputs of a node."""
+    """Return whether a variable is computed from the outputs of a node."""
     return any(found.owner is node for found in theano.gof.graph.ancestors([variable]))
 
 
