@@ -140,7 +140,7 @@ class Courier:
             self._hang_up(order.host, "its host is lost")
 
     def step(self, fds: list[int]) -> set[int]:
-        """Do what is due, wait for at most one poll interval, and return which of some file descriptors are readable."""
+        """Do what is due, wait for at most one poll interval, and return which file descriptors are readable."""
         self._open_links()
         for host, stream in list(self._opening.open.items()):
             del self._opening.open[host]

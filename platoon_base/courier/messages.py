@@ -134,7 +134,7 @@ class Exchanged(msgspec.Struct, frozen=True, tag="exchanged"):
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
-    """This host has the contributions of all hosts of a round.
+    """The sender's host has the contributions of all hosts of a round.
 
     Attributes
     ----------

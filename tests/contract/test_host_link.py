@@ -182,7 +182,7 @@ def test_a_server_that_was_started_anew_dismisses_whom_it_does_not_know(pair):
     try:
         pair.client.peer.send(b"late")
         pair.until(lambda: pair.client.dismissed)
-        assert "started again" in pair.client.dismissed
+        assert "host 0 has restarted" in pair.client.dismissed
         assert not pair.server.peers
         assert pair.at_server == [b"hello"]
     finally:
