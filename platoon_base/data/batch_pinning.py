@@ -69,7 +69,7 @@ class Pinning:
                 self._cuda.cuMemHostUnregister(ctypes.c_void_p(address))
 
     def mark(self) -> Mark:
-        """Mark this moment on the GPUs: copies that were begun until now may still read the memory."""
+        """Record an event on the GPUs: copies queued before it may still read the memory."""
         mark = []
         for context in self._contexts:
             event = ctypes.c_void_p()
@@ -80,7 +80,7 @@ class Pinning:
         return mark
 
     def is_over(self, mark: Mark) -> bool:
-        """Return whether all copies that were begun before a mark have ended."""
+        """Return whether all copies queued before an event have ended."""
         for context, event in mark:
             with self._entered(context):
                 if self._cuda.cuEventQuery(event) == _NOT_READY:

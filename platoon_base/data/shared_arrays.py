@@ -43,7 +43,7 @@ class SharedArrays:
             )
         files = files_of(self._worker)
         if files is None:
-            raise ConfigurationError("a single-worker job has nobody to share an array with: use numpy.zeros")
+            raise ConfigurationError("a single-worker job has no other worker to share an array with: use numpy.zeros")
         number, dtype = len(self._segments), np.dtype(array.dtype)
         self._worker.require_same(f"the array of shared() call {number}", f"{dtype}{list(array.shape)}", _REMEDY)
         name = files.data(f"shared-array-{number}")

@@ -208,14 +208,14 @@ class SharedData:
         self._memory.resize(rows, timeout_s)
 
     def writing(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> contextlib.AbstractContextManager[Array]:
-        """Within the ``with`` block this worker alone may write to the rows; gives all of them.
+        """Give all rows, writable within the ``with`` block for this worker only.
 
-        Readers do not wait. So let the workers meet before and after (`Worker.barrier`).
+        Readers do not wait. So call `Worker.barrier` on all workers before and after.
         """
         return self._memory.writing(timeout_s)
 
     def remove(self) -> None:
-        """Remove the name; the memory goes when the last worker has closed it. The job's end does it too."""
+        """Remove the name; the memory is freed when the last worker has closed it. The job's end removes it too."""
         self._memory.remove()
 
     def close(self) -> None:

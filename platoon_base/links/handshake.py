@@ -110,7 +110,7 @@ class _WrongProofError(_RefusedError):
 
 
 class Caller(NamedTuple):
-    """This process as it introduces itself in a handshake."""
+    """The caller's process, as it introduces itself in a handshake."""
 
     rank: int
     data_key: bytes

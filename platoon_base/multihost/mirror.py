@@ -37,7 +37,7 @@ class Mirror:
         # The least is the one with the shortest way.
         shift_s = self._shift_s[host] = min(shift_s, self._shift_s.get(host, shift_s))
         if rows.ranks:
-            # First the rows: who has left says so before the lock is free.
+            # The rows before the locks: a worker that leaves marks its row before it frees its lock.
             self.job_state.put_mirrored(rows.ranks, np.frombuffer(rows.rows, MIRRORED), shift_s)
             for rank, held in zip(rows.ranks, rows.held):
                 self._hold(rank, bool(held))
@@ -47,7 +47,7 @@ class Mirror:
         return self._shift_s.get(host, 0.0)
 
     def lose(self, host: int, ranks: Iterable[int]) -> None:
-        """Free the locks of the workers of a host that is lost, and forget its clock."""
+        """Free the locks that are held for the workers of a lost host, and forget the offset of its clock."""
         self._shift_s.pop(host, None)
         for rank in ranks:
             self._hold(rank, False)
@@ -102,7 +102,7 @@ class Sender:
         return _rows(sent_at, [ranks[i] for i in changed], rows[changed], held)
 
     def newly_held(self, ranks: Iterable[int]) -> Rows:
-        """Return the rows of those ranks that hold their lock now, and did not before; cheap once all have come."""
+        """Return the rows of the ranks that have taken their lock since the last call; cheap once all have it."""
         new = [rank for rank in ranks if not self._held.get(rank) and self._is_held(rank)]
         return self.changed(new) if new else Rows(time.monotonic())
 

@@ -1,4 +1,4 @@
-"""The key of a user's jobs on several hosts: a file that only the user can read, the same on each host."""
+"""The key of a user's jobs on several hosts: the same file on each host, which only the user can read."""
 
 from __future__ import annotations
 
