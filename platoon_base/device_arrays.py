@@ -1,4 +1,4 @@
-"""Arrays in the memory of a device, told apart by their attributes: no framework is imported here."""
+"""Arrays in the memory of a device, recognized by their attributes: no framework is imported here."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class CudaContext(NamedTuple):
 
     @property
     def ptr(self) -> int:
-        """The number by which contexts are told apart."""
+        """The number that identifies a context."""
         return self.ordinal
 
     @property

@@ -55,7 +55,7 @@ class EveryN:
         return self.count / self.n
 
     def restart(self) -> None:
-        """Begin a period anew."""
+        """Start a new period."""
         self.count = 0
 
 
@@ -114,7 +114,7 @@ class Patience:
             raise ConfigurationError(f"got mode={self.mode!r}: it must be 'min' or 'max'")
 
     def improved(self, value: float) -> bool:
-        """Take one reported value in and tell whether it is the best so far; NaN never is."""
+        """Add one reported value and return whether it is the best so far; NaN never is."""
         sign = 1.0 if self.mode == "min" else -1.0
         better = not math.isnan(value) and (math.isnan(self.best) or sign * value < sign * self.best - self.min_delta)
         if better:

@@ -32,7 +32,7 @@ def own(fd: int, twin: int | None = None) -> None:
 
 
 def disown(fd: int) -> None:
-    """Leave a descriptor alone from now on."""
+    """Stop replacing a descriptor in forked children."""
     _owned.pop(fd, None)
 
 

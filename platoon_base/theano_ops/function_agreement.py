@@ -1,4 +1,4 @@
-"""Before each call of a `function`: the workers tell one another which function, inputs and rows they have."""
+"""Before each call of a `function`, the workers exchange which function, inputs and rows they have."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def exchange(worker: Worker, mine: Header, described: str, timeout_s: float) -> 
 
 
 def refuse(worker: Worker, error: Exception, timeout_s: float) -> None:
-    """Tell the others, who wait for this worker's header, that it has refused its arguments."""
+    """Send the others a header that says that this worker has refused its arguments."""
     if worker.global_size == 1:
         return
     try:

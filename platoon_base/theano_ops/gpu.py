@@ -1,6 +1,6 @@
 """The same Ops on values that live on a device, and the graph optimizations that put them there.
 
-Imported only where Theano has a device; import it by hand after `theano.gpuarray.use`.
+Imported only where Theano has a device; import it yourself after `theano.gpuarray.use`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["GpuAllReduce", "GpuSync"]
 
 
 class GpuAllReduce(AllReduce):
-    """`AllReduce` on GpuArrays: packed, combined and unpacked on the device, which nobody waits for.
+    """`AllReduce` on GpuArrays: packed, combined and unpacked on the device, asynchronously.
 
     Parameters
     ----------
