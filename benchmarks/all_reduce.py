@@ -128,7 +128,7 @@ def host_benchmark(quick: bool) -> dict:
 
 
 def host_problem() -> str:
-    """Tell why there is nothing to compare with; empty if there is."""
+    """Return why there is nothing to compare with; empty if there is."""
     if shutil.which("mpirun") is None:
         return "there is no mpirun: install openmpi-bin and libopenmpi-dev, then make setup"
     try:

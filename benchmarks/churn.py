@@ -64,7 +64,7 @@ class Run:
             self.reached_s = time.monotonic() - self.began
 
     def wait_until_all_train(self) -> bool:
-        """Tell whether all workers have begun; those that are away are waited for."""
+        """Return whether all workers have begun; those that are away are waited for."""
         deadline = time.monotonic() + TIMEOUT_S
         while len(self.pids()) < self.workers:
             if time.monotonic() > deadline or self.process.poll() is not None:
@@ -73,7 +73,7 @@ class Run:
         return True
 
     def kill_one(self, rng: random.Random) -> bool:
-        """Kill a worker that trains, at random; tells whether there was one."""
+        """Kill a worker that trains, at random; returns whether there was one."""
         pids = self.pids()
         if not pids:
             return False

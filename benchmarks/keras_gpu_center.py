@@ -68,7 +68,7 @@ def measure(rounds: int, batches: int) -> dict[str, list[dict]]:
 
 
 def failure(folder: str, center: str) -> str:
-    """Tell why a job did not come to its end."""
+    """Return why a job did not come to its end."""
     paths = [Path(folder, f"{center}.log"), *sorted(Path(folder, f"{center}-logs").glob("rank*.log"))]
     return "\n".join(path.read_text()[-3000:] for path in paths) + f"\nthe job with its center on {center} FAILED"
 

@@ -69,7 +69,7 @@ def measure(rounds: int, batches: int) -> dict[str, list[dict]]:
 
 
 def failure(folder: str, role: str) -> str:
-    """Tell why a job did not come to its end."""
+    """Return why a job did not come to its end."""
     paths = [Path(folder, f"{role}.log"), *sorted(Path(folder, "logs").glob("rank*.log"))]
     return "\n".join(path.read_text()[-3000:] for path in paths) + f"\nthe job {role} FAILED"
 

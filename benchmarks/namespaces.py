@@ -17,7 +17,7 @@ _STAY = "echo ready; exec sleep infinity"
 
 
 def problem() -> str:
-    """Tell why there can be no namespaces here; empty if there can."""
+    """Return why there can be no namespaces here; empty if there can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     missing = [

@@ -165,7 +165,7 @@ def resume_jobs(seed: int) -> tuple[dict, list[str]]:
 
 
 def wait_for_start(process: subprocess.Popen, folder: Path) -> bool:
-    """Wait until all workers have begun; tells whether they have."""
+    """Wait until all workers have begun; returns whether they have."""
     running = [folder / f"running-{rank}" for rank in range(JOB_WORKERS)]
     deadline = time.monotonic() + TIMEOUT_S
     while process.poll() is None and time.monotonic() < deadline:

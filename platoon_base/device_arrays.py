@@ -1,4 +1,4 @@
-"""Arrays in the memory of a device, told apart by their attributes: no framework is imported here."""
+"""Arrays in the memory of a device, recognized by their attributes: no framework is imported here."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Queue = Callable[[list[int], int], None]  # with the addresses of arrays, and th
 
 
 def is_gpu_array(array: Any) -> bool:
-    """Tell whether an array is a GpuArray, without importing pygpu."""
+    """Return whether an array is a GpuArray, without importing pygpu."""
     return hasattr(type(array), "get_ipc_handle")
 
 
 def is_device_array(array: Any) -> bool:
-    """Tell whether an array is one that a center on devices takes: a GpuArray or a `CudaArray`."""
+    """Return whether an array is one that a center on devices takes: a GpuArray or a `CudaArray`."""
     return is_gpu_array(array) or isinstance(array, CudaArray)
 
 
@@ -37,7 +37,7 @@ class CudaContext(NamedTuple):
 
     @property
     def ptr(self) -> int:
-        """The number by which contexts are told apart."""
+        """The number that identifies a context."""
         return self.ordinal
 
     @property

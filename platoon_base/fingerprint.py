@@ -1,4 +1,4 @@
-"""Short forms of data: a text by which workers notice that theirs differ, and a number that tells of a change."""
+"""Fingerprints and checksums of data: workers detect by them that their data differ, or that data have changed."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def fingerprint(*data: Any) -> str:
 
 
 def _add(digest: hashlib.blake2b, data: Any, rows: int) -> None:
-    """Take in one thing, with a mark before it that tells its kind."""
+    """Add one value to the hash, after a tag for its type."""
     if isinstance(data, Mapping):
         _mark(digest, "mapping", len(data))
         for key in sorted(data, key=repr):

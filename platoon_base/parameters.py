@@ -1,7 +1,7 @@
 """A model's parameters behind one face: NumPy arrays, tensors, device arrays and Theano shared variables.
 
 Where the memory of a parameter can be reached it is changed in place; where it cannot, it is copied out and back.
-Objects are told apart by their methods, so no framework is imported here.
+Objects are recognized by their methods, so no framework is imported here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Parameter(Protocol):
 
 
 def is_tensor(array: Any) -> bool:
-    """Tell whether an array is one of torch, without importing torch."""
+    """Return whether an array is one of torch, without importing torch."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
 

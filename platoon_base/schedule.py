@@ -55,7 +55,7 @@ class EveryN:
         return self.count / self.n
 
     def restart(self) -> None:
-        """Begin a period anew."""
+        """Start a new period."""
         self.count = 0
 
 
@@ -76,7 +76,7 @@ class EverySeconds:
             raise ConfigurationError(f"got a period of {self.seconds!r} s: it must be greater than 0")
 
     def due(self, now: float) -> bool:
-        """Tell whether the period is over at time ``now`` (seconds of any steady clock); the first call starts it."""
+        """Return whether the period is over at time ``now`` (seconds of any steady clock); the first call starts it."""
         if self.last is None:
             self.last = now
         if now - self.last < self.seconds:
@@ -114,7 +114,7 @@ class Patience:
             raise ConfigurationError(f"got mode={self.mode!r}: it must be 'min' or 'max'")
 
     def improved(self, value: float) -> bool:
-        """Take one reported value in and tell whether it is the best so far; NaN never is."""
+        """Add one reported value and return whether it is the best so far; NaN never is."""
         sign = 1.0 if self.mode == "min" else -1.0
         better = not math.isnan(value) and (math.isnan(self.best) or sign * value < sign * self.best - self.min_delta)
         if better:
@@ -165,7 +165,7 @@ def require_policy(policy: Any) -> None:
 
 
 def votes_suffice(policy: str, voters: Collection[int], participants: Collection[int]) -> bool:
-    """Tell whether the votes to stop decide for all participants.
+    """Return whether the votes to stop decide for all participants.
 
     Votes are counted here alone, however they came: as messages, in the shared memory of the job, or in a collective
     call. Adapters pass the ranks that they learnt of in their own ways.

@@ -23,7 +23,7 @@ class Position(NamedTuple):
     Attributes
     ----------
     epoch : int
-        As told to `Worker.progress`; 0 if none was.
+        As passed to `Worker.progress`; 0 if none was.
     epoch_steps : int
         Number of mini-batches done since that epoch began.
     steps : int

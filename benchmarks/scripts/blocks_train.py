@@ -29,7 +29,7 @@ from platoon_base import connect
 
 BATCH_SIZE = 32
 EVERY, NEVER = 10, 10**9
-SETTLING = 10  # batches at the begin of a run that are not counted
+SETTLING = 10  # batches at the start of a run that are not counted
 # The extensions of each way, and whether gradients are averaged; "plain again" shows what is noise.
 WAYS = {
     "plain": (lambda: [], False),

@@ -24,7 +24,7 @@ from platoon_base.data import SharedData
 from platoon_base.sharding import shard_bounds
 
 ROWS, INPUTS, UNITS = 20_000, 784, 256
-SETTLING = 3  # steps at the begin of a run that are not counted
+SETTLING = 3  # steps at the start of a run that are not counted
 RATE = 0.01
 
 

@@ -21,7 +21,7 @@ from platoon_base import connect
 
 BATCH_SIZE = 32
 EVERY, NEVER = 10, 10**9
-SKIPPED = 40  # batches at the begin of a fit that are not counted
+SKIPPED = 40  # batches at the start of a fit that are not counted
 MODELS = {"10 MB": (1024, 1024, 1024, 512, 10), "100 MB": (1024, 4096, 4096, 1024, 10)}
 WAYS = {"plain": 0, "never": NEVER, "EASGD": EVERY}  # the batches from one synchronization to the next; 0: no callbacks
 DEADLINE_S = 600.0
@@ -40,7 +40,7 @@ def wait_for_gpu():
 
 
 class Steps(keras.callbacks.Callback):
-    """Keeps the time at the begin of each batch; the GPU has done all before at the first counted one and the last."""
+    """Keeps the time at the start of each batch; the GPU has done all before at the first counted one and the last."""
 
     def __init__(self, last):
         super().__init__()

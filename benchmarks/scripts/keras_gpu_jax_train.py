@@ -19,7 +19,7 @@ import numpy as np
 from platoon_base import connect
 
 ROWS = 128  # of one GPU
-SKIPPED = 40  # batches at the begin of a fit that are not counted
+SKIPPED = 40  # batches at the start of a fit that are not counted
 MODELS = {"10 MB": (1024, 2), "100 MB": (2048, 6)}  # units of a layer, and how many
 WAYS = {"workers": ("alone", "averaged gradients", "by way of the host"), "parallel": ("DataParallel",)}
 DEADLINE_S = 600.0

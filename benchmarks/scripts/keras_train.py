@@ -22,7 +22,7 @@ from platoon_base.worker import FlatAllReduce
 
 BATCH_SIZE = 32
 EVERY, NEVER = 10, 10**9
-SKIPPED = 40  # batches at the begin of an epoch that are not counted: JAX lets 32 wait before it paces the loop
+SKIPPED = 40  # batches at the start of an epoch that are not counted: JAX lets 32 wait before it paces the loop
 # Batches of an epoch with our hooks, or without them, and how many of their first ones are not counted.
 SETTLING = SKIPPED if keras.backend.backend() == "jax" else 5
 BLOCK = SETTLING + 20
@@ -40,7 +40,7 @@ WAYS = {
 
 
 class Begins(keras.callbacks.Callback):
-    """Keeps time and CPU time at the begin of each batch; a hook at their ends would change Keras's ways."""
+    """Keeps time and CPU time at the start of each batch; a hook at their ends would change Keras's ways."""
 
     def __init__(self):
         super().__init__()

@@ -43,7 +43,7 @@ class Curve(keras.callbacks.Callback):
 class Slow(keras.callbacks.Callback):
     """Makes mini-batches take twice as long; a load, no synchronization.
 
-    It waits at the begin of the next one: a hook at their ends would change how Keras treats them.
+    It waits at the start of the next one: a hook at their ends would change how Keras treats them.
     """
 
     def on_epoch_begin(self, epoch, logs=None):

@@ -310,9 +310,7 @@ class LinkClient:
         peer = self.peer
         if frame.dismisses:
             self.replaced = peer.server in (frame.server, NOBODY)
-            why = (
-                "goes on without this host, which was replaced" if self.replaced else "is over: host 0 was started anew"
-            )
+            why = "goes on without this host, which was replaced" if self.replaced else "is over: host 0 has restarted"
             self.dismissed = why
             return
         if peer.server == NOBODY:

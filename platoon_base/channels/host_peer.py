@@ -216,12 +216,12 @@ class Peer:
             self._put(number, kind, part)
 
     def broke(self, now: float) -> None:
-        """Take note that the connection has broken; by a cut that is noticed by silence only."""
+        """Record that the connection has broken; by a cut that is noticed by silence only."""
         if self._broken_at is None and now - self.heard_at < _FRESH_S:
             self._broken_at = now
 
     def ended(self, now: float) -> None:
-        """Take note that its process was seen to end, unless more is heard of it."""
+        """Record that its process was seen to end, unless more is heard of it."""
         self._ended_at = now
 
     def acknowledge(self) -> None:
@@ -238,7 +238,7 @@ class Peer:
         return self._broken_at is not None or self._ended_at is not None
 
     def closed(self, now: float) -> bool:
-        """Tell whether the process has ended, as far as can be known."""
+        """Return whether the process has ended, as far as can be known."""
         at = self._ended_at if self.has_lifeline else self._broken_at
         return at is not None and now - at > _BROKEN_S
 

@@ -1,4 +1,4 @@
-"""Control messages without a wire: the in-process twin of the ZeroMQ channel, and the channel of a job of one."""
+"""Control messages by plain calls: the in-process twin of the ZeroMQ channel, used by single-worker jobs."""
 
 from __future__ import annotations
 

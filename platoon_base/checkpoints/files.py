@@ -77,7 +77,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     rule : str
         Name of the rule's class; empty if the workers share no parameters.
     settings : str
-        The rule with its arguments, such as ``EASGD(alpha=0.45)``; empty for a rule that does not tell them.
+        The rule with its arguments, such as ``EASGD(alpha=0.45)``; empty if they are not known.
     parameters : list of (name, shape, dtype)
         Those of the center; entry i is the array ``center/i``.
     states : int
@@ -140,7 +140,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def of(cls, about: About, layout: Layout, center: list[Array], states: list[list[Array]]) -> Checkpoint:
-        """Put a checkpoint together, and fill in the fields of ``about`` that tell of the arrays."""
+        """Make a checkpoint, and fill in the fields of ``about`` that describe the arrays."""
         specs = [(spec.name, spec.shape, spec.dtype) for spec in layout.specs]
         return cls(msgspec.structs.replace(about, parameters=specs, states=len(states)), center, states)
 
@@ -153,7 +153,7 @@ def _arrays(checkpoint: Checkpoint) -> dict[str, Array]:
 
 
 class _SteadyFile(io.FileIO):
-    """A file that is forced to the disk while it is written: counted bytes are there, and the end comes soon.
+    """A file that is flushed to the disk while it is written, so that counted bytes are safe and closing it is fast.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ class _SteadyFile(io.FileIO):
         self._unforced = 0
 
     def write(self, data: Any) -> int:
-        """Write, and wait for the disk now and then."""
+        """Write, and flush to the disk at intervals."""
         written = super().write(data)
         self._count(written)
         self._unforced += written
@@ -224,7 +224,7 @@ def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple
         raise ConfigurationError(f"the checkpoint {path} cannot be read: {exc}") from exc
     except Exception as exc:  # damaged bytes make zipfile, zlib, NumPy and msgspec raise all sorts of errors
         raise _DamagedError(
-            f"{path} is no whole checkpoint ({type(exc).__name__}: {exc}); use another one, or start anew"
+            f"{path} is no whole checkpoint ({type(exc).__name__}: {exc}); use another one, or start over"
         ) from exc
     if about.format != FORMAT:
         raise _FormatError(
@@ -244,7 +244,7 @@ def _read(path: str | os.PathLike[str], keep: Callable[[Array], Array]) -> tuple
                 where = "" if of == "center" else f" of the rule's {of}"
                 raise _DamagedError(
                     f"{path} cannot be resumed: element {bad[f'{of}/{i}']}{where} of {name} is a NaN or an infinity, "
-                    "which must not enter the center; use another one, or start anew"
+                    "which must not enter the center; use another one, or start over"
                 )
     return about, arrays
 
@@ -356,7 +356,7 @@ class CheckpointFolder:
         if damaged:
             problems = "; ".join(map(str, damaged.values()))
             raise ConfigurationError(
-                f"no checkpoint in {self.path} can be used: {problems}. Move them away to start anew"
+                f"no checkpoint in {self.path} can be used: {problems}. Move them away to start over"
             )
         return None
 
@@ -368,14 +368,16 @@ class CheckpointFolder:
         OSError
             If it could not be written; then those written before are as they were.
         ConfigurationError
-            If a value is not finite: nobody could go on from it, and it would take the place of a good one.
+            If a value is not finite: training could not resume from it, and it would replace a good checkpoint.
         """
         _require_finite(checkpoint)
         self._require_there()
         numbers = self.numbers()
         path = self.file(numbers[-1] + 1 if numbers else 1)
         self._remove_unfinished()
-        unfinished = self.path / f"{_UNFINISHED}-{os.urandom(8).hex()}.npz"  # nobody can put a link there before
+        unfinished = (
+            self.path / f"{_UNFINISHED}-{os.urandom(8).hex()}.npz"
+        )  # a name that no other process can guess and link elsewhere
         try:
             with io.BufferedWriter(_SteadyFile(unfinished, self._count)) as file:
                 _write(file, checkpoint)
@@ -393,7 +395,7 @@ class CheckpointFolder:
         return path
 
     def _remove_unfinished(self) -> None:
-        """Remove what jobs that died while they wrote have left: no other one writes here now."""
+        """Remove unfinished files of jobs that died while they wrote; this job holds the folder's lock."""
         for name in os.listdir(self.path):
             if name.startswith(_UNFINISHED):
                 with contextlib.suppress(OSError):  # it may be another user's
@@ -403,7 +405,7 @@ class CheckpointFolder:
         self.written_bytes += size_bytes
 
     def _require_there(self) -> None:
-        """Make the folder anew if somebody has removed it; raise `OSError` if another one is in its place."""
+        """Make the folder again if it was removed; raise `OSError` if another one is in its place."""
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self.path), self._status):
                 return
@@ -416,10 +418,10 @@ class CheckpointFolder:
         self._lock = type(self._lock)(self.path)
         self._status = os.fstat(self._lock.fd)
         _force_names(self.path)
-        log.warning("somebody has removed %s, the folder of the checkpoints: it was made anew", self.path)
+        log.warning("%s, the folder of the checkpoints, was removed: it was made again", self.path)
 
     def close(self) -> None:
-        """Let other jobs use the folder; a second call does nothing."""
+        """Release the folder's lock, for other jobs; a second call does nothing."""
         self._lock.close()
 
 
@@ -438,9 +440,9 @@ def _force_names(folder: Path) -> None:
 
 
 def require_alike(about: About, layout: Layout, rule: Rule) -> None:
-    """Raise unless a model with this rule can go on from a checkpoint; say in the log if the rule has other arguments.
+    """Raise unless a model with this rule can resume from a checkpoint; log a warning if its arguments differ.
 
-    The meaning of a center's values depends on the rule, so a rule goes on from its own checkpoints only.
+    The meaning of a center's values depends on the rule, so a rule resumes only from its own checkpoints.
     """
     layout.require_same(about.layout, "the checkpoint's")
     name, states = type(rule).__name__, len(rule.center_state)

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-# The workers have just let go of their parameters, or devices did not answer.
+# The workers have just released their parameters, or devices did not answer.
 _NOT_THIS_TIME = (ConfigurationError, LayoutMismatchError, CollectiveTimeoutError)
 _LOOK_S = 0.05
 LONGEST_STANDSTILL_S = 300.0
@@ -54,17 +54,17 @@ class Readable(Protocol):
         Parameters
         ----------
         may_wait : bool
-            Whether to wait for workers, who do not wait for the caller then.
+            Whether to wait for workers that hold locks of the center.
 
         Raises
         ------
         CollectiveTimeoutError
-            If a worker would have to come by, and may not be waited for, or does not come.
+            If a lock is held and may not be waited for, or is not freed in time.
         """
         ...
 
     def close(self) -> None:
-        """Let go of the memory; a second call does nothing."""
+        """Release the memory; a second call does nothing."""
         ...
 
 
@@ -89,7 +89,7 @@ class Tally(NamedTuple):
 
 
 class Patience:
-    """Tells that something stands still: that it has made no progress for some time.
+    """Detects a stall: no progress for some time.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class Patience:
         self._since = 0.0
 
     def over(self, now: float, progress: int) -> bool:
-        """Tell whether ``progress``, any number that grows, has been the same for longer than the limit."""
+        """Return whether ``progress``, any number that grows, has been the same for longer than the limit."""
         if progress != self._progress:
             self._progress, self._since = progress, now
         return now - self._since > self._limit_s
@@ -115,8 +115,8 @@ def _fail(problem: Exception) -> Checkpoint:
 class CheckpointWriter:
     """Writes checkpoints, one at a time: those of the first center that a job has.
 
-    The first with a center is due as soon as there is one: a failure to write it is known before the training then,
-    however many without a center were written before.
+    The first checkpoint with a center is due as soon as there is a center, so that a failure to write it is known
+    before the training begins.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ class CheckpointWriter:
         self.next_due = time.monotonic() + saving.every_s
 
     def due(self, now: float, layout: Layout | None) -> bool:
-        """Tell whether it is time for a checkpoint: also when the workers have just come to share parameters.
+        """Return whether a checkpoint is due: by the period, or because the workers have just shared parameters.
 
         Parameters
         ----------
@@ -159,7 +159,7 @@ class CheckpointWriter:
         return not self._over and not self.writing and (now >= self.next_due or just_shared)
 
     def next_look(self, now: float) -> float:
-        """Return when there may be something to do next."""
+        """Return the time of the next poll."""
         if self._over and not self.writing:
             return math.inf
         return now + _LOOK_S if self.writing else self.next_due
@@ -175,7 +175,7 @@ class CheckpointWriter:
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, about: About, layout: Layout | None) -> None:
-        """Begin to write a checkpoint; but none without a center in the place of one that has it."""
+        """Begin to write a checkpoint, unless it has no center and would replace one that has."""
         self.next_due = time.monotonic() + self._saving.every_s
         if self._over or (layout is None and self._keeps_center):
             return
@@ -184,7 +184,7 @@ class CheckpointWriter:
         self._start(lambda: self._checkpoint(about, layout, may_wait=True))
 
     def end(self, about: About, layout: Layout) -> None:
-        """Read the center at once, for nobody can do so later, and begin to write the last checkpoint."""
+        """Read the center now, since it cannot be read later, and begin to write the last checkpoint."""
         if self._over:
             return
         self._over = True
@@ -206,11 +206,11 @@ class CheckpointWriter:
         return Checkpoint.of(about, layout, *self._watch(layout).snapshot(may_wait))
 
     def stands_still(self, now: float) -> bool:
-        """Tell whether the checkpoint that is being written has not got on for `LONGEST_STANDSTILL_S`."""
+        """Return whether the writing of a checkpoint has made no progress for `LONGEST_STANDSTILL_S`."""
         return self.writing and self._patience.over(now, self._began_writing + self._saving.folder.written_bytes)
 
     def give_up(self, why: str) -> None:
-        """Take note that nobody waits any longer for the checkpoint that is being written."""
+        """Count the checkpoint that is being written as missed: the job does not wait for it any longer."""
         if self.writing:
             self._miss(CollectiveTimeoutError(why))
 
@@ -260,7 +260,7 @@ class CheckpointWriter:
         """Warn if later checkpoints will not fit: an unfinished one lies beside those that are kept."""
         try:
             size_bytes, free_bytes = first.stat().st_size, shutil.disk_usage(self.folder).free
-        except OSError:  # somebody has removed it: it was written all the same
+        except OSError:  # the folder was removed after the checkpoint was written
             return
         if free_bytes < KEPT_FILES * size_bytes:
             log.warning(
@@ -278,6 +278,6 @@ class CheckpointWriter:
             center.close()
 
     def close(self) -> None:
-        """Let go of the center, unless it is still being read."""
+        """Release the center, unless it is still being read."""
         if not self.writing:
             self._let_go()

@@ -118,7 +118,7 @@ class _Options:
         return config
 
     def chosen(self, option: str, section: str = "global") -> bool:
-        """Tell whether an option is set, in the flags or in a configuration file."""
+        """Return whether an option is set, in the flags or in a configuration file."""
         name = option if section == "global" else f"{section}.{option}"
         if any(flag.split("=")[0].strip() == name for flag in self.flags.split(",")):
             return True

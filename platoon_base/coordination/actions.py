@@ -60,7 +60,7 @@ class Shared(NamedTuple):
 
 
 class CenterDropped(NamedTuple):
-    """All workers let go of the center: nobody may open it any more once they are told."""
+    """All workers released the center: nobody may open it any more once they are told."""
 
     shared: Shared
 

@@ -79,7 +79,7 @@ def _(call: msg.ReleaseCenter) -> Terms:
 
 
 def drops_center(calls: Mapping[int, msg.CollectiveCall]) -> bool:
-    """Tell whether the controller has to forget the center, now that all have come."""
+    """Return whether the controller has to forget the center, now that all have come."""
     return any(isinstance(call, msg.ReleaseCenter) and call.stage == "drop" and call.shares for call in calls.values())
 
 

@@ -72,13 +72,13 @@ class Coordinator:
         reported: Mapping[str, float | str],
         has_center: bool,
     ) -> None:
-        """Begin where an earlier job has ended; ``has_center`` tells whether there is a center to begin with."""
+        """Begin where an earlier job has ended; ``has_center``: whether there is a center to begin with."""
         self.roster.take_up(positions, kept)
         self._records.reported.update(reported)
         self._election.resumes = has_center
 
     def saves_center(self) -> None:
-        """Take note that the job saves checkpoints, which have the center of host 0."""
+        """Record that the job saves checkpoints, which have the center of host 0."""
         self._election.saved = True
 
     # Events.
@@ -95,7 +95,7 @@ class Coordinator:
         return answer(self, request, participant, asker, now)
 
     def worker_ended(self, rank: int, lost: bool, why: str = "") -> list[Action]:
-        """Take note that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
+        """Record that the process of ``rank`` ended; ``lost`` if it failed or had not left before."""
         participant = self.roster.get(rank)
         if participant is None or participant.phase.gone:
             if participant is not None and lost and participant.phase.left:
@@ -109,11 +109,11 @@ class Coordinator:
         self.roster.expect_again(rank, resume_at, self._election.dropped, why)
 
     def center_filled(self, host: int) -> list[Action]:
-        """Take note that the center of a host holds the values that all hosts begin with."""
+        """Record that the center of a host holds the values that all hosts begin with."""
         return self._election.filled(host)
 
     def host_lost(self, host: int, why: str = "") -> list[Action]:
-        """Take note that a host is lost, with its center; `worker_ended` tells of its workers."""
+        """Record that a host is lost, with its center; `worker_ended` tells of its workers."""
         self.story.add("host", [host], "", "lost", why)
         self.lost_hosts.add(host)
         return self._election.lose(host)

@@ -210,7 +210,7 @@ class AgreeToStop(CollectiveCall, frozen=True, kw_only=True, tag="agree-to-stop"
 
 
 class ReleaseCenter(CollectiveCall, frozen=True, kw_only=True, tag="release-center"):
-    """Let go of the center together, in three stages that all workers go through.
+    """Release the center together, in three stages that all workers go through.
 
     After "finish" nobody synchronizes any more. In "drop" the controller forgets the center, if one of those that come
     ``shares`` its parameters. After "free" nobody has the center open, and its name may be used again. A late joiner

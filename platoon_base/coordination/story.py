@@ -53,7 +53,7 @@ class Entry(msgspec.Struct, frozen=True, rename={"at": "when", "before": "from",
         return f"{name}{'s' * (len(self.numbers) > 1)} {listed}".rstrip()
 
     def concerns(self, ranks: Collection[int], hosts: Collection[int]) -> bool:
-        """Tell whether this is about one of these ranks or hosts, or about the whole job."""
+        """Return whether this is about one of these ranks or hosts, or about the whole job."""
         about = {"rank": ranks, "host": hosts, "courier": hosts}.get(self.who)
         return about is None or not set(self.numbers).isdisjoint(about)
 

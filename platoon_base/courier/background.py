@@ -1,4 +1,4 @@
-"""Exchanges in the background: copies of centers go to all hosts, and each center moves by what the rule says."""
+"""Exchanges in the background: the couriers send copies of the centers to all hosts, and the rule moves each center."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ log = logging.getLogger(__name__)
 
 Array = np.ndarray[Any, Any]
 
-PATIENCE_S = 2.5  # that a host by whose link nothing goes is waited for
+PATIENCE_S = 2.5  # how long an exchange waits for a host whose link stalls
 _BUSY, _BUSY_ON_A_FULL_MACHINE, _IDLE_CORES = 0.3, 0.02, 0.5
 _REPORT_S = 1.0
-_OFTEN = 3  # exchanges without a host, one after the other
+_OFTEN = 3  # consecutive exchanges without a host, after which a warning names it
 
 
 class MovingCenter(Protocol):
@@ -40,15 +40,15 @@ class MovingCenter(Protocol):
         ...
 
     def move(self, by: Sequence[Array], written: int) -> bool:
-        """Move it and its workers; False if a part was left out."""
+        """Move the center and its workers; False if a stripe was locked for too long and did not move."""
         ...
 
 
 class BackgroundExchanges:
-    """The exchanges of one host, one after the other, while its workers go on.
+    """The exchanges of one host, one after the other, while its workers train.
 
-    An exchange copies the center, stripe by stripe, sends the copy to every host that there is a link to, waits for
-    theirs, and moves center and workers. A host by whose link nothing goes is left out this time.
+    An exchange copies the center, stripe by stripe, sends the copy to every linked host, waits for their copies, and
+    moves center and workers. A host whose link stalls is left out of that exchange.
 
     Parameters
     ----------
@@ -58,14 +58,14 @@ class BackgroundExchanges:
     every_s : float
         Seconds from the beginning of one exchange to that of the next, at least.
     tell : callable
-        Takes messages for the launcher.
+        Sends a message to the launcher.
 
     Attributes
     ----------
     workers : dict of int to int
-        By host, the workers that live there: a host's copy is weighted by them.
+        The number of live workers of each host, by which its copy is weighted.
     count : int
-        How often this host's center was moved.
+        How often an exchange has moved this host's center.
     """
 
     def __init__(
@@ -86,31 +86,31 @@ class BackgroundExchanges:
         self.count = 0
 
     def has_new_link(self) -> None:
-        """Take note of a courier that was started again perhaps: the rule's states are no more alike on all hosts."""
+        """Reset the members: a courier may have restarted, so the rule's states may differ between hosts."""
         self._members = frozenset()
 
     def drop(self) -> None:
-        """Give up the exchange that is under way: all centers come to be alike by other means."""
+        """Abandon the exchange in flight: an overwrite is about to make all centers equal."""
         if any(each.sending for each in (self._peers or {}).values()):
             self._buffer, self._copy = flat_copy(self._layout)  # the other memory is still to be sent
         self._peers, self._members = None, frozenset()
 
     def was_busy(self, seconds: float) -> None:
-        """Take note of processor time that sending and receiving took."""
+        """Add the processor time that sending and receiving took."""
         self._busy_s += seconds
 
     def step(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
-        """Go on as far as possible; returns the hosts whose links are to begin anew, since they take no more."""
+        """Advance the exchange without blocking; return the hosts whose links have stalled and must be opened again."""
         if self._peers is None:
             self._begin(center, conversations)
             return set()
         return self._end(center, conversations)
 
     def _begin(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> None:
-        """Copy the center and send the copy, when it is time, or another host has done so."""
+        """Copy the center and send the copy, when the period is over or another host has begun an exchange."""
         stamp, written = center.overwrites.stamp, center.overwrites.written
         if written != center.overwrites.spread:
-            return  # the other hosts get it as a whole first
+            return  # an overwrite is being distributed: the other hosts get the whole center first
         peers = {host: each for host, each in conversations.items() if each.stamp == stamp and not each.sending}
         now = time.monotonic()
         waits = any(each.comes for each in peers.values())
@@ -126,7 +126,7 @@ class BackgroundExchanges:
         self._busy_s += time.process_time() - began
 
     def _end(self, center: MovingCenter, conversations: Mapping[int, Conversation]) -> set[int]:
-        """Move the center when all copies have come, but for hosts by whose links nothing goes."""
+        """Move the center once all copies have arrived, except those of hosts whose links stall."""
         peers = {host: each for host, each in (self._peers or {}).items() if conversations.get(host) is each}
         now = time.monotonic()
         unfinished = {host: each for host, each in peers.items() if each.sending or not each.fresh}
@@ -137,16 +137,16 @@ class BackgroundExchanges:
         fresh = [host for host, each in peers.items() if each.fresh]
         if fresh:
             self._move(center, {host: peers[host] for host in fresh})
-        elif not peers:  # all links are gone, and so is what is left of this exchange
+        elif not peers:  # all links are closed: nothing is left of this exchange
             return set()
         self._note_missing(late - set(fresh), fresh)
-        # Not more often than asked for, nor than leaves the processor to others.
+        # At most once per period, and with pauses that leave the processor to the workers.
         self._next = max(self._began + self._every_s, now + self._busy_s * (1 / _share() - 1))
         self._busy_s = 0.0
         if fresh and now >= self._next_report:
             self._next_report = now + _REPORT_S
             self._tell(between.Exchanged(self.count, [self._world.host, *sorted(fresh)], now - self._began))
-        return {host for host in late if peers[host].sending}  # whose memory is about to change
+        return {host for host in late if peers[host].sending}  # their send buffer is about to be overwritten
 
     def _note_missing(self, missing: set[int], fresh: Sequence[int]) -> None:
         for host in fresh:
@@ -157,8 +157,8 @@ class BackgroundExchanges:
             if self._missed[host] == _OFTEN:
                 self._tell(between.LeftOut(host, _OFTEN))
                 log.warning(
-                    "host %d was left out of %d exchanges one after the other: nothing came from it, or went to it, "
-                    "for %g s each time; until that changes, these hosts and that one train by themselves",
+                    "host %d was left out of %d consecutive exchanges: its link stalled for %g s each time; until "
+                    "it recovers, that host and the others train without each other's updates",
                     host, _OFTEN, PATIENCE_S,
                 )  # fmt: skip
 
@@ -169,7 +169,7 @@ class BackgroundExchanges:
         overwritten = center.overwrites.stamp != self._stamp
         if not overwritten and self._is_finite(self._world.host, self._copy) and finite:
             self._move_by(center, finite)
-        for conversation in fresh.values():  # what comes next may be received
+        for conversation in fresh.values():  # the next copies may overwrite these
             conversation.fresh = False
         self._busy_s += time.process_time() - began
 
@@ -186,31 +186,31 @@ class BackgroundExchanges:
             state = tuple(array[i].reshape(-1) for array in self._states)
             moves.append(self._rule.correction(own.reshape(-1), mean.reshape(-1), state).reshape(own.shape))
         if not center.move(moves, self._written):
-            log.warning("a part of the center was held for long, and was not moved this time")
+            log.warning("a worker held a part of the center for long: this exchange did not move that part")
         self.count += 1
 
     def _is_finite(self, host: int, values: Sequence[Array]) -> bool:
-        """Tell whether a host's copy holds finite numbers; if not it is left out, with a warning."""
+        """Return whether all numbers of a host's copy are finite; warn once if they are not."""
         if all(map(is_finite, values)):
             self._diverged.discard(host)
             return True
         if host not in self._diverged:
             self._diverged.add(host)
             log.warning(
-                "the center of host %d holds NaN or infinity: it is left out of exchanges until that is over; has "
-                "training diverged there? A lower learning rate helps",
+                "the center of host %d holds NaN or infinity: exchanges leave it out until its values are finite "
+                "again; if training has diverged there, lower the learning rate",
                 host,
             )
         return False
 
     def _restart_rule(self, means: list[Array]) -> None:
-        """Start the rule's states anew from where the hosts are: another set of them takes part now."""
+        """Reset the rule's states to the hosts' mean, since another set of hosts takes part now."""
         for i, state in enumerate(self._states):
             for target, mean in zip(state, means):
                 np.copyto(target, mean if i == 0 else 0)
 
 
 def _share() -> float:
-    """Return the part of its time that the courier may compute: little where the workers keep all cores busy."""
+    """Return the fraction of time that the courier may compute: small while the workers keep all cores busy."""
     idle = len(os.sched_getaffinity(0)) - os.getloadavg()[0]
     return _BUSY if idle > _IDLE_CORES else _BUSY_ON_A_FULL_MACHINE

@@ -1,4 +1,4 @@
-"""Records between two couriers: copies of centers, and totals of rounds; one of each at a time in each direction."""
+"""Records between two couriers: at any time at most one copy of a center and one set of round totals per direction."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ NOT_FILLED = -1
 
 
 def flat_copy(layout: Layout) -> tuple[memoryview, list[Array]]:
-    """Make room for the copy of a center: as bytes, and as the arrays in them."""
+    """Allocate memory for the copy of a center: as bytes, and as the arrays in them."""
     buffer = bytearray(layout.nbytes)
     return memoryview(buffer), layout.views(buffer)
 
 
 class Conversation:
-    """One link to the courier of another host; a `Receiver` of its records.
+    """The link to the courier of another host, and the `Receiver` of that courier's records.
 
     Parameters
     ----------
@@ -78,19 +78,19 @@ class Conversation:
         self.moved_at = time.monotonic()
 
     def talk(self) -> None:
-        """Send what the system takes, and receive what is there; raises `BrokenStreamError`."""
+        """Send and receive without blocking; raises `BrokenStreamError`."""
         sent = self.stream.push()
         if self.stream.pull(self) or sent:
             self.moved_at = time.monotonic()
 
     @property
     def sending(self) -> bool:
-        """Whether something is still to be sent."""
+        """Whether records wait to be sent."""
         return self.stream.sent != self.stream.posted
 
     @property
     def comes(self) -> bool:
-        """Whether a copy of the other host's center has come, or its first part."""
+        """Whether a copy of the other host's center has arrived, at least in part."""
         return self.fresh or self._received[COPY] > 0
 
     def post(self, kind: int, data: memoryview) -> None:
@@ -99,7 +99,7 @@ class Conversation:
             self.stream.post(kind, at, data[at : at + LONGEST_PAYLOAD])
 
     def say_stamp(self, stamp: int) -> None:
-        """Let the other host know the stamp of this one's center: copies sent from now on have it."""
+        """Send the stamp of this host's center to the other host: copies sent from now on have that stamp."""
         self.stream.post(_STAMP, stamp + 1, b"")
 
     def ask(self, number: int) -> None:
@@ -112,7 +112,7 @@ class Conversation:
         self.post(_WHOLE, data)
 
     def take_whole(self) -> bytearray | None:
-        """Return a center of the other host that has come, in their order; None if there is no other."""
+        """Return the oldest whole center received from the other host; None if there is none."""
         return self._wholes.popleft() if self._wholes else None
 
     def put_back(self, whole: bytearray) -> None:
@@ -120,7 +120,7 @@ class Conversation:
         self._wholes.appendleft(whole)
 
     def take_totals(self, number: int) -> RoundTotals | None:
-        """Return what the other host has contributed to a round if all of it has come; it belongs to the caller."""
+        """Return the other host's contributions to a round once all have arrived; the caller owns them."""
         if self._round != number:
             return None
         totals, self.room, self._round = self.room, None, 0
@@ -128,7 +128,7 @@ class Conversation:
 
     @property
     def waits(self) -> bool:
-        """Whether what has come next has to wait for this host."""
+        """Whether the next record cannot be received until this host has used the last one."""
         return self.stream.held and (self.fresh or self.room is None)
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
@@ -147,7 +147,7 @@ class Conversation:
         return target[offset : offset + length]
 
     def _target(self, tag: int) -> memoryview:
-        """Return where records of a kind belong; nowhere if there are none of this kind."""
+        """Return the buffer for records of this kind; an empty one if there are none of this kind."""
         if tag == COPY:
             return self._buffer
         if tag == TOTALS and self.room is not None:

@@ -1,4 +1,4 @@
-"""The loop of a courier: it keeps the links to other hosts, gives and takes whole centers, and exchanges."""
+"""The loop of a courier: it keeps links to the other hosts, sends and receives whole centers, and makes exchanges."""
 
 from __future__ import annotations
 
@@ -46,19 +46,19 @@ class OpenCenter(MovingCenter, Protocol):
     across_hosts: AcrossHosts | None
 
     def replace(self, values: Sequence[Array], states: Sequence[Sequence[Array]], number: int) -> bool:
-        """Put another host's center in its place; False if a part stayed taken."""
+        """Replace the center by another host's; False if a worker held a part of it for too long."""
         ...
 
     def close(self) -> None:
-        """Let go of its memory."""
+        """Release its memory."""
         ...
 
 
 class Courier:
     """Exchanges between the center of this host and those of others.
 
-    Where workers do not wait for each other, neither do they for an exchange; see `platoon_base.courier.background`.
-    The rounds of workers that wait for each other are in `platoon_base.courier.rounds`.
+    With rules that do not wait, exchanges run in the background (`platoon_base.courier.background`). With rules that
+    wait, they are part of each round (`platoon_base.courier.rounds`).
 
     Parameters
     ----------
@@ -95,22 +95,22 @@ class Courier:
         self._listener = Listener(world.addresses[world.host])
         caller = Caller(world.host, bytes.fromhex(world.data_key), frozenset(range(world.host + 1, world.hosts)))
         self._opening = Opening(self._listener, caller, {})
-        self._tokens: dict[int, str] = {}  # of the couriers that this one calls
+        self._tokens: dict[int, str] = {}  # of the couriers that this one connects to
         self._conversations: dict[int, Conversation] = {}
-        self._asked: Conversation | None = None  # for the values to start from
+        self._asked: Conversation | None = None  # the link that was asked for the initial values
         self._known: set[int] = set()
         self._lost: set[int] = set()
-        self._has_orders = False  # that were not looked at yet
+        self._has_orders = False  # that were not handled yet
         address = self._listener.address
         tell(between.Listening(address.host, address.port, address.token.hex()))
 
     @property
     def exchanges(self) -> int:
-        """How often this host's center was moved in the background."""
+        """How often a background exchange has moved this host's center."""
         return self._background.count
 
     def obey(self, order: between.Order) -> None:
-        """Do what the launcher says."""
+        """Carry out an order of the launcher."""
         if isinstance(order, between.Peers):
             self._lost -= order.peers.keys()
             self._known = order.peers.keys() - {self._world.host}
@@ -140,7 +140,7 @@ class Courier:
             self._hang_up(order.host, "its host is lost")
 
     def step(self, fds: list[int]) -> set[int]:
-        """Go on for a moment; returns which of some file descriptors can be read."""
+        """Do what is due, wait for at most one poll interval, and return which file descriptors are readable."""
         self._open_links()
         for host, stream in list(self._opening.open.items()):
             del self._opening.open[host]
@@ -166,7 +166,7 @@ class Courier:
         if self._rounds is not None and self._rounds.under_way:
             self._background.drop()
             for conversation in self._conversations.values():
-                conversation.fresh = False  # a copy from before, which must hold nothing up
+                conversation.fresh = False  # an earlier copy, which must not block the link
             return
         for host in self._background.step(center, self._conversations):
             self._hang_up(host, "nothing goes by it")
@@ -174,11 +174,11 @@ class Courier:
     def _open_links(self) -> None:
         try:
             self._opening.step(time.monotonic())
-        except PlatoonError as exc:  # a host that is not of this job is not called again
+        except PlatoonError as exc:  # the other end does not belong to this job: do not connect to it again
             log.warning("no exchange with a host: %s", exc)
 
     def _wait(self, fds: list[int]) -> set[int]:
-        """Sleep until something can be received or sent, or a moment has passed."""
+        """Sleep until a link is readable or writable, for at most one poll interval."""
         with selectors.DefaultSelector() as selector:
             for fd in fds:
                 selector.register(fd, selectors.EVENT_READ)
@@ -220,20 +220,20 @@ class Courier:
     def _hang_up(self, host: int, why: str) -> None:
         conversation = self._conversations.pop(host, None)
         if conversation is not None:
-            log.info("the link to host %d is gone: %s", host, why)
+            log.info("the link to host %d was closed: %s", host, why)
             conversation.stream.close()
         if host in self._tokens and host not in self._lost:
             self._opening.call_again(host)
 
     def _fill(self, center: OpenCenter) -> None:
-        """Let the center have the values that all hosts start from: the source's, which is asked for them."""
+        """Fill the center with the initial values of all hosts, which this courier asks the source host for."""
         if self._source != self._world.host:
             conversation = self._conversations.get(self._source)
             if conversation is not None and conversation is not self._asked:
                 self._asked = conversation
                 conversation.ask(0)
             return
-        if self._source:  # a host may have the values of an earlier source, which was lost: it gets these as a whole
+        if self._source:  # a host may hold values of an earlier source that was lost: it gets the whole center
             latest = max([center.overwrites.stamp, *(each.stamp or 0 for each in self._conversations.values())])
             center.overwrites.stamp = Overwrites.later(latest, self._source)
         self._now_filled()
@@ -244,14 +244,14 @@ class Courier:
         for conversation in self._conversations.values():
             self._say_stamp(conversation)
 
-    # Whole centers: the values that all hosts start from, and those for a host that is behind.
+    # Whole centers: the initial values of all hosts, and the center for a host that is behind.
 
     @staticmethod
     def _made(center: OpenCenter) -> int:
         return 0 if center.across_hosts is None else center.across_hosts.made
 
     def give_center(self, conversation: Conversation) -> None:
-        """Send the values of this host's center, the rule's states, and what it holds."""
+        """Send this host's whole center: values, states of the rule, and round totals."""
         if self._center is None:
             return
         size = self._layout.nbytes
@@ -267,16 +267,16 @@ class Courier:
         conversation.post_whole(memoryview(data))
 
     def _take_centers(self, center: OpenCenter) -> None:
-        """Put what has come into this host's center, if it is not filled yet, or behind, or was overwritten."""
+        """Put a received center into this host's, if that is not filled yet, is behind, or was overwritten."""
         for host, conversation in self._conversations.items():
             while (whole := conversation.take_whole()) is not None:
                 if not self._take_center(center, host, whole):
-                    log.warning("a part of the center is held by a worker that does not go on")
+                    log.warning("a stalled worker holds the lock of a part of the center")
                     conversation.put_back(whole)
                     break
 
     def _take_center(self, center: OpenCenter, host: int, whole: bytearray) -> bool:
-        """Put a center in place of this host's, if that is to be; False if a part of it was held."""
+        """Replace this host's center by a received one if that is newer; False if a part of it was locked."""
         size = self._layout.nbytes
         if len(whole) != size * (1 + len(center.states)) + _TAIL.size:
             log.warning("host %d sends a center of %d bytes, which is that of another rule", host, len(whole))
@@ -296,7 +296,7 @@ class Courier:
         return True
 
     def close(self) -> None:
-        """Let go of the center and of all links."""
+        """Release the center and close all links."""
         for conversation in self._conversations.values():
             conversation.stream.close()
         self._opening.close()
@@ -306,6 +306,6 @@ class Courier:
 
 
 def be_nice() -> None:
-    """Leave the processor to the workers; but not so far that they wait for a lock while this process has no core."""
+    """Lower this process's priority, a little: workers would wait for a lock whose holder gets no processor."""
     with contextlib.suppress(OSError):
         os.nice(_NICE)

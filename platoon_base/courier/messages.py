@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Begin(msgspec.Struct, frozen=True, tag="begin"):
-    """Begin: the job, and the parameters that its workers share.
+    """The first order: describes the job and the parameters that its workers share.
 
     Attributes
     ----------
@@ -75,7 +75,7 @@ class Lost(msgspec.Struct, frozen=True, tag="lost"):
 
 
 class Gather(msgspec.Struct, frozen=True, tag="gather"):
-    """The workers of these hosts have met in a round: exchange what they have contributed, or where they are.
+    """Exchange the contributions of a round that the workers of these hosts have reached.
 
     Attributes
     ----------
@@ -91,7 +91,7 @@ class Gather(msgspec.Struct, frozen=True, tag="gather"):
 
 
 class Combine(msgspec.Struct, frozen=True, tag="combine"):
-    """Add up what hosts have contributed to a round, and let the workers go on.
+    """Add up the hosts' contributions to a round, and let the workers go on.
 
     Attributes
     ----------
@@ -122,11 +122,11 @@ class Listening(msgspec.Struct, frozen=True, tag="listening"):
 
 
 class Filled(msgspec.Struct, frozen=True, tag="filled"):
-    """The center of the host holds the values that all hosts start from."""
+    """The center of the host holds the initial values of all hosts."""
 
 
 class Exchanged(msgspec.Struct, frozen=True, tag="exchanged"):
-    """Exchanges so far, the hosts of the latest one, and how long it took."""
+    """The number of exchanges so far, and the hosts and the duration of the latest one."""
 
     count: int
     hosts: list[int]
@@ -134,7 +134,7 @@ class Exchanged(msgspec.Struct, frozen=True, tag="exchanged"):
 
 
 class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
-    """All that the hosts of a round have contributed is here.
+    """The sender's host has the contributions of all hosts of a round.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class Gathered(msgspec.Struct, frozen=True, tag="gathered"):
 
 
 class LeftOut(msgspec.Struct, frozen=True, tag="left-out"):
-    """A host was left out of so many exchanges, one after the other; 0 once it takes part again."""
+    """A host was left out of so many consecutive exchanges; 0 once it takes part again."""
 
     host: int
     exchanges: int

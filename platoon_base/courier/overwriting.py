@@ -1,4 +1,4 @@
-"""The courier's part of an overwrite: a center that a worker has overwritten goes to all other hosts."""
+"""The courier's part of an overwrite: it sends a center that a worker has overwritten to all other hosts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Overwriting"]
 
 
 class Overwriting:
-    """Gives the center of this host to each host that has an older one, and lets the worker go on once none has.
+    """Sends this host's center to each host with an older one; the worker may go on once no host has an older one.
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ class Overwriting:
         self._given: dict[int, tuple[Conversation, int]] = {}  # by host, the stamp that it was given last
 
     def step(self, conversations: Mapping[int, Conversation], known: set[int]) -> None:
-        """Go on as far as possible; ``known`` are the hosts that have couriers."""
+        """Advance the overwrite without blocking; ``known`` are the hosts that have couriers."""
         written = self._overwrites.written
         if written != self._stamped:
             self._stamped = written

@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def _serve(orders: int, news: int) -> None:
-    """Take orders, and work in between."""
+    """Carry out the launcher's orders, and step the courier in between."""
     os.set_blocking(orders, False)
     courier: Courier | None = None
     rest = b""

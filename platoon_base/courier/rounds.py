@@ -1,4 +1,4 @@
-"""The courier's part of a round of workers on several hosts: exchange contributions, and add them up."""
+"""The courier's part of a round of workers on several hosts: exchange their contributions and add them up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["HostsRound"]
 
 
 class GivingCourier(Protocol):
-    """Gives what a round needs of the courier."""
+    """The part of the courier that a round uses."""
 
     def give_center(self, conversation: Conversation) -> None:
         """Send this host's center."""
@@ -22,22 +22,22 @@ class GivingCourier(Protocol):
 
 
 class HostsRound:
-    """The latest round, as far as this host knows it.
+    """The latest round, as this host knows it.
 
-    First all hosts exchange what their workers have contributed. When this one has all, it says so; when all hosts have
-    said so, the first host of the job tells whose contributions count, so that all hosts add up the same. A host that
-    cannot, since its center is behind, or since its courier was started again and lacks what a lost host had sent, asks
-    another one for the center.
+    First all hosts exchange their workers' contributions. A host that has all of them reports so. When all hosts have
+    reported, host 0 decides whose contributions count, so that all hosts add up the same. A host that cannot add them
+    up asks another one for its center: its own center may be behind, or its courier was restarted and lacks the
+    contributions of a lost host.
 
     Parameters
     ----------
     host : int
-        This one.
+        This host.
     rounds : AcrossHosts
-        Its center.
+        This host's center.
     courier : GivingCourier
     tell : callable
-        Takes messages for the launcher.
+        Sends a message to the launcher.
     """
 
     def __init__(
@@ -49,13 +49,13 @@ class HostsRound:
         self._own = rounds.new_totals()
         self._theirs: dict[int, RoundTotals] = {}  # by host; kept until the next round, also if the host is lost
         self._spare: list[RoundTotals] = []
-        self._sent: dict[int, Conversation] = {}  # by host, the link by which it got this host's contributions
-        self._asked: tuple[Conversation, int] | None = None  # who was asked for a center, and of which round
+        self._sent: dict[int, Conversation] = {}  # by host, the link that carried this host's contributions to it
+        self._asked: tuple[Conversation, int] | None = None  # the link that was asked for a center, and the round
         self._told = self._ended = self._given = False
 
     @property
     def under_way(self) -> bool:
-        """Whether a round has begun, and this host has not ended it."""
+        """Whether a round has begun that this host has not ended."""
         return self._gather is not None and not self._ended
 
     def obey(self, order: between.Gather | between.Combine) -> None:
@@ -71,7 +71,7 @@ class HostsRound:
             self._combine = order
 
     def step(self, conversations: Mapping[int, Conversation], lost: set[int]) -> None:
-        """Go on with the round as far as possible; after its end, give to who still needs something of it."""
+        """Advance the round without blocking; after its end, send the center to hosts that need it."""
         gather, combine = self._gather, self._combine
         if gather is None:
             return
@@ -92,18 +92,18 @@ class HostsRound:
             self._give(combine, conversations)
 
     def _has_own(self, number: int) -> bool:
-        """Copy what this host has contributed, unless that was done; the courier before may have ended the round."""
+        """Copy this host's contributions once; False if an earlier courier process has ended the round already."""
         if self._own.number == number:
             return True
         if self._rounds.made >= number or not self._rounds.read(self._own, number):
             return False
-        if self._rounds.made >= number:  # meanwhile: the workers go on, and what was read may be of the next round
+        if self._rounds.made >= number:  # the round ended meanwhile, so the copy may belong to the next one
             self._own.number = 0
             return False
         return True
 
     def _send(self, gather: between.Gather, conversations: Mapping[int, Conversation]) -> None:
-        """Send this host's contributions by every link by which they did not go yet."""
+        """Send this host's contributions over every link that has not carried them yet."""
         for host in gather.hosts:
             conversation = conversations.get(host)
             if conversation is not None and self._sent.get(host) is not conversation:
@@ -117,7 +117,7 @@ class HostsRound:
             self._tell(between.Gathered(gather.number, {host: found[host].base for host in sorted(found)}))
 
     def _end(self, gather: between.Gather, combine: between.Combine, conversations: Mapping[int, Conversation]) -> bool:
-        """Let the workers make the step, once this host has what it takes; tells whether it has."""
+        """Let the workers make the outer step once this host has all contributions; return whether it has."""
         if self._rounds.are_gathered(combine.number):
             return True
         own = {self._host: self._own} if self._own.number == combine.number else {}
@@ -133,7 +133,7 @@ class HostsRound:
         return self._rounds.gather(found, combine.number, [workers[host] for host in combine.hosts])
 
     def _ask(self, combine: between.Combine, number: int, conversations: Mapping[int, Conversation]) -> None:
-        """Ask another host for its center of a round or a later one, again if the link to it is gone."""
+        """Ask another host for its center of this round or a later one; ask again if the link was closed."""
         if self._asked is not None and self._asked[1] == number and self._asked[0] in conversations.values():
             return
         for host in [combine.source, *combine.hosts, *conversations]:
@@ -143,9 +143,9 @@ class HostsRound:
                 return
 
     def _give(self, combine: between.Combine, conversations: Mapping[int, Conversation]) -> None:
-        """Give the center of the round to the hosts that had no workers in it, and have a center."""
+        """Send the center of the round to hosts that have a center and had no workers in the round."""
         idle = [conversations[host] for host in combine.idle if host in conversations and combine.source == self._host]
-        if any(conversation.stamp is None for conversation in idle):  # it has yet to say whether it has one
+        if any(conversation.stamp is None for conversation in idle):  # has not yet reported whether it has a center
             return
         self._given = True
         for conversation in idle:

@@ -1,7 +1,7 @@
 """Data for all workers of a job.
 
-`SharedData` puts a data set once into the memory of a host. `BatchServer` deals mini-batches out to the workers.
-`load_ahead` has a process beside each worker make its next mini-batches.
+`SharedData` loads a data set once per host, into shared memory. `BatchServer` distributes mini-batches to the workers.
+`load_ahead` prepares the next mini-batches of a worker in another process.
 """
 
 from platoon_base.data.batch_reader import BatchReader

@@ -1,4 +1,4 @@
-"""Where a batch server listens: in the folder of its job, which only the job's user can enter."""
+"""The address of a batch server: a socket in the folder of its job, which only the job's user can enter."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def batch_address(address: str | None = None, name: str = "batches", folder: str
     Parameters
     ----------
     address : str, optional
-        Given by the user; it counts.
+        Given by the user; it takes precedence.
     name : str
         Of the server among those of its job; letters, digits, and ``._-``.
     folder : str, optional
@@ -44,7 +44,7 @@ def batch_address(address: str | None = None, name: str = "batches", folder: str
 
 
 def report_failure(folder: str, text: str, keep: bool = False) -> None:
-    """Let the workers of a job know that its server has failed, maybe before it listened.
+    """Record for the workers of a job that its server has failed, maybe before it listened.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def report_failure(folder: str, text: str, keep: bool = False) -> None:
 
 
 def failure_of_server(address: str) -> str:
-    """Return what the server that would listen at an address has failed by; empty if nothing is known."""
+    """Return the error of the server that should listen at an address; empty if no failure is known."""
     try:
         return Path(os.path.dirname(address), _FAILURE).read_text(errors="replace")
     except OSError:
@@ -70,6 +70,6 @@ def failure_of_server(address: str) -> str:
 
 
 def expected_readers(address: str | None) -> int:
-    """Return how many workers a server is to expect that was not told: those of the job."""
+    """Return the number of workers that a server expects by default: the job's."""
     folder = os.environ.get(JOB)
     return 1 if address is not None or not folder else JobFiles.read(folder).size

@@ -1,7 +1,7 @@
-"""Mini-batches as memory: where each array lies, and the messages by which server and readers pass slots on.
+"""The layout of mini-batches in slots, and the messages by which server and readers exchange slots.
 
-A batch is never pickled. Its arrays lie in a slot one behind the other as raw bytes. A small message in MessagePack
-tells dtype, shape and offset of each.
+A batch is never pickled. Its arrays lie in a slot one after the other as raw bytes. A small message in MessagePack
+has the dtype, shape and offset of each.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _Text = Annotated[str, msgspec.Meta(max_length=8000)]
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """One array of a batch: its dtype as NumPy writes it, its shape, and its first byte in the slot."""
+    """One array of a batch: its dtype in NumPy's notation, its shape, and its offset in the slot in bytes."""
 
     dtype: Annotated[str, msgspec.Meta(max_length=40)]
     shape: Annotated[tuple[_Count, ...], msgspec.Meta(max_length=_MAX_DIMENSIONS)]
@@ -69,7 +69,7 @@ def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """A reader introduces itself; ``ahead`` batches may be with it at a time."""
+    """A reader introduces itself; it may hold up to ``ahead`` batches."""
 
     protocol: int
     rank: Annotated[int, msgspec.Meta(ge=0, lt=1 << 20)]
@@ -77,7 +77,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Freed(msgspec.Struct, frozen=True, tag="freed", array_like=True):
-    """A reader gives a slot back; ``taken`` counts the batches that it has handed to its script so far."""
+    """A reader releases a slot; ``taken`` counts the batches that it has passed to its script so far."""
 
     slot: _Count
     taken: _Count
@@ -120,7 +120,7 @@ class End(msgspec.Struct, frozen=True, tag="end"):
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
-    """The server has ended by an error, or does not take this reader."""
+    """The server has failed, or refuses this reader."""
 
     why: _Text
 
@@ -192,7 +192,7 @@ class Plan(NamedTuple):
 
 
 def flatten(batch: Any) -> tuple[str, list[str], list[Any]]:
-    """Take a batch apart: the form, the names of a dict, and the arrays.
+    """Flatten a batch into its form, the names of a dict, and the arrays.
 
     Raises
     ------
@@ -253,7 +253,7 @@ def arrays_on(memory: Any, parts: Sequence[Part]) -> list[Any]:
 
 
 def unflatten(form: str, names: Sequence[str], arrays: list[Any]) -> Any:
-    """Put a batch together again."""
+    """Rebuild a batch from its form, names and arrays."""
     if form == "dict":
         return dict(zip(names, arrays))
     if form == "array":

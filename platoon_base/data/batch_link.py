@@ -1,4 +1,4 @@
-"""The Unix sockets between a batch server and its readers: whole messages, memory passed along, death seen at once."""
+"""The Unix sockets between a batch server and its readers, for whole messages with file descriptors of slots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LONGEST = 107  # bytes of sun_path, without its final zero
 _BACKLOG = 256
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _FD = struct.calcsize("i")
-_MAX_FDS = 4  # room for more than the one that is expected, to close them
+_MAX_FDS = 4  # more than the one that is expected, to receive and close the others
 # Plain numbers: the operators of Python's enumerations take longer than the system call.
 _NO_SIGNAL, _ROOM = int(socket.MSG_NOSIGNAL), socket.CMSG_SPACE(_MAX_FDS * _FD)
 _CLOEXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_TRUNC) | int(socket.MSG_CTRUNC)
@@ -41,9 +41,9 @@ class Link:
     pid : int
         Of the process at the other end; 0 if it cannot be known here.
     death_fd : int
-        Readable once that process is gone, or -1. The socket alone may be held open by its forked children.
+        A pidfd, readable once that process has ended, or -1. The socket may be held open by its forked children.
     dead : bool
-        Whether it was gone from the begin, so that only its children hold the socket.
+        Whether that process had ended before the connection was made, so that only its children hold the socket.
     """
 
     def __init__(self, sock: socket.socket, pid: int | None = None) -> None:
@@ -54,7 +54,7 @@ class Link:
         )
         if uid != os.geteuid():
             sock.close()
-            raise ProtocolError(f"refused a connection of user {uid}: batches are shared within one user alone")
+            raise ProtocolError(f"refused a connection of user {uid}: batches are shared within one user only")
         self.pid = of_socket if pid is None else pid
         self.death_fd, self.dead = -1, False
         self._writable = select.poll()
@@ -62,11 +62,11 @@ class Link:
         if self.pid > 0 and self.pid != os.getpid():
             try:
                 self.death_fd = os.pidfd_open(self.pid)
-                self.dead = readable(self.death_fd)  # nobody has waited for it yet
+                self.dead = readable(self.death_fd)  # it is a zombie
             except ProcessLookupError:
                 self.dead = True
             except OSError:
-                pass  # an old kernel: the socket alone tells
+                pass  # an old kernel without pidfds: only the socket shows the end
 
     def fileno(self) -> int:
         """Return the file descriptor of the socket, to poll."""
@@ -74,11 +74,11 @@ class Link:
 
     @property
     def has_room(self) -> bool:
-        """Whether the next message will be taken: Linux says so while three quarters of the buffer are free."""
+        """Whether the next message fits: Linux reports a socket as writable while enough of its buffer is free."""
         return bool(self._writable.poll(0))
 
     def send(self, frame: bytes, fd: int = -1) -> bool:
-        """Send a message, with a file descriptor or without; False if the other end is gone.
+        """Send a message, with a file descriptor or without; False if the peer has ended.
 
         Raises
         ------
@@ -96,7 +96,7 @@ class Link:
         return True
 
     def receive(self) -> tuple[bytes, int]:
-        """Return the next message and the file descriptor that came with it, or -1; an empty one at the end.
+        """Return the next message and the file descriptor that it carries, or -1; an empty message at the end.
 
         Raises
         ------
@@ -125,7 +125,7 @@ class Link:
         return self._sock.recvmsg(MAX_FRAME_BYTES, _ROOM, _CLOEXEC)
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._sock.close()
         if self.death_fd >= 0:
             os.close(self.death_fd)
@@ -141,7 +141,7 @@ def _descriptors(messages: list[tuple[int, int, bytes]]) -> list[int]:
 
 
 def listen_at(address: str) -> socket.socket:
-    """Open a socket that this user's processes can connect to; replaces that of a dead server.
+    """Open a socket that this user's processes can connect to; replace the socket of a dead server.
 
     Raises
     ------

@@ -1,7 +1,7 @@
-"""The slots that batches lie in: shared memory without a name, passed on from process to process.
+"""The slots that hold batches: anonymous shared memory, passed between processes as file descriptors.
 
-It is made by ``memfd_create(2)`` and not in /dev/shm: a slot goes with the last process that has it, however that ends,
-it needs no room in a container's small /dev/shm, and one that is too small is replaced while others are in use.
+Slots are made by ``memfd_create(2)`` and not in /dev/shm. So the kernel frees a slot with the last process that has it,
+however that ends, and slots use nothing of a container's small /dev/shm. A slot that is too small is replaced.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Slot:
         fd = os.memfd_create("platoon-batch", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.posix_fallocate(fd, 0, whole)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # nobody can cut it off under the arrays of others
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)  # no process can truncate it under the arrays of others
             return cls(fd, whole)
         except OSError as exc:
             os.close(fd)
@@ -81,7 +81,7 @@ class Slot:
             raise
 
     def close(self) -> None:
-        """Let go of the memory; it is unmapped together with the last array on it."""
+        """Release the memory; it is unmapped together with the last array on it."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -153,7 +153,7 @@ class Slots:
 
 
 class Held:
-    """A slot in the hands of a script: given back when the last array on it is gone.
+    """A slot that a script uses: released when the last array on it is dropped.
 
     NumPy keeps this object alive from every view on the memory, so no array ever shows another batch.
 

@@ -1,4 +1,4 @@
-"""A worker's end of a batch server: it sees the batches in shared memory, one after the other."""
+"""The worker's end of a connection to a batch server: it reads the batches in shared memory."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ __all__ = ["AHEAD", "BatchReader"]
 AHEAD = 4  # one to train on, one that was just dropped, two to come
 _RETRY_S = 0.02
 _LONGEST_WAIT_S = 60.0  # of one poll, which takes no infinity
-_LOOK_S = 1e-3  # how often a waiting reader looks whether the GPU has read a batch
+_LOOK_S = 1e-3  # how often a waiting reader checks whether the GPU has read a batch
 
 
 class BatchReader:
-    """Reads the mini-batches that a `BatchServer` deals out to this worker.
+    """Reads the mini-batches that a `BatchServer` sends to this worker.
 
     ::
 
@@ -62,7 +62,7 @@ class BatchReader:
     address, name
         As the server's; see `BatchServer`.
     ahead : int
-        How many batches this worker may have: those that it keeps, and those that lie ready (a high-water mark).
+        How many batches this worker may hold: those that it keeps, and those that are ready (a high-water mark).
     copy : bool
         Give arrays of this process's own, which no other process sees, instead of views.
     pin_memory : bool
@@ -137,7 +137,7 @@ class BatchReader:
         for fd in (link.fileno(), link.death_fd):
             if fd >= 0:
                 self._poll.register(fd, select.POLLIN)
-        link.send(encode(Hello(PROTOCOL, rank, int(ahead))))  # if the server is gone, the first wait will tell
+        link.send(encode(Hello(PROTOCOL, rank, int(ahead))))  # if the server has ended, the first wait will raise
 
     def receive(self, *, into: Sequence[Any] | None = None, timeout_s: float | None = None) -> Any:
         """Return the next batch, in the form in which it was sent; None at the end of an epoch, or of the data.
@@ -182,7 +182,7 @@ class BatchReader:
         return batch
 
     def close(self) -> None:
-        """Leave the server, which takes back what is not in use here; arrays that the script has stay valid."""
+        """Leave the server, which gets unused batches back; arrays that the script has stay valid."""
         link, self._link = self._link, None
         if link is None:
             return
@@ -241,7 +241,7 @@ class BatchReader:
         return message, fd
 
     def _wait(self, link: Link, deadline: float, timeout_s: float) -> bool:
-        """Sleep until a message arrives or the server dies; tells whether it has died."""
+        """Sleep until a message arrives or the server dies; return whether it has died."""
         wait_s = max(0.0, deadline - time.monotonic())
         # The server may wait for a slot that the GPU has just read.
         ready = dict(self._poll.poll(1e3 * min(wait_s, _LOOK_S if self._copied else _LONGEST_WAIT_S)))
@@ -306,7 +306,7 @@ class BatchReader:
             slot.close()
 
     def _release(self, index: int) -> None:
-        """Give a slot back; called by whichever thread drops the last array, at any time."""
+        """Release a slot; called by the thread that drops the last array, at any time."""
         if os.getpid() != self._pid:
             return  # the copies of a forked child: the slot is its parent's
         self._held.discard(index)

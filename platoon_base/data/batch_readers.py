@@ -1,4 +1,4 @@
-"""The readers of a batch server as it sees them: who is there, what each of them has, who gets the next batch."""
+"""The server's view of its readers: which are connected, which batches each holds, which reader gets the next batch."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Dealt(NamedTuple):
     number : int
         Counted by reader, from 1 on; 0 before it was dealt.
     any_reader : bool
-        Whether it may go to any of them.
+        Whether it may go to any reader.
     """
 
     message: Batch
@@ -59,9 +59,9 @@ class Reader:
         -1 until it has said hello.
     ahead : int
     dealt : dict of int to Dealt
-        By slot: what it has.
+        By slot, the batches that it holds.
     known : set of int
-        Slots whose memory it has.
+        The slots whose memory it has mapped.
     """
 
     def __init__(self, link: Link) -> None:
@@ -74,7 +74,7 @@ class Reader:
 
     @property
     def has_room(self) -> bool:
-        """Whether it may get another batch."""
+        """Whether the reader may get another batch."""
         return len(self.dealt) < self.ahead and self.link.has_room
 
 
@@ -84,11 +84,11 @@ class Readers:
     Parameters
     ----------
     expected : int
-        How many different ranks are to come.
+        How many different ranks are expected.
     listener : socket, optional
         Where they connect.
     remaining : callable, optional
-        Returns the ranks that may still read, where somebody knows them, else None.
+        Returns the ranks that may still read if they are known, else None.
 
     Attributes
     ----------
@@ -107,7 +107,7 @@ class Readers:
         self._links: dict[int, Reader] = {}  # by file descriptor, of the socket and of the process
         self._readers: list[Reader] = []  # that have said hello; the one that waits longest first
         self._came: set[int] = set()
-        self._missed: set[int] = set()  # ranks that died, and have not come again
+        self._missed: set[int] = set()  # ranks that died and have not connected again
         if listener is not None:
             self._poll.register(listener, select.POLLIN)
 
@@ -115,15 +115,15 @@ class Readers:
 
     @property
     def all_came(self) -> bool:
-        """Whether as many ranks as expected have come, though some may have left again."""
+        """Whether as many ranks as expected have connected, though some may have left."""
         return len(self._came) >= self.expected
 
     @property
     def all_left(self) -> bool:
-        """Whether all have come and said goodbye; one that died may be started again, if there is a way to connect.
+        """Whether all ranks have connected and left. While connections are accepted, a dead rank may be restarted.
 
-        Where the ranks are known that may still read, each of them must have come and gone. One that has connected
-        and has not said hello yet is there.
+        If the ranks that may still read are known, each of them must have connected and left. A reader that has
+        connected and not introduced itself yet counts as connected.
         """
         if self._listener is None or self._links:
             return not self._links
@@ -133,14 +133,14 @@ class Readers:
         return remaining <= self._came - self._missed
 
     def describe(self) -> str:
-        """Say what the readers are at."""
+        """Describe the state of the readers."""
         waits = f"{len(self._came)} of {self.expected} workers have come"
         holds = [f"rank {r.rank} (pid {r.link.pid}) has {len(r.dealt)} of {r.ahead}" for r in self._readers]
         dead = [f"rank {rank} has died" for rank in sorted(self._missed)]
         return "; ".join([waits, *holds, *dead])
 
     def add(self, link: Link) -> None:
-        """Take a connection in; it has to say hello."""
+        """Accept a connection, which must send `Hello` first."""
         reader = Reader(link)
         for fd in (link.fileno(), link.death_fd):
             if fd >= 0:
@@ -154,7 +154,7 @@ class Readers:
         ----------
         timeout_s : float
         ended : bool
-            Whether newcomers are to be told that there are no more data.
+            Whether to notify new readers that there are no more data.
 
         Returns
         -------
@@ -229,7 +229,7 @@ class Readers:
     # Who gets what.
 
     def targets(self, to: int | str | None) -> list[Reader]:
-        """Return who is to get a batch now; nobody if it has to wait."""
+        """Return the readers that get a batch now; none if it has to wait."""
         if to == "all":
             ready = self.all_came and all(reader.has_room for reader in self._readers)
             return list(self._readers) if ready else []
@@ -257,12 +257,12 @@ class Readers:
         return True
 
     def forget_slot(self, index: int) -> None:
-        """Take note that a slot has other memory now, which each reader has to get."""
+        """Record that a slot has new memory, which each reader has to map."""
         for reader in self._readers:
             reader.known.discard(index)
 
     def drop(self, reader: Reader) -> tuple[list[Dealt], list[Dealt]]:
-        """Let go of a reader; returns the batches that others can have, and the rest of those that it had."""
+        """Drop a reader; return its batches that other readers can get, and the rest of its batches."""
         if reader.link.fileno() not in self._links:
             return [], []
         freed = self._hear_out(reader)
@@ -289,7 +289,7 @@ class Readers:
         return untaken, freed + [dealt for dealt in had if dealt.number not in kept]
 
     def _hear_out(self, reader: Reader) -> list[Dealt]:
-        """Read what a reader has said at last: one that a batch could not be sent to may have said goodbye before."""
+        """Read the last messages of a reader: if a batch could not be sent to it, it may have left in order before."""
         freed: list[Dealt] = []
         if reader in self._readers:
             with contextlib.suppress(OSError, ProtocolError):
@@ -302,7 +302,7 @@ class Readers:
         return [reader for reader in self._readers if not self._send(reader, message)]
 
     def say_failed(self, why: str) -> None:
-        """Tell all of them why there are no more batches, also those that have not said hello yet."""
+        """Send all connected readers the reason why there are no more batches."""
         for reader in self._each():
             self._send(reader, Failed(why[:_MAX_WHY]))
 

@@ -1,7 +1,7 @@
 """The server of mini-batches: it deals batches out to the workers of its host through shared memory.
 
 A batch is copied once, into a slot of shared memory. Workers see it there. A slot goes back when a worker drops the
-batch, or dies. The kernel tells of a death at once, so nobody has to time out.
+batch, or dies. The kernel reports a death at once, without a timeout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class AllLeftError(WorkerLostError):
-    """All readers have left, so there is nobody to send a batch to."""
+    """All readers have left, so no reader can get a batch."""
 
 
 DEALS = ("free", "turns", "all")
@@ -40,10 +40,10 @@ class BatchServer:
     """Deals mini-batches out to workers, each of which reads them with a `BatchReader` of the same name.
 
     Any process of the user may serve: the controller's, one that ``platoon launch --data-server`` starts, or one
-    started by hand. A batch is an array, a tuple or list of arrays, or a dict of them; it arrives in the same form.
+    externally launched. A batch is an array, a tuple or list of arrays, or a dict of them; it arrives in the same form.
     Arrays hold numbers or strings of a fixed length.
 
-    Leaving its ``with`` block ends the data; by an exception it tells the workers, which raise `WorkerLostError`.
+    Leaving its ``with`` block ends the data; an exception is reported to the workers, which raise `WorkerLostError`.
 
     Parameters
     ----------
@@ -197,11 +197,11 @@ class BatchServer:
         return self.sent - before
 
     def end_epoch(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Tell the workers that an epoch ends here: each leaves its loop over the reader, and may begin another."""
+        """End an epoch: each worker leaves its loop over the reader, and may begin another."""
         self._say_end(last=False, timeout_s=timeout_s)
 
     def end(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:
-        """Tell the workers that there are no more batches, now and whenever one comes later.
+        """End the data, for the connected workers and for those that connect later.
 
         Raises
         ------
@@ -211,10 +211,10 @@ class BatchServer:
         self._say_end(last=True, timeout_s=timeout_s)
 
     def fail(self, why: str) -> None:
-        """Tell the workers that no more batches come because of an error, which they raise; and close."""
+        """Report an error to the workers, which raise it, and close."""
         with self._lock:
             if not self._closed:
-                self._look(0)  # somebody may have come just now
+                self._look(0)  # a reader may have connected just now
                 self._readers.say_failed(why)
                 self._told = True
         self.close()
@@ -242,7 +242,7 @@ class BatchServer:
             if exc is not None:
                 self.fail(f"{type(exc).__name__}: {exc}")
             elif not (self._ended or self._closed):
-                with contextlib.suppress(AllLeftError):  # nobody is left to be told
+                with contextlib.suppress(AllLeftError):  # no reader is left to notify
                     self.end()
         finally:
             self.close()
@@ -274,7 +274,7 @@ class BatchServer:
     # Dealing.
 
     def _post(self, dealt: Dealt, to: int | str | None, deadline: float, timeout_s: float) -> None:
-        """Send a filled slot as soon as those who are to get it have room."""
+        """Send a filled slot as soon as its readers may get another batch."""
         wait_s = -1.0  # it has just looked
         while True:
             with self._lock:
@@ -319,9 +319,9 @@ class BatchServer:
 
     def _require_somebody(self, deadline: float, timeout_s: float) -> None:
         if self._readers.all_left:
-            self._look(0)  # one that connects anew before it leaves may have come since
+            self._look(0)  # a reader may have connected again before it left
         if self._readers.all_left:
-            raise AllLeftError("all workers have left: there is nobody to send a batch to; end the server")
+            raise AllLeftError("all workers have left: no reader can get a batch; end the server")
         if time.monotonic() > deadline:
             raise CollectiveTimeoutError(
                 f"no worker had room for a batch within {timeout_s:g} s ({self._readers.describe()}): look into the "

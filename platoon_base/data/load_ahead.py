@@ -31,7 +31,7 @@ __all__ = ["LoadAhead", "load_ahead"]
 Batches = Union[Callable[[], Iterable[Any]], Iterable[Any]]
 
 _METHODS = ("fork", "spawn")
-_END_S = 5.0  # that a loader has to end in, before it is killed
+_END_S = 5.0  # grace for a loader to end before it is killed
 _THE_LOADER = "the process that loads ahead"
 _passes = itertools.count()  # of this process, so that each has another seed
 
@@ -239,7 +239,7 @@ def _entropy(seed: int | Sequence[int] | None) -> list[int]:
 def _load(
     theirs: socket.socket, ours: socket.socket | None, parent: int, batches: Batches, entropy: Sequence[int]
 ) -> None:
-    """Send what ``batches`` yields, until it ends or nobody reads any more."""
+    """Send the batches that ``batches`` yields, until it ends or no reader is left."""
     if ours is not None:
         ours.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; the worker ends this process

@@ -43,7 +43,7 @@ class SharedArrays:
             )
         files = files_of(self._worker)
         if files is None:
-            raise ConfigurationError("a job of one has nobody to share an array with: use numpy.zeros")
+            raise ConfigurationError("a single-worker job has no other worker to share an array with: use numpy.zeros")
         number, dtype = len(self._segments), np.dtype(array.dtype)
         self._worker.advanced.require_same(
             f"the array of shared() call {number}", f"{dtype}{list(array.shape)}", _REMEDY
@@ -63,6 +63,6 @@ class SharedArrays:
         return found
 
     def close(self) -> None:
-        """Let go of the memory; arrays that the script has keep it."""
+        """Release the memory; arrays that the script has keep it."""
         for segment in self._segments:
             segment.close()

@@ -36,7 +36,7 @@ class SharedData:
 
     The first worker that comes copies the data into shared memory, and the others attach. So N workers hold the data
     once and not N times. The array is read-only; `writing` gives one that is not. The memory goes when the job ends,
-    in whatever way it ends. In a job of one the data are copied into this process's memory.
+    in whatever way it ends. In a single-worker job the data are copied into this process's memory.
 
     Parameters
     ----------
@@ -208,18 +208,18 @@ class SharedData:
         self._memory.resize(rows, timeout_s)
 
     def writing(self, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> contextlib.AbstractContextManager[Array]:
-        """Within the ``with`` block this worker alone may write to the rows; gives all of them.
+        """Give all rows, writable within the ``with`` block for this worker only.
 
-        Readers do not wait. So let the workers meet before and after (`Worker.barrier`).
+        Readers do not wait. So call `Worker.barrier` on all workers before and after.
         """
         return self._memory.writing(timeout_s)
 
     def remove(self) -> None:
-        """Remove the name; the memory goes when the last worker has closed it. The job's end does it too."""
+        """Remove the name; the memory is freed when the last worker has closed it. The job's end removes it too."""
         self._memory.remove()
 
     def close(self) -> None:
-        """Let go of the memory, as soon as no array lies on it any more; a second call does nothing."""
+        """Release the memory, as soon as no array lies on it any more; a second call does nothing."""
         self._memory.close()
 
     def __enter__(self) -> SharedData:

@@ -1,8 +1,8 @@
-"""The memory of a shared data set: a segment that the first worker fills, the memory of a job of one, or a file.
+"""The memory of a shared data set: a segment that the first worker fills, the memory of a single-worker job, or a file.
 
-A segment begins with a page that tells what lies behind it. It counts once the word "ready" is there, which the worker
-that makes it writes last. That worker holds a lock until then. The kernel frees the lock when the worker dies, and the
-next one begins anew.
+A segment begins with a page that describes the rows after it. It is valid once the page has the word "ready", which the
+worker that makes the segment writes last. That worker holds a lock until then. The kernel frees the lock if the worker
+dies, and the next worker starts over.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _POLL_S = 0.005
 
 
 class Form(NamedTuple):
-    """The form of a data set, and which one it is.
+    """The shape and the dtype of a data set, and its fingerprint.
 
     Attributes
     ----------
@@ -79,7 +79,7 @@ class Form(NamedTuple):
 
 
 class Memory(Protocol):
-    """Where the rows of a data set lie."""
+    """The memory of the rows of a data set."""
 
     form: Form
     made_here: bool
@@ -97,16 +97,16 @@ class Memory(Protocol):
         ...
 
     def remove(self) -> None:
-        """Let nobody find the data any more."""
+        """Remove the name, so that no worker finds the data any more."""
         ...
 
     def close(self) -> None:
-        """Let go of the memory; a second call does nothing."""
+        """Release the memory; a second call does nothing."""
         ...
 
 
 class LocalMemory:
-    """The memory of a job of one."""
+    """The memory of a single-worker job."""
 
     def __init__(self, form: Form, fill: Fill) -> None:
         self.form = form

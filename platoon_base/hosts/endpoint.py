@@ -1,4 +1,4 @@
-"""Where the first host of a job listens: told by an option, by torchrun's variables or by the engine's."""
+"""The endpoint that host 0 of a job listens at: from an option, from torchrun's variables or from the engine's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of the hosts of a job this is: told by options, or by the variables of the engine that started the launcher.
+"""The index of this host among those of a job: from options, or from variables of the engine that started the launcher.
 
 All of them are read here, and nowhere else.
 """
@@ -24,7 +24,7 @@ class Place(NamedTuple):
     host : int
         Which of them this is, from 0.
     told_by : str
-        The option or the variables that say so; empty for a job of this host alone.
+        The option or the variables that it was read from; empty for a job of this host only.
     """
 
     hosts: int
@@ -36,7 +36,7 @@ LOCAL = Place(1, 0)
 
 
 class _Engine(NamedTuple):
-    """The variables by which an engine tells each process that it has started who it is.
+    """The variables that an engine sets in each process that it starts.
 
     Attributes
     ----------

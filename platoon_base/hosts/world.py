@@ -18,7 +18,7 @@ class World(msgspec.Struct, frozen=True):
     Attributes
     ----------
     workers : list of int
-        The number of workers launched on each host; empty for a job of this host alone.
+        The number of workers launched on each host; empty for a job of this host only.
     host : int
         Which of them this is, from 0.
     names : list of str

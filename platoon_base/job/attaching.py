@@ -72,7 +72,7 @@ def _controller_lives(segment: Segment) -> bool:
 
 
 def _watched_for(segment: Segment) -> bool | None:
-    """Tell whether the controller lives; None once this worker has left the job."""
+    """Return whether the controller lives; None once this worker has left the job."""
     alive = segment.locked(CONTROLLER_LOCK)
     return None if segment.closed else alive
 

@@ -1,7 +1,7 @@
 """The back ends of a job: its channels, its center, the groups for its collectives.
 
-This file alone names concrete back ends. Each is imported when it is chosen: a job of one loads nothing that only Linux
-has.
+Only this file names concrete back ends. Each is imported when it is chosen, so a single-worker job loads nothing that
+exists on Linux only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def connect_here(job_state: JobState, seed: int) -> ClientChannel:
-    """Make the channel of a job of one, to a coordinator in this process."""
+    """Make the channel of a single-worker job, to a coordinator in this process."""
     from platoon_base.channels.inproc import InprocHub
     from platoon_base.coordination.coordinator import Coordinator
 

@@ -315,7 +315,7 @@ def _owner_of(job: str) -> str:
 
 
 def _is_there(job: str) -> bool:
-    """Tell whether anything of a job of this name is on this machine."""
+    """Return whether anything of a job of this name is on this machine."""
     state = SHM_FOLDER / f"{segment_prefix().lstrip('/')}{job}-state"
     return os.path.lexists(_path_of(job)) or os.path.lexists(state)
 
@@ -359,7 +359,7 @@ def leftovers() -> list[Leftover]:
 
 
 def _is_dead_socket(path: Path) -> bool:
-    """Tell whether this is a socket of this user that nobody listens at."""
+    """Return whether this is a socket of this user that nobody listens at."""
     try:
         status = path.lstat()
         if not stat.S_ISSOCK(status.st_mode) or status.st_uid != os.geteuid():
@@ -398,7 +398,7 @@ def _is_own_folder(path: Path) -> bool:
 
 
 def _alive(job: str) -> bool:
-    """Tell whether a job lives: its folder is locked, or the memory of its state is in use."""
+    """Return whether a job lives: its folder is locked, or the memory of its state is in use."""
     return is_locked(_path_of(job)) or in_use(f"{segment_prefix()}{job}-state")
 
 
@@ -407,7 +407,7 @@ def _job_of(segment: Path) -> str:
 
 
 def remove(leftover: Leftover) -> bool:
-    """Remove one leftover, unless its job lives; tells whether it is gone."""
+    """Remove one leftover, unless its job lives; returns whether it is gone."""
     path = leftover.path
     if path.parent == SHM_FOLDER:
         if abandoned(path.name) and not _alive(_job_of(path)):

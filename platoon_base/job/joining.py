@@ -1,4 +1,4 @@
-"""Joining a job: the one that the environment names, or a job of one."""
+"""Joining a job: the one that the environment names, or a single-worker job."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ _files: weakref.WeakKeyDictionary[Worker, JobFiles] = weakref.WeakKeyDictionary(
 def connect() -> Worker:
     """Join the job that the environment names, once per process; called again it returns the same open handle.
 
-    Without ``PLATOON_JOB`` in the environment, that is under plain ``python``, the process is a job of one: nothing
-    is shared and nothing fails.
+    Without ``PLATOON_JOB`` in the environment, that is under plain ``python``, the process is a single-worker
+    job: nothing is shared, and every call returns at once.
 
     Returns
     -------
@@ -107,7 +107,7 @@ def connected() -> Worker | None:
 
 
 def solo(seed: int = 0, device: str = "cpu") -> Worker:
-    """Make the worker of a job of one."""
+    """Make the worker of a single-worker job."""
     job_state = JobState(bytearray(JobState.size_bytes(1)), rows=1, create=True)
     channel = backends.connect_here(job_state, seed)
     identity = say_hello(channel, 0, device)
@@ -136,5 +136,5 @@ def join(folder: str, rank: int | None = None, device: str = "cpu", timeout_s: f
 
 
 def files_of(worker: Worker) -> JobFiles | None:
-    """Return the files of the job that a worker has joined; None in a job of one, which has none."""
+    """Return the files of the job that a worker has joined; None in a single-worker job, which has none."""
     return _files.get(worker)

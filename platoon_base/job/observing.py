@@ -84,7 +84,7 @@ class Observer:
         self._client.ask(request, msg.Done, self._timeout_s)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the end of the job; tells whether it has come."""
+        """Wait for the end of the job; returns whether it has come."""
         deadline = time.monotonic() + timeout_s
         while self._files.alive:
             if time.monotonic() >= deadline:

@@ -1,4 +1,4 @@
-"""The encryption of what passes between hosts: AES-256-GCM, with a key for each connection and direction."""
+"""The encryption of data between hosts: AES-256-GCM, with a key per connection and direction."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _LABEL = b"platoon data between hosts, version 1"
 
 
 class AlteredError(Exception):
-    """A record is not the one that was sent next: it was changed, repeated, left out, or sent by a stranger."""
+    """A record is not the next one that the peer sent: it was changed, repeated, left out or forged."""
 
 
 class Cipher:
     """Encrypts, or decrypts, the records of one direction of one connection, in their order.
 
-    The number of a record is its nonce, so a record that is repeated, left out or moved is refused like a changed one.
-    Never use two of these with one key to encrypt.
+    The number of a record is its nonce, so decryption refuses records that are repeated, left out or reordered as it
+    does changed ones. Never encrypt with two ciphers of the same key.
 
     Parameters
     ----------
     key : bytes
         32 of them.
     in_place : bool
-        Whether to use the functions that write into memory of the caller, which versions before 47 do not have.
+        Whether to encrypt into the caller's memory, by functions that ``cryptography`` has from version 47 on.
 
     Raises
     ------
@@ -97,14 +97,14 @@ def require_cipher() -> Any:
 
 
 def derive_keys(secret: bytes, transcript: bytes) -> tuple[bytes, bytes]:
-    """Derive the keys of a connection: for what its caller sends, and for what its listener sends (HKDF-SHA256).
+    """Derive the two keys of a connection by HKDF-SHA256: for data from the caller, and for data from the listener.
 
     Parameters
     ----------
     secret : bytes
-        That both know and no stranger does.
+        Known to both sides only.
     transcript : bytes
-        What both have said at the begin of the connection, with a random number of each.
+        The bytes that both sides have exchanged in the handshake, with a random number of each.
     """
     pseudorandom = hmac.new(transcript, secret, hashlib.sha256).digest()
     first = hmac.new(pseudorandom, _LABEL + b"\1", hashlib.sha256).digest()

@@ -1,13 +1,13 @@
-"""How the links of one process are opened: it listens and calls at the same time, and each side proves who it is.
+"""How a process opens its links: it listens and connects at the same time, and each side authenticates itself.
 
-A caller sends a greeting: a random number, its own rank and the rank that it calls. The listener answers with a random
-number of its own and a proof, an HMAC of all that was said so far by the secret of the listener; then the caller proves
-itself in the same way, and the listener confirms. Nothing secret is ever sent. Strangers learn nothing but that
-somebody listens, and cost no more than a socket for `HANDSHAKE_S` seconds.
+A caller sends a greeting: a random number, its own rank and the rank that it connects to. The listener answers with
+another random number and a proof: an HMAC of all bytes exchanged so far, keyed by the listener's secret. Then the
+caller proves itself in the same way, and the listener confirms. No secret is ever sent. Other processes that connect
+learn only that the port is open, and cost a socket for at most `HANDSHAKE_S` seconds.
 
-The secret is made of the job's data key and of a token that the listener gave out by the control plane. Without a data
-key, where a job does not encrypt, the token alone proves that the caller belongs to the job, and what follows is
-neither encrypted nor protected against changes.
+The secret is derived from the job's data key and from a token that the listener published over the control plane. A
+job without encryption has no data key: then the token alone proves that the caller belongs to the job, and the data
+that follow are neither encrypted nor protected against changes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _Steps = Generator[int, None, "tuple[int, Stream]"]  # yields the event it waits
 
 
 class Address(NamedTuple):
-    """Where a process listens, as it tells the others of its job.
+    """The address that a process of a job listens at, as published to the other processes.
 
     Attributes
     ----------
@@ -62,7 +62,7 @@ class Address(NamedTuple):
         An IP address.
     port : int
     token : bytes
-        Known to the job's processes alone.
+        Known only to the job's processes.
     """
 
     host: str
@@ -71,7 +71,7 @@ class Address(NamedTuple):
 
 
 class Listener:
-    """Listens at a port of this host for the links of this process, until all of them are open.
+    """Listens on a port of this host until all links of this process are open.
 
     Parameters
     ----------
@@ -102,15 +102,15 @@ class Listener:
 
 
 class _RefusedError(Exception):
-    """The other side did not prove itself, or spoke another language."""
+    """The other side sent no valid proof, or does not speak this protocol."""
 
 
 class _WrongProofError(_RefusedError):
-    """The process that answers is not the one that was called."""
+    """Another process than the expected one answers at the address."""
 
 
 class Caller(NamedTuple):
-    """Describes this process in a handshake."""
+    """The caller's process, as it introduces itself in a handshake."""
 
     rank: int
     data_key: bytes
@@ -148,7 +148,7 @@ def _stream(sock: socket.socket, mine: Caller, secret: bytes, transcript: bytes,
 
 
 def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[], None]) -> _Steps:
-    """Take a call; ``greet()`` notes that it begins like one of this job."""
+    """Serve an incoming connection; ``greet()`` is called once its greeting looks like one of this job."""
     greeting = yield from _read(sock, _GREETING.size)
     magic, _, caller, called = _GREETING.unpack(greeting)
     if magic != _MAGIC:
@@ -167,7 +167,7 @@ def _answer(sock: socket.socket, mine: Caller, token: bytes, greet: Callable[[],
 
 
 def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _Steps:
-    """Call the listener of a rank."""
+    """Connect to the listener of a rank."""
     code = sock.connect_ex((address.host, address.port))
     while code:
         yield _WRITE
@@ -191,7 +191,7 @@ def _call(sock: socket.socket, mine: Caller, rank: int, address: Address) -> _St
 
 
 class _Pending(NamedTuple):
-    """Holds a handshake that has begun."""
+    """A handshake in progress."""
 
     steps: _Steps
     called: int | None  # the rank that this process calls
@@ -199,16 +199,16 @@ class _Pending(NamedTuple):
 
 
 class Opening:
-    """The handshakes of one process, side by side, which strangers cannot end.
+    """All handshakes of one process, which run concurrently; connections from outside the job cannot disturb them.
 
     Attributes
     ----------
     greeted : list of socket
-        Those that have said which rank they are, and not proven it yet.
+        Connections that have claimed a rank and not proven it yet.
     open : dict of int to Stream
-        The links that are open, until the caller takes them.
+        The open links that the caller has not fetched yet.
     wrong : dict of int to int
-        How often another process has answered for a rank, one time after the other.
+        By rank, how many times in a row another process has answered at its address.
     """
 
     def __init__(self, listener: Listener, mine: Caller, calls: Mapping[int, Address]) -> None:
@@ -228,23 +228,23 @@ class Opening:
         self.open: dict[int, Stream] = {}
 
     def fileno(self) -> int:
-        """Return a file descriptor that can be read when `step` has something to do."""
+        """Return a file descriptor that is readable when `step` has something to do."""
         return self._selector.fileno()
 
     def call(self, rank: int, address: Address) -> None:
-        """Call a rank from now on; it may be a new address of it."""
+        """Connect to a rank from now on, at this address, which replaces an earlier one."""
         if self._calls.get(rank) != address:
             self.forget(rank)
         self._calls[rank] = address
         self.call_again(rank)
 
     def call_again(self, rank: int) -> None:
-        """Call a rank again whose link has broken."""
+        """Connect to a rank again whose link has broken."""
         if rank in self._calls and all(pending.called != rank for pending in self._pending.values()):
             self._again[rank] = 0.0
 
     def forget(self, rank: int) -> None:
-        """Call a rank no more, until `call` has an address of it."""
+        """Stop connecting to a rank until `call` gives an address of it."""
         for known in (self._calls, self._again, self._tries, self._why, self.wrong):
             known.pop(rank, None)
         for sock in [sock for sock, pending in self._pending.items() if pending.called == rank]:
@@ -253,16 +253,16 @@ class Opening:
 
     @property
     def missing(self) -> list[int]:
-        """The ranks that no link leads to so far."""
+        """The ranks without an open link."""
         return sorted((self._mine.expected | self._calls.keys()) - self.open.keys())
 
     def why(self, ranks: Iterable[int] | None = None) -> str:
-        """Say what the last failures were."""
+        """Return the latest failures of these ranks, as text."""
         told = [(rank, why) for rank, why in self._why.items() if ranks is None or rank in ranks]
         return "".join(f"; rank {rank} at {self._calls[rank].host}: {why}" for rank, why in told)
 
     def step(self, until: float) -> None:
-        """Go on until a moment at most, or something has happened."""
+        """Advance all handshakes, until something has happened or the given time has come."""
         now = time.monotonic()
         for rank in [rank for rank, at in self._again.items() if at <= now]:
             del self._again[rank]
@@ -312,7 +312,7 @@ class Opening:
             self._begin(sock, _Pending(steps, None, time.monotonic() + HANDSHAKE_S))
 
     def _accept_later(self, why: OSError) -> None:
-        """Free the descriptors of strangers, and look at the listener again in a moment: it stays readable."""
+        """Close unauthenticated connections, and accept again after a pause: the listener stays readable."""
         if not self._silent:
             log.warning("cannot take the connections of other hosts (%s): raise the limit (ulimit -n)", why)
         for sock in [*self._silent]:
@@ -321,7 +321,7 @@ class Opening:
         self._accepts_at = time.monotonic() + _AGAIN_S
 
     def _greet(self, sock: socket.socket) -> None:
-        """Keep one that says that it is of this job; of too many any may go, since the oldest is most likely true."""
+        """Keep a connection that claims to be of this job; of too many drop any but the oldest, most likely genuine."""
         del self._silent[sock]
         if len(self.greeted) >= max(MOST_GREETED, 2 * len(self._mine.expected)):
             self._drop(secrets.choice(self.greeted), "too many others came")
@@ -377,7 +377,7 @@ class Opening:
         sock.close()
 
     def close(self) -> None:
-        """Drop what has only begun."""
+        """Drop a handshake that is not complete."""
         for sock in [*self._pending]:
             self._remove(sock).steps.close()
             sock.close()
@@ -400,7 +400,7 @@ def open_links(
     deadline: float,
     give_up: Callable[[list[int]], Any],
 ) -> dict[int, Stream]:
-    """Open a link to each of some ranks; the listener stays open.
+    """Open a link to each of the given ranks; the listener stays open.
 
     Parameters
     ----------
@@ -411,14 +411,14 @@ def open_links(
     data_key : bytes
         The same on all hosts; empty if data are not encrypted.
     calls : mapping of int to Address
-        The ranks that this one calls, and where they listen.
+        The addresses of the ranks that this one connects to.
     expected : frozenset of int
-        The ranks that call this one.
+        The ranks that connect to this one.
     deadline : float
         By the monotonic clock.
     give_up : callable
-        ``give_up(ranks)``, asked several times a second with the ranks that are missing, raises if it makes no sense
-        to wait for them.
+        ``give_up(ranks)`` is called several times a second with the missing ranks; it raises if waiting for them is
+        pointless.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """A TCP connection between two processes of a job on different hosts, which carries arrays in records.
 
-Nothing here waits: `push` sends what the system takes, `pull` receives what is there, and the caller polls.
+No call blocks: `push` sends what fits into the socket's buffer, `pull` receives what has arrived, and the caller polls.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _LONGEST_SILENCE_MS = 24 * 3600 * 1000
 
 
 class BrokenStreamError(Exception):
-    """The connection is of no use any more; the text says why.
+    """The connection is broken; the text says why.
 
     Attributes
     ----------
     altered : bool
-        Whether somebody has changed, repeated or injected data.
+        Whether data were changed, repeated or injected on the way.
     """
 
     def __init__(self, text: str, altered: bool = False) -> None:
@@ -38,10 +38,10 @@ class BrokenStreamError(Exception):
 
 
 class Receiver(Protocol):
-    """Takes the records of a `Stream`."""
+    """Receives the records of a `Stream`."""
 
     def place(self, tag: int, offset: int, length: int) -> memoryview | None:
-        """Return where a payload goes, ``length`` bytes; None leaves the record, and all after it, for a later pull.
+        """Return a buffer for a payload of ``length`` bytes; None leaves this and later records for a later pull.
 
         Raises
         ------
@@ -51,15 +51,15 @@ class Receiver(Protocol):
         ...
 
     def done(self, tag: int, offset: int, length: int) -> None:
-        """Take note that the payload lies where `place` said."""
+        """Handle a record whose payload now lies in the buffer that `place` returned."""
         ...
 
 
 def tune(sock: socket.socket) -> None:
-    """Set the options of a connection: small records leave at once; a cut of the network is survived and found to end.
+    """Set the options of a connection: send small records at once, and survive an interruption of the network.
 
-    Whether the other process is lost is decided elsewhere, so the connection is not given up for a day. While nothing
-    comes back, Linux 6.15 and later try again every second at least, others in intervals that double.
+    Other code decides whether the peer is lost, so the connection times out only after a day. While the peer does not
+    acknowledge, Linux 6.15 and later retransmit at least every second, older ones in intervals that double.
     """
     sock.setblocking(False)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -106,23 +106,23 @@ class Stream:
         self.held = self.torn = False
 
     def fileno(self) -> int:
-        """Return the file descriptor, to poll; -1 after `close`."""
+        """Return the file descriptor to poll; -1 after `close`."""
         return self._sock.fileno()
 
     def post(self, tag: int, offset: int, payload: memoryview | bytes) -> None:
-        """Queue a record. Its memory must stay as it is until the record is sent; see `sent`."""
+        """Queue a record. Its memory must not change until the record is sent; see `sent`."""
         if len(payload) > LONGEST_PAYLOAD:
             raise ValueError(f"got a record of {len(payload)} bytes: at most {LONGEST_PAYLOAD} are allowed")
         self._queue.append((_HEADER.pack(len(payload), tag, offset), payload))
         self.posted += 1
 
     def drop_queue(self) -> None:
-        """Forget the records of which nothing was sent."""
+        """Drop the queued records of which no byte was sent."""
         self.posted -= len(self._queue)
         self._queue.clear()
 
     def push(self) -> bool:
-        """Send as much as the system takes; tells whether anything was sent."""
+        """Send without blocking; return whether anything was sent."""
         if self.sent == self.posted or self.torn:
             return False
         moved, self.torn = False, True
@@ -146,7 +146,7 @@ class Stream:
         return moved
 
     def _next(self) -> list[memoryview]:
-        """Take a record from the queue, and return its parts as they are sent."""
+        """Take a record from the queue, and return the buffers to send."""
         header, payload = self._queue.popleft()
         if self._sends is None:
             return [memoryview(header), memoryview(payload)] if len(payload) else [memoryview(header)]
@@ -156,7 +156,7 @@ class Stream:
         return [self._sealed[:stop]]
 
     def pull(self, receiver: Receiver, most: int = 16) -> bool:
-        """Receive what is there, up to so many records; tells whether anything was received.
+        """Receive without blocking, up to so many records; return whether anything was received.
 
         Raises
         ------
@@ -174,7 +174,7 @@ class Stream:
         return True
 
     def _receive(self) -> bool:
-        """Ask the system once for more bytes; tells whether some came."""
+        """Read once from the socket; return whether bytes arrived."""
         if self._direct is not None:
             target = self._direct
         else:
@@ -203,7 +203,7 @@ class Stream:
         return True
 
     def _take(self, receiver: Receiver) -> bool:
-        """Hand the next record over; False if it is not there completely, or held."""
+        """Pass the next record to the receiver; False if it is incomplete or the receiver holds it back."""
         if self._record is None:
             if self._stop - self._start < _HEADER.size:
                 return False
@@ -242,7 +242,7 @@ class Stream:
         return True
 
     def close(self) -> None:
-        """Close the connection; a second call does nothing. Data that the system has taken are still sent."""
+        """Close the connection; a second call does nothing. The system still sends what is in the socket's buffer."""
         try:
             for _ in range(_BURST):  # or else the system would reset the connection, and the other side lose the last
                 if not self._sock.recv_into(self._in):

@@ -1,4 +1,4 @@
-"""Endpoints, names and addresses of hosts, as ``--rdzv-endpoint`` has them."""
+"""Endpoints, names and addresses of hosts, in the format of ``--rdzv-endpoint``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def divided(endpoint: str) -> tuple[str, int]:
     Raises
     ------
     ConfigurationError
-        If it is none.
+        If the text is no endpoint.
     """
     found = _ENDPOINT.fullmatch(endpoint)
     name, port = (
@@ -34,12 +34,12 @@ def divided(endpoint: str) -> tuple[str, int]:
 
 
 def resolved(name: str) -> str:
-    """Return the IPv4 address of a name, or an IPv6 address if it has no other; empty if it does not resolve now.
+    """Return the IPv4 address of a name, or its IPv6 address if it has no other; empty if it does not resolve now.
 
     Raises
     ------
     ConfigurationError
-        If it can be no name.
+        If the text cannot be a host name.
     """
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -52,17 +52,17 @@ def resolved(name: str) -> str:
 
 
 def as_url(address: str, port: int) -> str:
-    """Return what ZeroMQ listens at or connects to."""
+    """Return the endpoint in ZeroMQ's format."""
     return f"tcp://[{address}]:{port}" if ":" in address else f"tcp://{address}:{port}"
 
 
 def is_loopback(address: str) -> bool:
-    """Tell whether an address reaches only this host."""
+    """Return whether an address reaches only this host."""
     return ipaddress.ip_address(address.partition("%")[0]).is_loopback
 
 
 def own_address_towards(address: str) -> str:
-    """Return the address of this host by which packets leave for another one; empty if there is no way there now."""
+    """Return the address of this host from which packets to another one are sent; empty if there is no route now."""
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_DGRAM) as sock:
         try:
             sock.connect((address, 9))  # sends nothing

@@ -1,4 +1,4 @@
-"""Changes in the state of a job since it was sent to each of the other hosts: found once for all of them."""
+"""Changes in the state of a job since it was last sent to each of the other hosts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["StateChanges"]
 
 @dataclass
 class _Sent:
-    """The latest look and the state that one host was sent."""
+    """The number of the latest poll and the state that one host has been sent."""
 
     number: int = 0
     living: int = -1
@@ -29,15 +29,15 @@ class _Sent:
 class StateChanges:
     """Finds what has changed in the rows and the state of a job, for the hosts that mirror it.
 
-    Looks are numbered, and each rank has the number of the look that found it changed. A host is sent the ranks that
-    were found by later looks than the one that it was sent last, but for its own.
+    Polls are numbered, and each rank has the number of the poll that found it changed. A host is sent the ranks of
+    other hosts that changed at later polls than the last one that it was sent.
 
     Parameters
     ----------
     job_state : platoon_base.shm.job_state.JobState
     roster : Roster
     is_held : callable
-        ``is_held(rank)`` tells whether a worker holds its lock.
+        ``is_held(rank)`` returns whether a worker holds its lock.
     """
 
     def __init__(self, job_state: SharedState, roster: Roster, is_held: Callable[[int], bool]) -> None:
@@ -49,17 +49,17 @@ class StateChanges:
         self._rows = np.zeros(count, MIRRORED)
         self._words: Any = as_words(self._rows)
         self._held = np.zeros(count, bool)
-        self._seen = np.zeros(count, bool)  # ranks that have held their lock at any look
+        self._seen = np.zeros(count, bool)  # ranks that have held their lock at any poll
         self._host = np.zeros(count, "i8")
         self._found = np.zeros(count, "i8")
         self._endings = np.zeros(count, "S512")
-        self._ended = np.zeros(count, "i8")  # the look that found the ending changed
-        self._free: list[int] = []  # ranks whose lock was free at the latest look
-        self._known = 0  # ranks of the roster that have been looked at
+        self._ended = np.zeros(count, "i8")  # the poll that found the ending changed
+        self._free: list[int] = []  # ranks whose lock was free at the latest poll
+        self._known = 0  # ranks of the roster that have been polled
 
     @property
     def found(self) -> tuple[object, ...]:
-        """Equal to that of an earlier moment if there is nothing to send that there was not then."""
+        """The version of the state: equal to an earlier one if there is nothing new to send since."""
         return self._number, self._state, self._roster.changes
 
     def look(self) -> None:
@@ -76,7 +76,7 @@ class StateChanges:
             self._endings[changed], self._ended[changed] = endings[changed], self._number
 
     def look_for_joined(self) -> None:
-        """Find only what answers may rely on: workers that have taken their lock, and the job's state."""
+        """Find only changes that answers may depend on: workers that have taken their lock, and the job's state."""
         self._look_at_state()
         if len(self._roster) != self._known:
             self._free += list(self._roster)[self._known :]
@@ -92,7 +92,7 @@ class StateChanges:
         self._state = (stop, shared.leader, shared.shared_by_several)
 
     def _take(self, ranks: list[int]) -> None:
-        """Copy the rows of these ranks, and note which have changed, of workers that have joined."""
+        """Copy the rows of the joined workers among these ranks, and mark those that have changed."""
         held = np.fromiter(map(self._is_held, ranks), bool, len(ranks))  # before the rows, see `Mirror.put`
         rows = copied_rows(self._job_state, ranks)
         at = np.asarray(ranks, "i8")
@@ -107,7 +107,7 @@ class StateChanges:
             self._found[at[changed]] = self._number
 
     def since_sent(self, host: int) -> JobState | None:
-        """Return what the looks have found that a host was not sent yet, and count it as sent; None if nothing."""
+        """Return the changes that a host has not been sent, and mark them as sent; None if there are none."""
         sent = self._sent.setdefault(host, _Sent())
         living = self._roster.living_on(host)
         same = living == sent.living and self._state == sent.state
@@ -129,5 +129,5 @@ class StateChanges:
         return JobState(stop, living, leader, several, ended, rows)
 
     def forget(self, host: int) -> None:
-        """Send everything to a host that begins anew."""
+        """Mark everything as unsent for a host that has restarted."""
         self._sent.pop(host, None)

@@ -1,4 +1,4 @@
-"""The couriers of all hosts, for the launcher of the first one: started, introduced, and led through rounds."""
+"""The couriers of all hosts, for the launcher of host 0: it starts them, publishes addresses and leads rounds."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ log = logging.getLogger(__name__)
 
 
 class CourierTable:
-    """The couriers of one job, which learn from here which centers there are, where the others listen, and of rounds.
+    """The couriers of one job: sends them the addresses of the others, and orders about centers and rounds.
 
-    The launcher of the first host starts its courier here; those of other hosts get orders from their launchers.
+    The launcher of host 0 starts its own courier here; the couriers of other hosts get their orders by their launchers.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class CourierTable:
     send : callable
         ``send(member, message)`` sends a message to the launcher of another host, unless that is lost.
     filled : callable
-        ``filled(host)`` takes note that the center of a host holds the values that all begin with.
+        ``filled(host)`` is called when the center of a host holds the initial values of all hosts.
     """
 
     def __init__(
@@ -61,15 +61,15 @@ class CourierTable:
 
     @property
     def fds(self) -> list[int]:
-        """The file descriptors to poll; call `step` when one can be read."""
+        """The file descriptors to poll; call `step` when one is readable."""
         return self._here.fds
 
     def step(self) -> None:
-        """Take what the courier of this host says; start it again if it has ended."""
+        """Handle the messages of this host's courier; restart it if it has ended."""
         self._here.step()
 
     def hear(self, host: int, news: News) -> None:
-        """Take what the courier of a host says."""
+        """Handle a message of a host's courier."""
         if isinstance(news, Listening):
             if host in self._at:
                 self._roster.story.add("courier", [host], "", "started again")
@@ -133,7 +133,7 @@ class CourierTable:
             self._send(member, between.CenterDropped())
 
     def lose(self, host: int) -> None:
-        """Go on without a host that is lost."""
+        """Continue without a host that is lost."""
         self._at.pop(host, None)
         self._here.lost(host)
         for other in self._members.values():
@@ -141,7 +141,7 @@ class CourierTable:
         self._order_round(self._round.lose(host))
 
     def flush(self) -> None:
-        """Let all couriers know where the others listen and for how many workers, once for all that has changed."""
+        """Send all couriers the addresses and the numbers of workers of the others, if these have changed."""
         if self._at and self._roster.changes != self._changes:
             self._changes = self._roster.changes
             workers = {host: self._roster.living_on(host) for host in range(self._world.hosts)}

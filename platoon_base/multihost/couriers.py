@@ -1,4 +1,4 @@
-"""The courier of one host as its launcher sees it: started, told, listened to, started again if it ends."""
+"""The courier process of one host: its launcher starts it, exchanges messages with it, and restarts it if it ends."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ __all__ = ["CourierKeeper", "courier_settings"]
 log = logging.getLogger(__name__)
 
 _EVERY_S = 0.2
-_AGAIN_S = 1.0  # from the end of one that failed to the start of the next
+_AGAIN_S = 1.0  # between the end of a courier that failed and the start of the next
 _END_S = 2.0
 _BLOCK = 1 << 16
 
 
 def courier_settings(environment: Mapping[str, str]) -> tuple[str, float]:
-    """Return the rule between hosts, and the seconds from one exchange to the next, at least.
+    """Return the rule between hosts, and the least seconds between two exchanges.
 
     Raises
     ------
     ConfigurationError
-        If the environment says something else.
+        If an environment variable has an invalid value.
     """
     rule, every = environment.get(HOSTS_RULE) or "average", environment.get(HOSTS_EVERY_S) or str(_EVERY_S)
     hosts_rule(rule)
@@ -56,7 +56,7 @@ class CourierKeeper:
     files : JobFiles
         Of this host.
     heard : callable
-        Takes the courier's messages.
+        Called with each message of the courier.
     """
 
     def __init__(self, files: JobFiles, heard: Callable[[between.News], None]) -> None:
@@ -72,7 +72,7 @@ class CourierKeeper:
         self._start_at = 0.0
 
     def start(self, specs: list[tuple[str, tuple[int, ...], str]], rule: str, every_s: float) -> None:
-        """Start the courier; nothing if it runs."""
+        """Start the courier, unless it runs."""
         if self._begin is None:
             path, prefix = self._files.center_place
             self._begin = between.Begin(self._files.world, (path, prefix), specs, rule, every_s, filled=False)
@@ -110,41 +110,41 @@ class CourierKeeper:
                 self._send(order)
 
     def made(self) -> None:
-        """Let it know that the center of this host is there."""
+        """Notify the courier that a worker has made the center of this host."""
         self._made = True
         self._send(between.Made())
 
     def round(self, order: between.Gather | between.Combine) -> None:
-        """Let it know of a round of the workers."""
+        """Send the courier an order about a round of the workers."""
         self._round = [order] if isinstance(order, between.Gather) else [*self._round, order]
         self._send(order)
 
     def peers(self, peers: dict[int, tuple[str, int, str]], workers: dict[int, int], source: int) -> None:
-        """Let it know where the others listen, how many workers of each host live, and with whose values all begin."""
+        """Send the courier the others' addresses, the numbers of live workers, and the host with the initial values."""
         self._peers = between.Peers(dict(peers), dict(workers), source)
         self._lost = {host: lost for host, lost in self._lost.items() if host not in peers}
         self._send(self._peers)
 
     def lost(self, host: int) -> None:
-        """Let it know that a host is lost."""
+        """Notify the courier that a host is lost."""
         self._lost[host] = between.Lost(host)
         self._send(self._lost[host])
 
     def _send(self, order: between.Order) -> None:
         process = self._process
         if process is not None and process.stdin is not None:
-            with contextlib.suppress(OSError):  # it has ended, as will be seen
+            with contextlib.suppress(OSError):  # it has ended: `step` will notice
                 process.stdin.write(between.encode(order))
                 process.stdin.flush()
 
     @property
     def fds(self) -> list[int]:
-        """The file descriptor to poll, if there is one; call `step` when it can be read."""
+        """The file descriptor to poll, if there is one; call `step` when it is readable."""
         process = self._process
         return [process.stdout.fileno()] if process is not None and process.stdout is not None else []
 
     def step(self) -> None:
-        """Take what the courier says; start it again if it has ended."""
+        """Handle the courier's messages; restart it if it has ended."""
         process = self._process
         if process is None or process.stdout is None:
             if self._begin is not None and time.monotonic() >= self._start_at:
@@ -175,7 +175,7 @@ class CourierKeeper:
         log.warning("the courier of this host ended (status %s), and is started again", process.returncode)
 
     def dropped(self) -> None:
-        """End it: the workers have let go of the center."""
+        """End the courier: the workers have released the center."""
         self._begin, self._made, self._peers, self._round = None, False, None, []
         process, self._process = self._process, None
         if process is not None:

@@ -1,4 +1,4 @@
-"""The launcher of a host that is not the first: starts the workers there, and relays between them and host 0."""
+"""The deputy: the launcher of any host but host 0. It starts the workers there and relays between them and host 0."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ log = logging.getLogger(__name__)
 
 _MIRROR_S = 0.1
 _STATUS_OF_LOST = 1
-_BY_THEMSELVES_S = 1.0  # that workers have to end in when the first host is lost, before they get signals
+_BY_THEMSELVES_S = 1.0  # grace for workers to end by themselves when host 0 is lost, before they get signals
 _DISMISSED = "the first host does not know this one any more"
 _FIRST_HOST_LOST = "the first host of the job is lost"
 
 
 class Deputy:
-    """Serves the workers of one host until the first host says that the job is over, or is lost.
+    """Serves the workers of one host until host 0 ends the job, or is lost.
 
     Parameters
     ----------
@@ -51,13 +51,13 @@ class Deputy:
         Of this host.
     job_state : JobState
     holds_lock : callable
-        ``holds_lock(rank)`` tells whether that worker holds its lock in the memory of the job's state.
+        ``holds_lock(rank)`` returns whether that worker holds its lock in the memory of the job's state.
     server : ServerChannel
-        To the workers here.
+        To the workers of this host.
     link : LinkClient
-        To the first host.
+        To host 0.
     welcome : Welcome
-        The first host's, with the options that count on all hosts.
+        Host 0's, with the options that hold for all hosts.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class Deputy:
             self._report(Exit(rank, 1, why=f"cannot be started: {exc}", at=time.time()))
 
     def serve(self, signals: StopSignals) -> between.JobOver:
-        """Serve until the job is over; returns how it ended."""
+        """Serve until the job is over; return how it ended."""
         while self._over is None or self.children.running:
             fds = [signals.fd, *self.children.fds]
             requests, ready = self._server.wait(self._sleep_s(), [*fds, *self._link.sockets, *self._courier.fds])
@@ -137,7 +137,7 @@ class Deputy:
         return max(0.0, self._next_look - time.monotonic())
 
     def _forward(self, requests: Sequence[Received]) -> None:
-        """Send requests to the first host, after the rows of workers that have just taken their lock."""
+        """Send requests to host 0, after the rows of workers that have just taken their lock."""
         self._unanswered.update((request.peer, request.request_id) for request in requests)
         if self._lost_at is not None:
             self._refuse_unanswered()
@@ -151,7 +151,9 @@ class Deputy:
         for number in signals:
             self._signals += 1
             self._signal = self._signal or number
-            if self._lost_at is not None or self._signals > 1:  # asked twice: host 0 may not be there to say so
+            if (
+                self._lost_at is not None or self._signals > 1
+            ):  # the user has asked twice: host 0 may not be there to decide
                 self.children.kill()
             self._send(between.Signalled(number, self._signals))
 
@@ -196,7 +198,7 @@ class Deputy:
             self._send(news)
 
     def _put_state(self, state: between.JobState) -> None:
-        """Write what the first host has sent, the other hosts' rows first."""
+        """Write the state that host 0 has sent into shared memory, the other hosts' rows first."""
         self._mirror.put(0, state.rows)
         job_state = self._job_state
         for rank, lives, text in state.endings:
@@ -223,7 +225,7 @@ class Deputy:
         )
 
     def _report(self, ended: Exit) -> None:
-        """Report the end of a worker, after its last row."""
+        """Report to host 0 that a worker has ended, after its last row."""
         if self._link.peer.in_flight < 64:
             self._send(between.Requests([], self._sender.changed(self._own)))
         log_file = "" if ended.log_file is None else str(ended.log_file.absolute())
@@ -231,11 +233,11 @@ class Deputy:
         self._send(between.WorkerEnded(ended.rank, *how))
 
     def _look_around(self) -> None:
-        """Do what is due: look for changed rows, and for the first host."""
+        """Do what is due: send changed rows, and check whether host 0 is alive."""
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = now + _MIRROR_S
-            if not self._link.peer.in_flight:  # or the next look will see all that has changed meanwhile
+            if not self._link.peer.in_flight:  # else the next poll will find all that has changed meanwhile
                 rows = self._sender.changed(self._own)
                 if rows.ranks:
                     self._send(between.Requests([], rows))
@@ -278,7 +280,7 @@ class Deputy:
         self._refuse_unanswered()  # workers that learn it so can say what has ended them
 
     def _refuse_unanswered(self) -> None:
-        """Answer the requests that the first host will not answer any more."""
+        """Answer, with an error, the requests that host 0 will not answer any more."""
         why = _FIRST_HOST_LOST if self._over is None else self._over.text
         refusal = encode(msg.Failure(kind="WorkerLostError", message=f"{why}; start the job again"))
         for peer, request_id in self._unanswered:
@@ -286,7 +288,7 @@ class Deputy:
         self._unanswered.clear()
 
     def _end(self, over: between.JobOver) -> None:
-        """End the workers that still run, and then `serve`."""
+        """End the workers that still run; `serve` returns after that."""
         self._link.peer.acknowledge()  # the first host waits for that before it ends
         if self._over is None:
             self._over = over

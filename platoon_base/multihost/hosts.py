@@ -1,4 +1,4 @@
-"""The other hosts of a job, for the launcher of the first one: relays, mirrors, gives orders and notices losses."""
+"""The other hosts of a job, for the launcher of host 0: it relays requests, mirrors rows and detects losses."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ __all__ = ["HostTable"]
 
 log = logging.getLogger(__name__)
 
-_MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two looks at all rows; longer in proportion to more ranks
-_TICK_S = 0.1  # between two looks at who is silent, and whether a heartbeat is due
-_LAST_WORD_S = 2.0  # that the end of the job has to be acknowledged in
+_MIRROR_S, _MIRROR_RANKS = 0.1, 64  # between two polls of all rows; longer in proportion to more ranks
+_TICK_S = 0.1  # between two checks for silent hosts and due heartbeats
+_LAST_WORD_S = 2.0  # timeout for hosts to acknowledge the end of the job
 
 
 class HostTable:
@@ -94,7 +94,7 @@ class HostTable:
             member.reset()
 
     def welcome(self, job: str, log_folder: Path, grace_s: float, checkpoint: str, framework_address: str) -> None:
-        """Let the other hosts start their workers."""
+        """Order the other hosts to start their workers."""
         self._welcome = between.Welcome(
             self.world,
             job,
@@ -109,7 +109,7 @@ class HostTable:
             self._let_in(member)
 
     def _let_in(self, member: Member) -> None:
-        """Let a host start its workers."""
+        """Order a host to start its workers."""
         if self._welcome is not None:
             world = msgspec.structs.replace(self.world, host=member.host)
             self._outbox.send(member, msgspec.structs.replace(self._welcome, world=world))
@@ -125,7 +125,7 @@ class HostTable:
         return max(0.0, min(self._next_look, self._next_tick) - time.monotonic())
 
     def serve(self) -> list[Received]:
-        """Take what has come from the other hosts, and send what is due; returns requests of workers there."""
+        """Handle the other hosts' messages, and send what is due; return the requests of their workers."""
         requests: list[Received] = []
         received, self._kept = [*self._kept, *self._link.receive()], []
         for session, body in received:
@@ -160,7 +160,7 @@ class HostTable:
         if isinstance(message, between.Arrive):
             there = self._members.get(message.host)
             if there is not None and not there.lost and self._is_absent(there):
-                self._lose(there, "was silent, and its launcher was started anew")
+                self._lose(there, "was silent, and its launcher was started again")
                 self._kept.append((session, between.encode(message)))  # once the controller knows the loss
                 return
             if there is not None and there.lost:
@@ -174,7 +174,7 @@ class HostTable:
             peer.send(between.encode(between.Refused(f"{why}; give each host another --node-rank")))
 
     def _take_back(self, member: Member, session: bytes, arrived: between.Arrive) -> None:
-        """Let a host that was lost take part again, with new workers, if the job can go on so."""
+        """Readmit a host that was lost, with new workers, if the job's workers can continue with new ones."""
         before, ranks = member.arrived, list(self.world.ranks_on(member.host))
         same = (arrived.version, arrived.program, arrived.hosts, len(arrived.devices)) == (
             before.version, before.program, before.hosts, len(before.devices),
@@ -259,14 +259,14 @@ class HostTable:
             job.lose(member, why)
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """Keep an answer for a worker of another host; `flush` sends it."""
+        """Queue an answer for a worker of another host; `flush` sends it."""
         host, there = divided_peer(peer)
         member = self._members.get(host)
         if member is not None and not member.lost:
             member.replies.append(between.Forwarded(there, request_id, data))
 
     def flush(self) -> None:
-        """Send the answers that were kept, after what they rely on."""
+        """Send the queued answers, after the changes that they depend on."""
         if self._job is not None:
             self._job.couriers.flush()
             self._job.send_state(everything=False)
@@ -307,7 +307,7 @@ class HostTable:
 
     @contextlib.contextmanager
     def told_of_failure(self) -> Iterator[None]:
-        """Let the other hosts know if an exception ends the ``with`` block: there is no job any more."""
+        """Notify the other hosts if an exception ends the ``with`` block, and with it the job."""
         try:
             yield
         except BaseException as exc:
@@ -315,7 +315,7 @@ class HostTable:
             raise
 
     def over(self, status: int, text: str, again: bool) -> None:
-        """Send the other hosts how the job ended, and wait for a moment until they have heard it."""
+        """Send the other hosts how the job ended, and wait shortly until they have acknowledged it."""
         for member in self._members.values():
             self._outbox.send(member, between.JobOver(status, text, again))
         deadline = time.monotonic() + _LAST_WORD_S

@@ -1,4 +1,4 @@
-"""The checkpoint that a host writes when the first host, which writes them otherwise, is lost."""
+"""The checkpoint that another host writes when host 0, which writes them otherwise, is lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class LastCheckpoint:
-    """Keeps what the first host has written to its latest checkpoint, and this host's center open.
+    """Keeps the contents of host 0's latest checkpoint besides its arrays, and this host's center open.
 
     Parameters
     ----------
@@ -38,14 +38,14 @@ class LastCheckpoint:
         self._center: Readable | None = None
 
     def note(self, latest: SavedState) -> None:
-        """Take note of a checkpoint of the first host."""
+        """Keep the contents of a checkpoint of host 0."""
         self._latest = latest
         if latest.about.parameters and self._center is None:
             with contextlib.suppress(OSError, PlatoonError):  # there is no center here yet
                 self._center = backends.watch_center(self._files, latest.about.layout)
 
     def write(self) -> None:
-        """Write one in the place of the first host, once all workers here have ended."""
+        """Write a checkpoint in place of host 0, once all workers of this host have ended."""
         latest = self._latest
         if latest is None:
             return
@@ -70,6 +70,6 @@ class LastCheckpoint:
             log.warning("this host has saved its center in %s: go on from there with --resume %s", path, folder)
 
     def close(self) -> None:
-        """Let go of the center."""
+        """Release the center."""
         if self._center is not None:
             self._center.close()

@@ -1,4 +1,4 @@
-"""How the launchers of a job's hosts find each other: the first one listens, the others connect to it."""
+"""The rendezvous of a job's launchers: that of host 0 listens, those of the other hosts connect to it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _DESCRIPTORS = 4096  # ZeroMQ accepts up to 2,000 connections while nobody asks 
 
 
 class MeetingInterruptedError(Exception):
-    """A signal came while the hosts waited for each other.
+    """A signal arrived while the hosts waited for each other.
 
     Attributes
     ----------
@@ -66,7 +66,7 @@ class Here(NamedTuple):
     program : str
         See `fingerprint`.
     problem : str
-        Why it cannot take part; empty if it can.
+        Why this host cannot take part; empty if it can.
     """
 
     place: Place
@@ -92,7 +92,7 @@ class Here(NamedTuple):
 
 
 def fingerprint(program: Program, args: Sequence[str]) -> str:
-    """Return what tells a script with its arguments from another: of its source files, and of how it is called."""
+    """Return a fingerprint of a script and its arguments, of its source files and of the way it is called."""
     digest = hashlib.sha256(repr([program.is_module, program.shown, list(args)]).encode())
     for path in program.files():
         with contextlib.suppress(OSError):
@@ -134,7 +134,7 @@ def gather_hosts(
     encrypted: bool = True,
     backend: str = LINKS,
 ) -> Iterator[HostTable]:
-    """Listen on the first host until all others have come; gives their table.
+    """Listen on host 0 until all other hosts have arrived; give their table.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def gather_hosts(
     Raises
     ------
     ConfigurationError
-        If some do not come, or one cannot take part.
+        If a host does not arrive in time, or cannot take part.
     MeetingInterruptedError
         If a signal comes.
     """
@@ -190,7 +190,7 @@ def _require_none(taken: Sequence[signal.Signals]) -> None:
 
 
 class _Meeting:
-    """The first host's list of who has come."""
+    """The arrivals of the other hosts, on host 0."""
 
     def __init__(self, link: LinkServer, here: Here, say: Callable[[str], None]) -> None:
         self._link = link
@@ -199,7 +199,7 @@ class _Meeting:
         self.members: dict[int, Member] = {}
 
     def wait(self, signals: StopSignals, timeout_s: float) -> None:
-        """Wait for all; see `gather_hosts`."""
+        """Wait for all hosts; see `gather_hosts`."""
         began = time.monotonic()
         next_news = began + _NEWS_S
         while self._missing_hosts():
@@ -284,7 +284,7 @@ class _Meeting:
         return peer.gone or peer.silent_s(time.monotonic()) > SILENT_S
 
     def _look_for_silent(self, now: float) -> None:
-        """Note whose launcher has ended or is cut off: it counts as missing, and another may take its place."""
+        """Count hosts whose launcher has ended or is unreachable as missing: another launcher may take their place."""
         for host, member in self.members.items():
             peer = self._link.peers[member.session]
             was_silent, member.silent = member.silent, peer.closed(now) or peer.silent_s(now) > SILENT_S
@@ -298,7 +298,7 @@ class _Meeting:
         self._link.peers[session].send(between.encode(between.Refused(why)))
 
     def refuse_all(self, why: str) -> None:
-        """Let those who have come know that there will be no job."""
+        """Notify the hosts that have arrived that there will be no job."""
         for member in self.members.values():
             self._refuse(member.session, why)
         deadline = time.monotonic() + _LAST_WORD_S
@@ -317,9 +317,9 @@ def arrive(
     *,
     timeout_s: float,
 ) -> Iterator[tuple[LinkClient, Callable[[], between.Welcome]]]:
-    """Connect to the first host, from another one.
+    """Connect to host 0, from another host.
 
-    Gives the connection, and a function that waits for the first host's welcome to the next job.
+    Gives the connection, and a function that waits for host 0's welcome to the next job.
 
     Parameters
     ----------
@@ -330,12 +330,12 @@ def arrive(
     say : callable
         Called with a line about the wait, from time to time.
     timeout_s : float
-        How long to wait for the first host to be found, and then for all others.
+        How long to wait until host 0 answers, and then until all other hosts have arrived.
 
     Raises
     ------
     ConfigurationError
-        If it does not answer, or refuses this host.
+        If host 0 does not answer, or refuses this host.
     MeetingInterruptedError
         If a signal comes.
     """
@@ -368,7 +368,7 @@ def arrive(
 
 
 def _say_why(link: LinkClient, exc: Exception) -> None:
-    """Let the first host know why this one ends, if it can still be reached."""
+    """Report to host 0 why this host ends, if it can still be reached."""
     if not link.connected or link.dismissed:
         return
     if isinstance(exc, MeetingInterruptedError):  # between two jobs it ends that of all hosts
@@ -385,7 +385,7 @@ def _say_why(link: LinkClient, exc: Exception) -> None:
 def _poll(
     signals: StopSignals, say: Callable[[str], None], deadline: float, ask: Callable[[], _T], what: str, problem: str
 ) -> _T:
-    """Wait until ``ask`` returns something; ``what`` is it that is waited for, and ``problem`` why it may not come."""
+    """Wait until ``ask`` returns a value; ``what`` names it in messages, ``problem`` says why it may be missing."""
     next_news = time.monotonic() + _FIRST_NEWS_S
     while not (found := ask()):
         now = time.monotonic()

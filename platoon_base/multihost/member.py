@@ -21,11 +21,11 @@ class Member:
         Of its launcher.
     arrived : Arrive
     lost : str
-        Why it takes part no more; empty while it does.
+        Why the host does not take part any more; empty while it does.
     silent : bool
-        Whether it was found to be silent, and the user has been warned.
+        Whether its heartbeats are missing, and the user has been warned.
     begun : bool
-        Whether it serves the present job; what it sends before is of an earlier one.
+        Whether it serves the present job; earlier messages belong to an earlier job.
     has_courier : bool
         Whether it was sent the order to start its courier.
     """
@@ -42,5 +42,5 @@ class Member:
     has_courier: bool = False
 
     def reset(self) -> None:
-        """Forget what was of an earlier job, or of an earlier launcher."""
+        """Reset the state that belongs to an earlier job or launcher."""
         self.replies, self.signals, self.begun, self.has_courier = [], 0, False, False

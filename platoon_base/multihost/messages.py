@@ -164,7 +164,7 @@ class CourierListens(msgspec.Struct, frozen=True, tag="courier-listens"):
 
 
 class CenterFilled(msgspec.Struct, frozen=True, tag="center-filled"):
-    """The center of a host holds the values that all hosts start from."""
+    """The center of a host holds the initial values of all hosts."""
 
 
 # From the first host.
@@ -224,7 +224,7 @@ class JobState(msgspec.Struct, frozen=True, tag="state"):
     living, leader : int
     several : bool
     endings : list of (int, int, str)
-        Rank, its number of lives and how it ended, where that has changed.
+        For each rank that ended since: the rank, the number of its processes so far, and how the latest ended.
     rows : Rows
     """
 
@@ -252,7 +252,7 @@ class StartCourier(msgspec.Struct, frozen=True, tag="start-courier"):
 
 
 class Couriers(msgspec.Struct, frozen=True, tag="couriers"):
-    """Where the couriers of the hosts listen, how many workers of each live, and with whose values all begin."""
+    """The addresses of the hosts' couriers, the live workers of each host, and the host with the initial values."""
 
     at: dict[int, tuple[str, int, str]]
     workers: dict[int, int]
@@ -264,7 +264,7 @@ class CenterMade(msgspec.Struct, frozen=True, tag="center-made"):
 
 
 class CenterDropped(msgspec.Struct, frozen=True, tag="center-dropped"):
-    """The workers have let go of their centers."""
+    """All workers have released the center."""
 
 
 class HostLost(msgspec.Struct, frozen=True, tag="host-lost"):
@@ -281,7 +281,7 @@ class SignalWorker(msgspec.Struct, frozen=True, tag="signal-worker"):
 
 
 class StartAgain(msgspec.Struct, frozen=True, tag="start-again"):
-    """Start a worker that has ended again."""
+    """Restart a worker that has ended."""
 
     rank: int
 
@@ -304,7 +304,7 @@ class JobOver(msgspec.Struct, frozen=True, tag="job-over"):
     text : str
         Why it ended, in a line.
     again : bool
-        Whether all workers are started again, after another `Welcome`.
+        Whether all workers are restarted, after another `Welcome`.
     """
 
     status: int

@@ -38,7 +38,7 @@ class Mirror:
         # The least is the one with the shortest way.
         shift_s = self._shift_s[host] = min(shift_s, self._shift_s.get(host, shift_s))
         if rows.ranks:
-            # First the rows: who has left says so before the lock is free.
+            # The rows before the locks: a worker that leaves marks its row before it frees its lock.
             put_rows(self.job_state, rows.ranks, np.frombuffer(rows.rows, MIRRORED), shift_s)
             for rank, held in zip(rows.ranks, rows.held):
                 self._hold(rank, bool(held))
@@ -48,7 +48,7 @@ class Mirror:
         return self._shift_s.get(host, 0.0)
 
     def lose(self, host: int, ranks: Iterable[int]) -> None:
-        """Free the locks of the workers of a host that is lost, and forget its clock."""
+        """Free the locks that are held for the workers of a lost host, and forget the offset of its clock."""
         self._shift_s.pop(host, None)
         for rank in ranks:
             self._hold(rank, False)
@@ -62,7 +62,7 @@ class Mirror:
             self._held.discard(rank)
 
     def holds(self, rank: int) -> bool:
-        """Tell whether this object holds the lock of a worker of another host."""
+        """Return whether this object holds the lock of a worker of another host."""
         return rank in self._held
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Sender:
     ----------
     job_state : JobState
     is_held : callable
-        ``is_held(rank)`` tells whether a worker holds its lock.
+        ``is_held(rank)`` returns whether a worker holds its lock.
     """
 
     def __init__(self, job_state: JobState, is_held: Any) -> None:
@@ -103,7 +103,7 @@ class Sender:
         return _rows(sent_at, [ranks[i] for i in changed], rows[changed], held)
 
     def newly_held(self, ranks: Iterable[int]) -> Rows:
-        """Return the rows of those ranks that hold their lock now, and did not before; cheap once all have come."""
+        """Return the rows of the ranks that have taken their lock since the last call; cheap once all have it."""
         new = [rank for rank in ranks if not self._held.get(rank) and self._is_held(rank)]
         return self.changed(new) if new else Rows(time.monotonic())
 

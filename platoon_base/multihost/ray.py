@@ -33,7 +33,7 @@ TIMEOUT_S = 600.0
 _POLL_S = 0.2
 _CONNECT_S = 10.0
 _ASK_AGAIN_S = 1.0
-_LAST_WORDS_S = 30.0  # that the other hosts have to end in after the first one
+_LAST_WORDS_S = 30.0  # grace for the other hosts to end after host 0 has ended
 _LOST_STATUS = 1
 _CONCURRENT = 4  # calls of one actor: one waits for output while others pass signals
 _LINES = 200  # of output in one answer
@@ -348,7 +348,7 @@ class _Host:
         self.seen = 0
         self.status: int | None = None
         self.lost = False
-        self.ask_at = 0.0  # when to ask a lost one whether it is back
+        self.ask_at = 0.0  # when to ask a lost actor whether it is back
 
 
 class _Job:
@@ -362,7 +362,7 @@ class _Job:
         self._words = words
         self._show = show
         strategies = importlib.import_module("ray.util.scheduling_strategies")
-        key = secrets.token_hex(32)  # of this job alone
+        key = secrets.token_hex(32)  # for this job only
         actor = ray.remote(Launcher)
         self._hosts = []
         for index, count in enumerate(divided.workers):
@@ -386,7 +386,7 @@ class _Job:
         for index, (host, i) in enumerate(zip(self._hosts, order)):
             host.index, host.name = index, found[i][1]
             place = ["--nnodes", str(len(found)), "--node-rank", str(index), "--rdzv-endpoint", endpoint]
-            # Ray lets a host see its own GPUs alone.
+            # On each host, Ray shows only the GPUs that it has assigned.
             what = ["-D", "cuda"] if self._divided.kind == "GPU" else ["-n", str(host.workers), "-D", "cpu"]
             host.words = [*(place if len(found) > 1 else ["--nnodes", "1"]), *what, *self._words]
         self._ray.get([self._start(host) for host in self._hosts], timeout=timeout_s)

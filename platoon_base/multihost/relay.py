@@ -25,15 +25,15 @@ class Relayed(Protocol):
         ...
 
     def serve(self) -> list[Received]:
-        """Take what has come, and send what is due; returns requests of workers."""
+        """Handle arrived messages, and send what is due; return the requests of workers."""
         ...
 
     def reply(self, peer: bytes, request_id: bytes, data: bytes) -> None:
-        """Keep an answer for a worker."""
+        """Queue an answer for a worker."""
         ...
 
     def flush(self) -> None:
-        """Send the answers that were kept."""
+        """Send the queued answers."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""The key of a user's jobs on several hosts: a file that only the user can read, the same on each host."""
+"""The key of a user's jobs on several hosts: the same file on each host, which only the user can read."""
 
 from __future__ import annotations
 
@@ -82,6 +82,6 @@ def _read(path: Path) -> bytes:
     if len(key) != _BYTES:
         raise ConfigurationError(
             f"{path} holds no key: it must be {2 * _BYTES} hexadecimal digits; remove it on the first host, and it is "
-            "made anew"
+            "made again"
         )
     return key

@@ -1,4 +1,4 @@
-"""How the launchers of several hosts are started by the engine that is there: by `srun` or by Open MPI's `mpirun`."""
+"""The commands that start launchers on several hosts, by Slurm's `srun` or by Open MPI's `mpirun`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The latest collective call of a worker on devices, as one word that the others can read."""
+"""The latest collective call of a worker on devices, as one 64-bit integer that the other workers can read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Call(NamedTuple):
     number : int
         Counted from 1; 0 before the first.
     signature : int
-        Equal on two ranks if they call the same with arrays of one size and dtype.
+        Equal on two ranks if they make the same call with arrays of the same size and dtype.
     begun, deadline : float
         Seconds of the monotonic clock; infinite on other ranks, where they are not known.
     """
@@ -29,7 +29,7 @@ class Call(NamedTuple):
 
     @property
     def word(self) -> int:
-        """Number and signature in 63 bits, which are written and read at once."""
+        """Number and signature in 63 bits, which are written and read atomically."""
         return self.number << _SIGNATURE_BITS | self.signature
 
     @classmethod

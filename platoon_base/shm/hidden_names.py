@@ -1,6 +1,6 @@
 """Names of shared memory that other users cannot know before the memory is there.
 
-All users see the names in /dev/shm. If a job's next names followed from those, a stranger could take them first. So
+All users see the names in /dev/shm. If a job's next names could be predicted, another user could take them first. So
 each name ends with random digits. The job finds it by a link in its folder, which only its user can enter.
 """
 
@@ -41,16 +41,16 @@ class HiddenName:
             return ""
 
     def fresh(self) -> str:
-        """Return a name that nobody could know before."""
+        """Return a name that cannot be predicted."""
         return f"{self._prefix}-{os.urandom(_RANDOM_BYTES).hex()}"
 
     def point_to(self, name: str) -> None:
-        """Hold the name of a segment from now on."""
+        """Store the name of a segment."""
         unfinished = self._link.with_name(f"{self._link.name}.{os.urandom(_RANDOM_BYTES).hex()}")
         os.symlink(name, unfinished)
         os.replace(unfinished, self._link)
 
     def forget(self) -> None:
-        """Hold no name from now on."""
+        """Remove the stored name."""
         with contextlib.suppress(OSError):  # there is none
             self._link.unlink()

@@ -1,6 +1,6 @@
 """The state of a running job in shared memory: the stop flag, votes to stop, and each worker's progress.
 
-A worker reads the stop flag and writes its progress at the cost of a memory access; nobody sends a message.
+A worker reads the stop flag and writes its progress at the cost of a memory access, without messages.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Progress(NamedTuple):
     syncs : int
         Number of synchronizations with the center.
     loss : float
-        NaN until the worker has told one.
+        NaN until the worker has reported one.
     sync_seconds : float
         Time spent in synchronization since ``started``.
     started, updated : float
@@ -140,7 +140,7 @@ class Progress(NamedTuple):
 
 
 class JobState:
-    """The state of a job on any buffer: shared memory in a job of many, plain memory in a job of one.
+    """The state of a job on any buffer: shared memory in a job of many, plain memory in a single-worker job.
 
     Attributes
     ----------
@@ -169,7 +169,7 @@ class JobState:
         self._stop = self._header["stop"][...]
 
     def let_go(self) -> None:
-        """Lie on a last copy from now on, so that the memory can be unmapped: it is read as before, by any thread."""
+        """Switch to a private copy, so that the memory can be unmapped; threads may still read the state."""
         copy = bytearray(self.size_bytes(len(self.table)))
         last = JobState(copy, len(self.table), create=True)
         last._header[...], last.table[...], last.stop_votes[...] = self._header, self.table, self.stop_votes
@@ -202,16 +202,16 @@ class JobState:
 
     @property
     def shared_by_several(self) -> bool:
-        """Whether any worker but the only one of a job of one has ever shared parameters."""
+        """Whether several workers have shared parameters."""
         return bool(self._header["several"])
 
     def note_several(self) -> None:
-        """Take note that several workers share parameters, from now on."""
+        """Record that several workers share parameters, from now on."""
         self._header["several"] = 1
 
     @property
     def living(self) -> int:
-        """The number of this host's workers that take part or are expected to; those that left or died do not count."""
+        """The number of this host's workers that take part or are expected, without those that left or died."""
         return max(1, int(self._header["living"]))
 
     @living.setter
@@ -219,12 +219,12 @@ class JobState:
         self._header["living"] = count
 
     def signs(self) -> Any:
-        """Return numbers that change when a worker goes on: an array of shape (signs, rows)."""
+        """Return numbers that grow when a worker makes progress: an array of shape (signs, rows)."""
         return np.stack([self.table[name] for name in _SIGNS])
 
     @property
     def leader(self) -> int:
-        """The rank that does what one worker does for all: 0, or the lowest that is not lost."""
+        """The rank of the leader: 0, or the lowest that is not lost."""
         return int(self._header["leader"])
 
     @leader.setter
@@ -256,11 +256,11 @@ class JobState:
 
     @staticmethod
     def mark_synced(row: Any) -> None:
-        """Take note that the center has all steps of a row's worker up to now."""
+        """Record that the center has all steps so far of a row's worker."""
         _put(row, (row["epoch"], row["steps"] - row["steps_before_epoch"], row["steps"]))
 
     def mark_all_synced(self, row: Any) -> None:
-        """Take note that the center equals the model of a row's worker now, from which all others go on."""
+        """Record that the center equals the model of a row's worker now, from which all others go on."""
         self.mark_synced(row)
         position = row["synced"][row["synced_slot"]].tolist()
         for other in self.table:
@@ -276,11 +276,11 @@ class JobState:
                 return position
 
     def collectives(self, rank: int) -> Any:
-        """Return the word of a worker's latest collective on devices, see `Call.word`: an array of shape (1,)."""
+        """Return a view of the field with a worker's latest collective on devices, see `Call.word`: shape (1,)."""
         return self.table["collectives"][rank : rank + 1]
 
     def left(self, rank: int) -> Any:
-        """Return the word that a worker sets as it leaves in good order: an array of shape (1,)."""
+        """Return a view of the flag that a worker sets when it leaves in order: an array of shape (1,)."""
         return self.table["left"][rank : rank + 1]
 
     def write_text(self, rank: int, field: str, text: str) -> None:

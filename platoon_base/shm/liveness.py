@@ -1,4 +1,4 @@
-"""The other workers of a job: alive, gone, dead or waiting elsewhere. Read from shared memory, without a message."""
+"""Whether the other workers of a job are alive, have left, died or wait elsewhere; read from shared memory."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from platoon_base.shm.movement import Movement
 
 __all__ = ["JobLiveness", "Liveness"]
 
-_CAUSE_S = 1.5  # the controller learns how a process ended when it has, which is after it said goodbye
+_CAUSE_S = 1.5  # the controller learns how a process ended shortly after its locks are free
 _STUCK_S = 1.0
 
 
 class Liveness(Protocol):
-    """Tells about the other workers of a job, so that nobody waits for a worker that will not come."""
+    """The liveness of the other workers of a job, by which waits for missing workers end early."""
 
     def why_absent(self, ranks: Sequence[int]) -> str:
-        """Tell why one of these ranks will never make the call that this worker waits in; empty if all may."""
+        """Return why one of these ranks will never make the call that this worker waits in; empty if all may."""
         ...
 
     def moved(self, ranks: Sequence[int]) -> float:
-        """Return when all of these workers have last moved: the earliest time of them, by the monotonic clock."""
+        """Return the earliest of these workers' times of latest progress, in seconds of the monotonic clock."""
         ...
 
     def gone(self, rank: int) -> bool:
-        """Tell whether this worker takes part no more; a worker that has yet to join is not gone."""
+        """Return whether this worker has left or died; False for a worker that has yet to join."""
         ...
 
     def life(self, rank: int) -> int:
-        """Return the number of processes that this worker has had by now: another one has the memory of none before."""
+        """Return how many processes this rank has had: a restarted one lacks the memory of the earlier ones."""
         ...
 
     def died(self, rank: int) -> bool:
-        """Tell whether this worker is gone without having said so."""
+        """Return whether this worker ended without leaving in order."""
         ...
 
     def latest_call(self, rank: int) -> Call:
@@ -44,11 +44,11 @@ class Liveness(Protocol):
         ...
 
     def call_word(self, rank: int) -> Any:
-        """Return where that call is written: an array of shape (1,), int64."""
+        """Return a view of the field with that call: an array of shape (1,), int64."""
         ...
 
     def left_word(self, rank: int) -> Any:
-        """Return where that worker says that it leaves in good order: an array of shape (1,), int64."""
+        """Return a view of the flag that the worker sets when it leaves in order: an array of shape (1,), int64."""
         ...
 
     def locks(self, ranks: Sequence[int]) -> tuple[int, list[int]]:
@@ -63,7 +63,7 @@ class JobLiveness:
     ----------
     job_state : JobState
     alive : callable
-        ``alive(rank)`` tells whether that worker still holds its lock. A child that C code has forked may hold it for
+        ``alive(rank)`` returns whether that worker still holds its lock. A child that C code has forked may hold it for
         longer than the worker lives, so what the controller writes when a process has ended counts too.
     locks : callable
         See `Liveness.locks`.
@@ -90,7 +90,7 @@ class JobLiveness:
         self._movement.look()
         self._job_state.row(self._rank)["waited_at"] = time.monotonic()
         for rank in ranks:
-            if self._job_state.row(rank)["left"] or not self._lives(rank):  # it says goodbye before it lets go
+            if self._job_state.row(rank)["left"] or not self._lives(rank):  # "left" is set before the lock is free
                 return self._how_it_went(rank)
             if self._is_stuck(rank):
                 return (
@@ -129,11 +129,11 @@ class JobLiveness:
         return self._job_state.left(rank)
 
     def _lives(self, rank: int) -> bool:
-        """Tell whether a worker's process lives, as far as is known."""
+        """Return whether a worker's process lives, as far as is known."""
         return self._alive(rank) and not self._job_state.row(rank)["ending"]
 
     def _is_stuck(self, rank: int) -> bool:
-        """Tell whether a worker has been in the same wait of the control plane for long; its count is odd inside."""
+        """Return whether a worker has been in the same wait of the control plane for long; its count is odd inside."""
         count = int(self._job_state.row(rank)["waits"])
         before = self._waiting.get(rank)
         if count % 2 == 0:

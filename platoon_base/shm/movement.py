@@ -1,4 +1,4 @@
-"""When each worker last showed that it goes on: a step, an epoch, a synchronization, the begin or end of a call."""
+"""When each worker last made progress: a step, an epoch, a synchronization, the start or end of a call."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from platoon_base.shm.job_state import JobState
 
 __all__ = ["Movement", "standstill"]
 
-_LOOK_S = 0.5  # to look takes 20 us
+_LOOK_S = 0.5  # a poll takes 20 us
 
 
 class Movement:
-    """Compares the progress that the workers write from one look to the next.
+    """Detects progress: compares the counters that the workers write from one poll to the next.
 
     Parameters
     ----------
@@ -28,7 +28,7 @@ class Movement:
         self._next_look = -np.inf
 
     def look(self, now: float | None = None) -> None:
-        """Take note of what has moved; to be called about every second while the answer may be asked for."""
+        """Record which workers have made progress; call it about every second."""
         now = time.monotonic() if now is None else now
         if now < self._next_look:
             return
@@ -38,12 +38,12 @@ class Movement:
         self._signs = signs
 
     def last(self, rank: int) -> float:
-        """Return when a worker has last moved, in seconds of the monotonic clock; -inf if it was never seen to."""
+        """Return when a worker last made progress, in seconds of the monotonic clock; -inf if it never did."""
         self.look()
         return float(max(self._moved[rank], self._job_state.row(rank)["updated"] or -np.inf))
 
 
 def standstill(moved: float) -> str:
-    """Say for how long a worker has not moved, given the time of `Movement.last`."""
+    """Describe for how long a worker has made no progress, given the time of `Movement.last`."""
     seconds = time.monotonic() - moved
     return f"no progress for {seconds:.0f} s" if seconds < float("inf") else "no progress so far"

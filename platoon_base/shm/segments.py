@@ -30,7 +30,7 @@ __all__ = ["SHM_FOLDER", "Name", "Segment", "abandoned", "in_use"]
 
 Name = Union[str, HiddenName]
 
-_ATTEMPTS = 8  # at a random name that is taken, or at a name that is just replaced
+_ATTEMPTS = 8  # with random names, in case one is taken, or with a name that is being replaced
 SHM_FOLDER = Path("/dev/shm")
 _SMALL_BYTES = 1 << 26  # that are reserved without a look at the machine's memory
 _POPULATE = getattr(mmap, "MAP_POPULATE", 0x8000)  # named since Python 3.10
@@ -45,8 +45,8 @@ def _flock(kind: int, byte: int, count: int = 1) -> bytes:
 class Segment:
     """One shared-memory segment of mode 0600, mapped into this process.
 
-    Use `create` or `attach`. Every open segment also carries a shared ``flock``, by which `abandoned` tells
-    segments in use from leftovers.
+    Use `create` or `attach`. Every handle also holds a shared ``flock``, by which `abandoned` distinguishes segments
+    in use from leftovers.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Segment:
         return segment
 
     def _publish(self, name: HiddenName, before: str) -> None:
-        """Let the job find this segment, and remove the one that it found before."""
+        """Publish this segment under the job's name for it, and remove the earlier one."""
         try:
             name.point_to(self.name)
         except OSError as exc:
@@ -140,7 +140,7 @@ class Segment:
         return cls(found, fd, status.st_size, populate, writable)
 
     def grow(self, size_bytes: int) -> None:
-        """Make the memory longer, by zeros; those who attach from now on map all of it, and this handle what it had.
+        """Extend the memory with zeros. Later handles map all of it; this handle keeps its mapping.
 
         Raises
         ------
@@ -166,7 +166,7 @@ class Segment:
         return self._buffer
 
     def fileno(self) -> int:
-        """Return a file descriptor to ask for locks by, as long as this is open; it holds none."""
+        """Return a file descriptor for queries about locks, valid while this is open; it holds no lock itself."""
         self._file.fileno()  # raises after `close`
         return self._twin
 
@@ -191,7 +191,7 @@ class Segment:
         self._lock_call(fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, byte, count))  # close() has freed them all
 
     def locked(self, byte: int) -> bool:
-        """Tell whether another handle holds the lock of this byte; False after `close`, when nobody can know."""
+        """Return whether another handle holds the lock of this byte; False after `close`, when nobody can know."""
         answer = self._lock_call(fcntl.F_OFD_GETLK, _flock(fcntl.F_WRLCK, byte))
         return answer is not None and bool(struct.unpack_from("h", answer)[0] != fcntl.F_UNLCK)
 
@@ -216,17 +216,17 @@ class Segment:
         return self._file.closed
 
     def close(self) -> None:
-        """Free the locks of this handle and unmap the memory, as soon as no array lies on it any more."""
+        """Free the locks of this handle, and unmap the memory once the last array on it is dropped."""
         if self.closed:
             return
         fd = self._file.fileno()
         self._file.close()
         if os.getpid() != self._pid:
-            return  # a forked child shares the locks with its parent, who still needs them
+            return  # a forked child shares the locks with its parent, which still needs them
         buffer, self._buffer = self.buffer, None
         with contextlib.suppress(BufferError):  # arrays still lie on it: it is unmapped together with the last
             buffer.close()
-        # By hand: a child that was forked without Python's hooks has a duplicate of fd, and with it the locks.
+        # Free the locks explicitly: a child forked without Python's hooks has a duplicate of fd, and with it the locks.
         fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _flock(fcntl.F_UNLCK, 0, 0))
         fcntl.flock(fd, fcntl.LOCK_UN)
         disown(fd)
@@ -235,7 +235,7 @@ class Segment:
 
     @staticmethod
     def unlink(name: Name) -> None:
-        """Remove the name, if it is there; the memory goes when the last process has closed it."""
+        """Remove the name if it exists; the memory is freed when the last process has closed it."""
         found = name if isinstance(name, str) else name.current()
         if found:
             with contextlib.suppress(posix_ipc.Error, OSError):  # gone, another user's, or on a read-only file system
@@ -251,7 +251,7 @@ class Segment:
 
 
 def _create(name: Name) -> tuple[int, str]:
-    """Make an empty segment that nobody else has made; return its file descriptor and its name."""
+    """Make an empty segment under a new name; return its file descriptor and its name."""
     tried = name if isinstance(name, str) else name.fresh()
     for _ in range(1 if isinstance(name, str) else _ATTEMPTS):
         try:
@@ -306,7 +306,7 @@ def _reserve(fd: int, start: int, size_bytes: int) -> None:
 
 
 def _free_bytes() -> int:
-    """Return the bytes of shared memory that can still be had: where it is mounted, and of the machine's memory."""
+    """Return the bytes of shared memory that can be allocated: free both in /dev/shm and in the machine's memory."""
     room = os.statvfs(SHM_FOLDER)
     return min(room.f_bavail * room.f_frsize, available_memory())
 
@@ -338,17 +338,17 @@ def _not_found(name: str, why: Exception) -> str:
 
 
 def abandoned(name: Name) -> bool:
-    """Tell whether there is a segment of this user that no process has open."""
+    """Return whether there is a segment of this user that no process has open."""
     return _has_users(name) is False
 
 
 def in_use(name: Name) -> bool:
-    """Tell whether there is a segment of this user that a process has open."""
+    """Return whether there is a segment of this user that a process has open."""
     return _has_users(name) is True
 
 
 def _has_users(name: Name) -> bool | None:
-    """Tell whether a process has a segment open; None if this user has none of that name."""
+    """Return whether a process has a segment open; None if this user has none of that name."""
     try:
         fd = open_own(SHM_FOLDER / str(name).lstrip("/"), stat.S_IFREG)
     except OSError:

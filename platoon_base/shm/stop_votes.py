@@ -17,7 +17,7 @@ class StopVotes:
     """The votes of all workers of a job, as one worker sees them.
 
     Workers vote in rounds. All workers number the rounds alike: the first training may be round 1, the next one round
-    2. A vote is the number of its round, so nobody has to clear votes away, and workers may be in different rounds.
+    2. A vote is the number of its round, so votes need not be cleared, and workers may be in different rounds.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ class StopVotes:
         self._votes = job_state.stop_votes
         self._closed = False
         self._rank = rank
-        self._seen = b""  # the votes at the last look, and who had cast them
+        self._seen = b""  # the votes at the last poll, and the ranks that had cast them
         self._voters: frozenset[int] = frozenset()
 
     def open(self, number: int) -> None:
@@ -64,7 +64,7 @@ class StopVotes:
     def voters(self) -> set[int]:
         """Return the ranks that have voted in the open round, with those of workers that have left since.
 
-        It costs less than a microsecond unless votes were cast since the last look.
+        It costs less than a microsecond unless votes were cast since the last poll.
         """
         self._require_open()
         votes = self._votes.tobytes()
@@ -74,7 +74,7 @@ class StopVotes:
         return set(self._voters)
 
     def passed(self, policy: str, participants: Collection[int]) -> bool:
-        """Tell whether the votes of ``participants``, the ranks that take part, suffice; see `votes_suffice`.
+        """Return whether the votes of ``participants``, the ranks that take part, suffice; see `votes_suffice`.
 
         Parameters
         ----------
@@ -84,7 +84,7 @@ class StopVotes:
         return votes_suffice(policy, self.voters(), participants)
 
     def close(self) -> None:
-        """Leave the shared memory; the votes keep their last values."""
+        """Detach from the shared memory; the votes keep their last values."""
         self._closed = True
         self._votes = self._votes.copy()
 

@@ -1,4 +1,4 @@
-"""The operating system and the interpreter, for all rooms: files, locks, limits, environment, text, import hooks.
+"""The operating system and the interpreter: files, locks, limits, environment, text, import hooks.
 
-Every room may call it. It calls `errors` alone.
+All packages may import it. It imports only `errors`.
 """

@@ -8,7 +8,7 @@ __all__ = ["readable"]
 
 
 def readable(fd: int, timeout_s: float | None = 0.0) -> bool:
-    """Tell whether a file descriptor can be read, within ``timeout_s``; None waits without end.
+    """Return whether a file descriptor can be read, within ``timeout_s``; None waits without end.
 
     A pidfd can be read from the moment the process is a zombie.
     """

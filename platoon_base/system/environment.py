@@ -42,7 +42,7 @@ TORCH_ERROR_FILE = "TORCHELASTIC_ERROR_FILE"  # the same for processes under tor
 FRAMEWORK_RANK = "KERAS_DISTRIBUTION_PROCESS_ID"  # read when a script asks for the framework's own group
 
 # Set by users.
-HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # where to run, if no argument says so
+HOSTS, DEVICES = "PLATOON_HOSTS", "PLATOON_DEVICES"  # the device to run on, if no argument names one
 RC_FILES = "PLATOONRC"  # files that say so too, beside .platoonrc
 TIMEOUT_S = "PLATOON_TIMEOUT_S"
 RULE, EVERY_N_BATCHES = "PLATOON_RULE", "PLATOON_EVERY_N_BATCHES"  # where the script names none

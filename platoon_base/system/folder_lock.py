@@ -72,7 +72,7 @@ class FolderLock:
 
 
 def is_locked(folder: Path) -> bool:
-    """Tell whether a process holds the lock of a folder; False if it is no folder of this user."""
+    """Return whether a process holds the lock of a folder; False if it is no folder of this user."""
     for path, kind in ((folder, stat.S_IFDIR), (folder / LOCK_FILE, stat.S_IFREG)):
         try:
             fd = open_own(path, kind)
@@ -90,7 +90,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def locks_stay_on_this_host(path: Path, mounts: str | None = None) -> str:
-    """Tell why another host does not see locks in a folder; empty if it does, or no other host has the file system.
+    """Return why another host does not see locks in a folder; empty if it does, or no other host has the file system.
 
     Parameters
     ----------
@@ -113,7 +113,7 @@ def locks_stay_on_this_host(path: Path, mounts: str | None = None) -> str:
 
 
 def _kept_from_others(kind: str, options: list[str]) -> str:
-    """Tell why a file system that other hosts share, mounted with these options, does not pass locks on."""
+    """Return why a file system that other hosts share, mounted with these options, does not pass locks on."""
     if kind in ("nfs", "nfs4"):
         local = [word for word in options if word in ("nolock", "local_lock=all", "local_lock=flock")]
         return f"{kind} with {local[-1]}" if local else ""

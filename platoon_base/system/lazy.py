@@ -1,4 +1,4 @@
-"""Names of a package whose modules are imported when somebody first asks for one of them."""
+"""Lazy imports: a package imports the module of a name at the first use of the name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Limits of the system that a job checks before it begins: open files, and room on the disk."""
+"""Limits of the system that a job checks before it begins: open files, and free space on the disk."""
 
 from __future__ import annotations
 

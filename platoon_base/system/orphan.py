@@ -89,12 +89,12 @@ def end_without(alive: Callable[[], bool | None], patience: Patience = WORKER) -
 
 
 def found_out() -> None:
-    """Take note that this process knows that its launcher is gone, and may be about to save and to end."""
+    """Record that this process has detected the end of its launcher, and may be about to save and exit."""
     _found_out.set()
 
 
 def is_watched() -> bool:
-    """Tell whether a thread sees to the end of this process already."""
+    """Return whether a thread that ends this process is running already."""
     return _watched_pid == os.getpid()
 
 

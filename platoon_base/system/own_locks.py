@@ -1,4 +1,4 @@
-"""Descriptors that hold locks of this process alone: a forked child does not keep them open.
+"""Descriptors that hold locks of this process only: a forked child does not keep them open.
 
 The kernel frees a lock of an open file description (``flock``, ``F_OFD_SETLK``) once the last descriptor of it is
 closed. A child that was forked has copies of all descriptors, so it would keep the locks of a parent that was killed.
@@ -32,7 +32,7 @@ def own(fd: int, twin: int | None = None) -> None:
 
 
 def disown(fd: int) -> None:
-    """Leave a descriptor alone from now on."""
+    """Stop replacing a descriptor in forked children."""
     _owned.pop(fd, None)
 
 

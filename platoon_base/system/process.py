@@ -19,7 +19,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def is_subreaper() -> bool:
-    """Tell whether orphaned descendants of this process become its children."""
+    """Return whether orphaned descendants of this process become its children."""
     value = ctypes.c_int()
     ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value), 0, 0, 0)
     return bool(value.value)

@@ -23,7 +23,7 @@ def set_title(program: str, role: str = "") -> None:
     """
     try:
         import setproctitle
-    except ImportError:  # it is a help for the eye alone
+    except ImportError:  # a title is only a help for people
         return
     program = legible(program).replace("\0", "")
     was_set = _KEEP_ENVIRONMENT in os.environ

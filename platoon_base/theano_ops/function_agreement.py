@@ -1,4 +1,4 @@
-"""Before each call of a `function`: the workers tell one another which function, inputs and rows they have."""
+"""Before each call of a `function`, the workers exchange which function, inputs and rows they have."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def select(chosen: Any, length: int, *, own: bool = False) -> Selection:
     length : int
         Number of rows that it selects from.
     own : bool
-        Whether it is for this worker alone, and so looked up at once.
+        Whether it is only for this worker, and so looked up at once.
     """
     chosen = slice(None) if chosen is None else chosen
     if isinstance(chosen, (int, np.integer)) and not isinstance(chosen, bool):
@@ -223,7 +223,7 @@ def exchange(worker: Worker, mine: Header, described: str, timeout_s: float) -> 
 
 
 def refuse(worker: Worker, error: Exception, timeout_s: float) -> None:
-    """Tell the others, who wait for this worker's header, that it has refused its arguments."""
+    """Send the others a header that says that this worker has refused its arguments."""
     if worker.global_size == 1:
         return
     try:

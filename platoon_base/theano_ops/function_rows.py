@@ -1,4 +1,4 @@
-"""The rows of one call of a `function`: which of them are this worker's, and how they are brought here."""
+"""The rows of one call of a `function`: which of them this worker computes, and where it gets them from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class InputRows:
-    """The rows of the scattered inputs that one worker computes; `select` and then `agree` tell which.
+    """The rows of the scattered inputs that one worker computes; `select` and then `agree` choose them.
 
     Parameters
     ----------

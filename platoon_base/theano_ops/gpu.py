@@ -1,6 +1,6 @@
 """The same Ops on values that live on a device, and the graph optimizations that put them there.
 
-Imported only where Theano has a device; import it by hand after `theano.gpuarray.use`.
+Imported only where Theano has a device; import it yourself after `theano.gpuarray.use`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["GpuAllReduce", "GpuSync"]
 
 
 class GpuAllReduce(AllReduce):
-    """`AllReduce` on GpuArrays: packed, combined and unpacked on the device, which nobody waits for.
+    """`AllReduce` on GpuArrays: packed, combined and unpacked on the device, asynchronously.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class GpuAllReduce(AllReduce):
         return as_gpuarray_variable(value, self.context_name)
 
     def empty_like(self, value: Any) -> Any:
-        """Make room for a result."""
+        """Allocate memory for a result."""
         return pygpu.empty(value.shape, value.dtype, context=value.context)
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""The graph optimization that lets Ops write into values that nobody else needs."""
+"""The graph optimization that lets Ops overwrite values that no other node needs."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ __all__ = ["After", "Done", "OneOrder"]
 
 
 class After(Op):  # type: ignore[misc]
-    """Its first input, a view, once there is a token."""
+    """Identity op: returns its first input (a view), and makes it depend on a token."""
 
     __props__ = ()
     view_map = {0: [0]}  # noqa: RUF012 - Theano's name for it
@@ -39,7 +39,7 @@ class After(Op):  # type: ignore[misc]
 
 
 class Done(Op):  # type: ignore[misc]
-    """A token, once there is a value."""
+    """Returns a token that depends on a value."""
 
     __props__ = ()
 
@@ -65,7 +65,7 @@ class _Caller(NamedTuple):
 
 
 class OneOrder(Optimizer):  # type: ignore[misc]
-    """Fuse the `JobOp` nodes of a worker that can be one call, and let a token run through what remains.
+    """Fuse the `JobOp` nodes of a worker that can be one call, and chain the remaining ones by tokens.
 
     The level of a node is the longest path of nodes of its worker that lead to it. Nodes of one level do not depend on
     one another, so those with the same fusion key become one node without making a cycle. The order is that of the

@@ -93,7 +93,7 @@ class AllReduce(JobOp):
         return outs
 
     def empty_like(self, value: Any) -> Any:
-        """Make room for a result."""
+        """Allocate memory for a result."""
         return np.empty(value.shape, value.dtype)
 
     def _call(self, array: Any, op: str, dest: Any) -> None:
@@ -219,7 +219,7 @@ def all_reduce(*variables: Any, op: str = "sum", worker: Worker | None = None, i
     Returns
     -------
     list of Theano variable
-        One for each; in a job of one, the variables themselves.
+        One for each; in a single-worker job, the variables themselves.
 
     Raises
     ------

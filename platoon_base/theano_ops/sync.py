@@ -16,7 +16,7 @@ __all__ = ["Sync", "Synchronizer"]
 class Synchronizer(JobBound):
     """Counts the updates of one compiled training loop and synchronizes when it is time.
 
-    It is told apart by identity, so two Ops are equal only if they share one.
+    It is compared by identity, so two Ops are equal only if they share one.
     """
 
     def __init__(self, worker: Worker, period: EveryN, timeout_s: float = DEFAULT_TIMEOUT_S) -> None:

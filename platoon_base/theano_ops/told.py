@@ -1,6 +1,6 @@
-"""The Op by which a compiled training function tells its steps and its loss, and the optimization that puts it there.
+"""The Op by which a compiled training function reports its steps and its loss, and the optimization that inserts it.
 
-A script that prints its loss has it among the outputs of the function. So nobody needs to tell it to the job again.
+A script that prints its loss has it among the outputs of the function, so the script need not report it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["TellsLoss", "Told", "count_alone"]
 
 
 class Told(JobBound, Op):  # type: ignore[misc]
-    """Its first input, a view, once the step and the loss have been told; the loss is the second, if there is one.
+    """Identity op: reports the step, and the loss if that is the second input; then returns its first input (a view).
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ class Told(JobBound, Op):  # type: ignore[misc]
         return Apply(self, [value, *loss], [value.type()])
 
     def perform(self, node: Apply, inputs: list[Any], output_storage: list[list[Any]]) -> None:
-        """Tell, and hand the value on."""
+        """Report, and pass the value on."""
         value, *loss = inputs
         told = float(loss[0]) if loss else None
         if not self.worker.closed:
@@ -70,7 +70,7 @@ def _load(counts: bool) -> Told:
 
 
 class TellsLoss(Optimizer):  # type: ignore[misc]
-    """Let each function that updates parameters together with other workers tell its steps and its loss.
+    """Make each function that updates parameters together with other workers report its steps and its loss.
 
     The loss is the first output, if that is a scalar of a float dtype. `Sync` counts steps itself.
     """
@@ -80,7 +80,7 @@ class TellsLoss(Optimizer):  # type: ignore[misc]
         fgraph.attach_feature(toolbox.ReplaceValidate())
 
     def apply(self, fgraph: Any) -> None:
-        """Put one `Told` before the call in which the workers meet."""
+        """Insert one `Told` before the collective call of the function."""
         updates = getattr(fgraph, "update_mapping", None)
         callers = [node for node in fgraph.toposort() if isinstance(node.op, JobOp)]
         if not updates:
@@ -97,7 +97,7 @@ class TellsLoss(Optimizer):  # type: ignore[misc]
             fgraph.change_input(caller, 0, told(caller.inputs[0], *loss), reason="platoon_tells_loss")
 
     def _count_alone(self, fgraph: Any, loss: list[Any]) -> None:
-        """Put one `Told` behind the first parameter that is counted alone, if there is one."""
+        """Insert one `Told` after the first parameter of a single-worker job, if there is one."""
         for output, place in fgraph.update_mapping.items():
             # An input that is updated without being shared, such as the steps of a scan, has none.
             container = getattr(fgraph.inputs[place], "container", None)
@@ -109,13 +109,13 @@ class TellsLoss(Optimizer):  # type: ignore[misc]
 
 
 def count_alone(params: Iterable[Any], worker: Worker) -> None:
-    """Let functions that update these parameters tell their steps and losses, though they meet no other worker.
+    """Make functions that update these parameters report steps and losses, though they make no collective call.
 
     Parameters
     ----------
     params : iterable of Theano shared variable
     worker : Worker
-        Of a job of one that somebody watches.
+        Of a launched single-worker job.
     """
     _alone.update({param.container: worker for param in params})
 
@@ -132,7 +132,7 @@ def _loss_of(fgraph: Any) -> list[Any]:
 
 
 def _leads_to(node: Apply, variable: Any) -> bool:
-    """Tell whether a variable is computed from the outputs of a node."""
+    """Return whether a variable is computed from the outputs of a node."""
     return any(found.owner is node for found in theano.gof.graph.ancestors([variable]))
 
 

@@ -53,7 +53,7 @@ def sum_arrays(
     """Add arrays and pairs over all workers that still take part; see `Advanced.sum_arrays`.
 
     Arrays that do not fit into one message go in parts. If a worker leaves or dies between two parts, these are of
-    different ranks. Every worker sees so, and they all begin anew.
+    different ranks. Every worker sees so, and they all start over.
     """
     shapes, vector = _flatten(arrays)
 

@@ -89,7 +89,7 @@ class Failure(msgspec.Struct, frozen=True):
         return f"{os.path.basename(self.file)}:{self.line}" if self.file else ""
 
     def same_as(self, other: Failure) -> bool:
-        """Tell whether two workers failed in the same way: numbers in the messages, such as ranks, may differ."""
+        """Return whether two workers failed in the same way: numbers in the messages, such as ranks, may differ."""
         return self._signature() == other._signature()
 
     def _signature(self) -> tuple[str, str, str, int]:

@@ -165,7 +165,7 @@ def test_a_process_that_stood_still_has_heard_nothing_wrong(pair):
 
 
 def serve_new(pair):
-    """Put another server in the place of the first one, as a launcher that was started anew."""
+    """Put another server in the place of the first one, as a launcher that was started again."""
     address = pair.server.address
     pair.server.close()
     server_keys, _ = keys_of_secret(SECRET)
@@ -182,7 +182,7 @@ def test_a_server_that_was_started_anew_dismisses_whom_it_does_not_know(pair):
     try:
         pair.client.peer.send(b"late")
         pair.until(lambda: pair.client.dismissed)
-        assert "started anew" in pair.client.dismissed
+        assert "host 0 has restarted" in pair.client.dismissed
         assert not pair.server.peers
         assert pair.at_server == [b"hello"]
     finally:

@@ -306,7 +306,7 @@ def test_a_launcher_of_a_job_that_was_started_anew_ends_and_another_takes_its_pl
     assert second.wait(20) == 1
     hosts.launchers.remove(second)
     # It may notice the end of the first one before it reaches the second.
-    assert "was started anew" in hosts.output(1) or "host 0 is lost" in hosts.output(1)
+    assert "host 0 has restarted" in hosts.output(1) or "host 0 is lost" in hosts.output(1)
     hosts.start(script("say(size)"), host=1)
     assert hosts.wait(30) == [0, 0], hosts.output(0)
 

@@ -1,11 +1,11 @@
 """Keys of Theano's module cache that are the same in every process.
 
 The fault. A compiled module is found by a key, (versions, signature). In two cases Theano 1.0.5 gives equal C code a
-key that no later process can have. Then every process compiles it anew: six modules of a small network.
+key that no later process can have. Then every process compiles it again: six modules of a small network.
 
 1. ``gof/cc.py:1453`` adds ``op.__props__`` to the versions, and ``gof/cc.py:1492`` takes an empty entry for "do not
    cache". But ``__props__ = ()`` says only that an Op has no parameters: Dot22, the softmax and others are never kept.
-2. ``gof/op.py:1425`` versions an Op whose C code is in files by ``hash()`` of strings, which Python salts anew in each
+2. ``gof/op.py:1425`` versions an Op whose C code is in files by ``hash()`` of strings, which Python salts again in each
    process unless ``PYTHONHASHSEED`` is set.
 
 The cure. 1. A key that has no versions for that reason alone gets the name of the Op's class beside its empty

@@ -67,7 +67,7 @@ class FileLock:
         Raises
         ------
         CompileLockTimeoutError
-            If another process did not let go of it in time.
+            If another process did not release it in time.
         OSError
             If the file system knows no such locks.
         """
@@ -88,7 +88,7 @@ class FileLock:
         os.write(self._descriptor, b"%d\n" % os.getpid())
 
     def release(self) -> None:
-        """Let go of the lock, if it is held."""
+        """Release the lock, if it is held."""
         if self._descriptor is None:
             return
         import fcntl
