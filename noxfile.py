@@ -25,8 +25,7 @@ nox.options.error_on_missing_interpreters = False  # CI=true would set it
 nox.options.sessions = ["everything"]
 
 ROOT = Path(__file__).parent
-BIN = ROOT / ".venv" / "bin"
-PYTHON = str(BIN / "python")
+PYTHON = str(ROOT / ".venv" / "bin" / "python")
 VERSIONS = ("3.9", "3.10", "3.12", "3.13")
 OLDEST_LIBC = (2, 17)  # of the systems that NumPy's wheels are for
 # All of it takes longer than it should after each commit: EVERY=1 runs the rest too.
@@ -69,7 +68,6 @@ def do_all(session: nox.Session, steps: dict[str, Callable[[], object]]) -> None
     """Do all steps, and fail in the end if one has: one report shows everything."""
     failed = []
     for title, step in steps.items():
-        print(f"\n== {title}", flush=True)
         try:
             step()
         except nox.command.CommandFailed:
@@ -79,13 +77,14 @@ def do_all(session: nox.Session, steps: dict[str, Callable[[], object]]) -> None
 
 
 def run_pytest(
-    session: nox.Session, python: str, *arguments: str, may_be_empty: bool = False, **variables: str
+    session: nox.Session, title: str, python: str, *arguments: str, may_be_empty: bool = False, **variables: str
 ) -> None:
+    print(f"\n== {title}", flush=True)
     command = [python, "-m", "pytest", "-n", str(AT_ONCE), "--dist", "worksteal", *arguments]
     codes = [0, 5] if may_be_empty else [0]
     variables = {**ONE_THREAD, **os.environ, **variables}
     # Time for pytest to end its jobs after Ctrl-C.
-    session.run(*command, env=variables, success_codes=codes, external=True, interrupt_timeout=30)
+    session.run(*command, env=variables, success_codes=codes, external=True, log=False, interrupt_timeout=30)
 
 
 def own_cache(name: str) -> list[str]:
@@ -105,7 +104,7 @@ def everything(session: nox.Session) -> None:
     session.notify("blocks", posargs=[])
     session.notify("tests")
     bases = VERSIONS if EVERY else (VERSIONS[0], VERSIONS[-1])
-    for name in (*(f"base-{version}" for version in bases), "keras3", "tf"):
+    for name in (*(f"base-{each}" for each in bases), "keras3", "tf"):
         session.notify(name, posargs=[])
 
 
@@ -133,24 +132,38 @@ def blocks(session: nox.Session) -> None:
 @nox.session(python=False)
 def tests(session: nox.Session) -> None:
     """All tests on Python 3.11, in .venv."""
-    run_pytest(session, PYTHON, *session.posargs, THEANO_FLAGS=faster_theano(session), KERAS_BACKEND="theano")
+    variables = {"THEANO_FLAGS": faster_theano(session), "KERAS_BACKEND": "theano"}
+    run_pytest(session, "Python 3.11: all tests", PYTHON, *session.posargs, **variables)
 
 
-@nox.session(python=VERSIONS)
 def base(session: nox.Session) -> None:
-    """The tests of platoon_base that depend on Python's version."""
+    """The tests of platoon_base; of those that start processes half, the other half on another version."""
     install(session, "setuptools>=70.1")
-    run_pytest(session, "python", *own_cache(session.name), "-m", "base and not slow", "tests", *session.posargs)
+    version = session.name.rpartition("-")[2]
+    part = [] if EVERY else ["--part", f"{VERSIONS.index(version) % 2 + 1}/2"]
+    options = [*own_cache(session.name), "-m", "base and not slow", *part, "tests", *session.posargs]
+    run_pytest(session, f"Python {version}: base tests", "python", *options)
+
+
+def interpreter(version: str) -> str:
+    """Return pyenv's, which may be installed without being active, or else the version, for nox to look for."""
+    pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv")
+    return str(max(pyenv.glob(f"versions/{version}.*/bin/python{version}"), default=version))
+
+
+for version in VERSIONS:
+    nox.session(base, name=f"base-{version}", python=interpreter(version))
 
 
 def run_keras(session: nox.Session, python: str, backend: str, **variables: str) -> None:
     # What is slow is so for the processes it starts and kills, which are alike on all back ends of Keras 3.
     marks = "keras" if EVERY or backend in ("theano", "torch") else "keras and not slow"
     # To import other files would take each process as long again.
-    files = [path for path in sorted((ROOT / "tests").rglob("test_*.py")) if "keras" in path.read_text()]
+    files = [path for path in sorted(Path("tests").rglob("test_*.py")) if "keras" in path.read_text()]
     options = [*own_cache(f"keras-{backend}"), "-m", marks, *map(str, files), *session.posargs]
     # What the user's arguments select need not be there on each back end.
-    run_pytest(session, python, *options, may_be_empty=bool(session.posargs), KERAS_BACKEND=backend, **variables)
+    variables["KERAS_BACKEND"] = backend
+    run_pytest(session, f"Keras on {backend}", python, *options, may_be_empty=bool(session.posargs), **variables)
 
 
 @nox.session(python=False)
@@ -182,7 +195,7 @@ def tf(session: nox.Session) -> None:
 def lint(session: nox.Session) -> None:
     """What .venv has for it: ruff, mypy, and import-linter, whose contracts are in pyproject.toml."""
     lines = ("ruff check .", "ruff format --check .", "mypy --strict platoon_base", "lint-imports --no-logo --no-cache")
-    do_all(session, {line: partial(session.run, *f"{BIN}/{line}".split(" "), external=True) for line in lines})
+    do_all(session, {line: partial(session.run, *f".venv/bin/{line}".split(), external=True) for line in lines})
 
 
 @nox.session

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import textwrap
 import time
+import zlib
 from pathlib import Path
 from typing import NamedTuple
 
@@ -46,11 +47,12 @@ os.environ[STRICT] = "1"  # a change of a rank that is not possible raises, in a
 
 # The scripts of workers may import what the tests share, such as `watching`.
 HELPERS = Path(__file__).with_name("helpers")
+UNIT = Path(__file__).with_name("unit")
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(HELPERS)]))
 
 
 def _put_blocks_on_the_path(checkout):
-    """Do what `make test` does with the checkout that BLOCKS names: tests and their workers import Blocks from it."""
+    """Put the checkout that BLOCKS names on the path: tests and their workers import Blocks from it."""
     folder = Path(checkout).expanduser().absolute()
     if not (folder / "blocks" / "__init__.py").is_file():
         raise pytest.UsageError(
@@ -63,6 +65,20 @@ def _put_blocks_on_the_path(checkout):
 
 if os.environ.get("BLOCKS") and importlib.util.find_spec("theano"):  # other Pythons and Keras 3 do without
     _put_blocks_on_the_path(os.environ["BLOCKS"])
+
+
+def pytest_addoption(parser):
+    parser.addoption("--part", default="1/1", help="1/2 or 2/2: a half of the tests that start processes")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave a part, chosen by the names, of the tests outside of tests/unit, which start processes and take long."""
+    part, parts = map(int, config.getoption("part").split("/"))
+    left = [
+        item for item in items if item.path.is_relative_to(UNIT) or zlib.crc32(item.nodeid.encode()) % parts == part - 1
+    ]
+    config.hook.pytest_deselected(items=list({*items} - {*left}))
+    items[:] = left
 
 
 def pytest_sessionfinish():
