@@ -116,7 +116,7 @@ def blocks(session: nox.Session) -> None:
     look = [PYTHON, "-c", "from platoon_base import compat; compat.apply(); import blocks.main_loop"]
     if subprocess.run(look, capture_output=True, cwd=ROOT).returncode == 0:
         return
-    from platoon_base.cli.frameworks import BLOCKS
+    from platoon_plugins.registrations.blocks import BLOCKS
 
     command = [PYTHON, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", BLOCKS]
     variables = {**os.environ, "GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C.UTF-8", "TMPDIR": session.create_tmp()}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from platoon_base import compat
+from platoon_plugins.registrations.blocks import BLOCKS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -192,7 +193,7 @@ TRAINS = textwrap.dedent(
 )
 
 
-def test_doctor_knows_a_checkout_and_how_to_install_blocks(platoon, blocks_env, tmp_path):
+def test_doctor_knows_a_checkout_and_how_to_install_blocks(platoon, tmp_path):
     def line_and_remedy(path):
         lines = platoon("doctor", "--all", environment={"PYTHONPATH": path}).stdout.splitlines()
         (number,) = (i for i, line in enumerate(lines) if line.split()[1:2] == ["Blocks"])
@@ -204,7 +205,7 @@ def test_doctor_knows_a_checkout_and_how_to_install_blocks(platoon, blocks_env, 
     if importlib.util.find_spec("blocks") is None:
         line, remedy = line_and_remedy("")
         assert line.split()[0] == "no"
-        assert f"--no-deps --no-build-isolation '{blocks_env.BLOCKS}'" in remedy
+        assert f"--no-deps --no-build-isolation '{BLOCKS}'" in remedy
 
 
 @pytest.mark.parametrize(("lacks", "name"), [("blocks", "ParameterSync"), ("fuel", "shard_stream")])
