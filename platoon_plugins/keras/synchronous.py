@@ -15,7 +15,7 @@ from platoon_plugins.keras.gradients import GradientAverage, average_of
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import state_checksum, state_of
 from platoon_plugins.keras.optimizers import optimizers_of
-from platoon_plugins.keras.purpose import described
+from platoon_plugins.keras.same_data import described
 from platoon_plugins.keras.several_averages import SeveralAverages
 
 __all__ = ["Synchronous"]
