@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from platoon_base.cli.recent import Recent
-from platoon_base.cli.table import cut, duration, workers_line
+from platoon_base.cli.table import GAP, aligned, cut, duration, workers_line
 from platoon_base.errors import PlatoonError
 from platoon_base.job.files import JobFiles
 from platoon_base.job.observing import Observer
@@ -23,7 +23,6 @@ __all__ = ["facts", "listing", "program_of"]
 
 _ANSWER_S = 1.0  # a controller that is busy for longer is not waited for
 _LEAST_CHARACTERS = 40  # of the script, also in a narrow terminal
-_GAP = "  "
 _LEFT_OUT = "..."
 
 
@@ -70,13 +69,10 @@ def listing(found: Sequence[Mapping[str, Any]]) -> list[str]:
     for each in found:
         workers = f"{each['workers'] or '?'}: {each['state']}"
         rows.append([each["job"], duration(each["age_s"]), workers, _devices(each["devices"])])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    room = shutil.get_terminal_size().columns - sum(width + len(_GAP) for width in widths)
+    begins = aligned(rows, len(rows[0]))
+    room = shutil.get_terminal_size().columns - len(begins[0]) - len(GAP)
     scripts = ["script", *(_script(each["script"], max(_LEAST_CHARACTERS, room)) for each in found)]
-    lines = [
-        _GAP.join([*(cell.ljust(width) for cell, width in zip(row, widths)), script])
-        for row, script in zip(rows, scripts)
-    ]
+    lines = [f"{begin}{GAP}{script}" for begin, script in zip(begins, scripts)]
     for i, each in reversed(list(enumerate(found, 1))):
         lines.insert(i + 1, f"  logs: {_shortest(each['logs'])}" if each["logs"] else "  logs: none")
     return lines

@@ -26,7 +26,7 @@ from platoon_base.controller.stop_signals import StopSignals
 from platoon_base.devices.discovery import require_devices
 from platoon_base.errors import ConfigurationError
 from platoon_base.platoon_api.channel import Controller
-from platoon_base.system.sigchld import default_sigchld
+from platoon_base.system.signals import default_sigchld
 from platoon_base.worker_process.program import Program, python_main
 
 __all__ = ["main"]

@@ -18,6 +18,7 @@ from platoon_base.cli.log_folder import log_file
 from platoon_base.cli.log_lines import LogLines
 from platoon_base.cli.report import print_line
 from platoon_base.cli.study import Method, Outcome, Point, Trial, Watched, choose, common_end, guess, outcomes
+from platoon_base.cli.table import aligned
 from platoon_base.cli.worker_warnings import WorkerWarnings
 from platoon_base.controller.outcome import Reported, Result
 from platoon_base.controller.stop_signals import StopSignals
@@ -264,11 +265,9 @@ def _print_table(console: Console, found: Sequence[Outcome], watched: Watched, t
         span = [f"{min(each.values):.4g} to {max(each.values):.4g}"] if spread else []
         cells = [f"{each.value:.4g}", *span, f"{each.steps:.0f}", f"{each.seconds:.1f}"]
         rows.append([each.method.name, *cells, *_sooner(each, plain, tuning)])
-    widths = [max(map(len, column)) for column in zip(*rows)]
     print_line(console, "")
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths)]
-        print_line(console, "  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+    for line in aligned(rows, 1):
+        print_line(console, line.rstrip())
     better = "higher" if watched.higher else "lower"
     of_all = "; the median of the seeds" if spread else ""
     print_line(console, f"{watched.name}: {better} is better{of_all}. Steps are those of each worker.")

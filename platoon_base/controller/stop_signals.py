@@ -7,7 +7,7 @@ import signal
 from types import TracebackType
 from typing import Any
 
-from platoon_base.system.descriptors import readable
+from platoon_base.system.process import readable
 
 __all__ = ["StopSignals"]
 

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import NamedTuple, Union
 
 from platoon_base.errors import PlatoonError
-from platoon_base.system.descriptors import readable
 from platoon_base.system.limits import no_descriptor_text
+from platoon_base.system.process import readable
 
 __all__ = ["ChildProcess", "Ended", "ForeignProcess", "LockHolder", "Watched", "exit_status"]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from platoon_base.data.batch_frames import MAX_FRAME_BYTES
 from platoon_base.errors import ConfigurationError, ProtocolError
-from platoon_base.system.descriptors import readable
+from platoon_base.system.process import readable
 
 __all__ = ["Link", "connect_link", "listen_at", "remove_socket"]
 

@@ -35,7 +35,7 @@ from platoon_base.shm.job_state import CONTROLLER_LOCK, WORKER_LOCKS, JobState
 from platoon_base.shm.segments import Segment
 from platoon_base.system.environment import MAX_WORKERS
 from platoon_base.system.limits import raise_descriptors, require_descriptors
-from platoon_base.system.sigchld import default_sigchld
+from platoon_base.system.signals import default_sigchld
 from platoon_base.worker_process.program import Program, Start
 
 __all__ = ["Job", "JobOptions", "host_job", "open_job_state", "require_descriptors_for"]

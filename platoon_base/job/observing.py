@@ -17,9 +17,8 @@ from platoon_base.coordination.story import Entry
 from platoon_base.errors import ConfigurationError, ProtocolError
 from platoon_base.job import backends
 from platoon_base.job.files import JobFiles
-from platoon_base.system.descriptors import readable
 from platoon_base.system.folder_lock import is_locked
-from platoon_base.system.process import pid_namespace
+from platoon_base.system.process import pid_namespace, readable
 
 __all__ = ["Observer", "kill"]
 

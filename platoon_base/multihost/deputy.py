@@ -28,7 +28,7 @@ from platoon_base.multihost.last_checkpoint import LastCheckpoint
 from platoon_base.multihost.mirror import Mirror, Sender
 from platoon_base.shm.job_state import WORKER_LOCKS, JobState
 from platoon_base.system.process import pid_namespace
-from platoon_base.system.sigchld import default_sigchld
+from platoon_base.system.signals import default_sigchld
 from platoon_base.worker_process.program import Program, Start
 
 __all__ = ["Deputy", "host_deputy"]

@@ -1,11 +1,20 @@
-"""System calls about this process for which Python has no function."""
+"""System calls for which Python has no function, or one with a limit."""
 
 from __future__ import annotations
 
 import ctypes
 import os
+import select
 
-__all__ = ["PR_SET_CHILD_SUBREAPER", "PR_SET_PDEATHSIG", "is_subreaper", "pid_namespace", "prctl", "working_folder"]
+__all__ = [
+    "PR_SET_CHILD_SUBREAPER",
+    "PR_SET_PDEATHSIG",
+    "is_subreaper",
+    "pid_namespace",
+    "prctl",
+    "readable",
+    "working_folder",
+]
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37  # linux/prctl.h
 
@@ -39,3 +48,14 @@ def working_folder() -> str:
         return os.getcwd()
     except OSError:
         return ""
+
+
+def readable(fd: int, timeout_s: float | None = 0.0) -> bool:
+    """Tell whether a file descriptor can be read, within ``timeout_s``; None waits without end.
+
+    Its number may be above 1,023, which `select.select` refuses. A pidfd can be read from the moment the process is a
+    zombie.
+    """
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else 1e3 * timeout_s))

@@ -14,15 +14,17 @@ from platoon_base import compat
 from platoon_base.devices import checks, isolation
 from platoon_base.frameworks.registered import registered
 from platoon_base.system.environment import DEVICE, JOB, LAUNCHER, RANK
-from platoon_base.system.interrupts import accept_interrupts
 from platoon_base.system.orphan import end_with, is_watched
-from platoon_base.system.title import set_title
+from platoon_base.system.signals import accept_interrupts
+from platoon_base.system.text import legible
 from platoon_base.system.warn import log_warnings
 from platoon_base.worker_process.breakpoints import hook_breakpoints
 from platoon_base.worker_process.failure import recorded
 from platoon_base.worker_process.program import Program
 
 __all__ = ["main", "run", "set_up_logging", "show"]
+
+_KEEP_ENVIRONMENT = "SPT_NOENV"  # else a long title lies over what /proc/PID/environ shows
 
 
 def main(role: str = "") -> None:
@@ -49,7 +51,33 @@ def show(program: Program, role: str = "") -> None:
     device, rank = os.environ.get(DEVICE, "cpu"), os.environ.get(RANK)
     if not role and JOB in os.environ:
         role = f"joined {device}" if rank is None else f"rank {rank} {device}"
-    set_title(program.shown, role)
+    _set_title(program.shown, role)
+
+
+def _set_title(program: str, role: str = "") -> None:
+    """Show this process as ``platoon: PROGRAM ROLE``, and in `top` by its role first; without setproctitle do nothing.
+
+    Parameters
+    ----------
+    program : str
+        Such as ``"train.py"``.
+    role : str
+        Such as ``"rank 1 cpu"``.
+    """
+    try:
+        import setproctitle
+    except ImportError:  # it is a help for the eye alone
+        return
+    program = legible(program).replace("\0", "")
+    was_set = _KEEP_ENVIRONMENT in os.environ
+    os.environ.setdefault(_KEEP_ENVIRONMENT, "1")
+    try:
+        setproctitle.setproctitle(f"platoon: {program} {role}".rstrip())
+    finally:
+        if not was_set:
+            del os.environ[_KEEP_ENVIRONMENT]
+    device = role.rpartition(" ")[2] if role.startswith("rank ") else ""
+    setproctitle.setthreadtitle(f"{role.removesuffix(f' {device}')} {program}".strip())
 
 
 def run(program: Program, args: Sequence[str]) -> None:

@@ -21,9 +21,8 @@ import warnings
 from typing import Any
 
 from platoon_base import compat
-from platoon_base.system.descriptors import readable
 from platoon_base.system.own_files import open_log
-from platoon_base.system.process import PR_SET_PDEATHSIG, prctl
+from platoon_base.system.process import PR_SET_PDEATHSIG, prctl, readable
 from platoon_base.worker_process import child
 from platoon_base.worker_process.forkserver import DONE
 from platoon_base.worker_process.program import Program

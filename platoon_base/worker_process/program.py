@@ -164,7 +164,7 @@ def python_main(module: str) -> list[str]:
     Python 3.11 only. The process can be interrupted from the start, whatever the launcher ignores.
     """
     path = "import sys; sys.path[:1] == [''] and sys.path.pop(0)"
-    interrupts = "from platoon_base.system.interrupts import accept_interrupts as accept; accept()"
+    interrupts = "from platoon_base.system.signals import accept_interrupts as accept; accept()"
     return [sys.executable, "-c", f"{path}; {interrupts}; from {module} import main; main()"]
 
 

@@ -16,7 +16,7 @@ from platoon_base.fingerprint import fingerprint
 from platoon_base.worker import kind_of, warn_once
 from platoon_plugins.keras.torch_loaders import draws_from_all, is_loader
 
-__all__ = ["SameBatches", "data_of_fit", "require_same_data", "sources", "warn_if_not_sharded"]
+__all__ = ["SameBatches", "data_of_fit", "described", "require_same_data", "sources", "warn_if_not_sharded"]
 
 _ORDER = (
     "the workers have its rows in different orders, so their shards would overlap and miss rows. Shuffle in "
@@ -195,3 +195,15 @@ def _everything(data: Any) -> Any:
         kept.append([type(dataset).__name__, dict(getattr(dataset, "__dict__", {}))])
         dataset = getattr(dataset, "dataset", None)
     return [_contents(data), kept]
+
+
+def described(value: Any) -> str:
+    """Return the same text for what means the same: objects by their class, functions by their name."""
+    if isinstance(value, Mapping):
+        there = sorted((str(key), each) for key, each in value.items() if each is not None)
+        return ", ".join(f"{key}={described(each)}" for key, each in there)
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(map(described, value))}]"
+    if isinstance(value, (str, int, float, type(None))):
+        return str(value)
+    return str(getattr(value, "__name__", type(value).__name__))

@@ -16,7 +16,7 @@ from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_averages import ModelAverages
 from platoon_plugins.keras.model_state import state_checksum, state_of
 from platoon_plugins.keras.optimizers import optimizers_of
-from platoon_plugins.keras.purpose import described
+from platoon_plugins.keras.same_data import described
 
 __all__ = ["Synchronous"]
 

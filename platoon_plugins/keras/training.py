@@ -21,11 +21,10 @@ from platoon_plugins.keras.marks import unmark
 from platoon_plugins.keras.mode import Mode
 from platoon_plugins.keras.model_state import first_values
 from platoon_plugins.keras.optimizers import optimizers_of, with_inner, wrap_again
-from platoon_plugins.keras.purpose import described
 from platoon_plugins.keras.requirements import require_distributable, require_new, require_no_other_average
 from platoon_plugins.keras.reshuffling import Reshuffling
 from platoon_plugins.keras.resuming import Resumption, agree_to_resume, given_initial_epoch, keep_epochs, warn_if_anew
-from platoon_plugins.keras.same_data import data_of_fit, warn_if_not_sharded
+from platoon_plugins.keras.same_data import data_of_fit, described, warn_if_not_sharded
 from platoon_plugins.keras.statistics import Statistics
 from platoon_plugins.keras.stopping import Stopping
 from platoon_plugins.keras.synchronous import Synchronous

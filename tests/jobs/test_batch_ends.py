@@ -12,7 +12,7 @@ from watching import await_file
 from platoon_base.data import BatchReader, BatchServer, load_ahead
 from platoon_base.errors import CollectiveTimeoutError, WorkerLostError
 from platoon_base.job.files import JobFiles
-from platoon_base.system.descriptors import readable
+from platoon_base.system.process import readable
 
 pytestmark = pytest.mark.base
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["AlignedArrays"]
+__all__ = ["AlignedArrays", "writable"]
 
 Array = np.ndarray[Any, Any]
 
@@ -54,3 +54,19 @@ def _references(kept: list[Array], i: int) -> int:
 
 # What this Python counts where there are none but the list's.
 _FREE = _references([_new((1,), np.dtype(np.float32))], 0)
+
+
+def writable(view: Array) -> Array:
+    """Return an array on the memory of a view that is read-only; it keeps that memory as the view does.
+
+    Call it only where nobody else has seen the value: back ends take it that their values do not change.
+    """
+    array: Array = np.asarray(_Writable(view))
+    return array
+
+
+class _Writable:
+    def __init__(self, view: Array) -> None:
+        self._view = view  # it lives as long as an array is made of this
+        interface = view.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
