@@ -36,8 +36,7 @@ help:
 setup:
 	@python=$$(.ci/find_python $(PYTHON)) && "$$python" .ci/setup_env.py
 
-demo:
-	@python=$$(.ci/find_python $(PYTHON)) && "$$python" .ci/setup_env.py --for-demo
+demo: setup
 	$(VENV)/platoon launch -n 2 examples/lasagne_digits.py
 
 data:

@@ -1,6 +1,6 @@
 """Build .venv on Python 3.11, or find in a second that it is as it should be.
 
-Usage: python3.11 .ci/setup_env.py [--for-demo]    (which leaves out what the demo does not need and takes long)
+Usage: python3.11 .ci/setup_env.py
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def _create(command: list[object]) -> None:
 
 def install_packages() -> None:
     """Install the pinned packages; the list is complete, so no resolver has to run."""
-    by_name = {name: requirement for name, requirement in pins().items() if name != "mpi4py"}
+    # Without MPI, importing mpi4py fails.
+    by_name = {name: line for name, line in pins().items() if name != "mpi4py" or shutil.which("mpicc")}
     wheels = [requirement for name, requirement in by_name.items() if name not in (*OLD_SDISTS, *BUILD_TOOLS, "fuel")]
     say(f"installing {len(by_name)} Python packages")
     pip("install", *(by_name[name] for name in BUILD_TOOLS), what="installing the build tools")
@@ -170,13 +171,6 @@ def link_pygpu() -> None:
         PYGPU_LINK.unlink()
     if DEBIAN_PYGPU.is_dir() and not PYGPU_LINK.exists():
         PYGPU_LINK.symlink_to(DEBIAN_PYGPU)
-
-
-def build_over_mpi() -> None:
-    """Build what takes longer than all else together, and is only there to be compared with."""
-    if shutil.which("mpicc") and not succeeds(PYTHON, "-c", "import importlib.metadata as m; m.version('mpi4py')"):
-        say("building mpi4py")
-        pip("install", "--no-build-isolation", "--no-binary", "mpi4py", pins()["mpi4py"], what="building mpi4py")
 
 
 def summarize(missing: list[str], reason: str) -> None:
@@ -220,8 +214,6 @@ def main() -> int:
             raise SetupError(f"this is Python {platform.python_version()}; run make setup, which finds a Python 3.11")
         with only_one():
             set_up()
-            if "--for-demo" not in sys.argv[1:]:
-                build_over_mpi()
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr, flush=True)
         return 1
