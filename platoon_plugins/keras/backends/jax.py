@@ -16,8 +16,8 @@ import numpy as np
 from jax.experimental import io_callback
 
 from platoon_base.errors import ConfigurationError
-from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
 from platoon_plugins.keras.backends.aligned import writable
+from platoon_plugins.keras.backends.jax_callbacks import CallbackAverage
 from platoon_plugins.keras.backends.keras3 import Keras3, KerasVariable
 from platoon_plugins.keras.batch_losses import BatchLosses
 from platoon_plugins.keras.gradients import GradientAverage
