@@ -21,7 +21,7 @@ _REMEDY = "GPUs copy from them more slowly"
 
 
 class Pinning:
-    """The CUDA contexts that this process computes in; use `find`. Errors after `pin` do no harm, and are not raised."""
+    """The CUDA contexts that this process computes in; use `find`. Errors after `pin` do no harm: none is raised."""
 
     def __init__(self, drivers: list[Driver]) -> None:
         self._drivers = drivers
