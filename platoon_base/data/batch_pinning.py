@@ -21,7 +21,7 @@ _REMEDY = "GPUs copy from them more slowly"
 
 
 class Pinning:
-    """The CUDA contexts that this process computes in; use `find`. No error after `pin` is raised: it harms nothing."""
+    """The CUDA contexts that this process computes in; use `find`. Errors after `pin` do no harm: none is raised."""
 
     def __init__(self, drivers: list[Driver]) -> None:
         self._drivers = drivers
@@ -53,7 +53,7 @@ class Pinning:
                 self._drivers[0].unpin(address)
 
     def mark(self) -> Mark:
-        """Record an event on the GPUs: copies queued before it may still read the memory."""
+        """Mark this moment on the GPUs: copies that were begun until now may still read the memory."""
         mark = []
         for driver in self._drivers:
             with contextlib.suppress(DriverError):
@@ -63,7 +63,7 @@ class Pinning:
         return mark
 
     def is_over(self, mark: Mark) -> bool:
-        """Return whether all copies queued before an event have ended."""
+        """Tell whether all copies that were begun before a mark have ended."""
         for driver, event in mark:
             with contextlib.suppress(DriverError):
                 if not driver.is_over(event):
