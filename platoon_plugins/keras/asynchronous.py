@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from platoon_base.fingerprint import checksum
 from platoon_base.rules import Rule, waits
 from platoon_base.schedule import EveryN
 from platoon_base.worker import LossWatch
-from platoon_plugins.keras.backends.base import Backend
+from platoon_plugins.keras.backends.base import Backend, Variable
 from platoon_plugins.keras.mode import Mode
 
 __all__ = ["Asynchronous", "abandon_center"]
@@ -124,10 +124,10 @@ class Asynchronous(Mode):
         if self._swapped is None:
             return
         changed = self._checksums() != self._put_in
-        now = self._copies() if changed else []
-        self._leave()
+        now = _copies(self._backend.weights(self._model)) if changed else []
+        self.leave_for_good()
         if changed:
-            self._set(now)
+            _set(self._backend.weights(self._model), now)
             self._worker.copy_to_global()
         elif waits(self.rule):  # also those that had fewer rounds to make than others
             self._worker.copy_to_local()
@@ -149,34 +149,22 @@ class Asynchronous(Mode):
         self._worker.copy_to_local()
         self._worker.release_shared_params()
 
-    @property
-    def rank(self) -> int:
-        """The rank of the worker."""
-        return self._worker.global_rank
+    def abandon_center(self) -> None:
+        """Leave the center for good, in a fit that is over: the model keeps the weights that it has by now."""
+        now = _copies(self._backend.weights(self._model))
+        self.leave_for_good()
+        _set(self._backend.weights(self._model), now)
 
     def leave_for_good(self) -> None:
         """Take the worker's own weights back, whatever callbacks have changed."""
-        self._leave()
-
-    def abandon_center(self) -> None:
-        """Leave the center for good, in a fit that is over: the model keeps the weights that it has by now."""
-        now = self._copies()
-        self._leave()
-        self._set(now)
-
-    def _leave(self) -> None:
         if self._swapped is not None:
             self._swapped.close()
         self._swapped, self._put_in = None, []
         _entered.pop(self._worker, None)
 
-    def _set(self, values: list[np.ndarray[Any, Any]]) -> None:
-        for variable, value in zip(self._backend.weights(self._model), values):
-            variable.set_value(value)
-
     def _sync(self, part: float) -> None:
         self._backend.attach(self._model)
-        if self.stops and not all(np.isfinite(values).all() for values in self._copies()):
+        if self.stops and not all(np.isfinite(values).all() for values in _copies(self._backend.weights(self._model))):
             return  # TerminateOnNaN has seen it: no other error is needed
         self._worker.sync_params(part=part)
 
@@ -184,8 +172,14 @@ class Asynchronous(Mode):
         """Return a checksum of each weight: copies would take the memory of the model once or twice more."""
         return [checksum(v.get_value(borrow=True)) for v in self._backend.weights(self._model)]
 
-    def _copies(self) -> list[np.ndarray[Any, Any]]:
-        return [np.array(v.get_value(borrow=True)) for v in self._backend.weights(self._model)]
+
+def _copies(variables: Sequence[Variable]) -> list[np.ndarray[Any, Any]]:
+    return [np.array(variable.get_value(borrow=True)) for variable in variables]
+
+
+def _set(variables: Sequence[Variable], values: Sequence[np.ndarray[Any, Any]]) -> None:
+    for variable, value in zip(variables, values):
+        variable.set_value(value)
 
 
 def abandon_center(worker: Worker) -> None:
@@ -196,11 +190,11 @@ def abandon_center(worker: Worker) -> None:
 
 def _leave_all() -> None:
     """Take the own weights of all workers of this process back, at its end."""
-    for fit in list(_entered.values()):
+    for worker, fit in list(_entered.items()):
         try:
             fit.leave_for_good()
         except PlatoonError as exc:
-            log.debug("rank %d: the center stays in the model at the end: %s", fit.rank, exc)
+            log.debug("rank %d: the center stays in the model at the end: %s", worker.global_rank, exc)
 
 
 # The fits whose models have the center's weights. What is collected instead would put the earlier ones back some time.

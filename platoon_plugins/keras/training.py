@@ -179,7 +179,7 @@ class Training:
             self._resumption = None
 
     def _once_met(self, participants: list[int]) -> None:
-        self._release_earlier()
+        _release_earlier(self._worker, shares_next=self._mode.rule is not None)
         trained.models.add(self._model)
         if self._backend.begins_where_told:  # also without a center: other workers may have one, which is refused next
             self._resumption = agree_to_resume(self._worker, self._mode.rule is not None)
@@ -188,18 +188,6 @@ class Training:
             _trained_by_rule.update(optimizers_of(self._model))
         warn_if_not_sharded(self._data, self._worker)
         self._reshuffling.agree()
-
-    def _release_earlier(self) -> None:
-        """Release what a fit shared that was interrupted, and nothing that the script shares itself."""
-        worker = self._worker
-        if worker in trained.sharing or not worker.advanced.shares:
-            worker.release_shared_params()
-            trained.sharing.discard(worker)
-        elif self._mode.rule is not None:
-            raise ConfigurationError(
-                "this script shares parameters by init_shared_params: there is one center at a time; call "
-                "release_shared_params on every worker before fit"
-            )
 
     # Training.
 
@@ -319,6 +307,18 @@ def tell_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = True
     if leads:
         _ = worker.is_leader  # noted if it is not rank 0, for the launcher to say
         worker.report({name: value for name, value in values.items() if isinstance(value, (int, float))})
+
+
+def _release_earlier(worker: Worker, shares_next: bool) -> None:
+    """Release what a fit shared that was interrupted, and nothing that the script shares itself."""
+    if worker in trained.sharing or not worker.shares:
+        worker.release_shared_params()
+        trained.sharing.discard(worker)
+    elif shares_next:
+        raise ConfigurationError(
+            "this script shares parameters by init_shared_params: there is one center at a time; call "
+            "release_shared_params on every worker before fit"
+        )
 
 
 def _precision(model: Any) -> str:

@@ -42,6 +42,9 @@ class _TorchVariable(KerasVariable):
 
     def prefetch(self) -> None:
         """Start to copy the value from a CUDA device; `borrow` waits for it."""
+        if self.on_host():
+            self._copy = None
+            return
         tensor = self.variable.value
         if self._copy is None or not self._copy.fits(tensor):
             self._copy = host_copy(tensor)
