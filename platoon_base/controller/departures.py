@@ -1,4 +1,4 @@
-"""What follows from the end of a worker: it is started again, the others go on or not, and one of them leads."""
+"""Consequences of the end of a worker: it is started again, the others go on or not, and one of them leads."""
 
 from __future__ import annotations
 

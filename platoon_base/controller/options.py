@@ -1,4 +1,4 @@
-"""What a controller is asked to do beside serving requests."""
+"""Options of a controller: callbacks, the budget, restarts and the end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["ControllerOptions"]
 
 @dataclass(frozen=True)
 class ControllerOptions:
-    """Who is called with what, and when the job ends. `JobOptions` documents the fields."""
+    """Callbacks of a job, and when it ends. `JobOptions` documents the fields."""
 
     handler: UserHandler | None = None
     observer: Callable[[Snapshot], None] | None = None

@@ -1,4 +1,4 @@
-"""What a controller reports while it serves: snapshots for a display, what workers report, how much was spent."""
+"""Reports of a controller while it serves: snapshots for a display, values of workers, the budget spent."""
 
 from __future__ import annotations
 

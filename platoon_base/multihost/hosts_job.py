@@ -32,7 +32,7 @@ _END_JOB = b"end-job"
 
 
 class HostsJob:
-    """What the first host keeps of the others while one job runs.
+    """The other hosts while one job runs, as the first host sees them.
 
     Parameters
     ----------

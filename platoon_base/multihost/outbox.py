@@ -1,4 +1,4 @@
-"""What the first host sends to the others."""
+"""The messages of the first host to the others."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def _require_shared(variables: Sequence[Any]) -> None:
 
 
 class Graph(NamedTuple):
-    """What a function computes.
+    """The graph of a function.
 
     Attributes
     ----------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 from platoon_base.coordination import messages as msg
 from platoon_base.coordination.encoding import decode_value, encode_value
@@ -22,12 +22,6 @@ from platoon_base.worker.sharing import Sharing
 from platoon_base.worker.timeout import DEFAULT_TIMEOUT_S
 
 __all__ = ["Worker"]
-
-# Names that stood on Worker once.
-_ADVANCED = {
-    "announce", "count_step", "device_all_reduce", "launched", "meet", "reduce_scatter", "require_same",
-    "require_same_data", "shares", "sharing", "stop_votes", "sum_arrays", "sum_pairs", "sync_arrays",
-}  # fmt: skip
 
 
 class Worker:
@@ -540,8 +534,19 @@ class Worker:
     def __exit__(self, *exc_info: Any) -> None:
         self.close()
 
-    if not TYPE_CHECKING:  # a type checker would take any name to be there
 
-        def __getattr__(self, name):
-            where = f": it is worker.advanced.{name} now" if name in _ADVANCED else ""
-            raise AttributeError(f"a Worker has no attribute {name!r}{where}")
+class _Advanced:
+    # In place of a name that stood on Worker once. `__getattr__` would make each access to a property slower.
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, worker: Worker | None, owner: type[Worker]) -> NoReturn:
+        raise AttributeError(f"a Worker has no attribute {self._name!r}: it is worker.advanced.{self._name} now")
+
+
+for _name in (
+    "announce", "count_step", "device_all_reduce", "launched", "meet", "reduce_scatter", "require_same",
+    "require_same_data", "shares", "sharing", "stop_votes", "sum_arrays", "sum_pairs", "sync_arrays",
+):  # fmt: skip
+    setattr(Worker, _name, _Advanced(_name))

@@ -311,7 +311,7 @@ def tell_logs(worker: Worker, logs: Mapping[str, Any] | None, leads: bool = True
 
 def _release_earlier(worker: Worker, shares_next: bool) -> None:
     """Release what a fit shared that was interrupted, and nothing that the script shares itself."""
-    if worker in trained.sharing or not worker.shares:
+    if worker in trained.sharing or not worker.advanced.shares:
         worker.release_shared_params()
         trained.sharing.discard(worker)
     elif shares_next:

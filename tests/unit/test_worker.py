@@ -31,8 +31,6 @@ def test_connect_alone_is_a_job_of_one(monkeypatch):
 def test_names_for_adapters_are_found_by_the_error(solo_worker):
     with pytest.raises(AttributeError, match=r"'sum_arrays': it is worker\.advanced\.sum_arrays now"):
         _ = solo_worker.sum_arrays
-    with pytest.raises(AttributeError, match="'weights'$"):
-        _ = solo_worker.weights
     assert not hasattr(solo_worker, "shares")
 
 
