@@ -1,10 +1,10 @@
-"""What EASGD every ten batches costs a fit of Keras 3 on two GPUs, with the center in their memory and on the host.
+"""What EASGD every ten batches costs a fit of Keras 3 on GPUs, with the center in their memory and on the host.
 
-Two jobs of two workers, one for each place of the center, are there at the same time and measure in turn. Each compares
-with fits that never synchronize, and with plain ones, in the same processes. Steps are means over a fit, the GPU's work
-included; printed are medians over rounds and workers. Run it on a host with two GPUs that reach each other:
+Two jobs of as many workers, one for each place of the center, are there at the same time and measure in turn. Each
+compares with fits that never synchronize, and with plain ones, in the same processes. Steps are means over a fit, the
+GPU's work included; printed are medians over rounds and workers. Run it on a host with GPUs that reach each other:
 
-    KERAS_BACKEND=torch python benchmarks/keras_gpu_center.py [--quick] [--out FOLDER]
+    KERAS_BACKEND=torch python benchmarks/keras_gpu_center.py [--gpus 4] [--centers device] [--quick] [--out FOLDER]
 """
 
 from __future__ import annotations
@@ -21,14 +21,13 @@ from pathlib import Path
 import report
 
 SCRIPT = Path(__file__).parent / "scripts" / "keras_gpu_center_train.py"
-WORKERS = 2
 CENTERS = ("device", "host")
 DEADLINE_S = 900.0
 
 
-def start(center: str, folder: str, options: list[str]) -> subprocess.Popen:
+def start(center: str, gpus: int, folder: str, options: list[str]) -> subprocess.Popen:
     """Start a job whose center is there."""
-    command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(WORKERS), "-D", "cuda", "--center", center]
+    command = [sys.executable, "-m", "platoon_base", "launch", "-n", str(gpus), "-D", "cuda", "--center", center]
     with Path(folder, f"{center}.log").open("w") as output:
         return subprocess.Popen(
             [*command, "--log-dir", f"{folder}/{center}-logs", str(SCRIPT), folder, center, *options],
@@ -38,17 +37,17 @@ def start(center: str, folder: str, options: list[str]) -> subprocess.Popen:
         )
 
 
-def measure(rounds: int, batches: int) -> dict[str, list[dict]]:
-    """Run both jobs, round by round in turn; returns what each worker wrote, by the place of the center."""
+def measure(gpus: int, centers: list[str], rounds: int, batches: int) -> dict[str, list[dict]]:
+    """Run the jobs, round by round in turn; returns what each worker wrote, by the place of the center."""
     with tempfile.TemporaryDirectory() as folder:
         options = ["--rounds", str(rounds), "--batches", str(batches)]
-        jobs = {center: start(center, folder, options) for center in CENTERS}
+        jobs = {center: start(center, gpus, folder, options) for center in centers}
         deadline = time.monotonic() + DEADLINE_S
         try:
             for number in range(rounds + 1):
-                for center in CENTERS if number % 2 else CENTERS[::-1]:
+                for center in centers if number % 2 else centers[::-1]:
                     Path(folder, f"go-{center}-{number}").touch()
-                    done = [Path(folder, f"done-{center}-{number}-{rank}") for rank in range(WORKERS)]
+                    done = [Path(folder, f"done-{center}-{number}-{rank}") for rank in range(gpus)]
                     while not all(path.exists() for path in done):
                         if jobs[center].poll() is not None or time.monotonic() > deadline:
                             raise SystemExit(failure(folder, center))
@@ -62,8 +61,8 @@ def measure(rounds: int, batches: int) -> dict[str, list[dict]]:
                     job.terminate()
                     job.wait(60)
         return {
-            center: [json.loads(Path(folder, f"{center}-{rank}.json").read_text()) for rank in range(WORKERS)]
-            for center in CENTERS
+            center: [json.loads(Path(folder, f"{center}-{rank}.json").read_text()) for rank in range(gpus)]
+            for center in centers
         }
 
 
@@ -76,7 +75,7 @@ def failure(folder: str, center: str) -> str:
 def summarize(found: dict[str, list[dict]]) -> list[dict]:
     """Return a row for each model and place of the center."""
     rows = []
-    for model in found["device"][0]["step_s"]:
+    for model in next(iter(found.values()))[0]["step_s"]:
         for center, workers in found.items():
             of = [worker["step_s"][model] for worker in workers]
             steps = {way: [took for each in of for took in each[way]] for way in of[0]}
@@ -93,13 +92,16 @@ def summarize(found: dict[str, list[dict]]) -> list[dict]:
 def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gpus", type=int, default=2, help="a worker each  [2]")
+    parser.add_argument("--centers", nargs="+", default=CENTERS, choices=CENTERS, help="where they are  [both]")
     parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is saved unless --out is given")
     parser.add_argument("--out", type=Path, help="folder for the results  [docs/benchmarks]")
     args = parser.parse_args()
-    found = measure(3, 100) if args.quick else measure(8, 200)
-    first = found["device"][0]
+    rounds, batches = (3, 100) if args.quick else (8, 200)
+    found = measure(args.gpus, args.centers, rounds, batches)
+    first = found[args.centers[0]][0]
     rows = summarize(found)
-    title = f"Keras {first['keras']} on {first['backend']}, {WORKERS} GPUs: a step, and EASGD every 10 batches"
+    title = f"Keras {first['keras']} on {first['backend']}, {args.gpus} GPUs: a step, and EASGD every 10 batches"
     report.table(title, list(rows[0]), [list(row.values()) for row in rows])
     goals = [
         report.goal(f"EASGD every 10, {row['model']}, % over never", row["over never, %"], 2, at_least=False)
@@ -107,8 +109,9 @@ def main() -> None:
         if row["center"] == "device"
     ]
     if args.out or not args.quick:
-        results = {"keras": first["keras"], "backend": first["backend"], "results": rows, "goals": goals}
-        report.save(f"keras-gpu-center-{first['backend']}", results, args.out or report.FOLDER)
+        results = {"keras": first["keras"], "backend": first["backend"], "gpus": args.gpus}
+        results |= {"rounds": rounds, "batches": batches, "results": rows, "goals": goals, "workers": found}
+        report.save(f"keras-gpu-center-{first['backend']}-{args.gpus}", results, args.out or report.FOLDER)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ All rows are validated on after each pass over the data, which takes a worker 1/
 are interpolated between the validation that reaches it and the one before; else the coarser steps of plain training
 would speak for the methods. A target that the first validation has reached counts at its end. Medians are over
 the seeds, and a run that never reached the target is the longest of all. Steps per worker hold on any machine. Seconds
-hold if one run is made at a time, with as many idle cores or GPUs as there are workers; elsewhere the table has none.
+hold if one run is made at a time, with as many idle cores or GPUs as there are workers, or with --jobs 0: as many runs
+side by side as there are GPUs for, each worker on its own. Elsewhere the table has none.
 
 --slow R runs each method a second time, in which rank R takes twice as long for each mini-batch. Where workers do not
 wait for one another it makes half the mini-batches of an epoch, so all come to the validation at the same time. Where
@@ -71,8 +72,6 @@ class Study:
         self._order: list[tuple[Arm, int]] = []
         self._gpus = cuda_devices().names if options.device == "cuda" else []
         self._slots: queue.SimpleQueue[int] = queue.SimpleQueue()
-        for slot in range(options.jobs):
-            self._slots.put(slot)
         self._processes: set[subprocess.Popen] = set()
         self._kept = earlier_runs(self.path.with_suffix(".json"), self.about()) if options.resume else {}
         self.runs = list(self._kept.values())  # also those of arms that are not asked for this time
@@ -86,20 +85,19 @@ class Study:
         if len(options.rates) > 2 and self.rate in (min(options.rates), max(options.rates)):
             print("WARNING: no rate beyond it was tried: plain may do better still; pass more with --rates", flush=True)
         slow = [None] if options.slow is None else [None, options.slow]
-        self._measure(
-            [
-                Arm(name, count, self.rate * METHODS[name].scale(count), rank)
-                for count in options.workers
-                for name in options.methods
-                for rank in slow
-            ]
-        )
+        for count in options.workers:
+            rates = {name: self.rate * METHODS[name].scale(count) for name in options.methods}
+            self._measure([Arm(name, count, rates[name], rank) for name in options.methods for rank in slow])
 
     def _measure(self, arms: list[Arm]) -> None:
         """Make the runs of these arms with all seeds, some side by side; keep each as it ends."""
         wanted = [(arm, seed) for arm in arms for seed in self.options.seeds]
         self._order += wanted
-        with ThreadPoolExecutor(self.options.jobs) as pool:
+        jobs = self._at_once(max((arm.workers for arm in arms), default=1))
+        self._slots = queue.SimpleQueue()
+        for slot in range(jobs):
+            self._slots.put(slot)
+        with ThreadPoolExecutor(jobs) as pool:
             try:
                 futures = {pool.submit(self._job, *key): key for key in wanted if key not in self._kept}
                 for future in as_completed(futures):
@@ -110,6 +108,10 @@ class Study:
                 raise
         self.save()
 
+    def _at_once(self, workers: int) -> int:
+        """Return how many runs of so many workers are made side by side."""
+        return self.options.jobs or max(1, len(self._gpus) // workers)
+
     def _keep(self, arm: Arm, seed: int, found: dict) -> None:
         """Take a run in, write all results, and print a line on it."""
         points = found["curve"]
@@ -119,8 +121,8 @@ class Study:
         run["best"] = (min if lower else max)((value for _, _, value in points), default=None)
         run["final"] = points[-1][2] if points else None
         processors = len(self._gpus) or len(os.sched_getaffinity(0))
-        run["at_once"] = self.options.jobs
-        run["seconds_hold"] = self.options.jobs == 1 and arm.workers <= processors
+        run["at_once"] = self._at_once(arm.workers)
+        run["seconds_hold"] = self.options.jobs <= 1 and arm.workers <= processors
         self.runs.append(run)
         self.runs.sort(key=self._place)
         self.save()
@@ -274,8 +276,9 @@ def problem(options: argparse.Namespace) -> str:
         return f"got --framework {options.framework}: {options.task} is written for {', '.join(task.frameworks)}"
     if options.framework == "lasagne" and options.device != "cpu":
         return f"got --device {options.device} with Lasagne: its tasks run on the CPU; leave it out"
-    if options.jobs < 1:
-        return f"got --jobs {options.jobs}: it counts runs side by side, and must be at least 1"
+    least = 0 if options.device == "cuda" else 1
+    if options.jobs < least:
+        return f"got --jobs {options.jobs}: it counts runs side by side, and must be at least {least}"
     if options.slow is not None and not 1 <= options.slow < min(options.workers):
         return (
             f"got --slow {options.slow} with --workers {options.workers}: it is a rank that each of these jobs has, "
@@ -325,7 +328,13 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rates", nargs="+", type=float, help="learning rates of plain training  [the task's]")
     parser.add_argument("--epochs", type=int, help="passes over the data  [the task's]")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="where workers compute  [cpu]")
-    parser.add_argument("--jobs", type=int, default=1, metavar="K", help="runs side by side, without seconds  [1]")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=1,
+        metavar="K",
+        help="runs side by side, without seconds; 0: as many as have GPUs of their own  [1]",
+    )
     parser.add_argument("--slow", type=int, metavar="R", help="run each method also with rank R at half the speed")
     parser.add_argument("--limit", type=float, default=7200, help="seconds after which a run is given up  [7200]")
     parser.add_argument("--quick", action="store_true", help="few runs; nothing is saved unless --out is given")

@@ -130,7 +130,7 @@ class Runs:
     def save(self) -> None:
         """Write everything."""
         sizes = {k: v for k, v in vars(self.options).items() if k != "out"}
-        results = {"options": sizes, "gpus": gpus(), "batches": self.batches, "results": self.ratios()}
+        results = {"options": sizes, "batches": self.batches, "results": self.ratios()}
         report.save("lstm", {**results, "starts": self.starts}, self.options.out)
 
 
@@ -140,15 +140,6 @@ def environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(SCRIPT.parents[2]), os.environ.get("PYTHONPATH")]))
     # On CPUs too each worker starts by itself, as it must on GPUs.
     return {**os.environ, "THEANO_FLAGS": flags, "PYTHONPATH": path, "PLATOON_NO_PREFORK": "1"}
-
-
-def gpus() -> list[str]:
-    """Name the GPUs, if there are any."""
-    try:
-        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30, check=False).stdout
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return [line.split(" (")[0] for line in found.splitlines()]
 
 
 def stop(processes: list[subprocess.Popen]) -> None:

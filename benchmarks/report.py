@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 from importlib import metadata
 from pathlib import Path
 
@@ -53,7 +54,19 @@ def machine() -> dict:
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()}",
         "versions": versions,
+        **gpus(),
     }
+
+
+def gpus() -> dict:
+    """Name the GPUs and their driver, if there are any."""
+    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False).stdout.splitlines()
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    rows = [line.split(", ") for line in found]
+    return {"gpus": [name for name, _ in rows], "driver": rows[0][1]} if rows else {}
 
 
 def table(title: str, headings: list[str], rows: list[list], width: int = 140) -> None:

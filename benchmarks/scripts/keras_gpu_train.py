@@ -1,10 +1,10 @@
-"""What a worker of keras_gpu.py does: ``keras_gpu_train.py FOLDER [--quick]``."""
+"""What a worker of keras_gpu.py does: ``keras_gpu_train.py FOLDER --rounds 7 --batches 80 --ways alone DDP``."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 
@@ -17,13 +17,11 @@ from platoon_base import connect
 from platoon_plugins.keras import DistributedOptimizer, backends, distribute
 from platoon_plugins.keras.backends import torch_gradients
 
-QUICK = "--quick" in sys.argv
-ROUNDS, BATCHES, WARM = (2, 20, 5) if QUICK else (7, 80, 20)
+WARM = 4  # one batch in so many, at the start of a fit, is not counted
 BATCH, WIDTH = 128, 1024
 # Numbers of layers of WIDTH x WIDTH float32: 10 and 100 MB.
 MODELS = {"10 MB": (1024, 2), "100 MB": (2048, 6)}
-WAYS = ("alone", "averaged gradients", "in buckets of 25 MB", "by way of the host", "DDP")
-OURS = WAYS[1:4]
+OURS = ("averaged gradients", "in buckets of 25 MB", "by way of the host")
 
 
 class Wrapped(keras.Model):
@@ -54,7 +52,7 @@ class Steps(keras.callbacks.Callback):
 
     def milliseconds(self):
         """Return the median step."""
-        return 1e3 * statistics.median(np.diff(self.begun[WARM:]))
+        return 1e3 * statistics.median(np.diff(self.begun[len(self.begun) // WARM :]))
 
 
 def make(way: str, width: int, layers: int) -> keras.Model:
@@ -75,9 +73,9 @@ def make(way: str, width: int, layers: int) -> keras.Model:
     return model
 
 
-def main() -> None:
+def main(args: argparse.Namespace) -> None:
     """Measure all ways in turn, and write the steps."""
-    folder, worker = Path(sys.argv[1]), connect()
+    folder, worker, ways, batches = args.folder, connect(), args.ways, args.batches
     rank = worker.global_rank
     torch.distributed.init_process_group(
         "nccl", init_method=f"file://{folder}/ddp", rank=rank, world_size=worker.global_size
@@ -87,13 +85,13 @@ def main() -> None:
     results = {}
     for name, (width, layers) in MODELS.items():
         rng = np.random.default_rng(rank)
-        x = rng.standard_normal((BATCHES * BATCH, width), "float32")
-        y = rng.integers(0, 10, BATCHES * BATCH)
-        models = {way: make(way, width, layers) for way in WAYS}
+        x = rng.standard_normal((batches * BATCH, width), "float32")
+        y = rng.integers(0, 10, batches * BATCH)
+        models = {way: make(way, width, layers) for way in ways}
         rounds = []
-        for number in range(ROUNDS):
+        for number in range(args.rounds):
             took = {}
-            for way in WAYS[number % len(WAYS) :] + WAYS[: number % len(WAYS)]:
+            for way in ways[number % len(ways) :] + ways[: number % len(ways)]:
                 backend.gradient_device = (
                     (lambda self, model: None) if way == "by way of the host" else average_on_device
                 )
@@ -119,4 +117,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--batches", type=int, default=80)
+    parser.add_argument("--ways", nargs="+", required=True)
+    main(parser.parse_args())
