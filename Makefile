@@ -3,6 +3,7 @@
 PYTHON ?=
 ARGS ?=
 VENV := .venv/bin
+NOX := $(VENV)/nox
 
 # One compile directory survives between test runs: Theano's compilations are most of a first run.
 # The user's own keras.json, .blocksrc and .fuelrc shall not decide what is tested.
@@ -22,28 +23,27 @@ help:
 	@echo 'make test-hosts  the tests on several hosts, in namespaces: as root; with Slurm, Open MPI and Ray if installed'
 	@echo 'make test-keras the tests of the Keras adapter alone: Theano, PyTorch, JAX, TensorFlow'
 	@echo '                (ARGS="-k name" goes to each)'
-	@echo 'make lint       ruff and mypy'
+	@echo 'make lint       ruff, mypy and import-linter'
 	@echo 'make bench      run every script in benchmarks/'
 	@echo 'make bench-keras  the benchmarks of fit on every back end of Keras (16 GB of memory)'
 	@echo 'make soak       kill workers at random moments for half an hour, and look for what that breaks'
 	@echo 'make dist       the source and a wheel for package indexes, in dist/ (ARGS=--check runs the base tests from them)'
-	@echo 'make docs       the site of the docs, in build/site (.venv-docs is made first)'
+	@echo 'make docs       the site of the docs, in build/site'
 	@echo 'make readme     do what the README says, from the wheel, in a fresh environment'
 	@echo 'make clean      remove caches and build outputs'
-	@echo 'make distclean  clean, and remove .venv, .venv-*, .cache too'
+	@echo 'make distclean  clean, and remove .venv, .nox, .cache too'
 
 setup:
 	@python=$$(.ci/find_python $(PYTHON)) && "$$python" .ci/setup_env.py
 
-demo:
-	@python=$$(.ci/find_python $(PYTHON)) && "$$python" .ci/setup_env.py --for-demo
+demo: setup
 	$(VENV)/platoon launch -n 2 examples/lasagne_digits.py
 
 data:
 	@.ci/fetch_data .cache/data
 
 test: setup
-	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py $(ARGS)
+	@$(TEST_ENV) $(NOX) -s everything -- $(ARGS)
 
 test-ordinary: setup
 	@$(TEST_ENV) $(VENV)/python -m pytest -n 2 --dist worksteal -m 'not slow' $(ARGS)
@@ -52,13 +52,10 @@ test-hosts: setup
 	@$(TEST_ENV) EVERY=1 $(VENV)/python -m pytest -n 2 --dist loadgroup tests/hosts tests/jobs/test_two_hosts.py $(ARGS)
 
 test-keras: setup
-	@$(TEST_ENV) $(VENV)/python .ci/run_tests.py --keras $(ARGS)
+	@$(TEST_ENV) $(NOX) -s keras2 keras3 tf -- $(ARGS)
 
 lint: setup
-	@status=0; \
-	for check in 'ruff check .' 'ruff format --check .' 'mypy --strict platoon_base'; do \
-	    echo "== $$check"; $(VENV)/$$check || status=1; \
-	done; exit $$status
+	@$(NOX) -s lint
 
 bench: setup
 	@for script in $$(ls benchmarks/*.py | grep -v -e keras_large -e keras_gpu); do echo "== $$script"; $(VENV)/python "$$script" || exit 1; done
@@ -67,24 +64,24 @@ soak: setup
 	@$(VENV)/python benchmarks/soak.py --minutes 30
 
 bench-keras: setup
-	@$(VENV)/python .ci/setup_env.py --keras
+	@$(NOX) --install-only -s keras3 tf
 	@$(TEST_ENV) $(VENV)/python benchmarks/keras_fit.py
 	@for name in keras_fit keras_large; do for backend in torch jax; do \
-	    KERAS_BACKEND=$$backend .venv-keras3/bin/python benchmarks/$$name.py || exit 1; \
-	done; KERAS_BACKEND=tensorflow .venv-tf/bin/python benchmarks/$$name.py || exit 1; done
+	    KERAS_BACKEND=$$backend .nox/keras3/bin/python benchmarks/$$name.py || exit 1; \
+	done; KERAS_BACKEND=tensorflow .nox/tf/bin/python benchmarks/$$name.py || exit 1; done
 
 dist: setup
-	@$(VENV)/python .ci/dist.py $(ARGS)
+	@$(NOX) -s dist -- $(ARGS)
 
 docs: setup
-	@$(VENV)/python .ci/docs.py
+	@$(NOX) -s docs
 
 readme: setup
-	@$(VENV)/python .ci/readme.py
+	@$(NOX) -s readme
 
 clean:
 	rm -rf build dist ./*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis platoon_base/_*.so
-	find . -path './.venv*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
+	find . -path './.venv*' -prune -o -path ./.nox -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf .venv .venv-base-* .venv-keras3 .venv-tf .venv-dist .venv-docs .cache
+	rm -rf .venv .nox .cache

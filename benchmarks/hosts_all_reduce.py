@@ -3,7 +3,7 @@
 Hosts are network namespaces of this machine, with 2 ranks each (plain TCP: 1), so it needs root. All methods' processes
 live at the same time and take turns; the time of a call is that of its slowest rank.
 
-    python benchmarks/hosts_all_reduce.py [--quick] [--torch .venv-keras3/bin/python]
+    python benchmarks/hosts_all_reduce.py [--quick] [--torch .nox/keras3/bin/python]
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ def main() -> None:
     """Measure, print, save."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds; nothing is saved")
-    parser.add_argument("--torch", default=str(ROOT / ".venv-keras3/bin/python"), help="an interpreter that has torch")
+    parser.add_argument("--torch", default=str(ROOT / ".nox/keras3/bin/python"), help="an interpreter that has torch")
     parser.add_argument("--methods", nargs="*", default=[*METHODS], choices=[*METHODS])
     parser.add_argument("--links", nargs="*", default=[*LINKS], choices=[*LINKS])
     parser.add_argument("--sizes", nargs="*", type=int, default=SIZES, help="bytes")

@@ -33,7 +33,7 @@ from scripts.learning_methods import PLAIN
 from scripts.learning_tasks import DataMissing, Task
 
 if find_spec("torch") is None:
-    print("skipped: the simulation needs torch, which .venv-keras3 has")
+    print("skipped: the simulation needs torch, which .nox/keras3 has")
     raise SystemExit(0)
 
 import torch

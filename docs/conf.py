@@ -3,9 +3,12 @@
 Frameworks are mocked, so the environment needs none of them. MathJax comes from a package: no page loads anything.
 """
 
+import ast
 import re
 import sys
 from pathlib import Path
+
+from sphinx.util import logging
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -22,6 +25,14 @@ suppress_warnings = ["myst.header"]  # pages that begin a level deeper
 numpydoc_show_class_members = False
 autodoc_mock_imports = ["theano", "pygpu", "lasagne", "keras", "tensorflow", "torch", "jax", "blocks", "fuel"]
 autodoc_typehints = "none"
+
+FACES = (
+    "platoon_base",
+    "platoon_base.data",
+    "platoon_plugins.keras",
+    "platoon_plugins.lasagne",
+    "platoon_plugins.blocks",
+)
 
 _EQUATION = re.compile(r"^\s+(\w+ := .*?)(?:\s{2,}(.*))?$")
 _GREEK = re.compile(r"alpha|delta|eta|mu")
@@ -70,6 +81,27 @@ def outside_links(app, docname, source):
     source[0] = re.sub(r"\[([^\]]*)\]\((\.\./[^)#]*)(?:#[^)]*)?\)", by_path, source[0])
 
 
+def warn_of_undocumented(app, env):
+    """Warn of each public function and class of the faces that no page describes."""
+    # An adapter's rules are described with the base, and what it imports late in the module that has it.
+    described = {(name.split(".")[0], name.rpartition(".")[2]) for name in env.get_domain("py").objects}
+    for face in FACES:
+        for name in sorted(public_names(face)):
+            if not {(face.split(".")[0], name), ("platoon_base", name)} & described:
+                logging.getLogger(__name__).warning("docs/api/ has no description of %s.%s", face, name)
+
+
+def public_names(face):
+    """Return the texts of ``__all__`` that name functions and classes, and of the mapping that it is made of."""
+    tree = ast.parse((ROOT / face.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+    assigned = [node for node in tree.body if isinstance(node, ast.Assign)]
+    values = [node.value for node in assigned if node.targets[0].id in ("__all__", "_MODULES")]
+    parts = [part for value in values for part in (value.keys if isinstance(value, ast.Dict) else value.elts)]
+    names = {part.value for part in parts if isinstance(part, ast.Constant) and not part.value.startswith("__")}
+    return {name for name in names if not name.isupper() or name in ("EASGD", "ASGD", "EAMSGD")}
+
+
 def setup(app):
     app.connect("autodoc-process-docstring", render_equations, priority=900)
     app.connect("source-read", outside_links)
+    app.connect("env-check-consistency", warn_of_undocumented)

@@ -1,10 +1,7 @@
-"""Blocks on today's Python: where make test finds it, what it says when it does not, and that it trains."""
+"""Blocks on today's Python: where the tests find it, and that it trains."""
 
-import importlib
 import importlib.util
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import textwrap
@@ -15,57 +12,19 @@ import pytest
 from platoon_base import compat
 
 ROOT = Path(__file__).resolve().parents[2]
-CI = ROOT / ".ci"
-REMEDY = "BLOCKS=/path/to/a/checkout make test runs its tests"
-
-needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="needs git: `apt-get install git`")
 
 
-@pytest.fixture
-def blocks_env(monkeypatch):
-    """Import the module that finds Blocks for `make test`, as it would be imported there: from .venv."""
-    pytest.importorskip("packaging", reason="needs .venv: `make setup` with Python 3.11")
-    if not (CI.parent / ".venv").is_dir() or sys.version_info[:2] != (3, 11):
-        pytest.skip("needs .venv: `make setup` with Python 3.11")
-    monkeypatch.syspath_prepend(str(CI))
-    monkeypatch.delenv("BLOCKS", raising=False)
-    monkeypatch.delenv("PYTHONPATH", raising=False)
-    before = set(sys.modules)
-    yield importlib.import_module("blocks_env")
-    for name in ("blocks_env", "common"):
-        if name not in before:
-            sys.modules.pop(name, None)
-
-
-def make_blocks(folder, version="9.8.7"):
+def make_blocks(folder):
     """Write a package with the name and the shape of Blocks."""
     (folder / "blocks").mkdir(parents=True)
-    (folder / "blocks" / "__init__.py").write_text(f"__version__ = {version!r}\n")
+    (folder / "blocks" / "__init__.py").write_text("__version__ = '9.8.7'\n")
     (folder / "blocks" / "main_loop.py").write_text("")
-    (folder / "setup.py").write_text(
-        f"from setuptools import setup\nsetup(name='blocks', version={version!r}, packages=['blocks'])\n"
-    )
     return folder
-
-
-def run_tests(*arguments, **environment):
-    """Run what `make test` runs after the set-up."""
-    command = [sys.executable, CI / "run_tests.py", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, check=False, timeout=200, env={**os.environ, **environment}
-    )
 
 
 def require_blocks():
     compat.apply()
     pytest.importorskip("blocks.main_loop", reason="needs Blocks: BLOCKS=/path/to/a/checkout make test")
-
-
-def test_a_path_without_blocks_is_refused_before_any_test(blocks_env, tmp_path):
-    done = run_tests("--version", BLOCKS=str(tmp_path))
-    assert done.returncode == 1
-    assert f"FAILED: got BLOCKS={tmp_path}, but there is no {tmp_path}/blocks/__init__.py: name the" in done.stdout
-    assert "== Python 3.11" not in done.stdout
 
 
 def collect(checkout):
@@ -94,83 +53,8 @@ def test_pytest_refuses_a_path_without_blocks(tmp_path):
     assert f"got BLOCKS={tmp_path}, but there is no {tmp_path}/blocks/__init__.py: name the" in done.stderr
 
 
-def test_another_package_of_the_same_name_is_refused(blocks_env, tmp_path):
-    (make_blocks(tmp_path) / "blocks" / "main_loop.py").unlink()
-    with pytest.raises(blocks_env.SetupError, match="is another package of this name"):
-        blocks_env.in_checkout(str(tmp_path))
-
-
-def test_the_checkout_goes_before_what_is_installed(blocks_env, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
-    monkeypatch.setenv("BLOCKS", os.path.relpath(make_blocks(tmp_path)))
-    found = blocks_env.find()
-    assert found.outcome.startswith("9.8.7, from /")
-    first, second = found.environment["PYTHONPATH"].split(os.pathsep)
-    assert os.path.isabs(first)
-    assert os.path.samefile(first, tmp_path)
-    assert second == "/elsewhere"
-
-
-def test_what_can_be_imported_is_not_installed_again(blocks_env, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(make_blocks(tmp_path)))
-    monkeypatch.setattr(blocks_env, "install", lambda *_: pytest.fail("installed again"))
-    assert blocks_env.find() == (f"9.8.7, from {tmp_path}", {})
-
-
-@needs_git
-def test_without_its_repository_one_line_tells_that_the_tests_are_skipped(blocks_env, tmp_path, monkeypatch, capsys):
-    asked = []
-
-    def identify(environment):
-        asked.append(environment)
-        raise blocks_env.SetupError("it is not there")
-
-    monkeypatch.setattr(blocks_env, "identify", identify)
-    monkeypatch.setattr(blocks_env, "BLOCKS", f"git+file://{tmp_path}/no-repository")
-    found = blocks_env.find()
-    assert found.environment == {}
-    assert found.outcome.startswith("skipped: cannot be installed (")
-    assert "does " in found.outcome  # git's own words, cut: "does not exist", or "... appear to be a git repository"
-    assert found.outcome.endswith(f"); {REMEDY}")
-    assert "\n" not in found.outcome
-    assert capsys.readouterr().out == "setup: installing Blocks from its repository\n"
-    assert asked == [{}]
-
-
-@needs_git
-def test_a_repository_that_does_not_answer_takes_no_longer_than_the_limit(blocks_env):
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        reference = f"git+git://127.0.0.1:{server.getsockname()[1]}/blocks"
-        assert blocks_env.install(reference, timeout_s=4) == "not installed within 4 s"
-        server.settimeout(0)
-        connection, _ = server.accept()  # git has been there
-        with connection:
-            connection.settimeout(10)
-            while connection.recv(4096):  # to the end: git is gone too
-                pass
-
-
-@needs_git
-def test_a_repository_that_can_be_reached_is_installed(blocks_env, tmp_path, monkeypatch):
-    repository = make_blocks(tmp_path / "repository")
-    git = ["git", "-C", repository, "-c", "user.name=a", "-c", "user.email=a@b"]
-    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "all"]):
-        subprocess.run([*git, *words], check=True, capture_output=True)
-    target = tmp_path / "target"
-    monkeypatch.setenv("PIP_TARGET", str(target))
-    assert blocks_env.install(f"git+file://{repository}", timeout_s=60) == ""
-    assert (target / "blocks" / "main_loop.py").exists()
-
-
-def test_pip_without_words_gets_a_reason_too(blocks_env):
-    assert blocks_env.reason_of("") == "pip says nothing"
-    assert blocks_env.reason_of("fatal: unable to access 'https://host/': No route\nERROR: failed") == "No route"
-    assert len(blocks_env.reason_of("ERROR: " + "word " * 100)) <= 100
-
-
 @pytest.mark.blocks
 @pytest.mark.theano
-@pytest.mark.slow
 @pytest.mark.parametrize("model", ["mlp", "recurrent"])
 @pytest.mark.slow
 def test_blocks_trains_by_its_own_equations(write_script, model):

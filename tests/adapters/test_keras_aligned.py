@@ -25,7 +25,7 @@ def test_an_array_is_used_again_once_nobody_refers_to_it():
     assert arrays.empty((0, 3), "f8").shape == (0, 3)
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
 def test_a_weight_of_tensorflow_is_changed_in_its_memory_and_what_was_read_before_stays():
     import tensorflow as tf
 
@@ -60,7 +60,7 @@ def test_a_weight_of_tensorflow_is_changed_in_its_memory_and_what_was_read_befor
     assert (kernel.numpy() == 3).all()
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_weights_of_tensorflow_of_any_shape_are_borrowed(dtype):
     from platoon_plugins.keras.backends import current
@@ -75,7 +75,7 @@ def test_weights_of_tensorflow_of_any_shape_are_borrowed(dtype):
         assert (variable.numpy() == 3).all()
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .venv-keras3 (make test)")
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .nox/keras3 (make test)")
 def test_a_weight_of_jax_is_changed_in_its_memory_and_what_was_read_before_stays():
     from platoon_plugins.keras.backends import current
 
@@ -118,7 +118,7 @@ def test_a_weight_of_jax_is_changed_in_its_memory_and_what_was_read_before_stays
         assert (np.asarray(kept) == 2).all()
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .venv-keras3 (make test)")
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .nox/keras3 (make test)")
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_weights_of_jax_have_their_dtypes_when_they_are_borrowed(dtype):
     from platoon_plugins.keras.backends import current
@@ -135,7 +135,7 @@ def test_weights_of_jax_have_their_dtypes_when_they_are_borrowed(dtype):
         assert keras.backend.standardize_dtype(variable.dtype) == dtype
 
 
-@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .venv-keras3 (make test)")
+@pytest.mark.skipif(keras.backend.backend() != "jax", reason="needs JAX: run it in .nox/keras3 (make test)")
 def test_what_a_callback_keeps_in_the_last_epoch_is_there_after_the_fit(run_keras):
     """As in a plain fit, whose later steps end what was kept in earlier epochs."""
     run_keras(

@@ -96,7 +96,7 @@ def test_nested_arrays_are_taken_apart():
 
 
 def test_data_frames_are_split_by_rows():
-    pandas = pytest.importorskip("pandas", reason="needs pandas: `make test` runs this in .venv-keras3")
+    pandas = pytest.importorskip("pandas", reason="needs pandas: `make test` runs this in .nox/keras3")
     part = shard(pandas.DataFrame({"a": range(5)}), worker=places(2)[1])
     assert list(part["a"]) == [1, 3]
     frame = pandas.DataFrame({"n": range(9), "s": list("abcdefghi")})
@@ -221,7 +221,7 @@ def test_alone_a_sequence_stays_as_it_is(solo_worker):
     assert shard(whole, worker=solo_worker) is whole
 
 
-@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no PyDataset: run it in .venv-keras3 (make test)")
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no PyDataset: run it in .nox/keras3 (make test)")
 def test_a_py_dataset_with_num_batches_and_no_len():
     class Numbered(Base):
         num_batches = 5
@@ -242,7 +242,7 @@ def test_a_py_dataset_with_num_batches_and_no_len():
 
 @pytest.fixture
 def torch_data():
-    return pytest.importorskip("torch.utils.data", reason="needs torch: run it in .venv-keras3 (make test)")
+    return pytest.importorskip("torch.utils.data", reason="needs torch: run it in .nox/keras3 (make test)")
 
 
 @pytest.mark.parametrize(("size", "drop_last"), [(2, False), (3, True)])
@@ -302,7 +302,7 @@ def test_loaders_with_an_order_of_their_own_are_refused(torch_data):
         shard(torch_data.DataLoader(rows[:1]), worker=places(2)[0])
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
 def test_a_tf_dataset_is_asked_for_its_shard():
     import tensorflow as tf
 
@@ -313,7 +313,7 @@ def test_a_tf_dataset_is_asked_for_its_shard():
             shard(shuffled, worker=places(2)[1])
 
 
-@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .venv-tf (make test)")
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="needs TensorFlow: run it in .nox/tf (make test)")
 def test_the_split_of_images_in_the_docs_has_all_classes_and_each_image_once(tmp_path):
     import tensorflow as tf
 
@@ -506,7 +506,7 @@ def said_of(optimizer, rank=0, **params):
     return " ".join(str(each.message) for each in caught)
 
 
-@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no schedules: run it in .venv-keras3 (make test)")
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no schedules: run it in .nox/keras3 (make test)")
 def test_a_schedule_that_does_not_end_with_the_fit_is_said_at_its_begin():
     schedules, sgd = keras.optimizers.schedules, keras.optimizers.SGD
     said = said_of(sgd(schedules.CosineDecay(0.1, 60)))
@@ -531,7 +531,7 @@ def test_a_decay_of_keras_2_is_said_at_the_begin_of_a_fit():
     assert not said_of(keras.optimizers.SGD(0.1))
 
 
-@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no schedules: run it in .venv-keras3 (make test)")
+@pytest.mark.skipif(KERAS_2, reason="Keras 2 has no schedules: run it in .nox/keras3 (make test)")
 def test_a_scaled_schedule_ends_at_the_same_epoch(tmp_path):
     worker = places(4)[0]
     schedules = keras.optimizers.schedules

@@ -7,7 +7,7 @@ pytestmark = [
     pytest.mark.keras,
     pytest.mark.timeout(300),
     pytest.mark.skipif(
-        keras.backend.backend() != "tensorflow", reason="about TensorFlow: run it in .venv-tf (make test)"
+        keras.backend.backend() != "tensorflow", reason="about TensorFlow: run it in .nox/tf (make test)"
     ),
 ]
 

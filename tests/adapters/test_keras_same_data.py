@@ -5,7 +5,7 @@ import pytest
 from platoon_base import compat
 
 compat.apply()
-keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .nox/keras3, .nox/tf")
 
 pytestmark = [pytest.mark.keras, pytest.mark.timeout(300)]
 

@@ -9,7 +9,7 @@ import weakref
 import pytest
 from keras_here import AS_TENSORS, IN_ONE_BUCKET, keras
 
-torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .venv-keras3")
+torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .nox/keras3")
 
 pytestmark = [
     pytest.mark.keras,

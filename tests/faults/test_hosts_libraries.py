@@ -17,7 +17,7 @@ from hosts_here import HostsGroup
 pytestmark = [
     pytest.mark.keras,
     pytest.mark.skipif(
-        os.environ.get("KERAS_BACKEND") != "torch", reason="needs torch: `make test` runs this in .venv-keras3"
+        os.environ.get("KERAS_BACKEND") != "torch", reason="needs torch: `make test` runs this in .nox/keras3"
     ),
 ]
 PRETENDED = (Path(__file__).parents[1] / "helpers" / "pretended_hosts.py").read_text()

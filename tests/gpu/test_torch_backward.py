@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from keras_here import AS_TENSORS, keras
 
-torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .venv-keras3")
+torch = pytest.importorskip("torch", reason="needs PyTorch: `make test` runs this file in .nox/keras3")
 
 DEVICES = [f"cuda{i}" for i in range(torch.cuda.device_count())][:2]
 pytestmark = [

@@ -5,12 +5,12 @@ import pytest
 from platoon_base import compat
 
 compat.apply()
-keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .venv-keras3, .venv-tf")
+keras = pytest.importorskip("keras", reason="needs Keras: `make test` runs this file in .venv, .nox/keras3, .nox/tf")
 
 __all__ = ["AS_TENSORS", "IN_ONE_BUCKET", "KERAS_2", "both_ways", "keras", "needs_keras_3"]
 
 KERAS_2 = keras.__version__.startswith("2.")
-needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .venv-keras3 (make test)")
+needs_keras_3 = pytest.mark.skipif(KERAS_2, reason="Keras 2 has no such feature: run it in .nox/keras3 (make test)")
 
 # What the fixture run_keras is told, and `keras_preamble`: torch averages gradients as on CUDA devices, on the CPU, and
 # JAX does with the NCCL of `processor_nccl.c`. On torch averages begin in the backward pass, if it is Keras's, as the

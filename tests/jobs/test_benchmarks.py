@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 # One back end is enough for a script, and half a minute.
 needs_torch = pytest.mark.skipif(
-    os.environ.get("KERAS_BACKEND") != "torch", reason="needs Keras on torch: `make test` runs this in .venv-keras3"
+    os.environ.get("KERAS_BACKEND") != "torch", reason="needs Keras on torch: `make test` runs this in .nox/keras3"
 )
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"

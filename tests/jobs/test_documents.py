@@ -39,7 +39,7 @@ def test_the_script_for_any_other_loop_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "base")
 
 
-@needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
+@needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .nox/keras3, .nox/tf")
 def test_the_script_of_the_readme_runs_on_two_workers(platoon, tmp_path):
     run_whole_scripts(platoon, tmp_path, "keras")
 

@@ -18,7 +18,7 @@ BLOCKS_TIMEOUT_S = 280  # with an empty compile directory the LSTM takes two min
 # Makes Keras 2.3.1 importable on Python 3.11, which a script without this package has to see to by itself.
 PREPARE = "from platoon_base import compat; compat.apply(); "
 
-needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
+needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .nox/keras3, .nox/tf")
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 

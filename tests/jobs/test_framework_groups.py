@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-pytest.importorskip("jax", reason="needs JAX: `make test` runs this file in .venv-keras3")
-keras = pytest.importorskip("keras", reason="needs Keras 3: `make test` runs this file in .venv-keras3")
+pytest.importorskip("jax", reason="needs JAX: `make test` runs this file in .nox/keras3")
+keras = pytest.importorskip("keras", reason="needs Keras 3: `make test` runs this file in .nox/keras3")
 
 pytestmark = [
     pytest.mark.keras,

@@ -64,7 +64,7 @@ def test_every_example_is_a_plain_script_but_for_three_lines():
         compile(plain, name, "exec")
 
 
-@needs("keras", "keras", "needs Keras: `make test` runs this in .venv-keras3")
+@needs("keras", "keras", "needs Keras: `make test` runs this in .nox/keras3")
 @pytest.mark.skipif(os.environ.get("KERAS_BACKEND") not in ("torch", "jax"), reason="needs Keras on torch or JAX")
 @pytest.mark.timeout(300)
 @pytest.mark.slow

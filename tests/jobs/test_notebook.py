@@ -11,7 +11,7 @@ import pytest
 from needing import needs
 
 pytestmark = pytest.mark.timeout(200)
-needs_cloudpickle = needs("keras", "cloudpickle", "needs cloudpickle: `make test` runs this in .venv-keras3")
+needs_cloudpickle = needs("keras", "cloudpickle", "needs cloudpickle: `make test` runs this in .nox/keras3")
 RUN_NOTEBOOK = Path(__file__).parents[1] / "helpers" / "run_notebook.py"
 
 
@@ -19,7 +19,7 @@ RUN_NOTEBOOK = Path(__file__).parents[1] / "helpers" / "run_notebook.py"
 def notebook(tmp_path):
     """Run cells in a kernel of this Python; returns the outputs of each, as [kind, text]."""
     for name in ("nbclient", "nbformat", "ipykernel"):
-        pytest.importorskip(name, reason="needs nbclient and ipykernel: `make test` runs this in .venv-keras3")
+        pytest.importorskip(name, reason="needs nbclient and ipykernel: `make test` runs this in .nox/keras3")
 
     def run(*cells, interrupt_at=0):
         (tmp_path / "cells.json").write_text(json.dumps([textwrap.dedent(cell) for cell in cells]))

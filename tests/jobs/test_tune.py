@@ -9,7 +9,7 @@ import pytest
 from needing import needs, needs_theano
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .venv-keras3, .venv-tf")
+needs_keras = needs("keras", "keras", "needs Keras: `make test` runs this in .venv, .nox/keras3, .nox/tf")
 needs_blocks = needs("blocks", "blocks", "needs Blocks: BLOCKS=/path/to/a/checkout make test")
 
 # Gradient descent on 1/2 |x|^2 from |x| = 1: the loss after k steps is (1 - rate)^(2 k) / 2 for every method, as all

@@ -17,39 +17,6 @@ BASE = Path(importlib.util.find_spec("platoon_base").origin).parent
 PLUGINS = BASE.parent / "platoon_plugins"
 THIS = Path(__file__)
 
-# The order of the rooms, from those that call to those that are called. A room imports only from rooms further down;
-# rooms of one line do not import each other. "vocabulary" are the modules of platoon_base itself.
-ROOMS = [
-    {"cli"},
-    {"platoon_api"},
-    {"theano_ops"},
-    {"data"},
-    {"multihost"},
-    {"job"},
-    {"worker"},
-    {"collectives", "controller", "courier"},
-    {"centers", "channels", "worker_process"},
-    {"coordination", "shm", "checkpoints", "links"},
-    {"rules", "devices", "hosts"},
-    {"compat", "vocabulary"},
-    {"system"},
-    {"errors"},
-]
-VOCABULARY = {
-    "device_arrays", "fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule", "sharding", "views",
-}  # fmt: skip
-# The face of the package, and ``python -m platoon_base``, which stand above all rooms.
-ABOVE_ALL = {"__init__", "__main__"}
-
-# Adapters may import these and nothing deeper: the package, its vocabulary, and the faces of rooms.
-PUBLIC_FACE = {"platoon_base"} | {
-    f"platoon_base.{name}"
-    for name in (
-        "device_arrays", "errors", "fingerprint", "layout", "learning_rate", "metrics", "parameters", "schedule",
-        "sharding", "compat", "data", "devices", "job", "rules", "theano_ops", "worker",
-    )
-}  # fmt: skip
-
 # What decides, against what does: sockets, shared memory, processes, frameworks.
 PURE = [
     "rules.center",
@@ -163,53 +130,18 @@ def test_the_readers_of_imports_see_all_forms(tmp_path, monkeypatch):
     assert len(sources(PLUGINS)) > 0
 
 
-def room_of(name):
-    """Return the room of a module of platoon_base by its full name, None for the package itself."""
-    parts = name.split(".")[1:]
-    if not parts:
-        return None
-    return "vocabulary" if parts[0] in VOCABULARY else parts[0]
-
-
-def floor_of(room):
-    (floor,) = [i for i, rooms in enumerate(ROOMS) if room in rooms]
-    return floor
-
-
-def upward(module, found):
-    """List the imports of a module that go up, or to another room on the same floor."""
-    room = room_of(module)
-    if room is None or room == "__main__":
-        return []
-    ours = {name for name in within(found, {"platoon_base"}) if known(name)}
-    return sorted(name for name in ours if room_of(name) != room and not floor_of(room_of(name)) > floor_of(room))
-
-
 def known(name):
     """Tell whether a name is a module or package below platoon_base, and not, say, a function."""
     path = BASE.joinpath(*name.split(".")[1:])
     return path != BASE and (path.with_suffix(".py").exists() or path.is_dir())
 
 
-def test_every_module_has_a_room():
-    rooms = {path.name for path in BASE.iterdir() if (path / "__init__.py").exists()}
-    modules = {path.stem for path in BASE.glob("*.py")}
-    assert rooms | {"vocabulary", "errors"} == set().union(*ROOMS)
-    assert modules == VOCABULARY | ABOVE_ALL | {"errors"}
-    assert len(modules) <= 12
-
-
-def test_imports_that_go_up_are_seen():
-    assert upward("platoon_base.rules.center", {"platoon_base.job", "platoon_base.errors", "numpy"}) == [
-        "platoon_base.job"
-    ]
-    assert upward("platoon_base.centers.host", {"platoon_base.channels.zmq"}) == ["platoon_base.channels.zmq"]
-    assert upward("platoon_base.views", {"platoon_base.compat", "platoon_base.layout"}) == ["platoon_base.compat"]
-
-
-@pytest.mark.parametrize("path", sources(BASE), ids=module_name)
-def test_a_room_imports_only_from_rooms_further_down(path):
-    assert upward(module_name(path), imports(path)) == []
+def test_the_contracts_of_import_linter_hold():
+    """They are in pyproject.toml: the order of the packages, and what the adapters see of the base."""
+    pytest.importorskip("importlinter", reason="needs import-linter: `make setup` installs it")
+    command = [Path(sys.executable).with_name("lint-imports"), "--no-logo", "--no-cache"]
+    done = subprocess.run(command, cwd=BASE.parent, capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.parametrize("package", [path.parent for path in sources(BASE) if path.name == "__init__.py"], ids=str)
@@ -260,11 +192,6 @@ def test_what_decides_imports_no_back_end(module):
 
 
 @pytest.mark.parametrize("path", sources(BASE), ids=module_name)
-def test_the_base_does_not_know_the_plugins(path):
-    assert within(imports(path), {"platoon_plugins"}) == set()
-
-
-@pytest.mark.parametrize("path", sources(BASE), ids=module_name)
 def test_frameworks_are_imported_only_where_they_are_the_matter(path):
     place = path.relative_to(BASE).as_posix()
     allowed = {"theano"} if place.startswith(ABOUT_THEANO) else set()
@@ -308,35 +235,14 @@ def test_sockets_and_shared_memory_have_one_place_each(path):
     assert not within(found, {"platoon_base.shm.segments"}) or place in allowed
 
 
-@pytest.mark.parametrize("path", sources(PLUGINS), ids=module_name)
-def test_plugins_do_not_know_each_other(path):
-    own = ".".join(module_name(path).split(".")[:2])
-    ours = within(imports(path), {"platoon_plugins"})
-    assert ours == within(ours, {own})
-
-
-def deeper(found):
-    """List the imported modules of the base that are no part of its public face."""
-    return {name for name in within(found, {"platoon_base"}) if known(name)} - PUBLIC_FACE
-
-
-def test_imports_from_below_the_face_are_seen():
-    found = {"platoon_base.worker", "platoon_base.worker.Worker", "platoon_base.errors", "numpy"}
-    assert deeper(found) == set()
-    assert deeper(found | {"platoon_base.worker.handle", "platoon_base.worker.handle.Worker"}) == {
-        "platoon_base.worker.handle"
-    }
-    assert deeper({"platoon_base", "platoon_base.views"}) == {"platoon_base.views"}
-
-
-@pytest.mark.parametrize("adapter", sorted(path.name for path in PLUGINS.iterdir() if (path / "__init__.py").exists()))
-def test_adapters_import_the_public_face_alone(adapter):
-    found = set().union(*(imports(path) for path in sources(PLUGINS / adapter)))
-    assert deeper(found) == set()
+def faces():
+    """Name what the adapters import of the base: with the contracts, these are packages and modules with a face."""
+    found = set().union(*(imports(path) for path in sources(PLUGINS)))
+    return {name for name in within(found, {"platoon_base"}) if known(name)}
 
 
 @pytest.mark.base
-@pytest.mark.parametrize("face", sorted(PUBLIC_FACE - {"platoon_base.theano_ops"}))
+@pytest.mark.parametrize("face", sorted({"platoon_base", *faces()} - {"platoon_base.theano_ops"}))
 def test_the_public_face_has_all_that_it_offers(face):
     """Some names are imported only when they are asked for, so a wrong one would show late."""
     code = f"import {face} as face\nprint(*(name for name in face.__all__ if not hasattr(face, name)))"

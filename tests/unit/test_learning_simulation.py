@@ -12,7 +12,7 @@ from platoon_base.rules import EASGD, CenterMomentum
 pytestmark = [
     pytest.mark.keras,
     pytest.mark.skipif(
-        os.environ.get("KERAS_BACKEND") != "torch", reason="needs torch: `make test` runs this in .venv-keras3"
+        os.environ.get("KERAS_BACKEND") != "torch", reason="needs torch: `make test` runs this in .nox/keras3"
     ),
 ]
 

@@ -66,7 +66,7 @@ def test_the_citation_is_of_this_version():
 
 def test_the_public_tests_run_on_the_pythons_that_make_test_runs_on():
     public = re.findall(r"python: \[(.*)\]", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    own = re.findall(r"^VERSIONS = \((.*)\)$", (ROOT / ".ci" / "base_pythons.py").read_text(), re.MULTILINE)
+    own = re.findall(r"^VERSIONS = \((.*)\)$", (ROOT / "noxfile.py").read_text(), re.MULTILINE)
     assert public == own
     assert len(own) == 1
 
@@ -87,7 +87,7 @@ def test_on_linux_nothing_is_asked():
 
 def test_the_extensions_run_on_the_systems_that_the_wheel_is_for():
     """What names a newer C library ends `make dist`, and with it `make readme`."""
-    found = re.search(r"OLDEST_LIBC = \((\d+), (\d+)\)", (ROOT / ".ci" / "dist.py").read_text())
+    found = re.search(r"OLDEST_LIBC = \((\d+), (\d+)\)", (ROOT / "noxfile.py").read_text())
     oldest = tuple(map(int, found.groups()))
     extensions = sorted(Path(platoon_base.__file__).parent.glob("_*.so"))
     if not extensions:

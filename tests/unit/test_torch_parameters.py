@@ -7,7 +7,7 @@ from platoon_base import EASGD
 from platoon_base.errors import ConfigurationError
 from platoon_base.parameters import Parameters
 
-torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this file in .venv-keras3")
+torch = pytest.importorskip("torch", reason="needs torch: `make test` runs this file in .nox/keras3")
 pytestmark = pytest.mark.keras
 
 
