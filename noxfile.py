@@ -123,7 +123,7 @@ def blocks(session: nox.Session) -> None:
     options = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     done = subprocess.run(["timeout", "60", *command], env=variables, text=True, **options)  # ends git too
     if done.returncode:
-        lines = done.stdout.strip().splitlines() or ["pip says nothing"]
+        lines = [line.strip() for line in done.stdout.splitlines() if line.strip()] or ["pip says nothing"]
         reason = next((line for line in lines if line.startswith("fatal: ")), lines[-1])
         reason = "not within 60 s" if done.returncode == 124 else reason.rpartition("': ")[2]
         session.skip(f"cannot be installed: {reason}; BLOCKS=/path/to/a/checkout make test runs its tests")
