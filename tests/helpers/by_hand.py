@@ -5,7 +5,8 @@ import os
 import socket
 import subprocess
 import sys
-import textwrap
+
+from scripts_here import written
 
 WAIT_S = 100
 
@@ -21,9 +22,8 @@ def terminals(folder):
     """Give a function that starts a script in a terminal of its own, so to speak; what runs at the end is ended."""
     processes = []
 
-    def run(text, *args, before=(sys.executable,), **environment):
-        script = folder / f"script{len(processes)}.py"
-        script.write_text(textwrap.dedent(text))
+    def run(script, *args, before=(sys.executable,), **environment):
+        script = written(script, folder / f"script{len(processes)}.py")
         process = subprocess.Popen(
             [*map(str, (*before, script, *args))],
             cwd=folder,
