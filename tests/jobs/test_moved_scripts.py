@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from by_hand import CONTROLLER, PREAMBLE, SERVE, WORKER, at, end, free_port, until
 from saved_arrays import load
+from scripts_here import script_path
 
 from platoon_base import compat
 from platoon_base.job.files import running
@@ -493,21 +494,5 @@ def test_a_script_that_imports_theano_first_is_started_by_platoon_run(serve, sta
 
 
 def test_a_worker_of_another_launcher_joins_its_job_whatever_the_port(run_job):
-    outcome = run_job(
-        """
-        import numpy
-        from platoon_base import connect
-        from platoon_base.platoon_api.channel import Worker
-        from platoon_base.platoon_api.param_sync import EASGD
-
-        worker = Worker(control_port=5567)
-        assert worker.handle is connect() and worker.global_size == 2
-        worker.init_shared_params([numpy.zeros(3)], EASGD(0.5))
-        worker.sync_params()
-        try:
-            worker.send_req('next')
-        except Exception as exc:
-            worker.handle.report({f"error {worker.global_rank}": str(exc)})
-        """
-    ).require_success()
+    outcome = run_job(script_path("moved_scripts_a_worker_of_another_launcher_joins_its_job")).require_success()
     assert "this job's controller answers no requests of its own" in outcome.reported["error 1"]
