@@ -254,9 +254,9 @@ def start(tmp_path):
 def serve(start):
     """Start a controller by hand, and return it with its port once it listens."""
 
-    def run(text=SERVE, *args):
+    def run(script=SERVE, *args):
         port = free_port()
-        controller = start(text, at(port), *args)
+        controller = start(script, at(port), *args)
         until(controller, "ready")
         return controller, port
 
@@ -265,10 +265,10 @@ def serve(start):
 
 @pytest.fixture
 def work(start):
-    """Start a worker by hand."""
+    """Start a worker by hand: a script, or a short text behind a preamble."""
 
-    def run(text, port, *args, preamble=PREAMBLE):
-        return start(preamble + textwrap.dedent(text), at(port), *args)
+    def run(script, port, *args, preamble=PREAMBLE):
+        return start(script if isinstance(script, Path) else preamble + textwrap.dedent(script), at(port), *args)
 
     return run
 

@@ -2,11 +2,11 @@ import numpy as np
 import sys
 
 from poison_named import Variable, refusal
-from platoon_base import connect
+from platoon_base import connect, rules
 
 with connect() as worker:
     w, b = Variable("W", np.zeros((2, 3))), Variable("b", np.zeros(4, "float32"))
-    worker.init_shared_params([w, b], eval(sys.argv[2]), on_nonfinite="restore")
+    worker.init_shared_params([w, b], eval(sys.argv[2], vars(rules)), on_nonfinite="restore")
     if worker.global_rank == 0:
         for bad in (np.nan, np.inf, -np.inf):
             w.value[:], b.value[:] = 8, (8, 8, 8, bad)
