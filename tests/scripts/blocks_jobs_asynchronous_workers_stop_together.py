@@ -1,4 +1,3 @@
-import blocks_preamble  # noqa: F401
 from blocks_jobs_stopped import run
 
 assert (run({1: dict(after_n_epochs=2)}, "any", False) == [2, 10]).all()

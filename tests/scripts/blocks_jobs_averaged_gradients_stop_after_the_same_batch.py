@@ -1,4 +1,3 @@
-import blocks_preamble  # noqa: F401
 from blocks_jobs_stopped import run
 
 assert (run({1: dict(after_n_batches=7)}, "any", True) == [1, 7]).all()
