@@ -154,11 +154,11 @@ def test_rules_that_cannot_work(serve, work):
 
 def test_a_worker_killed_with_the_lock_does_not_stop_the_others(serve, work):
     controller, port = serve(SERVE, "-D", "cpu", "cpu", "cpu")
-    other = work(script_path("faults_by_hand_a_worker_killed_with_the_lock_does_not_stop"), port)
+    other = work(script_path("faults_by_hand_trains_on"), port)
     until(other, "shares")
-    killed = work(script_path("faults_by_hand_a_worker_killed_with_the_lock_does_not_stop_2"), port)
+    killed = work(script_path("faults_by_hand_holds_the_lock"), port)
     until(killed, "has it")
-    third = work(script_path("faults_by_hand_a_worker_killed_with_the_lock_does_not_stop_3"), port)
+    third = work(script_path("faults_by_hand_waits_for_the_lock"), port)
     until(third, "shares")
     os.kill(killed.pid, signal.SIGKILL)
     assert "got it" in end(third)
